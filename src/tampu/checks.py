@@ -1,0 +1,102 @@
+"""Checks of arguments, so that bad input is refused in one voice: what was given, what is allowed.
+
+Every check returns the value it accepted and raises `ConfigError` otherwise; nothing has been sent then.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+
+from tampu.errors import ConfigError
+
+#: Longest job name, in bytes of UTF-8. A limit of the wire format, shared by all implementations.
+MAX_NAME_BYTES = 256
+
+#: Largest value of the wire's unsigned integers.
+MAX_U32 = 2**32 - 1
+MAX_U64 = 2**64 - 1
+
+
+def shown(value: object, limit: int = 80) -> str:
+    """The value as text for an error message, cut so that a huge one does not drown the message."""
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
+
+
+def refuse(field: str, value: object, allowed: str) -> ConfigError:
+    """The one form of a refusal; `raise refuse(...)`."""
+    return ConfigError(f"{field} must be {allowed}; got {shown(value)}")
+
+
+def check_int(field: str, value: object, *, low: int = 0, high: int = MAX_U64) -> int:
+    """A whole number in [low, high]. A bool is not a number here: `True` is nearly always a misplaced argument."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        bounds = f"of {low} or more" if high == MAX_U64 else f"from {low} to {high}"
+        raise refuse(field, value, f"a whole number {bounds}")
+    return value
+
+
+def check_float(field: str, value: object, *, low: float = 0.0) -> float:
+    """A finite number of `low` or more."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
+        raise refuse(field, value, f"a finite number of {low:g} or more")
+    return float(value)
+
+
+def check_bool(field: str, value: object) -> bool:
+    """Exactly True or False: a truthy string in a setting is a mistake."""
+    if not isinstance(value, bool):
+        raise refuse(field, value, "True or False")
+    return value
+
+
+def check_text(field: str, value: object, *, blank_ok: bool = False) -> str:
+    """A str that UTF-8 can carry, without NUL, and not blank unless allowed."""
+    if not isinstance(value, str):
+        raise refuse(field, value, "a str")
+    if "\x00" in value:
+        raise refuse(field, value, "text without NUL characters")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise refuse(field, value, "text that UTF-8 can carry (no lone surrogates)") from None
+    if not blank_ok and not value.strip():
+        raise refuse(field, value, "text that is not blank")
+    return value
+
+
+def check_queue_name(value: object, field: str = "queue_name") -> str:
+    """A queue's name. Braces are refused: they would break the hash tag that keeps a queue in one Cluster slot."""
+    name = check_text(field, value)
+    if "{" in name or "}" in name:
+        raise refuse(field, value, "text without { or } (they would split the queue over Cluster slots)")
+    return name
+
+
+def check_job_name(value: object, field: str = "name") -> str:
+    """A job's name: empty, or up to 256 bytes of UTF-8."""
+    name = check_text(field, value, blank_ok=True)
+    size = len(name.encode())
+    if size > MAX_NAME_BYTES:
+        raise refuse(field, value, f"at most {MAX_NAME_BYTES} bytes of UTF-8 (it has {size})")
+    return name
+
+
+def check_job_id(value: object, field: str = "id") -> str:
+    """An explicit job id: any text that is not blank and has no NUL."""
+    return check_text(field, value)
+
+
+def check_delay_ms(value: object, field: str = "delay") -> int:
+    """A delay, as a `timedelta` or in seconds, to whole milliseconds."""
+    if isinstance(value, timedelta):
+        value = value.total_seconds()
+    return round(check_float(field, value) * 1000)
+
+
+def check_instant_ms(value: object, field: str = "run_at") -> int:
+    """An instant, as a `datetime` (naive means UTC) or epoch seconds, to epoch milliseconds."""
+    if isinstance(value, datetime):
+        value = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
+    return round(check_float(field, value) * 1000)
