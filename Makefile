@@ -1,0 +1,73 @@
+# Every verb of the project. `make` alone prints them.
+#
+# On a fresh machine `make demo` and `make test` need Python >= 3.11, make and a C compiler: all else they install
+# themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lint format types layers servers lock bench-wire clean
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+BIN := $(VENV)/bin
+# Arguments for pytest: make test ARGS="-k foo"
+ARGS ?=
+
+help: ## print this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(VENV)/.installed ## create .venv and install everything the project needs into it
+
+# The stamp makes a second run instant, and a changed pyproject.toml or lock install again.
+$(VENV)/.installed: pyproject.toml constraints.txt scripts/find_python.sh
+	@set -e; \
+	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+		python=$$(sh scripts/find_python.sh); \
+		echo "setup: creating $(VENV) with $$python ($$($$python --version))"; \
+		$$python -m venv --clear $(VENV); \
+	fi
+	@echo "setup: installing the packages pinned in constraints.txt into $(VENV) (half a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "setup: done"
+
+demo: setup ## run one job through an embedded server
+	@$(BIN)/python scripts/demo.py
+
+test: setup servers ## run all tests on real servers; pytest arguments: make test ARGS="-k foo"
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: lint types layers ## lint, types and layers: all that is checked without running
+
+lint: setup ## ruff: rules and formatting
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+format: setup ## ruff: reformat and fix what can be fixed safely
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+types: setup ## mypy --strict on src/
+	@$(BIN)/mypy --strict src
+
+layers: setup ## import-linter: imports only point downwards
+	@$(BIN)/lint-imports
+
+servers: setup ## install the servers the tests run on (Redis 8.6 is built once, about 2 minutes)
+	@$(BIN)/python scripts/install_servers.py
+
+lock: ## pin every dependency again in constraints.txt
+	@set -e; \
+	tools=$$(mktemp -d); trap 'rm -rf "$$tools"' EXIT; \
+	echo "lock: resolving all dependencies"; \
+	python=$$(sh scripts/find_python.sh); \
+	$$python -m venv "$$tools"; \
+	"$$tools/bin/pip" install --quiet --disable-pip-version-check uv; \
+	"$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --all-extras \
+		--no-emit-index-url --no-header --no-annotate pyproject.toml -o constraints.txt
+
+bench-wire: setup ## time the codecs
+	@$(BIN)/python bench/wire.py
+
+clean: ## remove .venv and every cache in the checkout (the server cache stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
+	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,67 @@
+"""Builds Redis 8.6 from the source package in Debian's experimental suite; keeps only the programs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tarfile
+from typing import TYPE_CHECKING
+
+from debian_archive import Archive, Unavailable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SUITE = "experimental"
+PROGRAMS = ("redis-server", "redis-cli", "redis-benchmark", "redis-sentinel")
+
+
+def install(folder: Path, scratch: Path) -> None:
+    """Fills `folder` with redis-server and its tools."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if not compiler or not shutil.which("make"):
+        raise Unavailable("building it needs make and a C compiler (apt install build-essential)")
+    downloads = Archive(SUITE, "deb-src", scratch).source("redis")
+    # Upstream's tarball as it is: Debian's patches are about Debian's libraries and paths, the build does not need them.
+    # Unpacked by hand, as dpkg-source may be missing.
+    with tarfile.open(next(downloads.glob("redis_*.orig.tar.*"))) as tarball:
+        tarball.extractall(scratch / "source", filter="data")
+    source = next((scratch / "source").iterdir())
+    _build(source, tls=_have_openssl(compiler))
+    for program in PROGRAMS:
+        shutil.copy2(source / "src" / program, folder / program)
+
+
+def _build(source: Path, *, tls: bool) -> None:
+    # This may run below `make servers`, whose flags are not meant for this make.
+    environment = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+    # The server only: the modules of Redis 8 need more tools and are not used.
+    settings = ["MALLOC=jemalloc", "USE_SYSTEMD=no", f"BUILD_TLS={'yes' if tls else 'no'}"]
+    built = subprocess.run(
+        ["make", "-j2", *settings], cwd=source, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    if built.returncode:
+        print("\n".join(built.stdout.splitlines()[-30:]))
+        raise Unavailable("the build failed; its last lines are above")
+
+
+def _have_openssl(compiler: str) -> bool:
+    """Whether OpenSSL's headers are there; as root they are installed if need be."""
+    if not _compiles(compiler) and os.geteuid() == 0:
+        print("servers: installing libssl-dev, for TLS", flush=True)
+        for step in (["update"], ["install", "--yes", "--no-install-recommends", "libssl-dev"]):
+            subprocess.run(
+                ["apt-get", "--quiet", *step],
+                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                capture_output=True,
+            )
+    if _compiles(compiler):
+        return True
+    print("servers: Redis 8.6 will have no TLS, as libssl-dev is missing (apt install libssl-dev)", flush=True)
+    return False
+
+
+def _compiles(compiler: str) -> bool:
+    probe = [compiler, "-E", "-x", "c", "-"]
+    return subprocess.run(probe, input=b"#include <openssl/ssl.h>\n", capture_output=True).returncode == 0

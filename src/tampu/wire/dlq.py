@@ -1,0 +1,135 @@
+"""Dead letters: why a job ended there, and the fields of an entry of the dlq stream.
+
+`d`, `n`, `source_id`, `reason` and `detail` are the wire's fields. The others are ours, so that a dead letter can be
+understood; other implementations ignore them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tampu.errors import DecodeError
+from tampu.wire.entry import first_values, text_or_empty
+from tampu.wire.payload import decode_value, encode_value
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: `detail` of a malformed entry without a payload field, word for word as other implementations write it.
+MISSING_PAYLOAD = "missing or non-bytes payload field"
+
+
+class DlqReason(StrEnum):
+    """Why a job was dead-lettered."""
+
+    RETRIES_EXHAUSTED = "retries_exhausted"
+    DECODE_FAILED = "decode_failed"
+    MALFORMED = "malformed"
+    OVERSIZE_PAYLOAD = "oversize_payload"
+    UNRECOVERABLE = "unrecoverable"
+
+    @property
+    def code(self) -> str:
+        """The stable code, CMQ-020 to CMQ-024."""
+        return _CODES[self]
+
+    def as_str(self) -> str:
+        """The reason as it is on the wire; fit for a metric's label."""
+        return str(self.value)
+
+    def detail(self) -> str | None:
+        """What `malformed` means when nothing more precise is known; None for the others."""
+        return MISSING_PAYLOAD if self is DlqReason.MALFORMED else None
+
+
+_CODES = {reason: f"CMQ-{20 + number:03d}" for number, reason in enumerate(DlqReason)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DlqEntry:
+    """One dead letter. The first six fields are on every implementation's entries, the rest only on tampu's."""
+
+    dlq_id: str
+    source_id: str
+    reason: str
+    detail: str | None = None
+    #: The envelope's bytes as they were; empty when there were none.
+    payload: bytes = b""
+    name: str = ""
+    #: Type and text of the last error, bounded.
+    error_type: str | None = None
+    error: str | None = None
+    #: The end of the traceback, bounded.
+    traceback: str | None = None
+    #: Runs of the handler in all.
+    attempts: int | None = None
+    worker: str | None = None
+    failed_at_ms: int | None = None
+    #: All fields of a malformed entry, in their order.
+    original: tuple[tuple[bytes, bytes], ...] | None = None
+
+
+def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
+    """The fields of a dead letter, in the wire's order, ours behind them. `dlq_id` is the entry's own id."""
+    fields = [b"d", entry.payload]
+    if entry.name:
+        fields += (b"n", entry.name.encode())
+    fields += (b"source_id", entry.source_id.encode(), b"reason", entry.reason.encode())
+    extras: list[tuple[bytes, str | int | None]] = [
+        (b"detail", entry.detail),
+        (b"error_type", entry.error_type),
+        (b"error", entry.error),
+        (b"traceback", entry.traceback),
+        (b"attempts", entry.attempts),
+        (b"worker", entry.worker),
+        (b"ts", entry.failed_at_ms),
+    ]
+    for field, value in extras:
+        if value is not None:
+            fields += (field, str(value).encode(errors="replace"))
+    if entry.original is not None:
+        fields += (b"original", encode_value([part for pair in entry.original for part in pair]))
+    return fields
+
+
+def decode_dlq_fields(dlq_id: str, fields: Sequence[bytes]) -> DlqEntry:
+    """A dead letter of any implementation. Never refuses: what cannot be read is left out, so that peeking never fails."""
+    values = first_values(fields)
+
+    def text(field: bytes) -> str | None:
+        value = values.get(field)
+        return None if value is None else value.decode(errors="replace")
+
+    def number(field: bytes) -> int | None:
+        value = values.get(field, b"")
+        return int(value) if value.isdigit() and len(value) <= 20 else None
+
+    return DlqEntry(
+        dlq_id=dlq_id,
+        source_id=text(b"source_id") or "",
+        reason=text(b"reason") or "",
+        detail=text(b"detail"),
+        payload=values.get(b"d", b""),
+        name=text_or_empty(values.get(b"n")),
+        error_type=text(b"error_type"),
+        error=text(b"error"),
+        traceback=text(b"traceback"),
+        attempts=number(b"attempts"),
+        worker=text(b"worker"),
+        failed_at_ms=number(b"ts"),
+        original=_decode_original(values.get(b"original")),
+    )
+
+
+def _decode_original(packed: bytes | None) -> tuple[tuple[bytes, bytes], ...] | None:
+    if packed is None:
+        return None
+    try:
+        parts = decode_value(packed)
+    except DecodeError:
+        return None
+    if not isinstance(parts, list) or len(parts) % 2 or not all(isinstance(part, bytes) for part in parts):
+        return None
+    return tuple(zip(parts[::2], parts[1::2], strict=True))

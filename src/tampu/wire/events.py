@@ -1,0 +1,68 @@
+"""Entries of the events stream: `e`, `id`, `ts`, the name when there is one, then what the event adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from tampu.wire.entry import first_values
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+#: Extra fields whose text is a number.
+INTEGER_FIELDS = frozenset({"attempt", "backoff_ms", "created_at_ms", "delay_ms", "duration_us", "ts"})
+
+
+class EventName(StrEnum):
+    """What can happen to a job."""
+
+    WAITING = "waiting"
+    ACTIVE = "active"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    RETRY_SCHEDULED = "retry-scheduled"
+    DELAYED = "delayed"
+    DLQ = "dlq"
+    DRAINED = "drained"
+    PROGRESS = "progress"
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEvent:
+    """One event. `job_id` is None for events of the whole queue (`drained`) and of entries without a readable id."""
+
+    name: str
+    job_id: str | None
+    job_name: str
+    #: Everything else the entry holds, numbers as int.
+    fields: Mapping[str, str | int] = field(default_factory=dict)
+
+
+def encode_event_fields(
+    event: str, job_id: str, ts_ms: int, name: str = "", extra: Mapping[str, str | int] | None = None
+) -> list[bytes]:
+    """The fields of an event in the wire's order."""
+    fields = [b"e", event.encode(), b"id", job_id.encode(), b"ts", b"%d" % ts_ms]
+    if name:
+        fields += (b"n", name.encode())
+    for key, value in (extra or {}).items():
+        fields += (key.encode(), str(value).encode(errors="replace"))
+    return fields
+
+
+def decode_event_fields(fields: Sequence[bytes]) -> QueueEvent:
+    """An event of any implementation. Never refuses: a number that is none stays text."""
+    texts = {
+        key.decode(errors="replace"): value.decode(errors="replace") for key, value in first_values(fields).items()
+    }
+    name = texts.pop("e", "")
+    job_id = texts.pop("id", "") or None
+    job_name = texts.pop("n", "")
+    return QueueEvent(name, job_id, job_name, {key: _number_or_text(key, value) for key, value in texts.items()})
+
+
+def _number_or_text(key: str, value: str) -> str | int:
+    is_number = key in INTEGER_FIELDS and value.isascii() and value.isdigit() and len(value) <= 20
+    return int(value) if is_number else value

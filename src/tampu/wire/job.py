@@ -1,0 +1,157 @@
+"""A job as producers make it and handlers see it. The payload's bytes are kept and decoded on first use."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+from tampu.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, refuse
+from tampu.clock import wall_clock_ms
+from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
+from tampu.wire.retry import JobRetryOverride
+from tampu.wire.ulid import RANDOM_BYTES, encode_ulid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+_NOT_DECODED: Any = object()
+
+
+class JobId(str):
+    """The id of an added job. `is_new` is False when a job of that id was there already and nothing was added."""
+
+    is_new: bool
+
+    def __new__(cls, text: str, *, is_new: bool = True) -> Self:
+        self = super().__new__(cls, text)
+        self.is_new = is_new
+        return self
+
+
+class Job(Generic[T]):
+    """One job: `id`, `payload`, `created_at_ms`, `attempt` (runs that failed so far), `retry`, `name`.
+
+    `data` and `attempts_made` are other names for `payload` and `attempt`.
+    """
+
+    __slots__ = ("_decode", "_payload", "_slot", "attempt", "created_at_ms", "id", "name", "retry")
+
+    def __init__(
+        self,
+        id: str,  # noqa: A002 - the field's name on every level of the API
+        name: str = "",
+        data: T | None = None,
+        attempt: int = 0,
+        created_at_ms: int = 0,
+        *,
+        retry: JobRetryOverride | None = None,
+        payload_format: PayloadFormat = "bin",
+    ) -> None:
+        self.id = check_job_id(id)
+        self.name = check_job_name(name)
+        self.attempt = check_int("attempt", attempt, high=MAX_U32)
+        self.created_at_ms = check_int("created_at_ms", created_at_ms, high=MAX_U64)
+        if retry is not None and not isinstance(retry, JobRetryOverride):
+            raise refuse("retry", retry, "a JobRetryOverride or None")
+        self.retry = retry
+        self._slot = encode_slot(data, check_payload_format(payload_format))
+        self._payload: T = cast("T", data)
+        self._decode: Callable[[bytes], T] = decode_slot
+
+    @classmethod
+    def new(
+        cls,
+        payload: T,
+        *,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        random_bytes: Callable[[int], bytes] = os.urandom,
+    ) -> Job[T]:
+        """A fresh job with an id of its own."""
+        created_at_ms = now_ms()
+        return cls(encode_ulid(created_at_ms, random_bytes(RANDOM_BYTES)), "", payload, 0, created_at_ms)
+
+    @classmethod
+    def with_id(cls, id: str, payload: T, *, now_ms: Callable[[], int] = wall_clock_ms) -> Job[T]:  # noqa: A002
+        """A fresh job with an id of the caller's."""
+        return cls(id, "", payload, 0, now_ms())
+
+    @classmethod
+    def from_wire(
+        cls,
+        id: str,  # noqa: A002
+        slot: bytes,
+        created_at_ms: int,
+        attempt: int,
+        retry: JobRetryOverride | None,
+        name: str = "",
+    ) -> Job[T]:
+        """A job as it was read: nothing is checked again and the payload slot is left as it is."""
+        job = cls.__new__(cls)
+        job.id = id
+        job.name = name
+        job.attempt = attempt
+        job.created_at_ms = created_at_ms
+        job.retry = retry
+        job._slot = slot
+        job._payload = _NOT_DECODED
+        job._decode = decode_slot
+        return job
+
+    @property
+    def payload(self) -> T:
+        """The user's value; `DecodeError` when the slot holds no MessagePack."""
+        if self._payload is _NOT_DECODED:
+            self._payload = self._decode(self._slot)
+        return self._payload
+
+    @property
+    def data(self) -> T:
+        """The same as `payload`."""
+        return self.payload
+
+    @property
+    def attempts_made(self) -> int:
+        """The same as `attempt`."""
+        return self.attempt
+
+    @property
+    def payload_slot(self) -> bytes:
+        """The payload's exact bytes in the envelope."""
+        return self._slot
+
+    @property
+    def payload_format(self) -> PayloadFormat:
+        """Which form the payload came in: 'bin' or 'inline'."""
+        return slot_format(self._slot)
+
+    def with_retry(self, retry: JobRetryOverride) -> Job[T]:
+        """The same job with this override."""
+        return self._replaced(retry=retry)
+
+    def with_name(self, name: str) -> Job[T]:
+        """The same job under this name."""
+        return self._replaced(name=check_job_name(name))
+
+    def with_attempt(self, attempt: int) -> Job[T]:
+        """The same job after `attempt` failed runs."""
+        return self._replaced(attempt=attempt)
+
+    def _replaced(self, **changes: Any) -> Job[T]:
+        job = type(self).__new__(type(self))
+        for slot in Job.__slots__:
+            setattr(job, slot, changes.get(slot, getattr(self, slot)))
+        return job
+
+    def _identity(self) -> tuple[object, ...]:
+        return (self.id, self._slot, self.created_at_ms, self.attempt, self.retry, self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Job) and self._identity() == other._identity()
+
+    def __hash__(self) -> int:
+        return hash(self._identity())
+
+    def __repr__(self) -> str:
+        return f"Job(id={self.id!r}, name={self.name!r}, attempt={self.attempt}, created_at_ms={self.created_at_ms})"

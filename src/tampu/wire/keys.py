@@ -1,0 +1,63 @@
+"""The names of a queue's keys. Every key starts with the hash tag `{chasqui:Q}`, so a queue lives in one Cluster slot."""
+
+from __future__ import annotations
+
+from tampu.checks import check_queue_name
+
+#: Field of a stream entry that holds the job envelope.
+PAYLOAD_FIELD = "d"
+#: Field of a stream entry that holds the job's name; left out when the name is empty.
+NAME_FIELD = "n"
+
+
+class QueueKeys:
+    """All keys of one queue, built once. Keys of the wire format first, then those only tampu uses."""
+
+    __slots__ = (
+        "delayed",
+        "dlq",
+        "events",
+        "paused",
+        "promoter_lock",
+        "queue_name",
+        "repeat",
+        "replays",
+        "scheduler_lock",
+        "stream",
+        "tag",
+        "taps",
+    )
+
+    def __init__(self, queue_name: str) -> None:
+        self.queue_name = check_queue_name(queue_name)
+        self.tag = tag = f"{{chasqui:{queue_name}}}"
+        self.stream = f"{tag}:stream"
+        self.delayed = f"{tag}:delayed"
+        self.dlq = f"{tag}:dlq"
+        self.events = f"{tag}:events"
+        self.repeat = f"{tag}:repeat"
+        self.promoter_lock = f"{tag}:promoter:lock"
+        self.scheduler_lock = f"{tag}:scheduler:lock"
+        self.taps = f"{tag}:taps"
+        self.replays = f"{tag}:replays"
+        self.paused = f"{tag}:paused"
+
+    def dedup_marker(self, job_id: str) -> str:
+        """Set while an explicit id may not be added again."""
+        return f"{self.tag}:dlid:{job_id}"
+
+    def delayed_index(self, job_id: str) -> str:
+        """Holds the exact member of the delayed set, so that cancel need not scan."""
+        return f"{self.tag}:didx:{job_id}"
+
+    def result(self, job_id: str) -> str:
+        """Holds the handler's return value."""
+        return f"{self.tag}:result:{job_id}"
+
+    def repeat_spec(self, spec_key: str) -> str:
+        """Hash of one repeatable: `spec` and the counter `fired`."""
+        return f"{self.tag}:repeat:spec:{spec_key}"
+
+    def chain(self, chain_id: str) -> str:
+        """State of one producer chain: the last window's number and the replies that may be asked for again."""
+        return f"{self.tag}:pseq:{chain_id}"

@@ -1,0 +1,198 @@
+"""Retries: the per-job override, the backoff curve, and how long the next retry waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Self
+
+import msgspec
+
+from tampu.checks import MAX_U32, MAX_U64, check_float, check_int, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEFAULT_INITIAL_BACKOFF_MS = 100
+DEFAULT_MAX_BACKOFF_MS = 30_000
+DEFAULT_MULTIPLIER = 2.0
+DEFAULT_JITTER_MS = 100
+
+
+class BackoffKind(StrEnum):
+    """How the wait grows. `UNKNOWN` stands for a kind of a newer version; it waits like `EXPONENTIAL`."""
+
+    FIXED = "fixed"
+    EXPONENTIAL = "exponential"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetryConfig:
+    """The queue-wide retry curve; a job's own `JobRetryOverride` goes first.
+
+    | field | unit | default | meaning |
+    |---|---|---|---|
+    | `initial_backoff_ms` | ms | 100 | wait before the first retry |
+    | `max_backoff_ms` | ms | 30000 | the wait never grows beyond this (jitter is added on top) |
+    | `multiplier` | | 2.0 | growth per retry |
+    | `jitter_ms` | ms | 100 | up to this much is added, at random |
+    """
+
+    initial_backoff_ms: int = DEFAULT_INITIAL_BACKOFF_MS
+    max_backoff_ms: int = DEFAULT_MAX_BACKOFF_MS
+    multiplier: float = DEFAULT_MULTIPLIER
+    jitter_ms: int = DEFAULT_JITTER_MS
+
+    def __post_init__(self) -> None:
+        check_int("retry.initial_backoff_ms", self.initial_backoff_ms)
+        check_int("retry.max_backoff_ms", self.max_backoff_ms)
+        check_float("retry.multiplier", self.multiplier)
+        check_int("retry.jitter_ms", self.jitter_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class BackoffSpec:
+    """A job's own backoff. What is None falls back to the worker's `RetryConfig`; `max_delay_ms` caps both kinds."""
+
+    kind: BackoffKind
+    delay_ms: int
+    max_delay_ms: int | None = None
+    multiplier: float | None = None
+    jitter_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        try:
+            object.__setattr__(self, "kind", BackoffKind(self.kind))
+        except ValueError:
+            raise refuse("backoff.kind", self.kind, "'fixed' or 'exponential'") from None
+        check_int("backoff.delay_ms", self.delay_ms)
+        if self.max_delay_ms is not None:
+            check_int("backoff.max_delay_ms", self.max_delay_ms)
+        if self.multiplier is not None:
+            object.__setattr__(self, "multiplier", check_float("backoff.multiplier", self.multiplier))
+        if self.jitter_ms is not None:
+            check_int("backoff.jitter_ms", self.jitter_ms)
+
+    @classmethod
+    def fixed(cls, delay_ms: int, jitter_ms: int | None = None) -> Self:
+        """The same wait before every retry."""
+        return cls(BackoffKind.FIXED, delay_ms, jitter_ms=jitter_ms)
+
+    @classmethod
+    def exponential(
+        cls,
+        initial_ms: int,
+        *,
+        multiplier: float = DEFAULT_MULTIPLIER,
+        max_ms: int | None = None,
+        jitter_ms: int | None = None,
+    ) -> Self:
+        """A wait that grows by `multiplier` with every retry, up to `max_ms`."""
+        return cls(BackoffKind.EXPONENTIAL, initial_ms, max_ms, multiplier, jitter_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class JobRetryOverride:
+    """A job's own limit of runs and its own backoff; None means the worker's setting."""
+
+    max_attempts: int | None = None
+    backoff: BackoffSpec | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_attempts is not None:
+            check_int("retry.max_attempts", self.max_attempts, high=MAX_U32)
+        if self.backoff is not None and not isinstance(self.backoff, BackoffSpec):
+            raise refuse("retry.backoff", self.backoff, "a BackoffSpec or None")
+
+
+def backoff_ms(
+    retry_number: int, spec: BackoffSpec | None, defaults: RetryConfig, random_below: Callable[[int], int]
+) -> int:
+    """How long to wait before retry `retry_number` (1 = the first). `random_below(n)` gives a number in [0, n).
+
+    Jitter is only ever added, and after the cap: that is what goes over the wire, whatever the documents say.
+    """
+    if spec is None:
+        spec = BackoffSpec(BackoffKind.EXPONENTIAL, defaults.initial_backoff_ms)
+    multiplier = defaults.multiplier if spec.multiplier is None else spec.multiplier
+    cap = defaults.max_backoff_ms if spec.max_delay_ms is None else spec.max_delay_ms
+    jitter = defaults.jitter_ms if spec.jitter_ms is None else spec.jitter_ms
+    base = float(spec.delay_ms)
+    if spec.kind is not BackoffKind.FIXED:
+        try:
+            base *= multiplier ** (retry_number - 1)
+        except OverflowError:
+            base = float(cap)
+    # Not min(): 0 * inf is nan, and every comparison with nan is false, which must end at the cap.
+    capped = int(base) if 0 <= base <= cap else (0 if base < 0 else cap)
+    return capped + (random_below(jitter) if jitter > 0 else 0)
+
+
+# --- The wire forms, for msgspec's typed decoder: arrays of exactly this length, numbers in range.
+
+_U64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U64)]
+_U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
+
+
+class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """`[kind, delay_ms, max_delay_ms, multiplier, jitter_ms]`, every slot always there."""
+
+    kind: str
+    delay_ms: _U64
+    max_delay_ms: _U64 | None
+    multiplier: float | None
+    jitter_ms: _U64 | None
+
+
+class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """`[max_attempts, backoff]`, both slots always there."""
+
+    max_attempts: _U32 | None
+    backoff: WireBackoff | None
+
+
+class MapBackoff(msgspec.Struct, gc=False):
+    """The map form, which only readers meet; optional fields may be missing, unknown ones are ignored."""
+
+    kind: str
+    delay_ms: _U64
+    max_delay_ms: _U64 | None = None
+    multiplier: float | None = None
+    jitter_ms: _U64 | None = None
+
+
+def from_wire_backoff(wire: WireBackoff | MapBackoff) -> BackoffSpec:
+    """A spec from the wire. Read as it is: what another implementation wrote is not ours to refuse."""
+    spec = object.__new__(BackoffSpec)
+    put = object.__setattr__
+    kinds = BackoffKind.__members__.values()
+    put(spec, "kind", BackoffKind(wire.kind) if wire.kind in kinds else BackoffKind.UNKNOWN)
+    put(spec, "delay_ms", wire.delay_ms)
+    put(spec, "max_delay_ms", wire.max_delay_ms)
+    put(spec, "multiplier", wire.multiplier)
+    put(spec, "jitter_ms", wire.jitter_ms)
+    return spec
+
+
+def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
+    """An override from the wire."""
+    backoff = None if wire.backoff is None else from_wire_backoff(wire.backoff)
+    return JobRetryOverride(wire.max_attempts, backoff)
+
+
+def to_wire_retry(retry: JobRetryOverride) -> WireRetry:
+    """An override as the wire writes it."""
+    backoff = retry.backoff
+    return WireRetry(
+        retry.max_attempts,
+        None
+        if backoff is None
+        else WireBackoff(
+            str(backoff.kind),
+            backoff.delay_ms,
+            backoff.max_delay_ms,
+            None if backoff.multiplier is None else float(backoff.multiplier),
+            backoff.jitter_ms,
+        ),
+    )

