@@ -75,7 +75,8 @@ class CronSchedule:
         # The clock shows this reading twice, so what comes next depends on which pass we are in.
         in_second_pass = last >= place.at
         if self.is_cadence:
-            return self._within_repeat(reading, place, in_second_pass) or self._first_from(place.end_reading, zone)
+            fire = self._within_repeat(reading, place, in_second_pass)
+            return self._first_from(place.end_reading, zone) if fire is None else fire
         return self._first_from(place.end_reading if in_second_pass else reading + 1, zone)
 
     def _within_repeat(self, reading: int, repeat: Shift, in_second_pass: bool) -> int | None:
@@ -104,7 +105,7 @@ class CronSchedule:
         return None
 
     def _next_reading(self, reading: int) -> int | None:
-        """The first matching reading of a wall clock at or after `reading`, whether the zone's clock shows it or not."""
+        """The first matching reading at or after `reading`, whether the zone's clock ever shows it or not."""
         day_number, second_of_day = divmod(reading, _DAY)
         today = date.fromordinal(day_number + _EPOCH_ORDINAL)
         day = self._next_day(today.year, today.month, today.day)

@@ -31,8 +31,8 @@ NICKNAMES = {
     "@hourly": "0 * * * *",
 }
 
-_MONTH_NAMES = ["JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC"]
-_DAY_NAMES = ["SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT"]
+_MONTH_NAMES = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_DAY_NAMES = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _SPAN = re.compile(r"(?P<start>\*|[0-9]+|[A-Z]{3})(?:-(?P<end>[0-9]+|[A-Z]{3}))?(?:/(?P<step>[0-9]+))?")
 _NEAREST = re.compile(r"([0-9]+)W")
 _LAST_WEEKDAY = re.compile(r"([0-9]+|[A-Z]{3})L")
@@ -96,9 +96,9 @@ class _Field:
         raise ConfigError(f"cron field '{self.name}' must be {allowed}; got {shown(item)} in {expression}")
 
     def reject_syntax(self, item: str) -> NoReturn:
-        names = f" (or {self.names[0]} to {self.names[-1]})" if self.names else ""
-        forms = "*, a value, a-b, */n, a-b/n, a/n, or a list of values and ranges"
-        self.reject(item, f"{forms}, of {self.low} to {self.high}{names}{self.extras}")
+        names = f" or {self.names[0]} to {self.names[-1]}" if self.names else ""
+        forms = "*, or a list of n, a-b, */step, a-b/step and a/step"
+        self.reject(item, f"{forms} with values from {self.low} to {self.high}{names}{self.extras}")
 
     def value(self, text: str, item: str, *, ends_range: bool = False) -> int:
         if text in self.names:
@@ -118,12 +118,11 @@ class _Field:
         if match is None or (match["start"] == "*" and (match["end"] or not match["step"])):
             self.reject_syntax(item)
         start = self.low if match["start"] == "*" else self.value(match["start"], item)
+        end = self.high if match["step"] else start
         if match["end"]:
             end = self.value(match["end"], item, ends_range=True)
-        else:
-            end = self.high if match["step"] else start
         if start > end:
-            self.reject(item, "a range that ascends (one over the end is a list of two)")
+            self.reject(item, f"an ascending range (past the end it takes two: {start}-{self.high},{self.low}-{end})")
         return _mask(start, end, self._step(match["step"], item))
 
     def _step(self, text: str | None, item: str) -> int:
@@ -150,7 +149,7 @@ def read_fields(expression: str) -> Fields:
         hours=_Field(expression, hour, "hour", 0, 23).mask(),
         hour_has_star="*" in hour,
         month_days=_month_days(expression, month_day),
-        months=_Field(expression, month, "month", 1, 12, tuple(_MONTH_NAMES), first_name=1).mask(),
+        months=_Field(expression, month, "month", 1, 12, _MONTH_NAMES, first_name=1).mask(),
         week_days=_week_days(expression, week_day),
         years=_Field(expression, year, "year", FIRST_YEAR, LAST_YEAR).mask(),
     )
@@ -189,7 +188,7 @@ def _month_days(expression: str, text: str) -> MonthDays:
 def _week_days(expression: str, text: str) -> WeekDays:
     extras = ", or ?, n#k (the k-th n of the month), nL or n#L (the last n), + before all (day of month must match too)"
     rest = text.removeprefix("+").replace("?", "*")
-    field = _Field(expression, rest, "day of week", 0, 7, tuple(_DAY_NAMES), extras=extras)
+    field = _Field(expression, rest, "day of week", 0, 7, _DAY_NAMES, extras=extras)
     every = last = 0
     nth = [0] * 6
     if field.text != "*":

@@ -95,7 +95,7 @@ def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
 
 
 def decode_dlq_fields(dlq_id: str, fields: Sequence[bytes]) -> DlqEntry:
-    """A dead letter of any implementation. Never refuses: what cannot be read is left out, so that peeking never fails."""
+    """A dead letter of any implementation. Never refuses: what cannot be read is left out, so peeking never fails."""
     values = first_values(fields)
 
     def text(field: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""The names of a queue's keys. Every key starts with the hash tag `{chasqui:Q}`, so a queue lives in one Cluster slot."""
+"""The names of a queue's keys. Each starts with the hash tag `{chasqui:Q}`: a queue lives in one Cluster slot."""
 
 from __future__ import annotations
 

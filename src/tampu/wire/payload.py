@@ -49,8 +49,8 @@ def encode_value(value: Any) -> bytes:
         packed: bytes = _packers.pack(value)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise EncodeError(
-            f"payload {shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, int of 64 bits, "
-            "float, str, bytes, list, dict and aware datetime, or set payload_type to say how a type is written"
+            f"payload {shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, int of "
+            "64 bits, float, str, bytes, list, dict and aware datetime, or set payload_type to say how a type is written"
         ) from error
     return packed
 

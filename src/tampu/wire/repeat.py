@@ -38,7 +38,7 @@ class RepeatPattern:
 
     @classmethod
     def cron(cls, expression: str, *, tz: str | None = None) -> Self:
-        """By a cron expression (5 fields, or 6 with seconds, or 7 with a year) in `tz`: an IANA name, an offset, or UTC."""
+        """By a cron expression (5 fields, 6 with seconds, 7 with a year) in `tz`: an IANA name, an offset, or UTC."""
         return cls("cron", expression, tz)
 
     @classmethod

@@ -12,11 +12,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import cache, lru_cache
 from importlib.resources import files
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 from zoneinfo import ZoneInfo
 
 from tampu.checks import refuse
-from tampu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tampu.errors import ConfigError
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OFFSET = re.compile(r"([+-])([0-9]{1,2}):([0-9]{2})|([+-])([0-9]{2})([0-9]{2})")
@@ -112,7 +114,7 @@ UTC_ZONE = FixedZone("UTC", 0)
 
 
 def parse_zone(tz: str | None) -> Zone:
-    """The zone that `tz` names, as `shared/wire` section 9.3 spells them.
+    """The zone that `tz` names, or a `ConfigError` that says what was probably meant.
 
     | given                                 | means                                                            |
     |---------------------------------------|------------------------------------------------------------------|
