@@ -1,0 +1,281 @@
+"""A chain: windows numbered one after the other over one pipe, so that sending one again is harmless.
+
+The server applies window n only after n - 1 and remembers its reply. So whatever happens to the connection, the
+windows without an answer are sent again under their numbers, in order, and each is applied exactly once.
+
+What a window can meet:
+
+| answer | meaning | then |
+|---|---|---|
+| ok | applied, now or the first time it was sent | its jobs are told |
+| gap | one before it is missing | sent again, renumbered behind the last one applied |
+| full | overflow="wait" and no room | sent again a little later, under the same number |
+| an error that passes (LOADING, BUSY, MOVED ...) | not applied | sent again after the remedy |
+| any other error | not applied | its jobs are told; those behind it are renumbered |
+| connection lost | unknown | sent again under the same number |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
+from tampu.redis.faults import ConnectionLost, Remedy, remedy_of
+from tampu.redis.pipe import backoff_secs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.engine.window import Window, WindowHeader
+    from tampu.redis.connection import Connection, Reply
+    from tampu.redis.pipe import Pipe
+
+logger = logging.getLogger("tampu.producer")
+
+#: Windows sent and not answered. The script remembers the replies of the last 8, so no more than that.
+MAX_IN_FLIGHT = 4
+#: How long the server remembers an idle chain, in seconds.
+CHAIN_TTL_SECS = 3600
+#: How often a full queue is asked again for room, in seconds.
+FULL_POLL_SECS = 0.05
+
+
+class Chain:
+    """Sends windows in order; see the module's text for what it survives."""
+
+    def __init__(
+        self,
+        pipe: Pipe,
+        make_header: Callable[[str], WindowHeader],
+        *,
+        numbered: bool = True,
+        patience_secs: float = 10.0,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._pipe = pipe
+        self._make_header = make_header
+        self._numbered = numbered
+        self._patience = patience_secs
+        self._now = now
+        self._queue: deque[Window] = deque()
+        #: Sent and not answered, in order; all on `_connection`.
+        self._sent: deque[Window] = deque()
+        self._connection: Connection | None = None
+        #: Answered, but to be sent again, in order.
+        self._again: list[Window] = []
+        self._trouble: Error | None = None
+        self._attempt = 0
+        self._recovery: asyncio.Task[None] | None = None
+        self._closed = False
+        #: Confirmed windows that a failover lost; nothing can bring them back, so they are counted and logged.
+        self.windows_lost_by_server = 0
+        self.windows_sent_again = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start a new chain: numbers from 1, under a name nobody has used."""
+        self.id = uuid.uuid4().hex
+        self._header = self._make_header(self.id)
+        self._confirmed = 0
+        self._next_number = 1
+
+    # --- what the producer calls
+
+    def submit(self, window: Window) -> None:
+        """Send this window as soon as those before it allow."""
+        if self._closed:
+            self._fail(window, ShutdownError("the producer is closed"))
+            return
+        self._queue.append(window)
+        self._pump()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every window submitted has been answered."""
+        return not (self._queue or self._sent or self._again or self._recovery)
+
+    def abandon(self) -> None:
+        """Leave the chain and its windows to the parent of a fork, or to an event loop that has ended: begin anew."""
+        self._queue.clear()
+        self._sent.clear()
+        self._again.clear()
+        self._recovery = None
+        self._trouble = None
+        self._begin()
+
+    def close(self) -> None:
+        """Give up on what is not answered; its jobs are told."""
+        self._closed = True
+        if self._recovery is not None:
+            self._recovery.cancel()
+            self._recovery = None
+        self._give_up(ShutdownError("the producer was closed before this was confirmed"))
+
+    # --- sending
+
+    def _pump(self) -> None:
+        if self._recovery is not None or self._again:
+            return
+        connection = self._pipe.connection
+        if connection is None:
+            if self._queue:
+                self._recover()
+            return
+        self._connection = connection
+        while self._queue and len(self._sent) < MAX_IN_FLIGHT:
+            window = self._queue.popleft()
+            if self._numbered:
+                window.number = self._next_number
+                self._next_number += 1
+            self._send(connection, window)
+
+    def _send(self, connection: Connection, window: Window) -> None:
+        if window.first_sent_at is None:
+            window.first_sent_at = self._now()
+        self._sent.append(window)
+        connection.request(window.packed(self._header), lambda reply: self._on_reply(window, reply))
+
+    def _on_reply(self, window: Window, reply: Reply) -> None:
+        if not self._sent or self._sent[0] is not window:
+            return  # an answer to what was given up meanwhile
+        self._sent.popleft()
+        if isinstance(reply, Error):
+            self._on_error(window, reply)
+        elif reply[0] == b"ok":
+            self._on_applied(window, reply)
+        elif reply[0] == b"gap":
+            self._on_gap(window, reply[1])
+        else:
+            window.taken = reply[1]
+            window.first_sent_at = self._now()
+            self._send_again(window)
+        if self._again and not self._sent:
+            self._recover()
+        else:
+            self._pump()
+
+    def _on_applied(self, window: Window, reply: list[Any]) -> None:
+        self._confirmed = window.number
+        self._attempt = 0
+        window.codes = reply[1].decode()
+        window.failure = reply[2].decode(errors="replace")
+        window.on_done(window)
+
+    def _on_gap(self, window: Window, last: int) -> None:
+        if last < self._confirmed:
+            lost = self._confirmed - last
+            self.windows_lost_by_server += lost
+            logger.warning(
+                "the server forgot %d confirmed windows of %s (a failover or a flush); going on with a new chain",
+                lost,
+                self.id,
+            )
+            self._begin()
+        window.may_be_applied = False
+        self._send_again(window)
+
+    def _on_error(self, window: Window, error: Error) -> None:
+        if isinstance(error, ConnectionLost):
+            window.may_be_applied = True
+            if self._numbered:
+                self._send_again(window, error)
+            else:  # without numbers a resend could add twice
+                self._fail(window, error)
+        elif remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
+            self._fail(window, error)
+            if window.taken:
+                # The server holds a part of it under its number, which no other window may take over.
+                self._begin()
+        else:
+            self._send_again(window, error)
+
+    def _send_again(self, window: Window, error: Error | None = None) -> None:
+        self._trouble = self._trouble or error
+        self.windows_sent_again += 1
+        self._again.append(window)
+
+    # --- recovering
+
+    def _recover(self) -> None:
+        if self._recovery is None and not self._closed:
+            task = asyncio.get_running_loop().create_task(self._recover_once(), name="tampu-chain-recovery")
+            self._recovery = task
+            task.add_done_callback(self._on_recovered)
+
+    def _on_recovered(self, task: asyncio.Task[None]) -> None:
+        if self._recovery is task:
+            self._recovery = None
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is not None:
+            logger.error("sending again failed", exc_info=error)
+            self._give_up(RedisError(f"sending again failed: {error!r}"))
+        elif self._again and not self._sent:
+            self._recover()
+        else:
+            self._pump()
+
+    async def _recover_once(self) -> None:
+        """Remedy what went wrong, then send everything without an answer again, in order."""
+        trouble, self._trouble = self._trouble, None
+        deadline = asyncio.get_running_loop().time() + self._patience
+        try:
+            if isinstance(trouble, RedisError):
+                if not await self._pipe.cure(trouble, self._attempt, deadline, self._connection):
+                    raise trouble
+            elif self._attempt:
+                await asyncio.sleep(min(FULL_POLL_SECS, backoff_secs(self._attempt)))
+            connection = await self._pipe.up(self._patience)
+        except Error as error:
+            self._give_up(error)
+            return
+        self._attempt += 1
+        self._connection = connection
+        if not any(window.may_be_applied for window in self._again):
+            # None of them was applied, so their numbers are free again.
+            self._next_number = self._confirmed + 1
+            for window in self._again if self._numbered else ():
+                window.number = self._next_number
+                self._next_number += 1
+        if any(self._is_too_old(window) for window in self._again):
+            self._give_up(ConnectionLost("the server no longer remembers windows as old as these"))
+            return
+        again, self._again = self._again, []
+        for window in again:
+            self._send(connection, window)
+
+    def _is_too_old(self, window: Window) -> bool:
+        """Near the end of the server's memory a resend could meet a forgotten chain and add twice."""
+        sent_at = window.first_sent_at
+        return window.may_be_applied and sent_at is not None and self._now() - sent_at > CHAIN_TTL_SECS / 2
+
+    def _give_up(self, error: Error) -> None:
+        """Tell everybody who waits. What may have been applied is named; its numbers are never used again."""
+        for window in self._sent:
+            window.may_be_applied = True
+        unanswered = [*self._sent, *self._again]
+        if unanswered:
+            self._begin()
+        waiting = [*unanswered, *self._queue]
+        self._sent.clear()
+        self._again.clear()
+        self._queue.clear()
+        self._attempt = 0
+        for window in waiting:
+            self._fail(window, error)
+
+    def _fail(self, window: Window, error: Error) -> None:
+        if window.may_be_applied:
+            error = OutcomeUnknownError(
+                f"{error}; it cannot be told whether these {len(window.ids)} jobs were added: look for their ids "
+                "before adding them again",
+                ids=window.ids,
+            )
+        window.error = error
+        window.on_done(window)

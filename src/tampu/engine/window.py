@@ -1,0 +1,186 @@
+"""A window: jobs that travel to the server in one script call. Here they are packed; the chain sends them.
+
+Packing is the producer's hot path: one MessagePack pass, one format and one append per job.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tampu.wire.payload import wrap_bin
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.errors import Error
+
+#: Most jobs, and about how many bytes, one script call carries; a larger job travels alone.
+MAX_JOBS = 256
+MAX_BYTES = 256 * 1024
+
+#: Kinds of jobs, as `add_window.lua` knows them.
+NOW = b"n"
+NOW_WITH_ID = b"i"
+DELAYED = b"d"
+DELAYED_WITH_ID = b"e"
+
+
+def pack_part(part: bytes) -> bytes:
+    """One argument of a command as RESP."""
+    return b"$%d\r\n%b\r\n" % (len(part), part)
+
+
+def pack_envelope(head: bytes, payload: bytes, tail: bytes, inline: bool) -> bytes:
+    """An envelope as one argument: `head` ends with the id, `tail` starts with the time of creation."""
+    size = len(payload)
+    if inline:
+        return b"$%d\r\n%b%b%b\r\n" % (len(head) + size + len(tail), head, payload, tail)
+    if size < 0x100:
+        return b"$%d\r\n%b\xc4%c%b%b\r\n" % (len(head) + 2 + size + len(tail), head, size, payload, tail)
+    slot = wrap_bin(payload)
+    return b"$%d\r\n%b%b%b\r\n" % (len(head) + len(slot) + len(tail), head, slot, tail)
+
+
+class Window:
+    """Jobs packed for one script call, and what became of them.
+
+    After `on_done` was called either `error` is set, which holds for all jobs of the window, or `codes` tells job by
+    job ('' = all added).
+    """
+
+    __slots__ = (
+        "arguments",
+        "body",
+        "codes",
+        "error",
+        "failure",
+        "first_sent_at",
+        "ids",
+        "keys",
+        "may_be_applied",
+        "number",
+        "on_done",
+        "packed_keys",
+        "run_at",
+        "run_count",
+        "run_kind",
+        "run_name",
+        "size",
+        "taken",
+    )
+
+    def __init__(self, on_done: Callable[[Window], None]) -> None:
+        self.ids: list[str] = []
+        self.on_done = on_done
+        self.codes = ""
+        self.failure = ""
+        self.error: Error | None = None
+        self.number = 0
+        self.first_sent_at: float | None = None
+        #: Whether it was sent and the connection broke before an answer came.
+        self.may_be_applied = False
+        #: How many jobs the server has taken while the window waits for room.
+        self.taken = 0
+        self.size = 0
+        self.keys = 0
+        self.packed_keys: list[bytes] = []
+        self.arguments = 0
+        self.body: list[bytes] = []
+        # The run that is open: jobs of the same kind and name share one header, written when it ends.
+        self.run_at = -1
+        self.run_kind = b""
+        self.run_name = b""
+        self.run_count = 0
+
+    def has_room(self, extra: int) -> bool:
+        """Whether another job of `extra` bytes fits. The first always does."""
+        return not self.ids or (len(self.ids) < MAX_JOBS and self.size + extra <= MAX_BYTES)
+
+    def put(
+        self, job_id: str, kind: bytes, name: bytes, envelope: bytes, due: bytes = b"", keys: tuple[bytes, ...] = ()
+    ) -> None:
+        """Append one job; envelope, due time and keys are packed arguments already."""
+        if kind != self.run_kind or name != self.run_name:
+            self._begin_run(kind, name)
+        self.ids.append(job_id)
+        self.run_count += 1
+        self.body.append(envelope)
+        self.size += len(envelope)
+        if due:
+            self.body.append(due)
+            self.arguments += 1
+        if keys:
+            self.packed_keys.extend(keys)
+            self.keys += len(keys)
+            self.size += sum(map(len, keys))
+        self.arguments += 1
+
+    def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes]) -> None:
+        """Append a run of immediate jobs without explicit ids."""
+        if self.run_kind != NOW or name != self.run_name:
+            self._begin_run(NOW, name)
+        count = len(envelopes)
+        self.ids.extend(ids)
+        self.run_count += count
+        self.arguments += count
+        self.body.extend(envelopes)
+
+    def _begin_run(self, kind: bytes, name: bytes) -> None:
+        self._end_run()
+        self.run_kind = kind
+        self.run_name = name
+        self.run_count = 0
+        self.run_at = len(self.body)
+        self.body.append(b"")
+        self.arguments += 3
+
+    def _end_run(self) -> None:
+        if self.run_at >= 0:
+            self.body[self.run_at] = b"$1\r\n%b\r\n%b%b" % (
+                self.run_kind,
+                pack_part(b"%d" % self.run_count),
+                pack_part(self.run_name),
+            )
+
+    def packed(self, header: WindowHeader) -> bytes:
+        """The whole command, numbered as it is now."""
+        self._end_run()
+        return header.packed(self) + b"".join(self.body)
+
+
+class WindowHeader:
+    """What all windows of one chain have in common, packed once."""
+
+    __slots__ = ("_after_number", "_before_keys", "_chain_and_shared_keys")
+
+    def __init__(
+        self,
+        *,
+        sha: str,
+        chain_key: str,
+        stream_key: str,
+        delayed_key: str,
+        chain_ttl_secs: int,
+        cap: int,
+        overflow: str,
+        dedup_ttl_secs: int,
+        idmp_producer: str,
+    ) -> None:
+        self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
+        self._chain_and_shared_keys = b"".join(pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
+        fixed: tuple[Any, ...] = (chain_ttl_secs, cap, overflow, dedup_ttl_secs, idmp_producer)
+        self._after_number = b"".join(pack_part(str(value).encode()) for value in fixed)
+
+    def packed(self, window: Window) -> bytes:
+        """Everything before the window's body: command, keys, and the fixed arguments."""
+        # EVALSHA, sha, number of keys, 3 + n keys, 7 fixed arguments, the body's.
+        return b"*%d\r\n%b%b%b%b%b%b%b" % (
+            13 + window.keys + window.arguments,
+            self._before_keys,
+            pack_part(b"%d" % (3 + window.keys)),
+            self._chain_and_shared_keys,
+            b"".join(window.packed_keys),
+            pack_part(b"%d" % window.number),
+            self._after_number,
+            pack_part(b"%d" % len(window.ids)),
+        )

@@ -1,0 +1,206 @@
+-- Adds a window of jobs, once, however often it is sent.
+--
+-- KEYS  1 state of the chain, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, didx
+-- ARGV  1 number of the window in its chain (0: no chain)   2 TTL of the chain's state, seconds
+--       3 cap of the stream    4 overflow: reject, wait or trim    5 dedup TTL, seconds
+--       6 producer id for XADD IDMP, or ''   7 number of jobs
+--       then runs of jobs alike: kind, count, name, and per job its envelope (and when it is due)
+-- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
+-- Due   '+ms' from now by this server's clock, or an epoch time in ms.
+--
+-- Reply {'ok', codes, error}: one letter a job, a added, d duplicate, f full, e error (its text follows);
+--       codes is '' when all were added
+--       {'gap', last}: a window before this one is missing; nothing was written
+--       {'full', taken, codes}: wait only; so many were taken from the front, send the same window again
+--
+-- A window that was applied answers with its stored reply. One that was refused does not advance the chain, so that
+-- the windows behind it answer 'gap' and nothing is overtaken. Errors of single jobs are caught: after the first
+-- write nothing may raise, or a resend would add the first jobs again.
+
+local chain, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
+local number, cap, overflow = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[4]
+local dedup_ttl, producer, total = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+
+local earlier = ''  -- letters of the jobs that an earlier, stopped run of this window has dealt with
+if number > 0 then
+  local state = redis.call('HMGET', chain, 'last', 'part', 'r' .. number % 8)
+  local last = tonumber(state[1] or 0)
+  if number <= last then
+    return {'ok', state[3] or '', ''}
+  end
+  if number > last + 1 then
+    return {'gap', last}
+  end
+  earlier = state[2] or ''
+end
+
+local free = math.huge
+if overflow ~= 'trim' then
+  free = cap - redis.call('XLEN', stream)
+end
+
+local now_ms
+local function now()
+  if not now_ms then
+    local time = redis.call('TIME')
+    now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  end
+  return now_ms
+end
+
+local failure = ''
+local function failed(reply)
+  if type(reply) == 'table' and reply.err then
+    failure = reply.err
+    return true
+  end
+  return false
+end
+
+-- The job id is the first slot of the envelope.
+local function id_of(envelope)
+  local lead = string.byte(envelope, 2)
+  if lead == 0xd9 then
+    return string.sub(envelope, 4, 3 + string.byte(envelope, 3))
+  elseif lead == 0xda then
+    return string.sub(envelope, 5, 4 + string.byte(envelope, 3) * 256 + string.byte(envelope, 4))
+  end
+  return string.sub(envelope, 3, 2 + lead - 0xa0)
+end
+
+local function append(envelope, name)
+  local reply
+  if producer == '' and overflow ~= 'trim' then
+    if name == '' then
+      reply = redis.pcall('XADD', stream, '*', 'd', envelope)
+    else
+      reply = redis.pcall('XADD', stream, '*', 'd', envelope, 'n', name)
+    end
+  else
+    local command = {'XADD', stream}
+    if producer ~= '' then
+      command[3], command[4], command[5] = 'IDMP', producer, id_of(envelope)
+    end
+    if overflow == 'trim' then
+      local size = #command
+      command[size + 1], command[size + 2], command[size + 3] = 'MAXLEN', '~', ARGV[3]
+    end
+    local size = #command
+    command[size + 1], command[size + 2], command[size + 3] = '*', 'd', envelope
+    if name ~= '' then
+      command[size + 4], command[size + 5] = 'n', name
+    end
+    reply = redis.pcall(unpack(command))
+  end
+  if failed(reply) then
+    return 'e'
+  end
+  free = free - 1
+  return 'a'
+end
+
+-- Takes the marker of an explicit id: 'a' taken, 'd' somebody has it, 'e' error.
+local function take(marker, ttl)
+  local reply = redis.pcall('SET', marker, '1', 'NX', 'EX', ttl)
+  return failed(reply) and 'e' or reply and 'a' or 'd'
+end
+
+local function append_once(envelope, name, marker)
+  local code = take(marker, dedup_ttl)
+  if code == 'a' then
+    code = append(envelope, name)
+    if code == 'e' then
+      redis.pcall('DEL', marker)
+    end
+  end
+  return code
+end
+
+local function delay(envelope, name, due, index, marker)
+  local seconds = math.floor((due - now()) / 1000)
+  local code = marker and take(marker, math.max(1, seconds) + dedup_ttl) or 'a'
+  if code ~= 'a' then
+    return code
+  end
+  local member = struct.pack('<I4', #name) .. name .. envelope
+  if failed(redis.pcall('ZADD', delayed, string.format('%.0f', due), member)) then
+    if marker then
+      redis.pcall('DEL', marker)
+    end
+    return 'e'
+  end
+  redis.pcall('SET', index, member, 'EX', math.max(1, seconds) + (marker and dedup_ttl or 3600))
+  return 'a'
+end
+
+local argument, key, job = 8, 4, 0
+local taken, stopped = #earlier, false
+local codes  -- letters of this run, kept only from the first that is not 'a'
+while job < total and not stopped do
+  local kind, count, name = ARGV[argument], tonumber(ARGV[argument + 1]), ARGV[argument + 2]
+  argument = argument + 3
+  for _ = 1, count do
+    job = job + 1
+    local envelope = ARGV[argument]
+    argument = argument + 1
+    local due, marker, index
+    if kind == 'd' or kind == 'e' then
+      local text = ARGV[argument]
+      argument = argument + 1
+      due = tonumber(text)
+      if string.byte(text) == 43 then
+        due = now() + due
+      end
+    end
+    if kind == 'i' or kind == 'e' then
+      marker = KEYS[key]
+      key = key + 1
+    end
+    if kind == 'd' or kind == 'e' then
+      index = KEYS[key]
+      key = key + 1
+    end
+    if job > taken then
+      local code
+      if due and due > now() then
+        code = delay(envelope, name, due, index, marker)
+      elseif free > 0 then
+        code = marker and append_once(envelope, name, marker) or append(envelope, name)
+      elseif marker and redis.call('EXISTS', marker) == 1 then
+        code = 'd'
+      elseif overflow == 'wait' then
+        stopped = true
+        break
+      else
+        code = 'f'
+      end
+      if code ~= 'a' and not codes then
+        codes = {string.rep('a', taken - #earlier)}
+      end
+      if codes then
+        codes[#codes + 1] = code
+      end
+      taken = job
+    end
+  end
+end
+
+local text = earlier .. (codes and table.concat(codes) or string.rep('a', taken - #earlier))
+if stopped then
+  if number > 0 then
+    redis.call('HSET', chain, 'part', text)
+    redis.call('EXPIRE', chain, ARGV[2])
+  end
+  return {'full', taken, text}
+end
+if not string.find(text, '[^a]') then
+  text = ''
+end
+if number > 0 then
+  redis.call('HSET', chain, 'last', ARGV[1], 'r' .. number % 8, text)
+  if earlier ~= '' then
+    redis.call('HDEL', chain, 'part')
+  end
+  redis.call('EXPIRE', chain, ARGV[2])
+end
+return {'ok', text, failure}

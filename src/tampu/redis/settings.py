@@ -1,0 +1,184 @@
+"""Where a server is and how to talk to it, from a URL.
+
+| URL | server |
+|---|---|
+| `redis://[user:password@]host[:6379][/db]` | one server |
+| `rediss://...` | the same over TLS; `?ssl_ca_certs=ca.pem&ssl_certfile=...&ssl_keyfile=...&ssl_check_hostname=false` |
+| `unix:///path/to.sock[?db=0]` | one server on a socket |
+| `redis+sentinel://host1:26379,host2:26379/mymaster[/db]` | the master that the sentinels name (or `rediss+...`) |
+| `redis+cluster://host1:6379,host2:6379` | a Cluster; each queue lives on the node of its slot (`rediss+cluster://`) |
+| `embedded://`, `embedded:///var/lib/x` | a Valkey of its own, with throw-away data or with data kept there |
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from tampu.checks import refuse
+from tampu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from redis.credentials import CredentialProvider
+
+Kind = Literal["single", "sentinel", "cluster", "embedded"]
+Credentials = tuple[str | None, str | None]
+#: Called with "host:port" before each AUTH: (user or None, password or None).
+CredentialCallback = Callable[[str | None], Credentials | Awaitable[Credentials]]
+
+DEFAULT_URL = "redis://127.0.0.1:6379"
+DEFAULT_PORT = 6379
+DEFAULT_SENTINEL_PORT = 26379
+
+_SCHEMES: dict[str, tuple[Kind, bool]] = {
+    "redis": ("single", False),
+    "rediss": ("single", True),
+    "valkey": ("single", False),
+    "valkeys": ("single", True),
+    "unix": ("single", False),
+    "redis+sentinel": ("sentinel", False),
+    "rediss+sentinel": ("sentinel", True),
+    "redis+cluster": ("cluster", False),
+    "rediss+cluster": ("cluster", True),
+    "embedded": ("embedded", False),
+}
+_TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
+_OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", *_TLS_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One place to connect to: a host and a port, or a socket's path."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT
+    path: str | None = None
+
+    def __str__(self) -> str:
+        return self.path or f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConnectionSettings:
+    """Everything needed to reach a server; made by `parse_url`."""
+
+    kind: Kind
+    addresses: tuple[Address, ...]
+    db: int = 0
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: bool = False
+    ca_certs: str | None = None
+    certfile: str | None = None
+    keyfile: str | None = None
+    check_hostname: bool = True
+    #: Sentinel: the name of the master, and the sentinels' own credentials.
+    master_name: str = ""
+    sentinel_username: str | None = None
+    sentinel_password: str | None = field(default=None, repr=False)
+    #: Embedded: where the data is kept; None = nowhere.
+    data_dir: str | None = None
+    credential_provider: CredentialProvider | CredentialCallback | None = field(default=None, repr=False)
+    #: How long one attempt to connect may take, in seconds.
+    connect_timeout_secs: float = 5.0
+    #: How long a request may stay without an answer before the connection counts as lost, in seconds.
+    response_timeout_secs: float = 15.0
+    client_name: str = "tampu"
+
+    @cached_property
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The TLS context; None without TLS."""
+        if not self.tls:
+            return None
+        try:
+            context = ssl.create_default_context(cafile=self.ca_certs)
+            context.check_hostname = self.check_hostname
+            if self.certfile:
+                context.load_cert_chain(self.certfile, self.keyfile)
+        except (OSError, ssl.SSLError) as error:
+            raise ConfigError(
+                f"TLS files cannot be read: {error} (ssl_ca_certs={self.ca_certs}, ssl_certfile={self.certfile})"
+            ) from error
+        return context
+
+
+def parse_url(
+    url: str, *, credential_provider: CredentialProvider | CredentialCallback | None = None
+) -> ConnectionSettings:
+    """Settings from a URL; `ConfigError` names the part that is wrong. Passwords never appear in an error."""
+    if not isinstance(url, str):
+        raise refuse("url", url, "a str such as 'redis://127.0.0.1:6379'")
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in _SCHEMES:
+        raise refuse("url scheme", scheme, f"one of {', '.join(f'{known}://' for known in _SCHEMES)}")
+    kind, tls = _SCHEMES[scheme]
+    parts = urlsplit(url)
+    options = _options(parts)
+    user_info, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = (unquote(part) for part in user_info.partition(":"))
+    path = unquote(parts.path)
+    master_name = ""
+    if kind == "sentinel":
+        master_name, _, path = path.strip("/").partition("/")
+        if not master_name:
+            raise ConfigError("url must name the master: redis+sentinel://host:26379/mymaster")
+    data_dir = None
+    if kind == "embedded":
+        data_dir = (hosts + path) or None
+        addresses: tuple[Address, ...] = ()
+    elif scheme == "unix":
+        addresses = (Address(path=hosts + path),)
+        path = ""
+    else:
+        addresses = _addresses(hosts, DEFAULT_SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT)
+    db = _db(options.get("db", "") or (path.strip("/") if kind != "embedded" else ""))
+    if kind == "cluster" and db:
+        raise refuse("url database", db, "0 on a Cluster")
+    return ConnectionSettings(
+        kind=kind,
+        addresses=addresses,
+        db=db,
+        username=options.get("username") or username or None,
+        password=options.get("password") or password or None,
+        tls=tls,
+        ca_certs=options.get("ssl_ca_certs"),
+        certfile=options.get("ssl_certfile"),
+        keyfile=options.get("ssl_keyfile"),
+        check_hostname=options.get("ssl_check_hostname", "true").lower() not in ("false", "0", "no"),
+        master_name=master_name,
+        sentinel_username=options.get("sentinel_username"),
+        sentinel_password=options.get("sentinel_password"),
+        data_dir=data_dir,
+        credential_provider=credential_provider,
+    )
+
+
+def _options(parts: SplitResult) -> dict[str, str]:
+    options = dict(parse_qsl(parts.query))
+    unknown = sorted(set(options) - set(_OPTIONS))
+    if unknown:
+        raise refuse("url option", unknown[0], f"one of {', '.join(_OPTIONS)}")
+    return options
+
+
+def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
+    addresses = []
+    for item in hosts.split(",") if hosts else ["127.0.0.1"]:
+        try:
+            split = urlsplit(f"//{item}")
+            addresses.append(Address(split.hostname or "127.0.0.1", split.port or default_port))
+        except ValueError:
+            raise refuse("url host", item, "host, host:port or [ipv6]:port") from None
+    return tuple(addresses)
+
+
+def _db(text: str) -> int:
+    if not text:
+        return 0
+    if not (text.isascii() and text.isdigit()):
+        raise refuse("url database", text, "a whole number, such as redis://host/0")
+    return int(text)
