@@ -16,6 +16,9 @@ class Error(Exception):
 
     code: ClassVar[str] = "CMQ-000"
 
+    #: Ids of the same call that were added before the error, when it is one of a bulk.
+    accepted: Sequence[str] = ()
+
 
 class RedisError(Error):
     """The server could not be reached, or answered with an error."""
@@ -57,7 +60,7 @@ class QueueFullError(Error):
 
     def __init__(self, message: str, *, accepted: Sequence[str] = (), refused: Sequence[str] = ()) -> None:
         super().__init__(message)
-        self.accepted: list[str] = list(accepted)
+        self.accepted = list(accepted)
         self.refused: list[str] = list(refused)
 
 

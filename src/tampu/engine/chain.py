@@ -18,6 +18,7 @@ What a window can meet:
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 import uuid
@@ -25,6 +26,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
+from tampu.redis.connection import pack_command
 from tampu.redis.faults import ConnectionLost, Remedy, remedy_of
 from tampu.redis.pipe import backoff_secs
 
@@ -55,12 +57,16 @@ class Chain:
         *,
         numbered: bool = True,
         patience_secs: float = 10.0,
+        min_replicas: int = 0,
+        min_replicas_timeout_ms: int = 1000,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._pipe = pipe
         self._make_header = make_header
         self._numbered = numbered
         self._patience = patience_secs
+        self._min_replicas = min_replicas
+        self._wait = pack_command(("WAIT", min_replicas, min_replicas_timeout_ms))
         self._now = now
         self._queue: deque[Window] = deque()
         #: Sent and not answered, in order; all on `_connection`.
@@ -71,6 +77,7 @@ class Chain:
         self._trouble: Error | None = None
         self._attempt = 0
         self._recovery: asyncio.Task[None] | None = None
+        self._drained: asyncio.Event | None = None
         self._closed = False
         #: Confirmed windows that a failover lost; nothing can bring them back, so they are counted and logged.
         self.windows_lost_by_server = 0
@@ -94,10 +101,16 @@ class Chain:
         self._queue.append(window)
         self._pump()
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether every window submitted has been answered."""
-        return not (self._queue or self._sent or self._again or self._recovery)
+    async def drain(self, timeout_secs: float) -> None:
+        """Wait until every window submitted has been answered, but not longer than this."""
+        if self._is_idle():
+            return
+        self._drained = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), timeout_secs)
+
+    def _is_idle(self) -> bool:
+        return not (self._queue or self._sent or self._again)
 
     def abandon(self) -> None:
         """Leave the chain and its windows to the parent of a fork, or to an event loop that has ended: begin anew."""
@@ -138,7 +151,18 @@ class Chain:
         if window.first_sent_at is None:
             window.first_sent_at = self._now()
         self._sent.append(window)
-        connection.request(window.packed(self._header), lambda reply: self._on_reply(window, reply))
+        packed = window.packed(self._header)
+        if self._min_replicas:
+            window.replicas = 0
+            connection.request(packed, lambda reply: setattr(window, "reply", reply))
+            connection.request(self._wait, lambda count: self._on_replicas(window, count))
+        else:
+            connection.request(packed, lambda reply: self._on_reply(window, reply))
+
+    def _on_replicas(self, window: Window, count: Reply) -> None:
+        """The answer to WAIT, which follows the window's own."""
+        window.replicas = 0 if isinstance(count, Exception) else count
+        self._on_reply(window, count if isinstance(count, ConnectionLost) else window.reply)
 
     def _on_reply(self, window: Window, reply: Reply) -> None:
         if not self._sent or self._sent[0] is not window:
@@ -158,13 +182,21 @@ class Chain:
             self._recover()
         else:
             self._pump()
+        if self._drained is not None and self._is_idle():
+            self._drained.set()
 
     def _on_applied(self, window: Window, reply: list[Any]) -> None:
         self._confirmed = window.number
         self._attempt = 0
         window.codes = reply[1].decode()
         window.failure = reply[2].decode(errors="replace")
-        window.on_done(window)
+        if window.replicas < self._min_replicas:
+            window.error = OutcomeUnknownError(
+                f"added, but only {window.replicas} of {self._min_replicas} replicas confirmed it in time: "
+                "a failover now may lose it",
+                ids=window.ids,
+            )
+        window.tell()
 
     def _on_gap(self, window: Window, last: int) -> None:
         if last < self._confirmed:
@@ -278,4 +310,4 @@ class Chain:
                 ids=window.ids,
             )
         window.error = error
-        window.on_done(window)
+        window.tell()

@@ -106,8 +106,12 @@ class ProducerConfig(_Checked):
     min_replicas: int = _number(0)
     #: How long to wait for them, in milliseconds. Defaults to 1000.
     min_replicas_timeout_ms: int = _number(1000, low=1)
+    #: How long a lost connection or a passing fault is waited out before an add fails, in seconds. Defaults to 10.
+    retry_for_secs: int = _number(10)
     #: "bin" for Python and Node workers, "inline" for Rust-typed ones. Defaults to "bin".
     payload_format: PayloadFormat = _checked(lambda name, value: check_payload_format(value, name), "bin")
+    #: The type of all payloads: a dataclass, msgspec Struct, TypedDict or pydantic model. Defaults to None: any value.
+    payload_type: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)

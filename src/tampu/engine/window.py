@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from tampu.wire.payload import wrap_bin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from tampu.errors import Error
 
 #: Most jobs, and about how many bytes, one script call carries; a larger job travels alone.
@@ -44,8 +42,8 @@ def pack_envelope(head: bytes, payload: bytes, tail: bytes, inline: bool) -> byt
 class Window:
     """Jobs packed for one script call, and what became of them.
 
-    After `on_done` was called either `error` is set, which holds for all jobs of the window, or `codes` tells job by
-    job ('' = all added).
+    When `tell` is called either `error` is set, which holds for all jobs of the window, or `codes` tells job by job
+    ('' = all added).
     """
 
     __slots__ = (
@@ -59,8 +57,9 @@ class Window:
         "keys",
         "may_be_applied",
         "number",
-        "on_done",
         "packed_keys",
+        "replicas",
+        "reply",
         "run_at",
         "run_count",
         "run_kind",
@@ -69,9 +68,8 @@ class Window:
         "taken",
     )
 
-    def __init__(self, on_done: Callable[[Window], None]) -> None:
+    def __init__(self) -> None:
         self.ids: list[str] = []
-        self.on_done = on_done
         self.codes = ""
         self.failure = ""
         self.error: Error | None = None
@@ -79,6 +77,9 @@ class Window:
         self.first_sent_at: float | None = None
         #: Whether it was sent and the connection broke before an answer came.
         self.may_be_applied = False
+        #: With `min_replicas`: the server's answer, and how many replicas have the window.
+        self.reply: Any = None
+        self.replicas = 0
         #: How many jobs the server has taken while the window waits for room.
         self.taken = 0
         self.size = 0
@@ -91,6 +92,10 @@ class Window:
         self.run_kind = b""
         self.run_name = b""
         self.run_count = 0
+
+    def tell(self) -> None:
+        """Tell those who wait what became of their jobs."""
+        raise NotImplementedError
 
     def has_room(self, extra: int) -> bool:
         """Whether another job of `extra` bytes fits. The first always does."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tampu.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, refuse
 from tampu.clock import wall_clock_ms
@@ -19,15 +19,25 @@ T = TypeVar("T")
 _NOT_DECODED: Any = object()
 
 
+def _check_retry(value: object) -> JobRetryOverride:
+    if not isinstance(value, JobRetryOverride):
+        raise refuse("retry", value, "a JobRetryOverride")
+    return value
+
+
 class JobId(str):
     """The id of an added job. `is_new` is False when a job of that id was there already and nothing was added."""
 
-    is_new: bool
+    # On the class, not the instance: a million ids of a bulk cost no more than their text.
+    __slots__ = ()
+    is_new: ClassVar[bool] = True
 
-    def __new__(cls, text: str, *, is_new: bool = True) -> Self:
-        self = super().__new__(cls, text)
-        self.is_new = is_new
-        return self
+
+class DuplicateJobId(JobId):
+    """The id of a job that was there already."""
+
+    __slots__ = ()
+    is_new = False
 
 
 class Job(Generic[T]):
@@ -53,9 +63,7 @@ class Job(Generic[T]):
         self.name = check_job_name(name)
         self.attempt = check_int("attempt", attempt, high=MAX_U32)
         self.created_at_ms = check_int("created_at_ms", created_at_ms, high=MAX_U64)
-        if retry is not None and not isinstance(retry, JobRetryOverride):
-            raise refuse("retry", retry, "a JobRetryOverride or None")
-        self.retry = retry
+        self.retry = None if retry is None else _check_retry(retry)
         self._slot = encode_slot(data, check_payload_format(payload_format))
         self._payload: T = cast("T", data)
         self._decode: Callable[[bytes], T] = decode_slot
@@ -128,7 +136,7 @@ class Job(Generic[T]):
 
     def with_retry(self, retry: JobRetryOverride) -> Job[T]:
         """The same job with this override."""
-        return self._replaced(retry=retry)
+        return self._replaced(retry=_check_retry(retry))
 
     def with_name(self, name: str) -> Job[T]:
         """The same job under this name."""
@@ -136,7 +144,7 @@ class Job(Generic[T]):
 
     def with_attempt(self, attempt: int) -> Job[T]:
         """The same job after `attempt` failed runs."""
-        return self._replaced(attempt=attempt)
+        return self._replaced(attempt=check_int("attempt", attempt, high=MAX_U32))
 
     def _replaced(self, **changes: Any) -> Job[T]:
         job = type(self).__new__(type(self))

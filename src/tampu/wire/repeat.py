@@ -90,6 +90,14 @@ class MissedFiresPolicy:
         """Each of them, oldest first, at most `max_catchup` (1 or more)."""
         return cls("fire-all", max_catchup)
 
+    @classmethod
+    def from_wire(cls, max_catchup: int) -> Self:
+        """`fire_all` as another implementation stored it. There it may be 0: no missed fire is made up for."""
+        policy = object.__new__(cls)
+        object.__setattr__(policy, "kind", "fire-all")
+        object.__setattr__(policy, "max_catchup", max_catchup)
+        return policy
+
 
 def _check_bounds(limit: int | None, start_after_ms: int | None, end_before_ms: int | None) -> None:
     for name, value in (("limit", limit), ("start_after_ms", start_after_ms), ("end_before_ms", end_before_ms)):
@@ -146,11 +154,15 @@ class RepeatableSpec(Generic[T]):
 
     def stored(self, payload_format: PayloadFormat = "bin") -> StoredSpec:
         """The form that is written."""
+        return self.stored_with(encode_slot(self.payload, payload_format))
+
+    def stored_with(self, payload_slot: bytes) -> StoredSpec:
+        """The form that is written, around a payload that is encoded already."""
         return StoredSpec(
             key=self.resolved_key(),
             job_name=self.job_name,
             pattern=self.pattern,
-            payload_slot=encode_slot(self.payload, payload_format),
+            payload_slot=payload_slot,
             limit=self.limit,
             start_after_ms=self.start_after_ms,
             end_before_ms=self.end_before_ms,

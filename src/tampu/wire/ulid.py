@@ -34,17 +34,24 @@ def encode_time(time_ms: int) -> str:
     )
 
 
+def random_text(random: bytes) -> str:
+    """The characters of random parts: one for each byte, so `RANDOM_BYTES` of them make one id's."""
+    return random.translate(_RANDOM_TO_CHARACTER).decode("ascii")
+
+
 def encode_ulid(time_ms: int, random: bytes) -> str:
     """One ULID from a time and `RANDOM_BYTES` random bytes."""
     if len(random) != RANDOM_BYTES:
         raise ValueError(f"a ULID takes {RANDOM_BYTES} random bytes; got {len(random)}")
-    return encode_time(time_ms) + random.translate(_RANDOM_TO_CHARACTER).decode("ascii")
+    return encode_time(time_ms) + random_text(random)
 
 
 def encode_ulids(time_ms: int, random: bytes) -> list[str]:
     """As many ULIDs as `random` has bytes for: one translation for all of them, one slice each."""
+    if len(random) % RANDOM_BYTES:
+        raise ValueError(f"ULIDs take {RANDOM_BYTES} random bytes each; got {len(random)}")
     time_part = encode_time(time_ms)
-    text = random.translate(_RANDOM_TO_CHARACTER).decode("ascii")
+    text = random_text(random)
     return [time_part + text[start : start + RANDOM_BYTES] for start in range(0, len(text), RANDOM_BYTES)]
 
 

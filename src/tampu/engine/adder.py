@@ -1,0 +1,260 @@
+"""Gathers adds into windows and tells each caller what became of its jobs.
+
+What is added in one turn of the event loop leaves as one window; a bulk leaves as windows of up to 256 jobs, the next
+one packed while the server works on the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tampu.engine.answers import BulkWindow, Collector, SharedWindow
+from tampu.engine.window import (
+    DELAYED,
+    DELAYED_WITH_ID,
+    MAX_BYTES,
+    MAX_JOBS,
+    NOW,
+    NOW_WITH_ID,
+    pack_envelope,
+    pack_part,
+)
+from tampu.errors import EncodeError, Error
+from tampu.wire.retry import to_wire_retry
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tampu.engine.chain import Chain
+    from tampu.engine.minter import Minter
+    from tampu.engine.options import AddOptions
+    from tampu.wire.job import JobId
+    from tampu.wire.keys import QueueKeys
+    from tampu.wire.retry import JobRetryOverride
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Due:
+    """When a delayed job is due, packed for the script: so long from the server's now, or an instant."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+    @classmethod
+    def after_ms(cls, delay_ms: int) -> Due:
+        """So many milliseconds from now, by the server's clock."""
+        return cls(pack_part(b"+%d" % delay_ms))
+
+    @classmethod
+    def at_ms(cls, instant_ms: int) -> Due:
+        """At this epoch time."""
+        return cls(pack_part(b"%d" % instant_ms))
+
+
+class Adder:
+    """Packs jobs into windows for one queue and hands them to the chain."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        keys: QueueKeys,
+        minter: Minter,
+        encode_payload: Callable[[Any], bytes],
+        *,
+        inline: bool,
+    ) -> None:
+        self._chain = chain
+        self._minter = minter
+        self._encode_payload = encode_payload
+        self._inline = inline
+        self._marker_prefix = f"{keys.tag}:dlid:".encode()
+        self._index_prefix = f"{keys.tag}:didx:".encode()
+        self._open: SharedWindow | None = None
+
+    def now_ms(self) -> int:
+        """This machine's clock, as jobs are stamped with it."""
+        return self._minter.now_ms()
+
+    # --- one job
+
+    def add(self, payload: Any, options: AddOptions, due: Due | None = None) -> asyncio.Future[JobId]:
+        """Put one job into the open window; the future tells its id or why it was refused."""
+        body = self._encode_payload(payload)
+        explicit = options.id
+        if explicit is None:
+            job_id, now_ms = self._minter.mint()
+        else:
+            job_id = explicit
+            now_ms = self._minter.now_ms()
+        envelope = self._pack(job_id, body, now_ms, options.retry)
+        kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
+        window = self._window_for(len(envelope))
+        window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
+        future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
+        window.futures.append(future)
+        return future
+
+    def _kind(self, job_id: str, is_explicit: bool, due: Due | None) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """(kind, due time, keys) of a job, all but the kind packed."""
+        if due is None:
+            if not is_explicit:
+                return NOW, b"", ()
+            return NOW_WITH_ID, b"", (pack_part(self._marker_prefix + job_id.encode()),)
+        index = pack_part(self._index_prefix + job_id.encode())
+        if not is_explicit:
+            return DELAYED, due.packed, (index,)
+        return DELAYED_WITH_ID, due.packed, (pack_part(self._marker_prefix + job_id.encode()), index)
+
+    def _pack(self, job_id: str, body: bytes, now_ms: int, retry: JobRetryOverride | None) -> bytes:
+        head, tail = _frame(now_ms, retry)
+        return pack_envelope(head + _encode(job_id), body, tail, self._inline)
+
+    def _window_for(self, size: int) -> SharedWindow:
+        window = self._open
+        if window is None or not window.has_room(size):
+            self.flush()
+            window = self._open = SharedWindow()
+            asyncio.get_running_loop().call_soon(self._flush_window, window)
+        return window
+
+    def flush(self) -> None:
+        """Send the open window now."""
+        if self._open is not None:
+            window, self._open = self._open, None
+            self._chain.submit(window)
+
+    def _flush_window(self, window: SharedWindow) -> None:
+        if self._open is window:
+            self.flush()
+
+    def abandon(self) -> None:
+        """Forget the open window: it belongs to the parent of a fork, or to a loop that has ended."""
+        self._open = None
+
+    # --- many jobs
+
+    async def add_list(self, payloads: Sequence[Any], options: AddOptions, due: Due | None = None) -> list[JobId]:
+        """Add all of these. All are encoded before anything is sent, so a payload that cannot be sends nothing."""
+        ids, now_ms = self._minter.mint_many(len(payloads))
+        envelopes = self._pack_many(ids, payloads, now_ms, options.retry)
+        name = options.name.encode()
+        collector = Collector()
+        for start, end in _slices(envelopes):
+            window = BulkWindow(asyncio.get_running_loop())
+            if due is None:
+                window.put_many(ids[start:end], name, envelopes[start:end])
+            else:
+                for job_id, envelope in zip(ids[start:end], envelopes[start:end], strict=True):
+                    kind, due_packed, keys = self._kind(job_id, False, due)
+                    window.put(job_id, kind, name, envelope, due_packed, keys)
+            self._submit(window)
+            collector.expect(window)
+        return await collector.finish()
+
+    async def add_each(self, items: Iterable[tuple[Any, AddOptions]], due: Due | None = None) -> list[JobId]:
+        """Add jobs that each have options of their own; all are encoded before anything is sent."""
+        collector = Collector()
+        window: BulkWindow | None = None
+        windows: list[BulkWindow] = []
+        for payload, options in items:
+            body = self._encode_payload(payload)
+            job_id, now_ms = self._minter.mint() if options.id is None else (options.id, self._minter.now_ms())
+            envelope = self._pack(job_id, body, now_ms, options.retry)
+            kind, due_packed, keys = self._kind(job_id, options.id is not None, due)
+            if window is None or not window.has_room(len(envelope)):
+                window = BulkWindow(asyncio.get_running_loop())
+                windows.append(window)
+            window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
+        for window in windows:
+            self._submit(window)
+            collector.expect(window)
+        return await collector.finish()
+
+    async def add_stream(self, payloads: Iterator[Any] | AsyncIterator[Any], options: AddOptions) -> list[JobId]:
+        """Add what an iterator gives, window by window, in bounded memory.
+
+        What was confirmed before a payload that cannot be encoded, or before any other error, is in its `accepted`.
+        """
+        collector = Collector()
+        name = options.name.encode()
+        try:
+            while chunk := await _next_chunk(payloads):
+                ids, now_ms = self._minter.mint_many(len(chunk))
+                envelopes = self._pack_many(ids, chunk, now_ms, options.retry)
+                for start, end in _slices(envelopes):
+                    window = BulkWindow(asyncio.get_running_loop())
+                    window.put_many(ids[start:end], name, envelopes[start:end])
+                    self._submit(window)
+                    await collector.keep_ahead(window)
+        except Error as error:
+            await collector.settle()
+            error.accepted = [*collector.accepted]
+            raise
+        return await collector.finish()
+
+    def _submit(self, window: BulkWindow) -> None:
+        self.flush()  # what was added before goes first
+        self._chain.submit(window)
+
+    def _pack_many(
+        self, ids: list[str], payloads: Sequence[Any], now_ms: int, retry: JobRetryOverride | None
+    ) -> list[bytes]:
+        """The envelopes of fresh jobs with minted ids, as packed arguments. The producer's innermost loop."""
+        head, tail = _frame(now_ms, retry)
+        head += b"\xba"  # a text of 26 bytes: every ULID
+        encode = self._encode_payload
+        fixed = len(head) + 26 + 2 + len(tail)
+        small = 0 if self._inline else 0x100  # payloads below this are framed here, without another call
+        packed: list[bytes] = []
+        append = packed.append
+        try:
+            for job_id, payload in zip(ids, payloads, strict=True):
+                body = encode(payload)
+                size = len(body)
+                if size < small:
+                    append(b"$%d\r\n%b%b\xc4%c%b%b\r\n" % (fixed + size, head, job_id.encode(), size, body, tail))
+                else:
+                    append(pack_envelope(head + job_id.encode(), body, tail, self._inline))
+        except EncodeError as error:
+            raise EncodeError(f"payload {len(packed)} of this bulk: {error}") from error
+        return packed
+
+
+def _frame(now_ms: int, retry: JobRetryOverride | None) -> tuple[bytes, bytes]:
+    """What surrounds id and payload in a fresh envelope."""
+    tail = _encode(now_ms) + b"\x00"
+    return (b"\x94", tail) if retry is None else (b"\x95", tail + _encode(to_wire_retry(retry)))
+
+
+def _slices(envelopes: list[bytes]) -> Iterator[tuple[int, int]]:
+    """Cuts that keep every window within its bounds."""
+    start = 0
+    total = len(envelopes)
+    while start < total:
+        end = min(start + MAX_JOBS, total)
+        if sum(map(len, envelopes[start:end])) > MAX_BYTES:
+            size, end = len(envelopes[start]), start + 1
+            while end < total and size + len(envelopes[end]) <= MAX_BYTES:
+                size += len(envelopes[end])
+                end += 1
+        yield start, end
+        start = end
+
+
+async def _next_chunk(payloads: Iterator[Any] | AsyncIterator[Any]) -> list[Any]:
+    if isinstance(payloads, AsyncIterator):
+        chunk: list[Any] = []
+        async for payload in payloads:
+            chunk.append(payload)
+            if len(chunk) == MAX_JOBS:
+                break
+        return chunk
+    return list(islice(payloads, MAX_JOBS))

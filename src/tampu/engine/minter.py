@@ -1,0 +1,58 @@
+"""Mints job ids: ULIDs, a block of random bits at a time."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from tampu.clock import wall_clock_ms
+from tampu.wire.ulid import RANDOM_BYTES, encode_time, random_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Ids one block of random bits is good for.
+BLOCK = 256
+
+
+class Minter:
+    """A source of ids. The random bits of the ids to come are drawn in blocks: a system call per id costs more."""
+
+    __slots__ = ("_drawn_by", "_now_ms", "_position", "_random_bytes", "_text", "_time_ms", "_time_text")
+
+    def __init__(
+        self, now_ms: Callable[[], int] = wall_clock_ms, random_bytes: Callable[[int], bytes] = os.urandom
+    ) -> None:
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+        self._text = ""
+        self._position = 0
+        self._drawn_by = 0
+        self._time_ms = -1
+        self._time_text = ""
+
+    def now_ms(self) -> int:
+        """The time that a job made now carries."""
+        return self._now_ms()
+
+    def mint(self) -> tuple[str, int]:
+        """(a new id, its time in ms)."""
+        now_ms = self._now_ms()
+        if now_ms != self._time_ms:
+            self._time_text = encode_time(now_ms)
+            self._time_ms = now_ms
+        start = self._position
+        if start >= len(self._text) or self._drawn_by != os.getpid():
+            # After a fork parent and child hold the same block: whoever is not its owner draws a new one.
+            self._text = random_text(self._random_bytes(RANDOM_BYTES * BLOCK))
+            self._drawn_by = os.getpid()
+            start = 0
+        self._position = start + RANDOM_BYTES
+        return self._time_text + self._text[start : start + RANDOM_BYTES], now_ms
+
+    def mint_many(self, count: int) -> tuple[list[str], int]:
+        """(`count` new ids, their time in ms)."""
+        now_ms = self._now_ms()
+        time_text = encode_time(now_ms)
+        text = random_text(self._random_bytes(RANDOM_BYTES * count))
+        return [time_text + text[start : start + RANDOM_BYTES] for start in range(0, len(text), RANDOM_BYTES)], now_ms

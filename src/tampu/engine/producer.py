@@ -1,0 +1,455 @@
+"""The producer: adds jobs to one queue, and everything else one does to a queue from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+import weakref
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from tampu.checks import check_delay_ms, check_instant_ms, check_int, check_job_id, check_text, refuse
+from tampu.engine.adder import Adder, Due
+from tampu.engine.chain import CHAIN_TTL_SECS, Chain
+from tampu.engine.config import ProducerConfig
+from tampu.engine.dead_letters import REPLAY, DeadLetters, DlqFilter, ReplayCount
+from tampu.engine.minter import Minter
+from tampu.engine.options import AddOptions
+from tampu.engine.repeatables import REMOVE, UPSERT, Repeatables
+from tampu.engine.window import WindowHeader
+from tampu.errors import ConfigError, DecodeError, NotSupportedError, ShutdownError
+from tampu.redis.capabilities import probe_capabilities
+from tampu.redis.pipe import Pipe
+from tampu.redis.scripts import load_script
+from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
+from tampu.wire.delayed import decode_delayed_member
+from tampu.wire.envelope import decode_job
+from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import encode_value, wrap_bin
+from tampu.wire.repeat import RepeatableMeta, RepeatableSpec, StoredSpec
+from tampu.wire.typed import TypedPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from datetime import datetime, timedelta
+    from types import TracebackType
+
+    from tampu.redis.settings import CredentialCallback
+    from tampu.wire.dlq import DlqEntry
+    from tampu.wire.job import JobId
+
+T = TypeVar("T")
+
+ADD_WINDOW = load_script("add_window")
+CANCEL = load_script("cancel")
+#: Members looked at in one step when a delayed job is searched without an index.
+SCAN_COUNT = 500
+
+_NO_OPTIONS = AddOptions()
+
+
+class Producer(Generic[T]):
+    """Adds jobs to a queue. Safe to share between tasks of one event loop; make it with `Producer.connect`.
+
+    Adds survive a lost connection: they are sent again and applied once. An add that returned is on the server.
+    """
+
+    def __init__(self, settings: ConnectionSettings, config: ProducerConfig | None = None) -> None:
+        self._config = config = config or ProducerConfig()
+        self._keys = QueueKeys(config.queue_name)
+        self._producer_id = str(uuid.uuid4())
+        scripts = (ADD_WINDOW, CANCEL, REPLAY, UPSERT, REMOVE)
+        self._pipe = Pipe(settings, self._keys.tag.encode(), scripts)
+        self._chain = Chain(
+            self._pipe,
+            self._window_header,
+            numbered=config.idempotency == "sequence",
+            patience_secs=config.retry_for_secs,
+            min_replicas=config.min_replicas,
+            min_replicas_timeout_ms=config.min_replicas_timeout_ms,
+        )
+        self._encode: Callable[[Any], bytes] = encode_value
+        if config.payload_type is not None:
+            self._encode = TypedPayload(config.payload_type).encode
+        self._adder = Adder(self._chain, self._keys, Minter(), self._encode, inline=config.payload_format == "inline")
+        self._dead_letters = DeadLetters(self._pipe, self._keys, config.max_stream_len)
+        self._repeatables = Repeatables(self._pipe, self._keys)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        _producers.add(self)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str = DEFAULT_URL,
+        config: ProducerConfig | None = None,
+        *,
+        credential_provider: CredentialCallback | Any = None,
+    ) -> Connecting[T]:
+        """`producer = await Producer.connect(url, config)`, or `async with Producer.connect(...) as producer`."""
+        return Connecting(cls(parse_url(url, credential_provider=credential_provider), config))
+
+    async def open(self) -> Self:
+        """Connect; raises what stands in the way. Adds do this by themselves when need be."""
+        self._bind_to_loop()
+        connection = await self._pipe.up(max(self._config.retry_for_secs, 1))
+        if self._config.idempotency == "idmp" and not (await probe_capabilities(connection, self._keys.tag)).xadd_idmp:
+            raise NotSupportedError(
+                "idempotency='idmp' needs XADD IDMP, which this server does not know (Redis 8.6 does); "
+                "use 'sequence', which works on every server"
+            )
+        return self
+
+    async def close(self) -> None:
+        """Send what was added, wait for the answers, and close the connection."""
+        if self._closed:
+            return
+        self._adder.flush()
+        await self._chain.drain(self._config.retry_for_secs)
+        self._closed = True
+        self._chain.close()
+        await self._pipe.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- what it is about
+
+    @property
+    def producer_id(self) -> str:
+        """This producer's own id."""
+        return self._producer_id
+
+    @property
+    def stream_key(self) -> str:
+        """The key of the stream of waiting jobs."""
+        return self._keys.stream
+
+    @property
+    def delayed_key(self) -> str:
+        """The key of the set of delayed jobs."""
+        return self._keys.delayed
+
+    @property
+    def dlq_key(self) -> str:
+        """The key of the stream of dead letters."""
+        return self._keys.dlq
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The settings it was made with."""
+        return self._config
+
+    # --- adding now
+
+    async def add(self, payload: T) -> JobId:
+        """Add one job."""
+        self._bind_to_loop()
+        return await self._adder.add(payload, _NO_OPTIONS)
+
+    async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
+        """Add one job unless a job of this id was added lately (`dedup_ttl_secs`); `.is_new` of the answer tells."""
+        return await self.add_with_options(payload, AddOptions(id=id))
+
+    async def add_with_options(self, payload: T, opts: AddOptions) -> JobId:
+        """Add one job with a name, an id or retry settings of its own."""
+        self._bind_to_loop()
+        return await self._adder.add(payload, _checked_options(opts))
+
+    async def add_bulk(self, payloads: Iterable[T] | AsyncIterable[T]) -> list[JobId]:
+        """Add many jobs. A list is encoded whole before anything is sent; any other iterable is sent as it is read."""
+        return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
+
+    async def add_bulk_with_options(self, payloads: Iterable[T] | AsyncIterable[T], opts: AddOptions) -> list[JobId]:
+        """As `add_bulk`, with the same options for all. An id is refused unless there is just one payload."""
+        self._bind_to_loop()
+        opts = _checked_options(opts)
+        if opts.id is not None:
+            payloads = _single(payloads)
+            return [await self._adder.add(payload, opts) for payload in payloads]
+        if isinstance(payloads, AsyncIterable):
+            return await self._adder.add_stream(aiter(payloads), opts)
+        if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
+            raise refuse("payloads", payloads, "an iterable of payloads; add() takes a single one")
+        if isinstance(payloads, Sequence):
+            return await self._adder.add_list(payloads, opts)
+        return await self._adder.add_stream(iter(payloads), opts)
+
+    async def add_bulk_named(self, items: Iterable[tuple[str, T]]) -> list[JobId]:
+        """Add many jobs, each with a name of its own. All are checked and encoded before anything is sent."""
+        self._bind_to_loop()
+        return await self._adder.add_each([(payload, AddOptions(name=name)) for name, payload in items])
+
+    # --- adding for later
+
+    async def add_in(self, delay: timedelta | float, payload: T) -> JobId:
+        """Add one job that runs after `delay` (a timedelta or seconds), by the server's clock."""
+        return await self.add_in_with_options(delay, payload, _NO_OPTIONS)
+
+    async def add_at(self, run_at: datetime | float, payload: T) -> JobId:
+        """Add one job that runs at `run_at` (a datetime, naive = UTC, or epoch seconds); in the past means now."""
+        return await self.add_at_with_options(run_at, payload, _NO_OPTIONS)
+
+    async def add_in_bulk(self, delay: timedelta | float, payloads: Iterable[T]) -> list[JobId]:
+        """Add many jobs that run after `delay`."""
+        due = self._due_after(delay)
+        self._bind_to_loop()
+        return await self._adder.add_list([*payloads], _NO_OPTIONS, due)
+
+    async def add_in_with_options(self, delay: timedelta | float, payload: T, opts: AddOptions) -> JobId:
+        """Add one job with options that runs after `delay`."""
+        due = self._due_after(delay)
+        self._bind_to_loop()
+        return await self._adder.add(payload, _checked_options(opts), due)
+
+    async def add_at_with_options(self, run_at: datetime | float, payload: T, opts: AddOptions) -> JobId:
+        """Add one job with options that runs at `run_at`."""
+        instant_ms = check_instant_ms(run_at)
+        self._check_delay(instant_ms - self._adder.now_ms())
+        self._bind_to_loop()
+        return await self._adder.add(payload, _checked_options(opts), Due.at_ms(instant_ms))
+
+    async def add_in_with_id(self, id: str, delay: timedelta | float, payload: T) -> JobId:  # noqa: A002
+        """Add one job that runs after `delay`, unless one of this id was added lately."""
+        return await self.add_in_with_options(delay, payload, AddOptions(id=id))
+
+    async def add_at_with_id(self, id: str, run_at: datetime | float, payload: T) -> JobId:  # noqa: A002
+        """Add one job that runs at `run_at`, unless one of this id was added lately."""
+        return await self.add_at_with_options(run_at, payload, AddOptions(id=id))
+
+    async def add_in_bulk_with_ids(self, delay: timedelta | float, items: Iterable[tuple[str, T]]) -> list[JobId]:
+        """Add many jobs that run after `delay`, each with an id of its own."""
+        due = self._due_after(delay)
+        self._bind_to_loop()
+        return await self._adder.add_each([(payload, AddOptions(id=job_id)) for job_id, payload in items], due)
+
+    def _due_after(self, delay: timedelta | float) -> Due | None:
+        delay_ms = check_delay_ms(delay)
+        self._check_delay(delay_ms)
+        return Due.after_ms(delay_ms) if delay_ms else None
+
+    def _check_delay(self, delay_ms: int) -> None:
+        limit = self._config.max_delay_secs
+        if limit and delay_ms // 1000 > limit:
+            raise ConfigError(f"delay of {delay_ms // 1000} s exceeds max_delay_secs, {limit} s")
+
+    # --- cancelling
+
+    async def cancel_delayed(self, id: str) -> bool:  # noqa: A002
+        """Cancel a job that waits for its time or its retry, whoever added it; False when it is not waiting."""
+        check_job_id(id)
+        self._bind_to_loop()
+        keys = (self._keys.delayed, self._keys.delayed_index(id), self._keys.dedup_marker(id))
+        reply = await self._pipe.run(CANCEL, keys, ("",), resend=False)
+        if reply == -1:
+            # No index: a job of a producer or worker that writes none.
+            member = await self._find_delayed(id)
+            reply = 0 if member is None else await self._pipe.run(CANCEL, keys, (member,), resend=False)
+        return bool(reply == 1)
+
+    async def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
+        """Cancel several; one answer each."""
+        return list(await asyncio.gather(*(self.cancel_delayed(job_id) for job_id in ids)))
+
+    async def _find_delayed(self, job_id: str) -> bytes | None:
+        """The member of a delayed job that has no index: a walk over the whole set, in small steps."""
+        needle = job_id.encode()
+        cursor = b"0"
+        while True:
+            cursor, flat = await self._pipe.call("ZSCAN", self._keys.delayed, cursor, "COUNT", SCAN_COUNT)
+            for member in flat[::2]:
+                if needle in member and _job_id_of(member) == job_id:
+                    return bytes(member)
+            if cursor == b"0":
+                return None
+
+    # --- dead letters
+
+    async def peek_dlq(
+        self,
+        limit: int = 20,
+        *,
+        ids: Sequence[str] | None = None,
+        reason: str | None = None,
+        name: str | None = None,
+        older_than: timedelta | float | None = None,
+    ) -> list[DlqEntry]:
+        """Up to `limit` dead letters, oldest first; all of them, or those that fit."""
+        self._bind_to_loop()
+        return await self._dead_letters.peek(check_int("limit", limit), _dlq_filter(ids, reason, name, older_than))
+
+    async def replay_dlq(
+        self,
+        limit: int = 100,
+        *,
+        ids: Sequence[str] | None = None,
+        reason: str | None = None,
+        name: str | None = None,
+        older_than: timedelta | float | None = None,
+    ) -> ReplayCount:
+        """Move up to `limit` dead letters back into the queue with their attempts at zero; how many were moved."""
+        self._bind_to_loop()
+        return await self._dead_letters.replay(check_int("limit", limit), _dlq_filter(ids, reason, name, older_than))
+
+    async def remove_dlq(
+        self,
+        limit: int = 100,
+        *,
+        ids: Sequence[str] | None = None,
+        reason: str | None = None,
+        name: str | None = None,
+        older_than: timedelta | float | None = None,
+    ) -> int:
+        """Throw away up to `limit` dead letters; how many there were."""
+        self._bind_to_loop()
+        return await self._dead_letters.remove(check_int("limit", limit), _dlq_filter(ids, reason, name, older_than))
+
+    # --- repeatable jobs
+
+    async def upsert_repeatable(self, spec: RepeatableSpec[T]) -> str:
+        """Register a repeatable job, or replace the one of that key: its fires and its count start anew."""
+        stored = self._stored(spec)
+        self._bind_to_loop()
+        await self._repeatables.upsert(stored, keep_identical=False)
+        return stored.key
+
+    async def ensure_repeatable(self, spec: RepeatableSpec[T]) -> str:
+        """Register a repeatable job unless the same is registered already: safe to call at every start."""
+        stored = self._stored(spec)
+        self._bind_to_loop()
+        await self._repeatables.upsert(stored, keep_identical=True)
+        return stored.key
+
+    async def list_repeatable(self, limit: int = 100) -> list[RepeatableMeta]:
+        """Up to `limit` repeatable jobs, the next to fire first, without payloads."""
+        self._bind_to_loop()
+        return await self._repeatables.list(check_int("limit", limit))
+
+    async def remove_repeatable(self, spec_key: str) -> bool:
+        """Remove a repeatable job; whether it was there."""
+        check_text("spec_key", spec_key)
+        self._bind_to_loop()
+        return await self._repeatables.remove(spec_key)
+
+    def _stored(self, spec: RepeatableSpec[T]) -> StoredSpec:
+        if not isinstance(spec, RepeatableSpec):
+            raise refuse("spec", spec, "a RepeatableSpec")
+        packed = self._encode(spec.payload)
+        return spec.stored_with(wrap_bin(packed) if self._config.payload_format == "bin" else packed)
+
+    # --- results
+
+    async def get_result(self, id: str) -> bytes | None:  # noqa: A002
+        """The MessagePack of what the handler returned; None when there is no result (yet, or any more)."""
+        check_job_id(id)
+        self._bind_to_loop()
+        result: bytes | None = await self._pipe.call("GET", self._keys.result(id))
+        return result
+
+    async def get_result_bulk(self, ids: Sequence[str]) -> list[bytes | None]:
+        """Several results at once, in the order of the ids."""
+        return list(await asyncio.gather(*(self.get_result(job_id) for job_id in ids)))
+
+    # --- inner workings
+
+    def _window_header(self, chain_id: str) -> WindowHeader:
+        config = self._config
+        return WindowHeader(
+            sha=ADD_WINDOW.sha,
+            chain_key=self._keys.chain(chain_id),
+            stream_key=self._keys.stream,
+            delayed_key=self._keys.delayed,
+            chain_ttl_secs=CHAIN_TTL_SECS,
+            cap=config.max_stream_len,
+            overflow=config.overflow,
+            dedup_ttl_secs=config.dedup_ttl_secs,
+            idmp_producer=self._producer_id if config.idempotency == "idmp" else "",
+        )
+
+    def _bind_to_loop(self) -> None:
+        """The first use on another event loop, or in the child of a fork, starts with a connection of its own."""
+        if self._closed:
+            raise ShutdownError("the producer is closed")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                self._abandon()
+            self._loop = loop
+
+    def _abandon(self) -> None:
+        self._pipe.abandon()
+        self._chain.abandon()
+        self._adder.abandon()
+
+
+class Connecting(Generic[T]):
+    """A producer that is being connected: await it, or enter it with `async with`."""
+
+    def __init__(self, producer: Producer[T]) -> None:
+        self._producer = producer
+
+    def __await__(self) -> Generator[Any, None, Producer[T]]:
+        return self._open().__await__()
+
+    async def _open(self) -> Producer[T]:
+        try:
+            return await self._producer.open()
+        except BaseException:
+            await self._producer.close()
+            raise
+
+    async def __aenter__(self) -> Producer[T]:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._producer.close()
+
+
+def _checked_options(opts: AddOptions) -> AddOptions:
+    if not isinstance(opts, AddOptions):
+        raise refuse("opts", opts, "AddOptions")
+    return opts
+
+
+def _single(payloads: Any) -> list[Any]:
+    if isinstance(payloads, AsyncIterable):
+        raise ConfigError("an id and an asynchronous bulk do not go together: use add_with_id for each")
+    found = [*payloads]
+    if len(found) > 1:
+        raise ConfigError(f"one id cannot serve {len(found)} payloads: use add_with_id for each")
+    return found
+
+
+def _dlq_filter(
+    ids: Sequence[str] | None, reason: str | None, name: str | None, older_than: timedelta | float | None
+) -> DlqFilter:
+    older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
+    return DlqFilter(ids=ids, reason=reason, name=name, older_than_ms=older_than_ms)
+
+
+def _job_id_of(member: bytes) -> str | None:
+    try:
+        return decode_job(decode_delayed_member(member)[1]).id
+    except DecodeError:
+        return None
+
+
+_producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """The parent goes on with its chains; a child that used the same numbers would have its jobs dropped as resends."""
+    for producer in list(_producers):
+        producer._abandon()
+        producer._loop = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,18 @@
+-- Cancels a delayed job: whoever removes the member first, this or the promoter, decides.
+--
+-- KEYS  1 delayed set, 2 didx, 3 dlid
+-- ARGV  1 the exact member, or '' to take it from the index
+-- Reply 1 cancelled, 0 not there (any more), -1 no index: look for the member and call again with it
+
+local member = ARGV[1]
+if member == '' then
+  member = redis.call('GET', KEYS[2])
+  if not member then
+    return -1
+  end
+end
+if redis.call('ZREM', KEYS[1], member) == 0 then
+  return ARGV[1] == '' and -1 or 0
+end
+redis.call('DEL', KEYS[2], KEYS[3])
+return 1

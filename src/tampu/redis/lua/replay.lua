@@ -1,0 +1,29 @@
+-- Moves dead letters back into the stream. Each is added first and removed last: a failure in between repeats a job,
+-- it never loses one. Two replays at once move each letter once.
+--
+-- KEYS  1 dlq, 2 stream, 3 counts of replays
+-- ARGV  1 cap of the stream, 2 TTL of the counts in seconds, then per letter: its id, envelope, name, job id
+-- Reply {moved, 1 when the stream was full}
+
+local room = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[2])
+local moved = 0
+for i = 3, #ARGV, 4 do
+  local id, envelope, name, job = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
+  if #redis.call('XRANGE', KEYS[1], id, id) > 0 then
+    if room <= moved then
+      return {moved, 1}
+    end
+    if name == '' then
+      redis.call('XADD', KEYS[2], '*', 'd', envelope)
+    else
+      redis.call('XADD', KEYS[2], '*', 'd', envelope, 'n', name)
+    end
+    redis.call('XDEL', KEYS[1], id)
+    redis.call('HINCRBY', KEYS[3], job, 1)
+    moved = moved + 1
+  end
+end
+if moved > 0 then
+  redis.call('EXPIRE', KEYS[3], ARGV[2])
+end
+return {moved, 0}
