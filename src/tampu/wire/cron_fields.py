@@ -16,7 +16,8 @@ from tampu.errors import ConfigError
 FIRST_YEAR = 1
 LAST_YEAR = 5000
 
-#: Longest expression. Every second, minute, hour, day and month written out takes 620 characters.
+#: Longest expression. Every second, minute, hour, day and month written out takes 620 characters; the limit keeps
+#: the time to read one bounded, and its numbers short enough for int().
 MAX_EXPRESSION_CHARS = 1024
 
 #: Largest step. Any step greater than its range means just the start of the range.
@@ -36,6 +37,7 @@ _DAY_NAMES = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 _SPAN = re.compile(r"(?P<start>\*|[0-9]+|[A-Z]{3})(?:-(?P<end>[0-9]+|[A-Z]{3}))?(?:/(?P<step>[0-9]+))?")
 _NEAREST = re.compile(r"([0-9]+)W")
 _LAST_WEEKDAY = re.compile(r"([0-9]+|[A-Z]{3})L")
+_ORDINAL = re.compile(r"0*[1-5]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,17 +106,15 @@ class _Field:
         if text in self.names:
             value = self.names.index(text) + self.first_name
             return 7 if ends_range and text == "SUN" else value
-        # Digits are counted before they are converted: int() refuses or crawls on very long ones.
-        digits = text.lstrip("0") or "0"
-        if not digits.isdecimal():
+        if not text.isdecimal():
             self.reject_syntax(item)
-        if len(digits) > 4 or not self.low <= int(digits) <= self.high:
+        if not self.low <= int(text) <= self.high:
             self.reject(item, f"from {self.low} to {self.high}")
-        return int(digits)
+        return int(text)
 
-    def span(self, item: str) -> int:
-        """The mask of `a`, `a-b`, `*/n`, `a-b/n` or `a/n`."""
-        match = _SPAN.fullmatch(item)
+    def span(self, text: str, item: str) -> int:
+        """The mask of `a`, `a-b`, `*/n`, `a-b/n` or `a/n`, which is all or the first part of `item`."""
+        match = _SPAN.fullmatch(text)
         if match is None or (match["start"] == "*" and (match["end"] or not match["step"])):
             self.reject_syntax(item)
         start = self.low if match["start"] == "*" else self.value(match["start"], item)
@@ -126,17 +126,17 @@ class _Field:
         return _mask(start, end, self._step(match["step"], item))
 
     def _step(self, text: str | None, item: str) -> int:
-        digits = "1" if text is None else text.lstrip("0")
-        if not digits or len(digits) > 5 or int(digits) > MAX_STEP:
+        step = 1 if text is None else int(text)
+        if not 1 <= step <= MAX_STEP:
             self.reject(item, f"with a step from 1 to {MAX_STEP}")
-        return int(digits)
+        return step
 
     def mask(self) -> int:
         if self.text == "*":
             return _mask(self.low, self.high, 1)
         mask = 0
         for item in self.items():
-            mask |= self.span(item)
+            mask |= self.span(item, item)
         return mask
 
 
@@ -181,7 +181,7 @@ def _month_days(expression: str, text: str) -> MonthDays:
         elif match := _NEAREST.fullmatch(item):
             nearest |= 1 << field.value(match[1], item)
         else:
-            days |= field.span(item)
+            days |= field.span(item, item)
     return MonthDays(any_day=False, days=days, nearest_weekday_to=nearest, last=last)
 
 
@@ -197,11 +197,11 @@ def _week_days(expression: str, text: str) -> WeekDays:
             if match := _LAST_WEEKDAY.fullmatch(item):
                 last |= 1 << field.value(match[1], item)
             elif hash_sign and which == "L":
-                last |= field.span(span)
+                last |= field.span(span, item)
             elif hash_sign:
-                nth[_ordinal(field, which, item)] |= field.span(span)
+                nth[_ordinal(field, which, item)] |= field.span(span, item)
             elif item != "L":  # a bare L names no day: valid elsewhere, matching nothing
-                every |= field.span(item)
+                every |= field.span(item, item)
     return WeekDays(
         any_day=field.text == "*",
         every=_sunday_is_0(every),
@@ -212,10 +212,9 @@ def _week_days(expression: str, text: str) -> WeekDays:
 
 
 def _ordinal(field: _Field, text: str, item: str) -> int:
-    digits = text.lstrip("0")
-    if digits not in ("1", "2", "3", "4", "5"):
+    if not _ORDINAL.fullmatch(text):
         field.reject(item, "with #1 to #5, or #L for the last")
-    return int(digits)
+    return int(text)
 
 
 def _sunday_is_0(days: int) -> int:

@@ -26,9 +26,6 @@ _OFFSET = re.compile(r"([+-])([0-9]{1,2}):([0-9]{2})|([+-])([0-9]{2})([0-9]{2})"
 #: In the database but no place on Earth: a marker for a machine nobody has configured.
 _NOT_A_PLACE = "Factory"
 
-#: The longest text worth comparing with all zone names to find what was meant; the longest name has 32 characters.
-_MAX_GUESSED_CHARS = 64
-
 
 @dataclass(frozen=True, slots=True)
 class Shift:
@@ -165,8 +162,6 @@ def _no_such_zone(name: str) -> ConfigError:
 
 
 def _nearest_name(name: str) -> str | None:
-    if len(name) > _MAX_GUESSED_CHARS:
-        return None
     spelling = {known.casefold(): known for known in sorted(_iana_names())}
     close = difflib.get_close_matches(name.replace(" ", "_").casefold(), spelling, n=1, cutoff=0.8)
     return spelling[close[0]] if close else None
