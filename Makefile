@@ -70,4 +70,4 @@ bench-wire: setup ## time the codecs
 
 clean: ## remove .venv and every cache in the checkout (the server cache stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
-	find src tests scripts bench -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import tarfile
 from typing import TYPE_CHECKING
 
 from debian_archive import Archive, Unavailable
@@ -23,11 +22,12 @@ def install(folder: Path, scratch: Path) -> None:
     if not compiler or not shutil.which("make"):
         raise Unavailable("building it needs make and a C compiler (apt install build-essential)")
     downloads = Archive(SUITE, "deb-src", scratch).source("redis")
-    # Upstream's tarball as it is: Debian's patches are about Debian's libraries and paths, the build does not need them.
-    # Unpacked by hand, as dpkg-source may be missing.
-    with tarfile.open(next(downloads.glob("redis_*.orig.tar.*"))) as tarball:
-        tarball.extractall(scratch / "source", filter="data")
-    source = next((scratch / "source").iterdir())
+    # Upstream's tarball as it is: Debian's patches are about Debian's own libraries and paths. Unpacked by hand, as
+    # dpkg-source may be missing.
+    source = scratch / "source"
+    source.mkdir()
+    tarball = next(downloads.glob("redis_*.orig.tar.*"))
+    subprocess.run(["tar", "--extract", "--strip-components=1", "--file", tarball, "--directory", source], check=True)
     _build(source, tls=_have_openssl(compiler))
     for program in PROGRAMS:
         shutil.copy2(source / "src" / program, folder / program)
@@ -39,7 +39,12 @@ def _build(source: Path, *, tls: bool) -> None:
     # The server only: the modules of Redis 8 need more tools and are not used.
     settings = ["MALLOC=jemalloc", "USE_SYSTEMD=no", f"BUILD_TLS={'yes' if tls else 'no'}"]
     built = subprocess.run(
-        ["make", "-j2", *settings], cwd=source, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ["make", "-j2", *settings],
+        cwd=source,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     if built.returncode:
         print("\n".join(built.stdout.splitlines()[-30:]))

@@ -1,0 +1,20 @@
+"""Whether a process runs, seen from the outside."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and only waits to be collected does not."""
+    if Path("/proc/self").exists():
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except (FileNotFoundError, ProcessLookupError):
+            return False
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True

@@ -1,0 +1,311 @@
+"""One server process: a Redis or Valkey on a free loopback port, in a folder of its own, ended by its own pid."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from servers.binaries import tool_binary, version_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from servers.tls import Certificates
+
+HOST = "127.0.0.1"
+
+#: Below the range the kernel takes client ports from. From within it, a server that is down for a moment could lose
+#: its port to some connection, and a client that keeps trying to connect to it could even reach itself.
+PORTS = range(10_000, 30_000)
+
+#: How long a server may take to come up or go down; it takes some 10 ms, or 2 s for a Cluster.
+PATIENCE_SECS = 30.0
+
+#: How often a condition is looked at.
+POLL_SECS = 0.005
+
+#: A server whose test run was killed must not stay behind. The shell leaves a watcher and becomes the server, so the
+#: pid is the server's. The watcher reads a pipe from the test run: a line means the server was ended in good order, the
+#: end of the pipe without one that the test run is gone.
+LAUNCH = 'exec 3<&0 </dev/null; (read -r _ <&3 || kill -KILL $$) >/dev/null 2>&1 & exec "$@" 3<&-'
+
+
+class ServerFailed(Exception):  # noqa: N818 - read as a sentence in a test report
+    """The server did not do what was asked; the text shows the end of its log."""
+
+
+def free_port() -> int:
+    """A loopback port nobody listens on. Somebody may take it before we do: `start` then tries another."""
+    for _ in range(1000):
+        port = random.choice(PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
+    raise ServerFailed(f"no free port from {PORTS.start} to {PORTS.stop}")
+
+
+def eventually(condition: Callable[[], Any], what: str, within_secs: float = PATIENCE_SECS) -> Any:
+    """Waits until the condition holds (is truthy) and returns its value; a lost connection counts as not yet."""
+    deadline = time.monotonic() + within_secs
+    last: Exception | None = None
+    while True:
+        try:
+            if value := condition():
+                return value
+        except (redis.ConnectionError, redis.TimeoutError, OSError) as error:
+            last = error
+        if time.monotonic() > deadline:
+            raise ServerFailed(f"not within {within_secs:g} s: {what}" + (f" ({last})" if last else ""))
+        time.sleep(POLL_SECS)
+
+
+@dataclass
+class Server:
+    """A server of its own. `start` it, and `stop` it in the end; everything else is for making trouble in between."""
+
+    kind: str
+    binary: Path
+    data_dir: Path
+    #: Lines of its configuration file, over the defaults of `_configuration`.
+    settings: dict[str, str] = field(default_factory=dict)
+    certificates: Certificates | None = None
+    #: Chosen at the first start and kept over restarts, so that clients find the server again.
+    port: int = 0
+    version: str = ""
+    process: subprocess.Popen[bytes] | None = None
+
+    def __post_init__(self) -> None:
+        self.version = version_of(self.binary)
+        self._clients: list[redis.Redis] = []
+        self._former: dict[str, str] = {}
+        self._lifeline = -1
+        self._keep_port = False
+        self._log_start = 0
+
+    # Where it is
+
+    @property
+    def url(self) -> str:
+        password = f":{quote(self.password, safe='')}@" if self.password else ""
+        if self.certificates:
+            return f"rediss://{password}{HOST}:{self.port}/0?ssl_ca_certs={quote(str(self.certificates.ca), safe='/')}"
+        return f"redis://{password}{HOST}:{self.port}/0"
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return HOST, self.port
+
+    @property
+    def password(self) -> str | None:
+        return self.settings.get("requirepass")
+
+    @property
+    def pid(self) -> int:
+        if self.process is None:
+            raise ServerFailed(f"{self.kind} is not running")
+        return self.process.pid
+
+    @property
+    def log(self) -> Path:
+        return self.data_dir / "server.log"
+
+    @property
+    def is_running(self) -> bool:
+        return self.process is not None and self.process.poll() is None
+
+    # Its life
+
+    def start(self) -> None:
+        """Returns when it answers. A second start, after `stop` or `kill`, uses the same port and the same data."""
+        self.launch()
+        self.await_ready()
+
+    def launch(self) -> None:
+        """The first half of `start`: several servers can come up at once."""
+        if self.is_running:
+            raise ServerFailed(f"{self.kind} is running already")
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        self._keep_port = bool(self.port)
+        if not self._keep_port:
+            self._choose_ports()
+        self._spawn()
+
+    def await_ready(self) -> None:
+        """The second half of `start`."""
+        deadline = time.monotonic() + PATIENCE_SECS
+        while not self._answers():
+            if not self.is_running:
+                self._reap()
+                if "Address already in use" not in self._last_run():
+                    raise ServerFailed(f"{self.kind} ended while starting; its log:\n{self._last_run()}")
+                if not self._keep_port:
+                    self._choose_ports()
+                self._spawn()
+            if time.monotonic() > deadline:
+                self.kill()
+                raise ServerFailed(f"{self.kind} does not answer on port {self.port}; its log:\n{self._last_run()}")
+            time.sleep(POLL_SECS)
+
+    def stop(self) -> None:
+        """Ends it in good order, and by force if that takes too long. Harmless when it is not running."""
+        self._close_clients()
+        if self.process is None:
+            return
+        self.process.terminate()
+        self.process.send_signal(signal.SIGCONT)  # a paused one does not hear the first signal until it goes on
+        try:
+            self.process.wait(PATIENCE_SECS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self._reap()
+
+    def kill(self) -> None:
+        """As if the power went: SIGKILL."""
+        if self.process is not None:
+            self.process.kill()
+            self._reap()
+
+    def restart(self) -> None:
+        """Stop and start; what was not persisted is gone."""
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """It keeps its connections but does nothing, as a host that hangs."""
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Ends a pause."""
+        os.kill(self.pid, signal.SIGCONT)
+
+    # Talking to it
+
+    def client(self, **options: Any) -> redis.Redis:
+        """A client that answers in bytes and does not retry; closed for you when the test is over."""
+        client = self._connect(**options)
+        self._clients.append(client)
+        return client
+
+    def cli(self, *arguments: str) -> str:
+        """What redis-cli prints."""
+        program = tool_binary("redis-cli")
+        if program is None:
+            raise ServerFailed("there is no redis-cli; run `make servers`")
+        command = [str(program), "-h", HOST, "-p", str(self.port)]
+        if self.certificates:
+            command += ["--tls", "--cacert", str(self.certificates.ca)]
+        environment = os.environ | ({"REDISCLI_AUTH": self.password} if self.password else {})
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=30)
+        if done.returncode:
+            raise ServerFailed(f"redis-cli {' '.join(arguments)}: {done.stderr or done.stdout}")
+        return done.stdout.removesuffix("\n")
+
+    def config_set(self, **settings: str | int) -> None:
+        """CONFIG SET, an underscore for a hyphen; `reset` undoes it."""
+        with self._connect(decode_responses=True) as client:
+            for name, value in settings.items():
+                option = name.replace("_", "-")
+                self._former.setdefault(option, client.config_get(option)[option])
+                client.config_set(option, value)
+
+    def reset(self) -> None:
+        """Makes it as new for the next test: up, empty, without scripts, configured as at its start."""
+        self._close_clients()
+        if not self.is_running:
+            self._former.clear()
+            self.kill()
+            self.start()
+        self.resume()
+        with self._connect() as client:
+            while self._former:
+                client.config_set(*self._former.popitem())
+            client.flushall()
+            client.script_flush()
+
+    # How it is run
+
+    def _choose_ports(self) -> None:
+        self.port = free_port()
+
+    def _configuration(self) -> dict[str, str]:
+        port: dict[str, str] = {"port": str(self.port)}
+        if self.certificates:
+            port = {"port": "0", "tls-port": str(self.port), **self.certificates.settings()}
+        return {
+            "bind": HOST,
+            **port,
+            "dir": f'"{self.data_dir}"',
+            "daemonize": "no",
+            "save": '""',
+            "appendonly": "no",
+            # By default a master waits 5 s for more replicas before it begins to send its data to the first.
+            "repl-diskless-sync-delay": "0",
+            # And a Cluster does not name a replica before the first of these pings, by default after 10 s.
+            "repl-ping-replica-period": "1",
+            **self.settings,
+        }
+
+    def _command(self) -> list[str]:
+        path = self.data_dir / "server.conf"
+        path.write_text("".join(f"{name} {value}\n" for name, value in self._configuration().items()))
+        return [str(self.binary), str(path)]
+
+    def _spawn(self) -> None:
+        command = self._command()
+        read_end, self._lifeline = os.pipe()
+        try:
+            with self.log.open("ab") as log:
+                self._log_start = log.tell()
+                self.process = subprocess.Popen(
+                    ["/bin/sh", "-c", LAUNCH, "sh", *command],
+                    stdin=read_end,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd=self.data_dir,
+                    start_new_session=True,  # Ctrl-C is for pytest, which then ends its servers in order
+                )
+        finally:
+            os.close(read_end)
+
+    def _reap(self) -> None:
+        """The process has been told to end, or has ended: collect it, and let its watcher go."""
+        if self.process is None:
+            return
+        self.process.wait(PATIENCE_SECS)
+        self.process = None
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._lifeline, b"\n")
+        os.close(self._lifeline)
+
+    def _answers(self) -> bool:
+        with self._connect() as client, contextlib.suppress(redis.RedisError):
+            # The pid tells our server from a stranger's that took the port first. INFO is answered while data are
+            # still being loaded, PING only after that.
+            return client.info("server")["process_id"] == self.pid and bool(client.ping())
+        return False
+
+    def _connect(self, **options: Any) -> redis.Redis:
+        defaults = {"protocol": 2, "decode_responses": False, "socket_timeout": 10.0, "retry": Retry(NoBackoff(), 0)}
+        return redis.Redis.from_url(self.url, **(defaults | options))
+
+    def _close_clients(self) -> None:
+        while self._clients:
+            self._clients.pop().close()
+
+    def _last_run(self) -> str:
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            return "\n".join(log.read().decode(errors="replace").splitlines()[-30:])
