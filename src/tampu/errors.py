@@ -33,9 +33,10 @@ class EncodeError(Error):
 
 
 class DecodeError(Error):
-    """Bytes are not what the wire format says they should be."""
+    """Bytes are not what the wire format says they should be. `job_id` is set when it is a job's payload."""
 
     code = "CMQ-003"
+    job_id: str | None = None
 
 
 class ConfigError(Error, ValueError):

@@ -90,6 +90,7 @@ class Chain:
         self._header = self._make_header(self.id)
         self._confirmed = 0
         self._next_number = 1
+        self._ttl_set_at = float("-inf")
 
     # --- what the producer calls
 
@@ -151,6 +152,7 @@ class Chain:
         if window.first_sent_at is None:
             window.first_sent_at = self._now()
         self._sent.append(window)
+        window.chain_ttl_secs = self._ttl_to_set()
         packed = window.packed(self._header)
         if self._min_replicas:
             window.replicas = 0
@@ -158,6 +160,10 @@ class Chain:
             connection.request(self._wait, lambda count: self._on_replicas(window, count))
         else:
             connection.request(packed, lambda reply: self._on_reply(window, reply))
+
+    def _ttl_to_set(self) -> int:
+        """The chain's TTL is set now and then: with every window it would cost the server a tenth of its time."""
+        return CHAIN_TTL_SECS if self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 60 else 0
 
     def _on_replicas(self, window: Window, count: Reply) -> None:
         """The answer to WAIT, which follows the window's own."""
@@ -188,6 +194,8 @@ class Chain:
     def _on_applied(self, window: Window, reply: list[Any]) -> None:
         self._confirmed = window.number
         self._attempt = 0
+        if window.chain_ttl_secs:
+            self._ttl_set_at = self._now()
         window.codes = reply[1].decode()
         window.failure = reply[2].decode(errors="replace")
         if window.replicas < self._min_replicas:

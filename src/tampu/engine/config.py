@@ -215,6 +215,8 @@ class ConsumerConfig(_Checked):
     result_ttl_secs: int = _number(3600, low=1)
     #: Who is told. Defaults to a sink that drops everything.
     metrics: MetricsSink = _metrics()
+    #: The type of all payloads, checked when they are read. Defaults to None: any value.
+    payload_type: Any = None
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)

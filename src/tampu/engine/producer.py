@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tampu.checks import check_delay_ms, check_instant_ms, check_int, check_job_id, check_text, refuse
 from tampu.engine.adder import Adder, Due
-from tampu.engine.chain import CHAIN_TTL_SECS, Chain
+from tampu.engine.chain import Chain
 from tampu.engine.config import ProducerConfig
 from tampu.engine.dead_letters import REPLAY, DeadLetters, DlqFilter, ReplayCount
 from tampu.engine.minter import Minter
@@ -365,7 +365,6 @@ class Producer(Generic[T]):
             chain_key=self._keys.chain(chain_id),
             stream_key=self._keys.stream,
             delayed_key=self._keys.delayed,
-            chain_ttl_secs=CHAIN_TTL_SECS,
             cap=config.max_stream_len,
             overflow=config.overflow,
             dedup_ttl_secs=config.dedup_ttl_secs,

@@ -49,6 +49,7 @@ class Window:
     __slots__ = (
         "arguments",
         "body",
+        "chain_ttl_secs",
         "codes",
         "error",
         "failure",
@@ -74,6 +75,8 @@ class Window:
         self.failure = ""
         self.error: Error | None = None
         self.number = 0
+        #: The TTL that this window gives its chain; 0 leaves it as it is.
+        self.chain_ttl_secs = 0
         self.first_sent_at: float | None = None
         #: Whether it was sent and the connection broke before an answer came.
         self.may_be_applied = False
@@ -156,7 +159,7 @@ class Window:
 class WindowHeader:
     """What all windows of one chain have in common, packed once."""
 
-    __slots__ = ("_after_number", "_before_keys", "_chain_and_shared_keys")
+    __slots__ = ("_after_ttl", "_before_keys", "_chain_and_shared_keys")
 
     def __init__(
         self,
@@ -165,7 +168,6 @@ class WindowHeader:
         chain_key: str,
         stream_key: str,
         delayed_key: str,
-        chain_ttl_secs: int,
         cap: int,
         overflow: str,
         dedup_ttl_secs: int,
@@ -173,19 +175,20 @@ class WindowHeader:
     ) -> None:
         self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
         self._chain_and_shared_keys = b"".join(pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
-        fixed: tuple[Any, ...] = (chain_ttl_secs, cap, overflow, dedup_ttl_secs, idmp_producer)
-        self._after_number = b"".join(pack_part(str(value).encode()) for value in fixed)
+        fixed: tuple[Any, ...] = (cap, overflow, dedup_ttl_secs, idmp_producer)
+        self._after_ttl = b"".join(pack_part(str(value).encode()) for value in fixed)
 
     def packed(self, window: Window) -> bytes:
         """Everything before the window's body: command, keys, and the fixed arguments."""
         # EVALSHA, sha, number of keys, 3 + n keys, 7 fixed arguments, the body's.
-        return b"*%d\r\n%b%b%b%b%b%b%b" % (
+        return b"*%d\r\n%b%b%b%b%b%b%b%b" % (
             13 + window.keys + window.arguments,
             self._before_keys,
             pack_part(b"%d" % (3 + window.keys)),
             self._chain_and_shared_keys,
             b"".join(window.packed_keys),
             pack_part(b"%d" % window.number),
-            self._after_number,
+            pack_part(b"%d" % window.chain_ttl_secs),
+            self._after_ttl,
             pack_part(b"%d" % len(window.ids)),
         )

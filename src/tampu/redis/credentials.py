@@ -6,6 +6,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError
+from tampu.redis.faults import Unreachable
 
 if TYPE_CHECKING:
     from tampu.redis.settings import ConnectionSettings, Credentials
@@ -13,14 +14,15 @@ if TYPE_CHECKING:
 
 async def resolve_credentials(source: Any, server: str | None) -> Credentials:
     """(user, password) from a provider or callback, which is asked anew for every connection."""
-    if hasattr(source, "get_credentials_async"):
-        answer: Any = source.get_credentials_async()
-    elif callable(source):
-        answer = source(server)
-    else:
+    if not hasattr(source, "get_credentials_async") and not callable(source):
         raise ConfigError(f"credential_provider must be a callable or a redis-py CredentialProvider; got {source!r}")
-    if inspect.isawaitable(answer):
-        answer = await answer
+    try:
+        answer: Any = source.get_credentials_async() if hasattr(source, "get_credentials_async") else source(server)
+        if inspect.isawaitable(answer):
+            answer = await answer
+    except Exception as error:
+        # Whoever hands out the tokens may be down for a moment, as any server may.
+        raise Unreachable(f"credential_provider failed: {error!r}") from error
     if isinstance(answer, tuple) and len(answer) == 1:
         return None, answer[0]
     if isinstance(answer, tuple) and len(answer) == 2:

@@ -1,4 +1,4 @@
-"""Finds the address to connect to: as given, what the sentinels say, or the Cluster node that serves a key's slot."""
+"""Finds the address to connect to: as given, embedded, what the sentinels say, or the Cluster node of a key's slot."""
 
 from __future__ import annotations
 
@@ -15,9 +15,16 @@ from tampu.redis.settings import Address, ConnectionSettings
 if TYPE_CHECKING:
     from redis.credentials import CredentialProvider
 
+    from tampu.redis.embedded_lease import EmbeddedLease
 
-async def locate(settings: ConnectionSettings, routing_key: bytes) -> Address:
-    """Where `routing_key` is served right now; `Unreachable` when nobody can tell."""
+
+async def locate(settings: ConnectionSettings, routing_key: bytes, lease: EmbeddedLease | None = None) -> Address:
+    """Where `routing_key` is served right now; `Unreachable` when nobody can tell.
+
+    An embedded server runs from now on, until its `lease` is released.
+    """
+    if lease is not None:
+        return await lease.address()
     if settings.kind == "sentinel":
         return await _ask_sentinels(settings)
     if settings.kind == "cluster":

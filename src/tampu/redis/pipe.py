@@ -7,6 +7,7 @@ Many callers share one Pipe; what they send in one turn of the event loop leaves
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import weakref
@@ -14,9 +15,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError, RedisError, ShutdownError
+from tampu.redis.budget import ByteBudget
 from tampu.redis.connection import Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.credentials import credentials_for
 from tampu.redis.discovery import locate
+from tampu.redis.embedded_lease import EmbeddedLease
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
 from tampu.redis.settings import Address, ConnectionSettings
 
@@ -30,6 +33,8 @@ FIRST_BACKOFF_SECS = 0.05
 LAST_BACKOFF_SECS = 2.0
 #: How long callers wait for a connection, or for a passing fault to pass, unless they say otherwise.
 DEFAULT_PATIENCE_SECS = 10.0
+#: Bytes of calls that are sent and not answered; the others wait. (The windows of a chain have a bound of their own.)
+MAX_BYTES_IN_FLIGHT = 1024 * 1024
 
 
 def backoff_secs(attempt: int) -> float:
@@ -60,6 +65,8 @@ class Pipe:
         self._moved_to: Address | None = None
         self._last_error: RedisError | None = None
         self._closed = False
+        self._budget = ByteBudget(MAX_BYTES_IN_FLIGHT)
+        self._lease = EmbeddedLease(settings.data_dir) if settings.kind == "embedded" else None
         self._up_callbacks: list[Callable[[Connection], None]] = []
         self._loss_callbacks: list[Callable[[], None]] = []
         #: How often a connection was made; the first one included.
@@ -112,7 +119,7 @@ class Pipe:
         self,
         script: Script,
         keys: Sequence[bytes | str],
-        args: Sequence[bytes | str | int],
+        args: Sequence[Part],
         *,
         resend: bool = True,
         patience_secs: float = DEFAULT_PATIENCE_SECS,
@@ -128,6 +135,13 @@ class Pipe:
 
     async def send(self, packed: bytes, *, resend: bool = True, patience_secs: float = DEFAULT_PATIENCE_SECS) -> Reply:
         """One packed command and its reply, under the rules of `call`."""
+        await self._budget.take(len(packed))
+        try:
+            return await self._send(packed, resend, patience_secs)
+        finally:
+            self._budget.give_back(len(packed))
+
+    async def _send(self, packed: bytes, resend: bool, patience_secs: float) -> Reply:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + patience_secs
         attempt = 0
@@ -135,16 +149,20 @@ class Pipe:
             connection = await self.up(max(deadline - loop.time(), 0.001))
             future: asyncio.Future[Reply] = loop.create_future()
             connection.request(packed, future_setter(future))
+            seen_on: Connection | None = connection
             try:
                 return await future
-            except ServerError as error:
-                if error.kind == "ASK":
+            except (ServerError, ConnectionLost) as failure:
+                error: RedisError = failure
+            if isinstance(error, ServerError) and error.kind == "ASK":
+                try:
                     return await self._follow_ask(error, packed)
-                if not await self.cure(error, attempt, deadline, connection):
-                    raise
-            except ConnectionLost as error:
-                if not resend or not await self.cure(error, attempt, deadline, connection):
-                    raise
+                except (ServerError, ConnectionLost, Unreachable) as failure:
+                    error, seen_on = failure, None
+            if isinstance(error, ConnectionLost) and not resend:
+                raise error
+            if not await self.cure(error, attempt, deadline, seen_on):
+                raise error
             attempt += 1
 
     async def cure(self, error: RedisError, attempt: int, deadline: float, seen_on: Connection | None) -> bool:
@@ -155,18 +173,19 @@ class Pipe:
         remedy = remedy_of(error)
         if remedy in (Remedy.NONE, Remedy.MAKE_GROUP):
             return False
-        pause = backoff_secs(attempt + 1)
-        if asyncio.get_running_loop().time() + pause > deadline:
+        # What only time cures needs some from the start; everything else is tried at once the first time.
+        pause = backoff_secs(attempt + 1 if remedy is Remedy.WAIT else attempt)
+        if pause and asyncio.get_running_loop().time() + pause > deadline:
             return False
-        if remedy is Remedy.LOAD_SCRIPTS:
-            await self.load_scripts()
-            return True
         if remedy is Remedy.REDISCOVER:
             self._note_move(error)
         if remedy in (Remedy.REDISCOVER, Remedy.RECONNECT) and seen_on is not None:
             seen_on.close()
-        if remedy is Remedy.WAIT or attempt:
+        if pause:
             await asyncio.sleep(pause)
+        if remedy is Remedy.LOAD_SCRIPTS:
+            with contextlib.suppress(ConnectionLost):  # the next connection loads them anyway
+                await self.load_scripts()
         return True
 
     def _note_move(self, error: RedisError) -> None:
@@ -174,6 +193,10 @@ class Pipe:
         words = str(error).split()
         if isinstance(error, ServerError) and error.kind == "MOVED" and len(words) >= 3:
             self._moved_to = _moved_address(words[2], self._settings)
+
+    def add_script(self, script: Script) -> None:
+        """Have one more script loaded with each connection from the next on."""
+        self._scripts = (*self._scripts, script)
 
     async def load_scripts(self) -> None:
         """Load this pipe's scripts again, after the server forgot them."""
@@ -191,6 +214,8 @@ class Pipe:
         if self._connection is not None:
             self._connection.close()
             await asyncio.sleep(0)  # lets the transport close its socket
+        if self._lease is not None:
+            await self._lease.release()
 
     def abandon(self) -> None:
         """Leave the connection to the parent of a fork, or to an event loop that has ended: the next use makes one."""
@@ -199,6 +224,7 @@ class Pipe:
             _left_alone.append(self._connection)
         self._connection = None
         self._connecting = None
+        self._budget.reset()
 
     # --- connecting
 
@@ -207,11 +233,12 @@ class Pipe:
         while True:
             await asyncio.sleep(backoff_secs(attempt))
             try:
-                address = self._moved_to or await locate(self._settings, self._routing_key)
+                address = self._moved_to or await locate(self._settings, self._routing_key, self._lease)
                 self._moved_to = None
                 connection = await self._open(address)
             except ServerError as error:
-                if error.remedy is Remedy.NONE:
+                # Who is not logged in after the greeting never will be.
+                if error.remedy is Remedy.NONE or error.kind == "NOAUTH":
                     raise
                 self._last_error = error
             except (Unreachable, ConnectionLost) as error:
@@ -246,8 +273,10 @@ class Pipe:
             requests.append(connection.ask("ROLE"))
         courtesy = connection.ask("CLIENT", "SETNAME", settings.client_name)
         loads = [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
-        # An ACL may forbid CLIENT: the name is a courtesy.
-        _, *replies = await asyncio.gather(courtesy, *loads, *requests, return_exceptions=True)
+        # The login's error comes first: all others follow from it.
+        replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
+        if isinstance(replies[-1], ServerError):
+            replies.pop()  # an ACL may forbid CLIENT: the name is a courtesy
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
@@ -260,12 +289,16 @@ class Pipe:
         address = _moved_address(str(error).split()[2], self._settings)
         connection = await open_connection(self._settings, address, self._response_timeout)
         try:
-            logins = await _login(connection, self._settings, address)
-            asking = connection.ask("ASKING")
+            greetings = await _login(connection, self._settings, address)
+            greetings += [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
+            greetings.append(connection.ask("ASKING"))
             future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
             connection.request(packed, future_setter(future))
-            *_, reply = await asyncio.gather(*logins, asking, future)
-            return reply
+            replies = await asyncio.gather(*greetings, future, return_exceptions=True)
+            for reply in replies:
+                if isinstance(reply, BaseException):
+                    raise reply
+            return replies[-1]
         finally:
             connection.close()
 

@@ -12,6 +12,8 @@ from tampu.redis.connection import pack_command
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tampu.redis.connection import Part
+
 
 class Script:
     """One script's text and the bytes that load and call it."""
@@ -27,7 +29,7 @@ class Script:
         """The command that loads it."""
         return pack_command(("SCRIPT", "LOAD", self.text))
 
-    def packed_call(self, keys: Sequence[bytes | str], args: Sequence[bytes | str | int]) -> bytes:
+    def packed_call(self, keys: Sequence[bytes | str], args: Sequence[Part]) -> bytes:
         """The command that runs it."""
         return pack_command(("EVALSHA", self.sha, len(keys), *keys, *args))
 

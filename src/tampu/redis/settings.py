@@ -12,12 +12,13 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from tampu.checks import refuse
 from tampu.errors import ConfigError
@@ -48,6 +49,11 @@ _SCHEMES: dict[str, tuple[Kind, bool]] = {
 }
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
 _OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", *_TLS_OPTIONS)
+#: Schemes whose path names a file; in the others it is a database.
+_SCHEMES_OF_PATHS = ("unix", "embedded")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
+_HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]:\s]*))(?::(?P<port>\d{0,5}))?")
+_ENCODE = " (in a user name or password, / ? # @ : are written %2F %3F %23 %40 %3A)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +117,23 @@ def parse_url(
 ) -> ConnectionSettings:
     """Settings from a URL; `ConfigError` names the part that is wrong. Passwords never appear in an error."""
     if not isinstance(url, str):
-        raise refuse("url", url, "a str such as 'redis://127.0.0.1:6379'")
-    scheme, separator, _ = url.partition("://")
-    if not separator or scheme not in _SCHEMES:
-        raise refuse("url scheme", scheme, f"one of {', '.join(f'{known}://' for known in _SCHEMES)}")
+        raise ConfigError(f"url must be a str such as 'redis://127.0.0.1:6379'; got a {type(url).__name__}")
+    scheme, _, rest = url.partition("://")
+    scheme = scheme.lower()
+    if scheme not in _SCHEMES:
+        # Without a scheme this may be the whole URL, password and all.
+        given = scheme if _SCHEME.fullmatch(scheme) else "something else"
+        raise refuse("url scheme", given, f"one of {', '.join(f'{known}://' for known in _SCHEMES)}")
     kind, tls = _SCHEMES[scheme]
-    parts = urlsplit(url)
-    options = _options(parts)
-    user_info, _, hosts = parts.netloc.rpartition("@")
+    rest, _, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    authority, slash, path = rest.partition("/")
+    if fragment or ("@" in path and scheme not in _SCHEMES_OF_PATHS):
+        raise ConfigError(f"url has a {'#' if fragment else '/'} where none belongs{_ENCODE}")
+    options = _options(query, tls=tls)
+    user_info, _, hosts = authority.rpartition("@")
     username, _, password = (unquote(part) for part in user_info.partition(":"))
-    path = unquote(parts.path)
+    path = unquote(slash + path)
     master_name = ""
     if kind == "sentinel":
         master_name, _, path = path.strip("/").partition("/")
@@ -131,11 +144,12 @@ def parse_url(
         data_dir = (hosts + path) or None
         addresses: tuple[Address, ...] = ()
     elif scheme == "unix":
+        if not hosts + path:
+            raise ConfigError("url must name the socket: unix:///path/to.sock")
         addresses = (Address(path=hosts + path),)
-        path = ""
     else:
         addresses = _addresses(hosts, DEFAULT_SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT)
-    db = _db(options.get("db", "") or (path.strip("/") if kind != "embedded" else ""))
+    db = _db(options.get("db", "") or ("" if scheme in _SCHEMES_OF_PATHS else path.strip("/")))
     if kind == "cluster" and db:
         raise refuse("url database", db, "0 on a Cluster")
     return ConnectionSettings(
@@ -148,7 +162,7 @@ def parse_url(
         ca_certs=options.get("ssl_ca_certs"),
         certfile=options.get("ssl_certfile"),
         keyfile=options.get("ssl_keyfile"),
-        check_hostname=options.get("ssl_check_hostname", "true").lower() not in ("false", "0", "no"),
+        check_hostname=_flag("ssl_check_hostname", options.get("ssl_check_hostname", "true")),
         master_name=master_name,
         sentinel_username=options.get("sentinel_username"),
         sentinel_password=options.get("sentinel_password"),
@@ -157,22 +171,36 @@ def parse_url(
     )
 
 
-def _options(parts: SplitResult) -> dict[str, str]:
-    options = dict(parse_qsl(parts.query))
-    unknown = sorted(set(options) - set(_OPTIONS))
-    if unknown:
-        raise refuse("url option", unknown[0], f"one of {', '.join(_OPTIONS)}")
+def _options(query: str, *, tls: bool) -> dict[str, str]:
+    try:
+        options = dict(parse_qsl(query, strict_parsing=True)) if query else {}
+    except ValueError:
+        raise ConfigError(f"url options must be name=value, joined by &{_ENCODE}") from None
+    for name in options:
+        if name not in _OPTIONS:
+            # With an @ behind the ? this may be the second half of a password.
+            given = "something else" if "@" in query else name
+            raise refuse("url option", given, f"one of {', '.join(_OPTIONS)}")
+        if name in _TLS_OPTIONS and not tls:
+            raise ConfigError(f"url option {name} is about TLS: the scheme must be rediss://, rediss+cluster:// ...")
     return options
+
+
+def _flag(name: str, text: str) -> bool:
+    if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
+        raise refuse(f"url option {name}", text, "true or false")
+    return text.lower() in ("true", "1", "yes")
 
 
 def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
     addresses = []
-    for item in hosts.split(",") if hosts else ["127.0.0.1"]:
-        try:
-            split = urlsplit(f"//{item}")
-            addresses.append(Address(split.hostname or "127.0.0.1", split.port or default_port))
-        except ValueError:
-            raise refuse("url host", item, "host, host:port or [ipv6]:port") from None
+    for item in hosts.split(",") if hosts else [""]:
+        found = _HOST.fullmatch(item)
+        port = int(found["port"] or default_port) if found else 0
+        if found is None or not 0 < port < 65536:
+            # Not shown: without an @ what stands here may be user:password.
+            raise ConfigError(f"url host must be host, host:port (1 to 65535) or [ipv6]:port{_ENCODE}")
+        addresses.append(Address(found["ipv6"] or found["name"] or "127.0.0.1", port))
     return tuple(addresses)
 
 

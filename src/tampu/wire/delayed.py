@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tampu.errors import DecodeError, EncodeError
+from tampu.errors import DecodeError
+from tampu.wire.entry import exact_text
 
 #: What a member without a name starts with.
 NO_NAME = b"\x00\x00\x00\x00"
@@ -12,10 +13,7 @@ def encode_delayed_member(name: str, envelope: bytes) -> bytes:
     """A member of the delayed set."""
     if not name:
         return NO_NAME + envelope
-    try:
-        encoded = name.encode()
-    except UnicodeEncodeError as error:
-        raise EncodeError(f"name {name!r} cannot be written as UTF-8: {error}") from error
+    encoded = exact_text("name", name)
     return len(encoded).to_bytes(4, "little") + encoded + envelope
 
 

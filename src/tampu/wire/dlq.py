@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from tampu.errors import DecodeError
-from tampu.wire.entry import first_values, text_or_empty
+from tampu.wire.entry import any_text, exact_text, first_values, text_or_empty
 from tampu.wire.payload import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
     """The fields of a dead letter, in the wire's order, ours behind them. `dlq_id` is the entry's own id."""
     fields = [b"d", entry.payload]
     if entry.name:
-        fields += (b"n", entry.name.encode())
-    fields += (b"source_id", entry.source_id.encode(), b"reason", entry.reason.encode())
+        fields += (b"n", exact_text("name", entry.name))
+    fields += (b"source_id", exact_text("source_id", entry.source_id), b"reason", exact_text("reason", entry.reason))
     extras: list[tuple[bytes, str | int | None]] = [
         (b"detail", entry.detail),
         (b"error_type", entry.error_type),
@@ -88,7 +88,7 @@ def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
     ]
     for field, value in extras:
         if value is not None:
-            fields += (field, str(value).encode(errors="replace"))
+            fields += (field, any_text(str(value)))
     if entry.original is not None:
         fields += (b"original", encode_value([part for pair in entry.original for part in pair]))
     return fields

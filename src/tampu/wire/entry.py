@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.errors import EncodeError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -38,4 +40,17 @@ def read_job_fields(fields: Sequence[bytes]) -> tuple[bytes | None, str]:
 
 def job_fields(envelope: bytes, name: str) -> list[bytes]:
     """The fields of an entry of the main stream: the name is left out when it is empty."""
-    return [b"d", envelope, b"n", name.encode()] if name else [b"d", envelope]
+    return [b"d", envelope, b"n", exact_text("name", name)] if name else [b"d", envelope]
+
+
+def exact_text(field: str, text: str) -> bytes:
+    """A name or an id as UTF-8: one that UTF-8 cannot carry is refused, since another one would be found instead."""
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise EncodeError(f"{field} {text!r} cannot be written as UTF-8: {error}") from error
+
+
+def any_text(text: str) -> bytes:
+    """What people read, such as an error's message, as UTF-8: nothing of it may stop the entry from being written."""
+    return text.encode(errors="replace")

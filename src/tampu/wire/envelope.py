@@ -6,49 +6,46 @@ wide integers, ids as bin, bytes behind the envelope; beyond it, payloads of eit
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
-from tampu.checks import MAX_U32, MAX_U64
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire.job import Job
 from tampu.wire.retry import (
+    BackoffSpec,
     JobRetryOverride,
-    MapBackoff,
     WireBackoff,
     WireRetry,
     from_wire_backoff,
     from_wire_retry,
     to_wire_retry,
 )
-from tampu.wire.scan import bin_content, is_array, is_map, slots_of
-
-_U64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U64)]
-_U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
+from tampu.wire.scan import NIL
+from tampu.wire.serde import REFUSALS, U32, U64, fields_of, read_text, reader, variant_of
 
 
 class _Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     id: str
     payload: msgspec.Raw
-    created_at_ms: _U64
-    attempt: _U32 = 0
+    created_at_ms: U64
+    attempt: U32 = 0
     retry: WireRetry | None = None
 
 
-#: What a typed decoder may raise on hostile bytes: all of it means "this is no envelope".
-_REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
-
 _decode_envelope = msgspec.msgpack.Decoder(_Envelope).decode
-_decode_str = msgspec.msgpack.Decoder(str).decode
-_decode_u64 = msgspec.msgpack.Decoder(_U64).decode
-_decode_u32 = msgspec.msgpack.Decoder(_U32).decode
-_decode_opt_u32 = msgspec.msgpack.Decoder(_U32 | None).decode
-_decode_backoff = msgspec.msgpack.Decoder(WireBackoff).decode
-_decode_map_backoff = msgspec.msgpack.Decoder(MapBackoff).decode
 _encode = msgspec.msgpack.Encoder().encode
 
+_read_u64 = reader(U64)
+_read_u32 = reader(U32)
+_read_optional_u64 = reader(U64 | None)
+_read_optional_u32 = reader(U32 | None)
+_read_optional_float = reader(float | None)
+
 _FIELDS = ("id", "payload", "created_at_ms", "attempt", "retry")
+_RETRY_FIELDS = ("max_attempts", "backoff")
+_BACKOFF_FIELDS = ("kind", "delay_ms", "max_delay_ms", "multiplier", "jitter_ms")
+_BACKOFF_KINDS = ("fixed", "exponential")
 
 
 def encode_envelope(
@@ -74,7 +71,7 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
     """The job in an envelope; `DecodeError` when there is none. `name` is what the field `n` said."""
     try:
         envelope = _decode_envelope(data)
-    except _REFUSALS:
+    except REFUSALS:
         return _decode_leniently(data, name)
     retry = envelope.retry
     return Job.from_wire(
@@ -89,51 +86,38 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
 
 def _decode_leniently(data: bytes, name: str) -> Job[Any]:
     """The forms no writer of today uses but 1.3.0 reads; slower, and where every refusal gets its text."""
-    slots = _named_slots(data, _FIELDS, required=3)
     try:
-        id_slot = slots["id"]
-        id_bytes = bin_content(id_slot)
-        job_id = _decode_str(id_slot) if id_bytes is None else id_bytes.decode()
-        created_at_ms = _decode_u64(slots["created_at_ms"])
-        attempt = _decode_u32(slots["attempt"]) if "attempt" in slots else 0
-        retry = _decode_retry(slots["retry"]) if "retry" in slots else None
-    except _REFUSALS as error:
+        slots = fields_of(data, _FIELDS, in_array=3, in_map=3)
+        job_id = read_text(slots["id"])
+        created_at_ms = _read_u64(slots["created_at_ms"])
+        attempt = _read_u32(slots["attempt"]) if "attempt" in slots else 0
+        retry = _read_retry(slots.get("retry", NIL))
+    except DecodeError as error:
         raise DecodeError(f"not a job envelope: {error}") from error
-    slot = slots["payload"]
-    return Job.from_wire(job_id, slot, created_at_ms, attempt, retry, name)
+    return Job.from_wire(job_id, slots["payload"], created_at_ms, attempt, retry, name)
 
 
-def _named_slots(data: bytes, fields: tuple[str, ...], required: int) -> dict[str, bytes]:
-    """An array's or a map's slots by field name. Missing trailing fields are absent, unknown map keys ignored."""
-    slots = slots_of(data)
-    if is_array(data):
-        if not required <= len(slots) <= len(fields):
-            raise DecodeError(f"expected {required} to {len(fields)} slots; got {len(slots)}")
-        return dict(zip(fields, slots, strict=False))
-    named: dict[str, bytes] = {}
-    for key_slot, value in zip(slots[::2], slots[1::2], strict=True):
-        try:
-            key = _decode_str(key_slot)
-        except _REFUSALS:
-            raise DecodeError("a map key is not text") from None
-        if key in named:
-            raise DecodeError(f"field {key!r} is there twice")
-        if key in fields:
-            named[key] = value
-    missing = [field for field in fields[:required] if field not in named]
-    if missing:
-        raise DecodeError(f"missing {', '.join(missing)}")
-    return named
-
-
-def _decode_retry(slot: bytes) -> JobRetryOverride | None:
-    if slot == b"\xc0":
+def _read_retry(slot: bytes) -> JobRetryOverride | None:
+    if slot == NIL:
         return None
-    # An array must have both slots; in a map both may be missing.
-    slots = _named_slots(slot, ("max_attempts", "backoff"), required=2 if is_array(slot) else 0)
-    max_attempts = _decode_opt_u32(slots.get("max_attempts", b"\xc0"))
-    backoff_slot = slots.get("backoff", b"\xc0")
-    if backoff_slot == b"\xc0":
-        return JobRetryOverride(max_attempts)
-    wire = _decode_map_backoff(backoff_slot) if is_map(backoff_slot) else _decode_backoff(backoff_slot)
-    return JobRetryOverride(max_attempts, from_wire_backoff(wire))
+    slots = fields_of(slot, _RETRY_FIELDS, in_array=2, in_map=0)
+    max_attempts = _read_optional_u32(slots.get("max_attempts", NIL))
+    return JobRetryOverride(max_attempts, _read_backoff(slots.get("backoff", NIL)))
+
+
+def _read_backoff(slot: bytes) -> BackoffSpec | None:
+    if slot == NIL:
+        return None
+    slots = fields_of(slot, _BACKOFF_FIELDS, in_array=5, in_map=2)
+    kind, content = variant_of(slots["kind"], _BACKOFF_KINDS)
+    if content != NIL:
+        raise DecodeError("a backoff's kind has no content")
+    return from_wire_backoff(
+        WireBackoff(
+            kind or "unknown",
+            _read_u64(slots["delay_ms"]),
+            _read_optional_u64(slots.get("max_delay_ms", NIL)),
+            _read_optional_float(slots.get("multiplier", NIL)),
+            _read_optional_u64(slots.get("jitter_ms", NIL)),
+        )
+    )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from tampu.wire.entry import first_values
+from tampu.wire.entry import any_text, exact_text, first_values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -44,11 +44,11 @@ def encode_event_fields(
     event: str, job_id: str, ts_ms: int, name: str = "", extra: Mapping[str, str | int] | None = None
 ) -> list[bytes]:
     """The fields of an event in the wire's order."""
-    fields = [b"e", event.encode(), b"id", job_id.encode(), b"ts", b"%d" % ts_ms]
+    fields = [b"e", exact_text("event", event), b"id", exact_text("id", job_id), b"ts", b"%d" % ts_ms]
     if name:
-        fields += (b"n", name.encode())
+        fields += (b"n", exact_text("name", name))
     for key, value in (extra or {}).items():
-        fields += (key.encode(), str(value).encode(errors="replace"))
+        fields += (exact_text("field", key), any_text(str(value)))
     return fields
 
 

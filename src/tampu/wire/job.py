@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tampu.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, refuse
 from tampu.clock import wall_clock_ms
+from tampu.errors import DecodeError
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
 from tampu.wire.ulid import RANDOM_BYTES, encode_ulid
@@ -111,7 +112,11 @@ class Job(Generic[T]):
     def payload(self) -> T:
         """The user's value; `DecodeError` when the slot holds no MessagePack."""
         if self._payload is _NOT_DECODED:
-            self._payload = self._decode(self._slot)
+            try:
+                self._payload = self._decode(self._slot)
+            except DecodeError as error:
+                error.job_id = self.id
+                raise
         return self._payload
 
     @property

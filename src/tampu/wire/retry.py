@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
-from tampu.checks import MAX_U32, MAX_U64, check_float, check_int, refuse
+from tampu.checks import MAX_U32, check_float, check_int, refuse
+from tampu.wire.serde import U32, U64  # noqa: TC001 - msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +48,8 @@ class RetryConfig:
     def __post_init__(self) -> None:
         check_int("retry.initial_backoff_ms", self.initial_backoff_ms)
         check_int("retry.max_backoff_ms", self.max_backoff_ms)
-        check_float("retry.multiplier", self.multiplier)
+        # A float, since a whole number to the power of a large attempt would fill the memory before it is capped.
+        object.__setattr__(self, "multiplier", check_float("retry.multiplier", self.multiplier))
         check_int("retry.jitter_ms", self.jitter_ms)
 
 
@@ -121,7 +123,7 @@ def backoff_ms(
     base = float(spec.delay_ms)
     if spec.kind is not BackoffKind.FIXED:
         try:
-            base *= multiplier ** (retry_number - 1)
+            base *= multiplier ** max(retry_number - 1, 0)
         except OverflowError:
             base = float(cap)
     # Not min(): 0 * inf is nan, and every comparison with nan is false, which must end at the cap.
@@ -131,43 +133,32 @@ def backoff_ms(
 
 # --- The wire forms, for msgspec's typed decoder: arrays of exactly this length, numbers in range.
 
-_U64 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U64)]
-_U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
-
 
 class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """`[kind, delay_ms, max_delay_ms, multiplier, jitter_ms]`, every slot always there."""
 
     kind: str
-    delay_ms: _U64
-    max_delay_ms: _U64 | None
+    delay_ms: U64
+    max_delay_ms: U64 | None
     multiplier: float | None
-    jitter_ms: _U64 | None
+    jitter_ms: U64 | None
 
 
 class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     """`[max_attempts, backoff]`, both slots always there."""
 
-    max_attempts: _U32 | None
+    max_attempts: U32 | None
     backoff: WireBackoff | None
 
 
-class MapBackoff(msgspec.Struct, gc=False):
-    """The map form, which only readers meet; optional fields may be missing, unknown ones are ignored."""
-
-    kind: str
-    delay_ms: _U64
-    max_delay_ms: _U64 | None = None
-    multiplier: float | None = None
-    jitter_ms: _U64 | None = None
+_KINDS = {str(kind): kind for kind in BackoffKind}
 
 
-def from_wire_backoff(wire: WireBackoff | MapBackoff) -> BackoffSpec:
+def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
     """A spec from the wire. Read as it is: what another implementation wrote is not ours to refuse."""
     spec = object.__new__(BackoffSpec)
     put = object.__setattr__
-    kinds = BackoffKind.__members__.values()
-    put(spec, "kind", BackoffKind(wire.kind) if wire.kind in kinds else BackoffKind.UNKNOWN)
+    put(spec, "kind", _KINDS.get(wire.kind, BackoffKind.UNKNOWN))
     put(spec, "delay_ms", wire.delay_ms)
     put(spec, "max_delay_ms", wire.max_delay_ms)
     put(spec, "multiplier", wire.multiplier)

@@ -6,15 +6,17 @@ The policy for missed fires is a ninth slot when it is not Skip. Enum variants a
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tampu.checks import MAX_U32, MAX_U64, check_int, shown
-from tampu.errors import DecodeError
-from tampu.wire.payload import decode_value
+from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.repeat import MissedFiresPolicy, RepeatPattern, StoredSpec
-from tampu.wire.scan import end_of_value
+from tampu.wire.scan import NIL, end_of_value, is_array
+from tampu.wire.serde import U8, U32, U64, fields_of, read_text, reader, variant_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _FIELDS = (
     "key",
@@ -27,8 +29,13 @@ _FIELDS = (
     "fired",
     "missed_fires",
 )
-_OPTIONAL_FROM = 7  # the first seven slots must be there
 _encode = msgspec.msgpack.Encoder().encode
+
+_read_u64: Callable[[bytes], int] = reader(U64)
+_read_u32: Callable[[bytes], int] = reader(U32)
+_read_optional_u64: Callable[[bytes], int | None] = reader(U64 | None)
+_read_bytes: Callable[[bytes], bytes] = reader(bytes)
+_read_octets: Callable[[bytes], list[int]] = reader(list[U8])
 
 
 def encode_spec(spec: StoredSpec) -> bytes:
@@ -44,96 +51,54 @@ def encode_spec(spec: StoredSpec) -> bytes:
         slots.append("FireOnce")
     elif policy.kind == "fire-all":
         slots.append({"FireAll": [policy.max_catchup]})
-    return _encode(slots)
+    try:
+        return _encode(slots)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise EncodeError(f"repeatable {spec.key!r} cannot be encoded: {error}") from error
 
 
 def decode_spec(data: bytes) -> StoredSpec:
     """A spec of any implementation: 7 to 9 slots, or a map by field name; `DecodeError` when there is none."""
-    value = decode_value(data[: end_of_value(data)])
-    if isinstance(value, list):
-        if not _OPTIONAL_FROM <= len(value) <= len(_FIELDS):
-            raise DecodeError(f"a repeatable spec has {_OPTIONAL_FROM} to {len(_FIELDS)} slots; got {len(value)}")
-        value = dict(zip(_FIELDS, value, strict=False))
-    elif not isinstance(value, dict):
-        raise DecodeError(f"a repeatable spec is an array or a map; got {shown(value)}")
     try:
+        slots = fields_of(data, _FIELDS, in_array=7, in_map=4)
+        _read_u64(slots.get("fired", b"\x00"))  # not used, but a spec where it is no number is no spec
         return StoredSpec(
-            key=_text(value["key"]),
-            job_name=_text(value["job_name"]),
-            pattern=_pattern(value["pattern"]),
-            payload_slot=_payload(value["payload"]),
-            limit=_optional_u64(value.get("limit")),
-            start_after_ms=_optional_u64(value.get("start_after_ms")),
-            end_before_ms=_optional_u64(value.get("end_before_ms")),
-            missed_fires=_policy(value.get("missed_fires", "Skip")),
+            key=read_text(slots["key"]),
+            job_name=read_text(slots["job_name"]),
+            pattern=_read_pattern(slots["pattern"]),
+            payload_slot=_read_payload(slots["payload"]),
+            limit=_read_optional_u64(slots.get("limit", NIL)),
+            start_after_ms=_read_optional_u64(slots.get("start_after_ms", NIL)),
+            end_before_ms=_read_optional_u64(slots.get("end_before_ms", NIL)),
+            missed_fires=_read_policy(slots["missed_fires"]) if "missed_fires" in slots else MissedFiresPolicy.skip(),
         )
-    except KeyError as missing:
-        raise DecodeError(f"a repeatable spec lacks {missing}") from None
-    except (ValueError, TypeError) as error:  # ConfigError is a ValueError: a pattern no scheduler could run
+    except (DecodeError, ConfigError) as error:  # ConfigError: a pattern no scheduler could run
         raise DecodeError(f"not a repeatable spec: {error}") from error
 
 
-def _text(value: object) -> str:
-    if isinstance(value, bytes):
-        return value.decode()
-    if not isinstance(value, str):
-        raise TypeError(f"expected text; got {shown(value)}")
-    return value
+def _read_payload(slot: bytes) -> bytes:
+    """The one value in the payload. Bytes behind it are cut off: they would end up in the middle of an envelope."""
+    payload = bytes(_read_octets(slot)) if is_array(slot) else _read_bytes(slot)
+    return payload[: end_of_value(payload)]
 
 
-def _optional_u64(value: object) -> int | None:
-    return None if value is None else check_int("number", value, high=MAX_U64)
-
-
-def _payload(value: object) -> bytes:
-    if isinstance(value, list):
-        return bytes(value)  # ValueError or TypeError unless all are bytes
-    if not isinstance(value, bytes):
-        raise TypeError(f"expected the payload as bin; got {shown(value)}")
-    return value
-
-
-def _variant(value: object, names: tuple[str, ...]) -> tuple[str, object]:
-    """(variant name, its content) of an enum: a name, or a map of one name or index."""
-    if isinstance(value, str | bytes):
-        return _text(value), None
-    if isinstance(value, dict) and len(value) == 1:
-        tag, content = next(iter(value.items()))
-        if isinstance(tag, int) and not isinstance(tag, bool):
-            if not 0 <= tag < len(names):
-                raise ValueError(f"expected a variant of {names}; got number {tag}")
-            return names[tag], content
-        return _text(tag), content
-    raise TypeError(f"expected one of {', '.join(names)}; got {shown(value)}")
-
-
-def _arguments(content: object, *fields: str) -> list[object]:
-    """A variant's fields, positional or by name; trailing ones may be missing from a map."""
-    if isinstance(content, list) and len(content) == len(fields):
-        return content
-    if isinstance(content, dict):
-        return [content.get(name) for name in fields]
-    raise TypeError(f"expected {', '.join(fields)}; got {shown(content)}")
-
-
-def _pattern(value: object) -> RepeatPattern:
-    name, content = _variant(value, ("Cron", "Every"))
+def _read_pattern(slot: bytes) -> RepeatPattern:
+    name, content = variant_of(slot, ("Cron", "Every"))
     if name == "Every":
-        (interval_ms,) = _arguments(content, "interval_ms")
-        return RepeatPattern("every", interval_ms=check_int("interval_ms", interval_ms, low=1))
+        fields = fields_of(content, ("interval_ms",), in_array=1, in_map=1)
+        return RepeatPattern.every(_read_u64(fields["interval_ms"]))
     if name == "Cron":
-        expression, tz = _arguments(content, "expression", "tz")
-        return RepeatPattern("cron", _text(expression), None if tz is None else _text(tz))
-    raise ValueError(f"unknown pattern {name!r}")
+        fields = fields_of(content, ("expression", "tz"), in_array=2, in_map=1)
+        tz = fields.get("tz", NIL)
+        return RepeatPattern.cron(read_text(fields["expression"]), tz=None if tz == NIL else read_text(tz))
+    raise DecodeError("unknown pattern")
 
 
-def _policy(value: object) -> MissedFiresPolicy:
-    name, content = _variant(value, ("Skip", "FireOnce", "FireAll"))
-    if name == "Skip":
-        return MissedFiresPolicy.skip()
-    if name == "FireOnce":
-        return MissedFiresPolicy.fire_once()
+def _read_policy(slot: bytes) -> MissedFiresPolicy:
+    name, content = variant_of(slot, ("Skip", "FireOnce", "FireAll"))
     if name == "FireAll":
-        (max_catchup,) = _arguments(content, "max_catchup")
-        return MissedFiresPolicy.fire_all(check_int("max_catchup", max_catchup, low=1, high=MAX_U32))
-    raise ValueError(f"unknown policy {name!r}")
+        fields = fields_of(content, ("max_catchup",), in_array=1, in_map=1)
+        return MissedFiresPolicy.from_wire(_read_u32(fields["max_catchup"]))
+    if name is None or content != NIL:
+        raise DecodeError("unknown policy for missed fires")
+    return MissedFiresPolicy.skip() if name == "Skip" else MissedFiresPolicy.fire_once()

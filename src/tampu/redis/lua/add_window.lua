@@ -1,7 +1,7 @@
 -- Adds a window of jobs, once, however often it is sent.
 --
 -- KEYS  1 state of the chain, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, didx
--- ARGV  1 number of the window in its chain (0: no chain)   2 TTL of the chain's state, seconds
+-- ARGV  1 number of the window in its chain (0: no chain)   2 TTL to give the chain's state, seconds (0: leave it)
 --       3 cap of the stream    4 overflow: reject, wait or trim    5 dedup TTL, seconds
 --       6 producer id for XADD IDMP, or ''   7 number of jobs
 --       then runs of jobs alike: kind, count, name, and per job its envelope (and when it is due)
@@ -37,6 +37,31 @@ end
 local free = math.huge
 if overflow ~= 'trim' then
   free = cap - redis.call('XLEN', stream)
+end
+
+local function remember(text)
+  if number > 0 then
+    redis.call('HSET', chain, 'last', ARGV[1], 'r' .. number % 8, text)
+    if ARGV[2] ~= '0' then
+      redis.call('EXPIRE', chain, ARGV[2])
+    end
+  end
+end
+
+-- The common case in a few steps: jobs alike, all to be added now, and there is room for them.
+if ARGV[8] == 'n' and tonumber(ARGV[9]) == total and total <= free and overflow ~= 'trim' and producer == ''
+    and earlier == '' then
+  local name = ARGV[10]
+  for i = 11, 10 + total do
+    -- The first may raise, nothing is written yet; the others fail no more than it does.
+    if name == '' then
+      redis.call('XADD', stream, '*', 'd', ARGV[i])
+    else
+      redis.call('XADD', stream, '*', 'd', ARGV[i], 'n', name)
+    end
+  end
+  remember('')
+  return {'ok', '', ''}
 end
 
 local now_ms
@@ -189,18 +214,17 @@ local text = earlier .. (codes and table.concat(codes) or string.rep('a', taken 
 if stopped then
   if number > 0 then
     redis.call('HSET', chain, 'part', text)
-    redis.call('EXPIRE', chain, ARGV[2])
+    if ARGV[2] ~= '0' then
+      redis.call('EXPIRE', chain, ARGV[2])
+    end
   end
   return {'full', taken, text}
 end
 if not string.find(text, '[^a]') then
   text = ''
 end
-if number > 0 then
-  redis.call('HSET', chain, 'last', ARGV[1], 'r' .. number % 8, text)
-  if earlier ~= '' then
-    redis.call('HDEL', chain, 'part')
-  end
-  redis.call('EXPIRE', chain, ARGV[2])
+if earlier ~= '' then
+  redis.call('HDEL', chain, 'part')
 end
+remember(text)
 return {'ok', text, failure}

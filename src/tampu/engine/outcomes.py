@@ -1,0 +1,120 @@
+"""What became of one run of a job, packed for the settle script. Built once per job: the consumer's hot path."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from tampu.engine.processes import RemoteError
+from tampu.wire.delayed import encode_delayed_member
+from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
+from tampu.wire.envelope import encode_job
+
+if TYPE_CHECKING:
+    from tampu.engine.delivery import Delivery
+
+#: Longest text of an error, and of a traceback's end, that is written, in characters.
+MAX_ERROR_TEXT = 500
+MAX_TRACEBACK_TEXT = 2000
+#: How long the index of a delayed retry outlives its due time, in seconds.
+INDEX_TTL_SECS = 3600
+
+
+def error_type(error: BaseException) -> str:
+    """The name of an error's type, also of one that was raised in another process."""
+    return error.error_type if isinstance(error, RemoteError) else type(error).__name__
+
+
+def error_text(error: BaseException) -> str:
+    """Type and text of an error, bounded; never empty."""
+    text = str(error)
+    name = error_type(error)
+    return (f"{name}: {text}" if text else name)[:MAX_ERROR_TEXT]
+
+
+class Outcome:
+    """How one delivery ends. `kind` is the settle script's letter."""
+
+    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "runs")
+
+    def __init__(
+        self, kind: bytes, delivery: Delivery, finished_at_ms: int, duration_us: int, extra: tuple[Any, ...]
+    ) -> None:
+        self.kind = kind
+        self.delivery = delivery
+        self.finished_at_ms = finished_at_ms
+        self.duration_us = duration_us
+        self.extra = extra
+        #: Runs of the handler so far, this one included.
+        self.runs = delivery.job.attempt + 1
+        self.dlq_reason: DlqReason | None = None
+
+
+def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcome:
+    """Done, nothing to store."""
+    return Outcome(b"s", delivery, finished_at_ms, duration_us, ())
+
+
+def success_with_result(
+    delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes, ttl_secs: int
+) -> Outcome:
+    """Done, with a result to store."""
+    return Outcome(b"r", delivery, finished_at_ms, duration_us, (result, ttl_secs))
+
+
+def retry(delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, backoff_ms: int) -> Outcome:
+    """Failed, to be run again after `backoff_ms`."""
+    job = delivery.job
+    member = encode_delayed_member(job.name, encode_job(job.with_attempt(job.attempt + 1)))
+    ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
+    return Outcome(
+        b"t", delivery, finished_at_ms, duration_us, (reason.encode(errors="replace"), backoff_ms, member, ttl_secs)
+    )
+
+
+def dead_letter(
+    delivery: Delivery,
+    finished_at_ms: int,
+    duration_us: int,
+    *,
+    reason: DlqReason,
+    worker: str,
+    error: BaseException | None = None,
+    detail: str | None = None,
+    ran: bool = True,
+    envelope: bytes | None = None,
+    original: tuple[tuple[bytes, bytes], ...] | None = None,
+) -> Outcome:
+    """Not to be run again: `error` is the last failure, `detail` what else is to be said."""
+    job = delivery.job
+    runs = job.attempt + (1 if ran else 0)
+    entry = DlqEntry(
+        dlq_id="",
+        source_id=delivery.entry_id.decode(),
+        reason=reason.as_str(),
+        detail=detail,
+        payload=encode_job(job) if envelope is None else envelope,
+        name=job.name,
+        error_type=None if error is None else error_type(error),
+        error=None if error is None else str(error)[:MAX_ERROR_TEXT],
+        traceback=None if error is None else traceback_tail(error),
+        attempts=runs,
+        worker=worker,
+        failed_at_ms=finished_at_ms,
+        original=original,
+    )
+    fields = encode_dlq_fields(entry)
+    reported = b"" if error is None else error_text(error).encode(errors="replace")
+    outcome = Outcome(b"x", delivery, finished_at_ms, duration_us, (reported, reason.as_str(), len(fields), *fields))
+    outcome.dlq_reason = reason
+    outcome.runs = runs
+    return outcome
+
+
+def traceback_tail(error: BaseException) -> str | None:
+    """The end of a traceback, bounded; None when the error has none."""
+    if isinstance(error, RemoteError):
+        return error.remote_traceback[-MAX_TRACEBACK_TEXT:]
+    if error.__traceback__ is None:
+        return None
+    return "".join(traceback.format_exception(error))[-MAX_TRACEBACK_TEXT:]

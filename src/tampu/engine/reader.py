@@ -1,0 +1,190 @@
+"""The reader: brings entries from the stream to the pool, new ones in batches, re-delivered ones one at a time.
+
+A re-delivered entry is a suspect: it may be the one that killed the last worker. So it is claimed only when no other
+suspect runs here, and never in advance: a job that kills its process does not take its neighbours' attempts with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tampu.errors import RedisError
+from tampu.redis.connection import pack_command
+from tampu.redis.faults import ServerError
+from tampu.redis.scripts import load_script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.engine.config import ConsumerConfig
+    from tampu.engine.delivery import Delivery
+    from tampu.engine.pool import Pool
+    from tampu.engine.settle import Settler
+    from tampu.redis.connection import Connection, Part, Reply
+    from tampu.redis.pipe import Pipe
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.worker")
+
+RECLAIM = load_script("reclaim")
+
+#: The pool's pace is measured over this long, in seconds.
+PACE_WINDOW_SECS = 0.02
+
+
+class Reader:
+    """Reads for one consumer. `receive` decodes an entry, or sends it to the dead letters and gives None."""
+
+    def __init__(
+        self,
+        read_pipe: Pipe,
+        pipe: Pipe,
+        keys: QueueKeys,
+        config: ConsumerConfig,
+        pool: Pool,
+        settler: Settler,
+        held: dict[bytes, Delivery],
+        receive: Callable[[bytes, list[bytes], int], Delivery | None],
+        on_batch: Callable[[int, int], None],
+        on_drained: Callable[[], None],
+    ) -> None:
+        self._read_pipe = read_pipe
+        self._pipe = pipe
+        self._keys = keys
+        self._config = config
+        self._pool = pool
+        self._settler = settler
+        self._held = held
+        self._receive = receive
+        self._on_batch = on_batch
+        self._on_drained = on_drained
+        self._stopping = asyncio.Event()
+        self._had_entries = False
+        self._pace: deque[tuple[float, int]] = deque()
+        self._suspect_done = asyncio.Event()
+        self._client_id: int | None = None
+        #: When the server last answered a read, by the monotonic clock: what a health check looks at.
+        self.last_read_at = 0.0
+        read_pipe.on_up(self._learn_client_id)
+
+    def _learn_client_id(self, connection: Connection) -> None:
+        """By its id a blocked read can be ended; an ACL may forbid to ask."""
+
+        def learn(reply: Reply) -> None:
+            self._client_id = reply if isinstance(reply, int) else None
+
+        connection.request(pack_command(("CLIENT", "ID")), learn)
+
+    async def make_group(self) -> None:
+        """Make the group, and the stream with it; jobs added before the first worker came are delivered too."""
+        try:
+            await self._pipe.call("XGROUP", "CREATE", self._keys.stream, self._config.group, "0", "MKSTREAM")
+        except ServerError as error:
+            if error.kind != "BUSYGROUP":
+                raise
+
+    # --- new entries
+
+    async def read_once(self) -> None:
+        """One read: wait for room, then for entries, and pass them on."""
+        room = self._room()
+        if room <= 0 or self._settler.is_behind:
+            # What was done goes before what is new, above all after a reconnect.
+            await self._pool.progress(0.05)
+            return
+        try:
+            entries = await self._read(min(room, self._config.batch))
+        except ServerError as error:
+            if error.kind == "NOGROUP":
+                logger.warning("the group %r is gone (a flush?): making it again", self._config.group)
+                await self.make_group()
+                return
+            if error.kind == "UNBLOCKED":
+                return
+            raise
+        self.last_read_at = time.monotonic()
+        if not entries:
+            if self._had_entries:
+                self._had_entries = False
+                self._on_drained()
+            return
+        self._had_entries = True
+        self._on_batch(len(entries), 0)
+        receive = self._receive
+        deliveries = [
+            delivery for entry_id, fields in entries if (delivery := receive(entry_id, fields, 0)) is not None
+        ]
+        self._pool.put(deliveries)
+
+    async def _read(self, count: int) -> list[Any]:
+        config = self._config
+        connection = await self._read_pipe.up(patience_secs=3600)
+        if self._stopping.is_set():
+            return []
+        reply = await connection.ask(
+            *("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, "BLOCK", config.block_ms),
+            *("STREAMS", self._keys.stream, ">"),
+        )
+        return reply[0][1] if reply else []
+
+    def _room(self) -> int:
+        """Free places, plus what the pool is going to finish until the entries are here, by its pace of late."""
+        pool = self._pool
+        now = time.monotonic()
+        pace = self._pace
+        pace.append((now, pool.finished))
+        while len(pace) > 1 and pace[1][0] < now - PACE_WINDOW_SECS:
+            pace.popleft()
+        lately = pool.finished - pace[0][1]
+        return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
+
+    # --- entries of the dead
+
+    async def reclaim_round(self) -> None:
+        """All idle entries, one after the other; then a pause."""
+        while not self._stopping.is_set():
+            taken = await self._reclaim_entries()
+            if taken is None:
+                break
+            for suspect in taken:
+                self._suspect_done.clear()
+                suspect.job_done = self._suspect_done.set
+                self._pool.put([suspect])
+                await self._suspect_done.wait()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), min(self._config.claim_min_idle_ms / 3000, 5.0))
+
+    async def _reclaim_entries(self) -> list[Delivery] | None:
+        """At most one idle entry as a delivery; [] when it was dealt with already, None when there is none."""
+        config = self._config
+        arguments: list[Part] = [config.group, config.consumer_id, config.claim_min_idle_ms, 1, *self._held]
+        try:
+            entries, swept = await self._pipe.run(RECLAIM, (self._keys.stream,), arguments)
+        except ServerError as error:
+            if error.kind == "NOGROUP":
+                return None  # the reader makes it again
+            raise
+        if swept:
+            logger.warning("%d pending entries were deleted under us (trimmed or flushed) and are swept", swept)
+        if not entries:
+            return [] if swept else None
+        self._on_batch(len(entries), len(entries))
+        received = (self._receive(entry_id, fields, earlier) for entry_id, fields, earlier in entries)
+        return [delivery for delivery in received if delivery is not None]
+
+    # --- stopping
+
+    async def stop(self) -> None:
+        """Stop reading. A read that waits at the server is ended there, so that no entry is delivered to nobody."""
+        self._stopping.set()
+        if self._read_pipe.connection is None or self._client_id is None:
+            return
+        with contextlib.suppress(
+            RedisError
+        ):  # then the read ends with its connection, and what it brings is handed back
+            await self._pipe.call("CLIENT", "UNBLOCK", self._client_id, patience_secs=1)
