@@ -1,0 +1,36 @@
+"""The list of public names, pinned: a name added or gone is a decision, not an accident."""
+
+from __future__ import annotations
+
+import tampu
+
+#: As API.md lists them, and what they need to be used.
+SEEDS_LEVEL = set(
+    """
+    Producer ProducerConfig Consumer ConsumerConfig Promoter PromoterConfig Scheduler SchedulerConfig RetryConfig
+    Job JobId JobRetryOverride AddOptions BackoffSpec BackoffKind RepeatPattern MissedFiresPolicy RepeatableSpec
+    RepeatableMeta DlqEntry DlqReason QueueEvent MetricsSink NoopSink InMemorySink noop_sink PromoterTick LockOutcome
+    ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted HandlerError UnrecoverableError Retry Cancel
+    Error RedisError EncodeError DecodeError ConfigError ShutdownError QueueFullError OutcomeUnknownError JobFailed
+    NotSupportedError
+    """.split()
+)
+
+
+def test_the_public_names_are_these_and_no_others() -> None:
+    assert set(tampu.__all__) == SEEDS_LEVEL
+
+
+def test_every_public_name_is_there_and_documented() -> None:
+    for name in tampu.__all__:
+        assert getattr(tampu, name).__doc__, name
+
+
+def test_the_producer_has_every_method_of_the_seeds() -> None:
+    methods = """
+    connect add add_with_id add_with_options add_bulk add_bulk_with_options add_bulk_named add_in add_at add_in_bulk
+    add_in_with_options add_at_with_options add_in_with_id add_at_with_id add_in_bulk_with_ids cancel_delayed
+    cancel_delayed_bulk peek_dlq replay_dlq upsert_repeatable list_repeatable remove_repeatable get_result
+    get_result_bulk producer_id stream_key delayed_key dlq_key close
+    """.split()
+    assert [name for name in methods if not hasattr(tampu.Producer, name)] == []
