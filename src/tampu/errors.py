@@ -87,7 +87,7 @@ class JobFailed(Error):  # noqa: N818 - a public name of the API
         self.detail = detail
 
 
-class NotSupportedError(Error, NotImplementedError):
+class NotSupportedError(Error, RuntimeError):
     """The server, or the format on the wire, cannot do what was asked; the text says what to do instead."""
 
     code = "CMQ-009"

@@ -73,7 +73,7 @@ class Adder:
     ) -> None:
         self._chain = chain
         self._minter = minter
-        self._encode_payload = encode_payload
+        self.encode_payload = encode_payload
         self._inline = inline
         self._marker_prefix = f"{keys.tag}:dlid:".encode()
         self._index_prefix = f"{keys.tag}:didx:".encode()
@@ -87,7 +87,7 @@ class Adder:
 
     def add(self, payload: Any, options: AddOptions, due: Due | None = None) -> asyncio.Future[JobId]:
         """Put one job into the open window; the future tells its id or why it was refused."""
-        body = self._encode_payload(payload)
+        body = self.encode_payload(payload)
         explicit = options.id
         if explicit is None:
             job_id, now_ms = self._minter.mint()
@@ -165,7 +165,7 @@ class Adder:
         window: BulkWindow | None = None
         windows: list[BulkWindow] = []
         for payload, options in items:
-            body = self._encode_payload(payload)
+            body = self.encode_payload(payload)
             job_id, now_ms = self._minter.mint() if options.id is None else (options.id, self._minter.now_ms())
             envelope = self._pack(job_id, body, now_ms, options.retry)
             kind, due_packed, keys = self._kind(job_id, options.id is not None, due)
@@ -210,7 +210,7 @@ class Adder:
         """The envelopes of fresh jobs with minted ids, as packed arguments. The producer's innermost loop."""
         head, tail = _frame(now_ms, retry)
         head += b"\xba"  # a text of 26 bytes: every ULID
-        encode = self._encode_payload
+        encode = self.encode_payload
         fixed = len(head) + 26 + 2 + len(tail)
         small = 0 if self._inline else 0x100  # payloads below this are framed here, without another call
         packed: list[bytes] = []

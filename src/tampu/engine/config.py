@@ -133,6 +133,8 @@ class PromoterConfig(_Checked):
     events_enabled: bool = _checked(check_bool, True)
     #: About how many events are kept. Defaults to 100,000.
     events_max_stream_len: int = _number(DEFAULT_EVENTS_MAX_STREAM_LEN, low=1)
+    #: About how many dead letters are kept; unreadable members become such. Defaults to 100,000.
+    dlq_max_stream_len: int = _number(DEFAULT_DLQ_MAX_STREAM_LEN, low=1)
     #: Who is told. Defaults to a sink that drops everything.
     metrics: MetricsSink = _metrics()
 

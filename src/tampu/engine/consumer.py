@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -78,6 +77,17 @@ class Consumer:
     ) -> None:
         self._settings = parse_url(url, credential_provider=credential_provider)
         self._config = config or ConsumerConfig()
+        self._running: _Running | None = None
+
+    @property
+    def last_read_at(self) -> float | None:
+        """When a server last answered a read, by the monotonic clock; None before the first."""
+        return None if self._running is None else self._running.last_read_at
+
+    @property
+    def is_healthy(self) -> bool:
+        """False while a handler has blocked the event loop for longer than `max_block_ms`."""
+        return self._running is None or self._running.is_healthy
 
     async def run(
         self,
@@ -101,8 +111,10 @@ class Consumer:
             else:
                 caller = in_thread(handler, threads, timeout_secs)
             try:
-                await _Running(self._settings, self._config, caller).run(shutdown)
+                self._running = _Running(self._settings, self._config, caller)
+                await self._running.run(shutdown)
             finally:
+                self._running = None
                 if processes is not None:
                     processes.close()
 
@@ -148,6 +160,14 @@ class _Running:
         if config.payload_type is not None:
             self._decode_payload = TypedPayload(config.payload_type).decode_slot
 
+    @property
+    def last_read_at(self) -> float | None:
+        return self._reader.last_read_at
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._leases.is_healthy
+
     # --- running and stopping
 
     async def run(self, shutdown: asyncio.Event) -> None:
@@ -182,6 +202,7 @@ class _Running:
             "tampu-reader": supervise("reader", self._reader.read_once, is_over),
             "tampu-reclaim": supervise("taking over idle jobs", self._reader.reclaim_round, is_over),
             "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
+            "tampu-pause": supervise("watching for a pause", self._reader.watch_pause, is_over),
         }
         if config.delayed_enabled:
             promoter = PromoterConfig(
@@ -190,10 +211,10 @@ class _Running:
                 promote_batch=config.delayed_promote_batch,
                 max_stream_len=config.delayed_max_stream_len,
                 lock_ttl_secs=config.delayed_lock_ttl_secs,
-                # Two workers given the same consumer id must not both believe they lead.
-                holder_id=f"{config.consumer_id}:{os.getpid()}:{id(self):x}",
+                holder_id=config.consumer_id,
                 events_enabled=config.events_enabled,
                 events_max_stream_len=config.events_max_stream_len,
+                dlq_max_stream_len=config.dlq_max_stream_len,
                 metrics=config.metrics,
             )
             loops["tampu-promoter"] = PromoterLoop(self._pipe, promoter).run(self._stopping)

@@ -45,7 +45,7 @@ class HandlerError(Error):
         return self._source
 
 
-class UnrecoverableError(Error):
+class UnrecoverableError(Error, RuntimeError):
     """Raise it, or a subclass, to send a job straight to the dead letters."""
 
     code = "CMQ-024"
@@ -68,6 +68,14 @@ class Retry:
     def after_ms(self) -> int:
         """The wait in milliseconds."""
         return check_delay_ms(self.after, "after")
+
+
+@dataclass(frozen=True, slots=True)
+class PutBack:
+    """Returned by a dispatcher: this worker cannot run the job; another may, after `after_ms`. Counts no attempt."""
+
+    after_ms: int
+    why: str
 
 
 @dataclass(frozen=True, slots=True)

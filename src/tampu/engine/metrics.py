@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tampu.wire.dlq import DlqReason
+
+T = TypeVar("T")
+
+logger = logging.getLogger("tampu.worker")
 
 
 class LockOutcome(StrEnum):
@@ -96,6 +103,14 @@ class MetricsSink:
 
     def dlq_routed(self, dlq: DlqRouted) -> None:
         """After a dead letter was written."""
+
+
+def tell(receiver: Callable[[T], None], observation: T) -> None:
+    """Call one method of a sink; what it raises is logged and goes no further."""
+    try:
+        receiver(observation)
+    except Exception:
+        logger.exception("the metrics sink failed; no job is affected")
 
 
 class NoopSink(MetricsSink):

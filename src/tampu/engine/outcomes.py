@@ -62,10 +62,12 @@ def success_with_result(
     return Outcome(b"r", delivery, finished_at_ms, duration_us, (result, ttl_secs))
 
 
-def retry(delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, backoff_ms: int) -> Outcome:
-    """Failed, to be run again after `backoff_ms`."""
+def retry(
+    delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, backoff_ms: int, *, counts: bool = True
+) -> Outcome:
+    """Failed, to be run again after `backoff_ms`; or, when it does not count, only put back."""
     job = delivery.job
-    member = encode_delayed_member(job.name, encode_job(job.with_attempt(job.attempt + 1)))
+    member = encode_delayed_member(job.name, encode_job(job.with_attempt(job.attempt + 1) if counts else job))
     ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
     return Outcome(
         b"t", delivery, finished_at_ms, duration_us, (reason.encode(errors="replace"), backoff_ms, member, ttl_secs)

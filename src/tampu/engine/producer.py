@@ -43,6 +43,9 @@ T = TypeVar("T")
 
 ADD_WINDOW = load_script("add_window")
 CANCEL = load_script("cancel")
+PURGE = load_script("purge")
+#: Entries looked at in one call of `purge`.
+PURGE_BATCH = 1000
 #: Members looked at in one step when a delayed job is searched without an index.
 SCAN_COUNT = 500
 
@@ -59,7 +62,7 @@ class Producer(Generic[T]):
         self._config = config = config or ProducerConfig()
         self._keys = QueueKeys(config.queue_name)
         self._producer_id = str(uuid.uuid4())
-        scripts = (ADD_WINDOW, CANCEL, REPLAY, UPSERT, REMOVE)
+        scripts = (ADD_WINDOW, CANCEL, PURGE, REPLAY, UPSERT, REMOVE)
         self._pipe = Pipe(settings, self._keys.tag.encode(), scripts)
         self._chain = Chain(
             self._pipe,
@@ -140,6 +143,26 @@ class Producer(Generic[T]):
     def dlq_key(self) -> str:
         """The key of the stream of dead letters."""
         return self._keys.dlq
+
+    @property
+    def pipe(self) -> Pipe:
+        """The connection it uses, for commands about the same queue."""
+        return self._pipe
+
+    def ready_pipe(self) -> Pipe:
+        """The same, ready for the event loop that runs now."""
+        self._bind_to_loop()
+        return self._pipe
+
+    @property
+    def encode(self) -> Callable[[Any], bytes]:
+        """How payloads are written."""
+        return self._encode
+
+    def encode_with(self, encode: Callable[[Any], bytes]) -> None:
+        """Write payloads in another way from now on."""
+        self._encode = encode
+        self._adder.encode_payload = encode
 
     @property
     def config(self) -> ProducerConfig:
@@ -342,6 +365,20 @@ class Producer(Generic[T]):
             raise refuse("spec", spec, "a RepeatableSpec")
         packed = self._encode(spec.payload)
         return spec.stored_with(wrap_bin(packed) if self._config.payload_format == "bin" else packed)
+
+    # --- the whole queue
+
+    async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
+        """Delete jobs that wait, now or for their time. What a worker holds is left alone; how many were deleted."""
+        pipe = self.ready_pipe()
+        deleted = 0
+        if delayed:
+            count, _ = await pipe.call_many([("ZCARD", self._keys.delayed), ("UNLINK", self._keys.delayed)])
+            deleted += count
+        if waiting:
+            while (count := await pipe.run(PURGE, (self._keys.stream,), (PURGE_BATCH,))) > 0:
+                deleted += count
+        return deleted
 
     # --- results
 

@@ -33,6 +33,8 @@ logger = logging.getLogger("tampu.worker")
 
 RECLAIM = load_script("reclaim")
 
+#: How often a worker looks whether the queue is paused, in seconds.
+PAUSE_WATCH_SECS = 1.0
 #: The pool's pace is measured over this long, in seconds.
 PACE_WINDOW_SECS = 0.02
 
@@ -69,7 +71,8 @@ class Reader:
         self._suspect_done = asyncio.Event()
         self._client_id: int | None = None
         #: When the server last answered a read, by the monotonic clock: what a health check looks at.
-        self.last_read_at = 0.0
+        self.last_read_at: float | None = None
+        self._is_paused = False
         read_pipe.on_up(self._learn_client_id)
 
     def _learn_client_id(self, connection: Connection) -> None:
@@ -93,6 +96,10 @@ class Reader:
     async def read_once(self) -> None:
         """One read: wait for room, then for entries, and pass them on."""
         room = self._room()
+        if self._is_paused:
+            await self._pool.progress(PAUSE_WATCH_SECS)
+            self.last_read_at = time.monotonic()
+            return
         if room <= 0 or self._settler.is_behind:
             # What was done goes before what is new, above all after a reconnect.
             await self._pool.progress(0.05)
@@ -143,6 +150,17 @@ class Reader:
         lately = pool.finished - pace[0][1]
         return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
+    async def watch_pause(self) -> None:
+        """Look for the key that pauses the queue; a read that waits is ended, or it would bring one batch more."""
+        is_paused = bool(await self._pipe.call("EXISTS", self._keys.paused))
+        if is_paused != self._is_paused:
+            logger.info("queue %s is %s", self._config.queue_name, "paused" if is_paused else "resumed")
+            self._is_paused = is_paused
+            if is_paused:
+                await self._end_blocked_read()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), PAUSE_WATCH_SECS)
+
     # --- entries of the dead
 
     async def reclaim_round(self) -> None:
@@ -182,9 +200,10 @@ class Reader:
     async def stop(self) -> None:
         """Stop reading. A read that waits at the server is ended there, so that no entry is delivered to nobody."""
         self._stopping.set()
+        await self._end_blocked_read()
+
+    async def _end_blocked_read(self) -> None:
         if self._read_pipe.connection is None or self._client_id is None:
             return
-        with contextlib.suppress(
-            RedisError
-        ):  # then the read ends with its connection, and what it brings is handed back
+        with contextlib.suppress(RedisError):  # then it ends with its BLOCK or its connection
             await self._pipe.call("CLIENT", "UNBLOCK", self._client_id, patience_secs=1)

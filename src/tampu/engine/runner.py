@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.clock import wall_clock_ms
 from tampu.engine import outcomes
-from tampu.engine.handlers import Cancel, Retry, UnrecoverableError, is_unrecoverable
+from tampu.engine.handlers import Cancel, PutBack, Retry, UnrecoverableError, is_unrecoverable
 from tampu.engine.metrics import JobOutcome, JobOutcomeKind, MetricsSink
 from tampu.engine.processes import RemoteError
 from tampu.errors import DecodeError
@@ -94,6 +94,8 @@ class Runner:
             return outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         if isinstance(result, Retry):
             return self._retry(delivery, duration_us, "retry asked for by the handler", result.after_ms)
+        if isinstance(result, PutBack):
+            return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
         if isinstance(result, Cancel):
             return self._dead(delivery, duration_us, UnrecoverableError(result.reason), detail=result.reason)
         if self._config.store_results and result:

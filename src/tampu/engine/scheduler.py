@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import hashlib
 import logging
-import time
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tampu.engine.config import SchedulerConfig
 from tampu.engine.leader import LEAD, RESIGN, Leader
 from tampu.engine.standalone import run_standalone
-from tampu.engine.supervise import supervise
-from tampu.errors import DecodeError
+from tampu.errors import DecodeError, RedisError
+from tampu.redis.faults import ConnectionLost, ServerError, Unreachable
 from tampu.redis.scripts import load_script
 from tampu.redis.settings import parse_url
 from tampu.wire.envelope import encode_envelope
@@ -23,25 +21,27 @@ from tampu.wire.stored_spec import decode_spec
 from tampu.wire.ulid import ulid_from_bits
 
 if TYPE_CHECKING:
+    import asyncio
+
     from tampu.redis.connection import Part
     from tampu.redis.pipe import Pipe
     from tampu.redis.settings import CredentialCallback
-    from tampu.wire.repeat import StoredSpec
+    from tampu.wire.repeat import RepeatPattern, StoredSpec
 
 logger = logging.getLogger("tampu.scheduler")
 
 FIRE = load_script("fire")
+SET_ASIDE = load_script("set_aside")
 
 #: What a scheduler's pipe has to have loaded.
-SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE)
+SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
 #: With the policy Skip a fire up to this late is still worth firing.
 SKIP_GRACE_MS = 10_000
-#: Most fires of one spec written in one call; more follow at once.
+#: Most missed fires that FireAll makes up for in one go, whatever its `max_catchup`, as in other implementations.
+MAX_CATCHUP = 10_000
+#: Most fires of one spec written in one call, and about how many bytes of them; more follow at once.
 MAX_FIRES_PER_CALL = 200
-#: Most steps from fire to fire in one round; a spec further behind than that starts anew from now.
-MAX_STEPS = 100_000
-#: The lock is renewed when this share of its TTL has passed.
-RENEW_SHARE = 0.3
+MAX_BYTES_PER_CALL = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,37 +56,43 @@ class Firing:
 
 def plan(spec: StoredSpec, due_ms: int, now_ms: int) -> Firing:
     """Which fires of a spec that was due at `due_ms` are written now, by its policy."""
-    missed, following = _due_times(spec, due_ms, now_ms)
-    policy = spec.missed_fires
-    if policy.kind == "fire-all":
-        wanted = missed[: policy.max_catchup]
-    elif policy.kind == "fire-once":
-        wanted = missed[-1:]
-    else:
-        newest = missed[-1]
-        interval_ms = (following - newest) if following is not None else SKIP_GRACE_MS
-        is_fresh = now_ms - newest < max(interval_ms, SKIP_GRACE_MS)
-        wanted = [newest] if is_fresh else []
+    last_ms = now_ms if spec.end_before_ms is None else min(now_ms, spec.end_before_ms)
+    if due_ms > last_ms:
+        return Firing((), None)
+    pattern, policy = spec.pattern, spec.missed_fires
+    newest = _newest_fire(pattern, due_ms, last_ms)
+    following = pattern.next_fire_ms(newest)
+    fires: tuple[int, ...] = (newest,)
+    if policy.kind == "fire-all" and newest != due_ms:
+        fires = _fires_from(pattern, due_ms, newest, min(policy.max_catchup or 0, MAX_CATCHUP))
+    elif policy.kind == "skip" and following is not None:
+        is_stale = now_ms - newest >= max(following - newest, SKIP_GRACE_MS)
+        fires = () if is_stale else fires
     if spec.end_before_ms is not None and following is not None and following > spec.end_before_ms:
         following = None
-    return Firing(tuple(wanted), following)
+    return Firing(fires, following)
 
 
-def _due_times(spec: StoredSpec, due_ms: int, now_ms: int) -> tuple[list[int], int | None]:
-    """(the times from `due_ms` up to now, the first one after now)."""
-    pattern = spec.pattern
-    if pattern.kind == "every" and pattern.interval_ms and (now_ms - due_ms) // pattern.interval_ms > MAX_STEPS:
-        # So far behind that only the newest matter: keep the rhythm, drop the rest.
-        due_ms += ((now_ms - due_ms) // pattern.interval_ms - MAX_STEPS) * pattern.interval_ms
-    times = [due_ms]
-    for _ in range(MAX_STEPS + 1):
-        following = pattern.next_fire_ms(times[-1])
-        if following is None or following > now_ms:
-            return times, following
-        if spec.end_before_ms is not None and following > spec.end_before_ms:
-            return times, None
-        times.append(following)
-    return times, pattern.next_fire_ms(now_ms)
+def _newest_fire(pattern: RepeatPattern, due_ms: int, last_ms: int) -> int:
+    """The last fire up to `last_ms`, of those that begin with `due_ms`, however many lie between."""
+    if pattern.kind == "every" and pattern.interval_ms:
+        return last_ms - (last_ms - due_ms) % pattern.interval_ms
+
+    def is_newest_or_later(at_ms: int) -> bool:
+        following = pattern.next_fire_ms(at_ms)
+        return following is None or following > last_ms
+
+    return due_ms + bisect_left(range(due_ms, last_ms), True, key=is_newest_or_later)
+
+
+def _fires_from(pattern: RepeatPattern, due_ms: int, newest: int, most: int) -> tuple[int, ...]:
+    """The fires from `due_ms` to `newest`, oldest first."""
+    fires: list[int] = []
+    fire_ms: int | None = due_ms
+    while fire_ms is not None and fire_ms <= newest and len(fires) < most:
+        fires.append(fire_ms)
+        fire_ms = pattern.next_fire_ms(fire_ms)
+    return tuple(fires)
 
 
 def fire_id(spec_key: str, fire_ms: int) -> str:
@@ -103,31 +109,12 @@ class SchedulerLoop:
         self._config = config
         self._keys = keys = QueueKeys(config.queue_name)
         self._leader = Leader(pipe, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, lambda is_ours: None)
-        self._leads_until = 0.0
-        self._complained: set[bytes] = set()
+        #: What was said about specs that are in trouble, so that it is said once.
+        self._complaints: dict[bytes, str] = {}
 
     async def run(self, shutdown: asyncio.Event) -> None:
         """Fire until shutdown, then release the lock."""
-        self._shutdown = shutdown
-        await supervise(f"scheduler of {self._config.queue_name}", self._one_round, shutdown.is_set)
-        with contextlib.suppress(Exception):  # the lock runs out by itself
-            await self._leader.resign()
-
-    async def _one_round(self) -> None:
-        ttl_secs = self._config.lock_ttl_secs
-        if time.monotonic() >= self._leads_until:
-            if not await self._leader.lead():
-                await self._pause(ttl_secs * RENEW_SHARE)
-                return
-            self._leads_until = time.monotonic() + ttl_secs * RENEW_SHARE
-        wait_secs = await self._fire_due()
-        if wait_secs > 0:
-            until_renewal = self._leads_until - time.monotonic()
-            await self._pause(max(min(wait_secs, self._config.tick_interval_ms / 1000, until_renewal), 0.001))
-
-    async def _pause(self, secs: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._shutdown.wait(), secs)
+        await self._leader.work(f"scheduler of {self._config.queue_name}", self._fire_due, shutdown)
 
     async def _fire_due(self) -> float:
         """Fire what is due; how long until something is, 0 for at once."""
@@ -139,19 +126,38 @@ class SchedulerLoop:
                 ("ZRANGEBYSCORE", self._keys.repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1),
             ]
         )
-        behind = False
+        trouble: Exception | None = None
+        failures = 0
         for spec_key, score in zip(due[::2], due[1::2], strict=True):
-            behind |= await self._fire(spec_key, score, now_ms)
-        if behind or len(due) // 2 >= config.batch:
+            try:
+                await self._fire(spec_key, score, now_ms)
+                self._complaints.pop(spec_key, None)
+            except (ConnectionLost, Unreachable):
+                raise
+            except Exception as error:  # one spec's trouble is not the others'
+                trouble = error
+                failures += 1
+                self._complain(spec_key, error)
+        if trouble is not None and failures == len(due) // 2:
+            raise trouble
+        if len(due) // 2 >= config.batch and not failures:
             return 0.0
-        return max((float(soonest[1]) - now_ms) / 1000, 0.001) if soonest else 3600.0
+        tick_secs = config.tick_interval_ms / 1000
+        return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, tick_secs) if soonest else tick_secs
+
+    def _complain(self, spec_key: bytes, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if self._complaints.get(spec_key) != text:
+            self._complaints[spec_key] = text
+            unexpected = None if isinstance(error, RedisError) else error
+            logger.error("the repeatable %r could not be fired: %s", spec_key, text, exc_info=unexpected)
 
     async def _server_now_ms(self) -> int:
         seconds, microseconds = await self._pipe.call("TIME")
         return int(seconds) * 1000 + int(microseconds) // 1000
 
-    async def _fire(self, spec_key: bytes, score: bytes, now_ms: int) -> bool:
-        """Fire one spec; whether it has more to fire at once."""
+    async def _fire(self, spec_key: bytes, score: bytes, now_ms: int) -> None:
+        """Fire one spec that is due, as often as its policy says."""
         keys = self._keys
         hash_key = keys.repeat_spec("").encode() + spec_key
         packed = await self._pipe.call("HGET", hash_key, "spec")
@@ -159,26 +165,31 @@ class SchedulerLoop:
             spec = decode_spec(packed or b"")
         except DecodeError as error:
             # It cannot fire. It stays, for whoever understands it, but must not be looked at every round.
-            if spec_key not in self._complained:
-                self._complained.add(spec_key)
+            if await self._pipe.run(SET_ASIDE, (keys.repeat, hash_key), (spec_key, score, packed or b"")):
                 logger.error("the repeatable %r cannot be read and is set aside: %s", spec_key, error)
-            await self._pipe.call("ZREM", keys.repeat, spec_key)
-            return False
-        firing = plan(spec, int(float(score)), now_ms)
-        fires, next_ms = firing.fires, firing.next_ms
-        has_more = len(fires) > MAX_FIRES_PER_CALL
-        if has_more:
-            fires, next_ms = fires[:MAX_FIRES_PER_CALL], fires[MAX_FIRES_PER_CALL]
-        arguments: list[Part] = [score, "" if next_ms is None else next_ms, self._config.max_stream_len, spec_key]
-        arguments += (spec.limit or 0, packed, len(fires))
+            return
+        # A score may be anything a double can be; before 1970 there was nothing to fire.
+        firing = plan(spec, int(max(float(score), 0.0)), now_ms)
         key_text = spec_key.decode(errors="surrogateescape")
-        for fire_ms in fires:
-            arguments += (
-                spec.job_name,
-                encode_envelope(fire_id(key_text, fire_ms), spec.payload_slot, now_ms),
+        slot, fires = spec.payload_slot, firing.fires
+        at_once = max(min(MAX_FIRES_PER_CALL, MAX_BYTES_PER_CALL // (len(slot) + 64)), 1)
+        expected: Part = score
+        while True:
+            batch, fires = fires[:at_once], fires[at_once:]
+            next_ms = fires[0] if fires else firing.next_ms
+            arguments: list[Part] = [expected, "" if next_ms is None else next_ms, self._config.max_stream_len]
+            arguments += (spec_key, spec.limit or 0, packed, spec.job_name)
+            for fire_ms in batch:
+                arguments += (fire_ms, encode_envelope(fire_id(key_text, fire_ms), slot, now_ms))
+            fired, _, failure = await self._pipe.run(
+                FIRE, (keys.stream, keys.delayed, keys.repeat, hash_key), arguments
             )
-        await self._pipe.run(FIRE, (keys.stream, keys.delayed, keys.repeat, hash_key), arguments)
-        return has_more
+            if failure:
+                raise ServerError(failure.decode(errors="replace"))
+            # Fewer when the limit is reached, or somebody else changed it: the rest is not ours to fire.
+            if next_ms is None or not fires or fired < len(batch):
+                return
+            expected = next_ms
 
 
 class Scheduler:

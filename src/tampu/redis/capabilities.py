@@ -40,8 +40,10 @@ async def probe_capabilities(connection: Connection, routing_key: str) -> Capabi
 
 
 def _is_known(reply: Reply) -> bool:
-    if isinstance(reply, ServerError):
-        return reply.kind == "NOGROUP"  # understood, only that the group is not there
+    if isinstance(reply, ServerError) and reply.kind in ("ERR", "NOPERM"):
+        return False
+    if isinstance(reply, ServerError) and reply.kind == "NOGROUP":
+        return True  # understood, only that the group is not there
     if isinstance(reply, BaseException):
-        raise reply
+        raise reply  # a replica, or a server without memory: it cannot tell now
     return True

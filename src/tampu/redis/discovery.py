@@ -6,25 +6,31 @@ from typing import TYPE_CHECKING, Any
 
 import redis.asyncio as redis_py
 from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisClusterException
 from redis.exceptions import RedisError as RedisPyError
 
-from tampu.redis.faults import Unreachable
+from tampu.redis.embedded_lease import EmbeddedLease
+from tampu.redis.faults import ServerError, Unreachable
 from tampu.redis.settings import Address, ConnectionSettings
 
 if TYPE_CHECKING:
     from redis.credentials import CredentialProvider
 
-    from tampu.redis.embedded_lease import EmbeddedLease
+
+#: The nodes a Cluster consisted of when it was last asked, by the addresses of its URL, which may all be down by now.
+_learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
 
 
 async def locate(settings: ConnectionSettings, routing_key: bytes, lease: EmbeddedLease | None = None) -> Address:
     """Where `routing_key` is served right now; `Unreachable` when nobody can tell.
 
-    An embedded server runs from now on, until its `lease` is released.
+    An embedded server runs from now on, until its `lease` is released or, without one, until the process ends.
     """
-    if lease is not None:
-        return await lease.address()
+    if settings.kind == "embedded":
+        return await (lease or EmbeddedLease(settings.data_dir)).address()
     if settings.kind == "sentinel":
         return await _ask_sentinels(settings)
     if settings.kind == "cluster":
@@ -82,6 +88,7 @@ async def _ask_sentinels(settings: ConnectionSettings) -> Address:
         sentinel_kwargs={
             "username": settings.sentinel_username,
             "password": settings.sentinel_password,
+            "retry": Retry(NoBackoff(), 0),  # one that is down is not worth seconds: ask the next
             **_common_options(settings),
         },
     )
@@ -97,15 +104,21 @@ async def _ask_sentinels(settings: ConnectionSettings) -> Address:
 
 
 async def _ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
+    learned = _learned_nodes.get(settings.addresses, ())
     cluster: RedisCluster = RedisCluster(
-        startup_nodes=[ClusterNode(address.host, address.port) for address in settings.addresses],
+        startup_nodes=[ClusterNode(address.host, address.port) for address in (*settings.addresses, *learned)],
         **_common_options(settings),
         **_login_options(settings),
     )
     try:
         await cluster.initialize()
         node = cluster.get_node_from_key(routing_key.decode(errors="surrogateescape"))
-    except (RedisPyError, OSError) as error:
+        _learned_nodes[settings.addresses] = [Address(str(each.host), int(each.port)) for each in cluster.get_nodes()]
+    except (RedisPyError, RedisClusterException, OSError) as error:  # the second is none of the first
+        refusal = error.__cause__
+        if isinstance(refusal, AuthenticationError):  # redis-py takes the first word off
+            kind = "NOAUTH" if "required" in str(refusal) else "WRONGPASS"
+            raise ServerError(f"{kind} {refusal}") from error
         raise Unreachable(f"no node of {', '.join(map(str, settings.addresses))} tells the slots: {error}") from error
     finally:
         await cluster.aclose()

@@ -5,6 +5,7 @@ A `Remedy` says what has to happen before the same request may be sent again; `N
 
 from __future__ import annotations
 
+import re
 from enum import Enum, auto
 
 from tampu.errors import RedisError
@@ -66,10 +67,16 @@ _ADVICE: dict[str, str] = {
 }
 
 
+#: What Redis before 7 says when a command fails inside a script: the error itself comes last.
+_IN_SCRIPT = re.compile(r"ERR Error running script .*?(@user_script: ?\d+: )+-?(?P<error>[A-Z]+ .*)", re.DOTALL)
+
+
 class ServerError(RedisError):
     """The server answered a request with an error. `kind` is its first word, such as OOM."""
 
     def __init__(self, text: str) -> None:
+        if wrapped := _IN_SCRIPT.match(text):
+            text = wrapped["error"]
         self.kind = text.split(" ", 1)[0]
         advice = _ADVICE.get(self.kind)
         super().__init__(f"{text} ({advice})" if advice else text)

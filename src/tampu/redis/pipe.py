@@ -100,7 +100,7 @@ class Pipe:
         except TimeoutError:
             where = ", ".join(map(str, self._settings.addresses)) or "the embedded server"
             raise Unreachable(
-                f"no connection to {where} within {patience_secs:g} s: {self._last_error or 'no answer'}"
+                f"no connection to {where} within {patience_secs:.3g} s: {self._last_error or 'no answer'}"
             ) from self._last_error
 
     def connect_in_background(self) -> asyncio.Task[Connection]:
@@ -275,7 +275,7 @@ class Pipe:
         loads = [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
         # The login's error comes first: all others follow from it.
         replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
-        if isinstance(replies[-1], ServerError):
+        if isinstance(replies[-1], ServerError) and replies[-1].kind != "NOAUTH":
             replies.pop()  # an ACL may forbid CLIENT: the name is a courtesy
         for reply in replies:
             if isinstance(reply, BaseException):

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import re
+import os
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -32,6 +33,8 @@ Credentials = tuple[str | None, str | None]
 CredentialCallback = Callable[[str | None], Credentials | Awaitable[Credentials]]
 
 DEFAULT_URL = "redis://127.0.0.1:6379"
+#: The environment variable with the URL of those who give none.
+URL_VARIABLE = "TAMPU_URL"
 DEFAULT_PORT = 6379
 DEFAULT_SENTINEL_PORT = 26379
 
@@ -110,6 +113,18 @@ class ConnectionSettings:
                 f"TLS files cannot be read: {error} (ssl_ca_certs={self.ca_certs}, ssl_certfile={self.certfile})"
             ) from error
         return context
+
+
+def resolve_url(url: str | None, redis_url: str | None = None, *, tls: bool = False) -> str:
+    """The URL to use: as given, else `TAMPU_URL`, else a server on this machine. `tls` turns redis:// into rediss://."""
+    if url is not None and redis_url is not None and url != redis_url:
+        raise ConfigError("url and redis_url are two names for the same thing: give one")
+    found = url or redis_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+    if tls and found.startswith("redis"):
+        scheme, separator, rest = found.partition("://")
+        if not scheme.startswith("rediss"):
+            found = scheme.replace("redis", "rediss", 1) + separator + rest
+    return found
 
 
 def parse_url(

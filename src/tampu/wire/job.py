@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from tampu.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, refuse
 from tampu.clock import wall_clock_ms
@@ -41,13 +41,25 @@ class DuplicateJobId(JobId):
     is_new = False
 
 
+class JobContext(Protocol):
+    """What a job is connected to: the queue that added it, or the worker that runs it."""
+
+    async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
+        """What the handler returns, once it has."""
+        ...
+
+    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
+        """Tell watchers how far the job is."""
+        ...
+
+
 class Job(Generic[T]):
     """One job: `id`, `payload`, `created_at_ms`, `attempt` (runs that failed so far), `retry`, `name`.
 
     `data` and `attempts_made` are other names for `payload` and `attempt`.
     """
 
-    __slots__ = ("_decode", "_payload", "_slot", "attempt", "created_at_ms", "id", "name", "retry")
+    __slots__ = ("_context", "_decode", "_payload", "_slot", "attempt", "created_at_ms", "id", "name", "retry")
 
     def __init__(
         self,
@@ -68,6 +80,7 @@ class Job(Generic[T]):
         self._slot = encode_slot(data, check_payload_format(payload_format))
         self._payload: T = cast("T", data)
         self._decode: Callable[[bytes], T] = decode_slot
+        self._context: JobContext | None = None
 
     @classmethod
     def new(
@@ -106,6 +119,7 @@ class Job(Generic[T]):
         job._slot = slot
         job._payload = _NOT_DECODED
         job._decode = decode_slot
+        job._context = None
         return job
 
     @property
@@ -128,6 +142,32 @@ class Job(Generic[T]):
     def attempts_made(self) -> int:
         """The same as `attempt`."""
         return self.attempt
+
+    async def result(self, timeout: float = 30.0) -> Any:  # noqa: ASYNC109 - the argument's name on this level
+        """What the handler returned, once it has: woken by the events stream, not by polling.
+
+        `TimeoutError` when it takes longer; `JobFailed` when the job became a dead letter. Only for jobs that a queue's
+        `add` gave back, and only when the worker stores results.
+        """
+        if self._context is None:
+            raise RuntimeError("this job is not connected to a queue: result() is for jobs that Queue.add gave back")
+        if isinstance(timeout, bool) or not timeout > 0:
+            raise refuse("timeout", timeout, "a number of seconds above 0")
+        return await self._context.wait_for_result(self.id, timeout)
+
+    async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:  # noqa: ASYNC109
+        """The same as `result`; `poll_interval` is accepted, but nothing is polled."""
+        if isinstance(poll_interval, bool) or not poll_interval > 0:
+            raise refuse("poll_interval", poll_interval, "a number of seconds above 0")
+        return await self.result(timeout)
+
+    def progress(self, fraction: float, note: str = "") -> None:
+        """Tell watchers how far this job is (0 to 1); called by its handler, as often as it likes, from any thread."""
+        if self._context is None:
+            raise RuntimeError("this job is not running: progress() is for a handler's own job")
+        if isinstance(fraction, bool) or not 0 <= fraction <= 1:
+            raise refuse("fraction", fraction, "a number from 0 to 1")
+        self._context.report_progress(self, float(fraction), note)
 
     @property
     def payload_slot(self) -> bytes:

@@ -52,6 +52,16 @@ class RepeatPattern:
             return f"every:{self.interval_ms}"
         return f"cron:{self.expression}:{'UTC' if self.tz is None else self.tz}"
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set."""
+        fields = {
+            "kind": self.kind,
+            "expression": self.expression,
+            "tz": self.tz,
+            "interval_ms": self.interval_ms,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
     def next_fire_ms(self, after_ms: int) -> int | None:
         """The first fire strictly after `after_ms`; None when there is none any more."""
         if self.kind == "every":
@@ -89,6 +99,10 @@ class MissedFiresPolicy:
     def fire_all(cls, max_catchup: int) -> Self:
         """Each of them, oldest first, at most `max_catchup` (1 or more)."""
         return cls("fire-all", max_catchup)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set."""
+        return {"kind": self.kind} | ({} if self.max_catchup is None else {"max_catchup": self.max_catchup})
 
     @classmethod
     def from_wire(cls, max_catchup: int) -> Self:

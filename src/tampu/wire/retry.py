@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -93,6 +93,17 @@ class BackoffSpec:
         """A wait that grows by `multiplier` with every retry, up to `max_ms`."""
         return cls(BackoffKind.EXPONENTIAL, initial_ms, max_ms, multiplier, jitter_ms)
 
+    def to_dict(self) -> dict[str, Any]:
+        """The fields that are set."""
+        fields = {
+            "kind": str(self.kind),
+            "delay_ms": self.delay_ms,
+            "max_delay_ms": self.max_delay_ms,
+            "multiplier": self.multiplier,
+            "jitter_ms": self.jitter_ms,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 @dataclass(frozen=True, slots=True)
 class JobRetryOverride:
@@ -152,24 +163,34 @@ class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 _KINDS = {str(kind): kind for kind in BackoffKind}
+_UNKNOWN = BackoffKind.UNKNOWN
+
+# The slots' own setters, past the checks: what another implementation wrote is not ours to refuse. Every job with an
+# override comes by here, and object.__setattr__ would take twice as long.
+_put_kind, _put_delay_ms, _put_max_delay_ms, _put_multiplier, _put_jitter_ms = (
+    vars(BackoffSpec)[name].__set__ for name in ("kind", "delay_ms", "max_delay_ms", "multiplier", "jitter_ms")
+)
+_put_max_attempts, _put_backoff = (vars(JobRetryOverride)[name].__set__ for name in ("max_attempts", "backoff"))
+_new = object.__new__
 
 
 def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
-    """A spec from the wire. Read as it is: what another implementation wrote is not ours to refuse."""
-    spec = object.__new__(BackoffSpec)
-    put = object.__setattr__
-    put(spec, "kind", _KINDS.get(wire.kind, BackoffKind.UNKNOWN))
-    put(spec, "delay_ms", wire.delay_ms)
-    put(spec, "max_delay_ms", wire.max_delay_ms)
-    put(spec, "multiplier", wire.multiplier)
-    put(spec, "jitter_ms", wire.jitter_ms)
+    """A spec from the wire, as it is."""
+    spec = _new(BackoffSpec)
+    _put_kind(spec, _KINDS.get(wire.kind, _UNKNOWN))
+    _put_delay_ms(spec, wire.delay_ms)
+    _put_max_delay_ms(spec, wire.max_delay_ms)
+    _put_multiplier(spec, wire.multiplier)
+    _put_jitter_ms(spec, wire.jitter_ms)
     return spec
 
 
 def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
-    """An override from the wire."""
-    backoff = None if wire.backoff is None else from_wire_backoff(wire.backoff)
-    return JobRetryOverride(wire.max_attempts, backoff)
+    """An override from the wire, as it is."""
+    retry = _new(JobRetryOverride)
+    _put_max_attempts(retry, wire.max_attempts)
+    _put_backoff(retry, None if wire.backoff is None else from_wire_backoff(wire.backoff))
+    return retry
 
 
 def to_wire_retry(retry: JobRetryOverride) -> WireRetry:

@@ -1,45 +1,52 @@
--- Fires a repeatable job: its jobs are written, its counter and its next fire with them.
+-- Fires a repeatable job: its next fire and its counter are written, its jobs with them, all or none of each.
 --
 -- KEYS  1 stream, 2 delayed set, 3 zset of next fires, 4 hash of the spec
 -- ARGV  1 score that was read, 2 next fire in ms ('' = none), 3 cap of the stream, 4 spec key, 5 limit (0 = none),
---       6 the spec that was read, 7 number of fires, then per fire: name, envelope
--- Reply {fired, 1 when the spec was removed}; {-1, 0} when somebody else fired, changed or removed it meanwhile
+--       6 the spec that was read, 7 job name, then per fire: its time in ms, envelope
+-- Reply {fired, 1 when the spec was removed, error}; {-1, 0, ''} when somebody else fired, changed or removed it
+--       meanwhile. With an error ('' = none) the fires from the one that could not be written on are due again.
 
 local stream, delayed, repeats, hash = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-if redis.call('ZSCORE', repeats, ARGV[4]) ~= ARGV[1] or redis.call('HGET', hash, 'spec') ~= ARGV[6] then
-  return {-1, 0}
+local next_fire, spec_key, limit, name = ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[7]
+if redis.call('ZSCORE', repeats, spec_key) ~= ARGV[1] or redis.call('HGET', hash, 'spec') ~= ARGV[6] then
+  return {-1, 0, ''}
 end
-local limit = tonumber(ARGV[5])
-local count = tonumber(redis.call('HGET', hash, 'fired') or 0)
+local before = tonumber(redis.call('HGET', hash, 'fired') or 0) or 0
 local room = tonumber(ARGV[3]) - redis.call('XLEN', stream)
-local fired = 0
-local time
-for i = 8, 7 + 2 * tonumber(ARGV[7]), 2 do
-  if limit > 0 and count >= limit then
-    break
+local fires = (#ARGV - 7) / 2
+if limit > 0 then
+  fires = math.max(math.min(fires, limit - before), 0)
+end
+
+-- The books first: were they refused after a job was written, each new try would fire it again.
+local function book(score, fired)
+  redis.call('ZADD', repeats, score, spec_key)
+  if fired > 0 then
+    redis.call('HSET', hash, 'fired', string.format('%.0f', fired))
   end
-  local name, envelope = ARGV[i], ARGV[i + 1]
-  if fired < room then
-    if name == '' then
-      redis.call('XADD', stream, '*', 'd', envelope)
-    else
-      redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
-    end
-  else
+end
+book(next_fire ~= '' and next_fire or ARGV[1], before + fires)
+
+for i = 1, fires do
+  local envelope = ARGV[7 + 2 * i]
+  local reply
+  if i > room then
     -- No room in the stream: the promoter brings it in when there is.
-    time = time or redis.call('TIME')
-    redis.call('ZADD', delayed, time[1] .. '000', struct.pack('<I4', #name) .. name .. envelope)
+    local now = redis.call('TIME')
+    reply = redis.pcall('ZADD', delayed, now[1] .. '000', struct.pack('<I4', #name) .. name .. envelope)
+  elseif name == '' then
+    reply = redis.pcall('XADD', stream, '*', 'd', envelope)
+  else
+    reply = redis.pcall('XADD', stream, '*', 'd', envelope, 'n', name)
   end
-  count = count + 1
-  fired = fired + 1
+  if type(reply) == 'table' and reply.err then
+    book(ARGV[6 + 2 * i], before + i - 1)
+    return {i - 1, 0, reply.err}
+  end
 end
-if ARGV[2] == '' or limit > 0 and count >= limit then
-  redis.call('ZREM', repeats, ARGV[4])
+if next_fire == '' or limit > 0 and before + fires >= limit then
+  redis.call('ZREM', repeats, spec_key)
   redis.call('DEL', hash)
-  return {fired, 1}
+  return {fires, 1, ''}
 end
-if fired > 0 then
-  redis.call('HINCRBY', hash, 'fired', fired)
-end
-redis.call('ZADD', repeats, ARGV[2], ARGV[4])
-return {fired, 0}
+return {fires, 0, ''}

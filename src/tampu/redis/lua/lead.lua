@@ -2,15 +2,16 @@
 --
 -- KEYS  1 lock
 -- ARGV  1 holder, 2 TTL in seconds
--- Reply 1 ours, 0 somebody else's
+-- Reply 0 ours; otherwise for how many ms it is still somebody else's, -1 without end
 
 local holder = redis.call('GET', KEYS[1])
 if not holder then
   redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
-  return 1
+  return 0
 end
 if holder == ARGV[1] then
   redis.call('EXPIRE', KEYS[1], ARGV[2])
-  return 1
+  return 0
 end
-return 0
+local left = redis.call('PTTL', KEYS[1])
+return left == 0 and 1 or left

@@ -1,0 +1,81 @@
+"""An event loop in a thread of its own, for programs that have none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for any thread, and waits for them. The thread is started at the first use."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        _all_threads.add(self)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. An interrupt (Ctrl-C) cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread; the next `run` starts another."""
+        with self._guard:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._guard:
+            if self._loop is None:
+                self._loop = _new_loop()
+                # A daemon: a program that forgets to close must end all the same.
+                self._thread = threading.Thread(target=self._loop.run_forever, name="tampu-loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _forget(self) -> None:
+        """In a forked child there is no such thread, and the lock may be held by one that is not there either."""
+        self._guard = threading.Lock()
+        if self._loop is not None:
+            _left_alone.append(self._loop)
+        self._loop = self._thread = None
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+_all_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+#: Loops of the parent process, kept from the garbage collector: it would close sockets that the parent uses.
+_left_alone: list[asyncio.AbstractEventLoop] = []
+
+
+def _after_fork_in_child() -> None:
+    for thread in list(_all_threads):
+        thread._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
