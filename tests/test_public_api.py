@@ -17,8 +17,11 @@ SEEDS_LEVEL = set(
 )
 
 
+PEOPLES_LEVEL = {"Queue", "Task", "Worker", "QueueEvents", "JobState"}
+
+
 def test_the_public_names_are_these_and_no_others() -> None:
-    assert set(tampu.__all__) == SEEDS_LEVEL
+    assert set(tampu.__all__) == PEOPLES_LEVEL | SEEDS_LEVEL | {"SyncProducer"}
 
 
 def test_every_public_name_is_there_and_documented() -> None:

@@ -20,6 +20,7 @@ from tampu.engine.options import AddOptions
 from tampu.engine.producer import Producer
 from tampu.engine.promoter import Promoter
 from tampu.engine.scheduler import Scheduler
+from tampu.engine.sync_producer import SyncProducer
 from tampu.errors import (
     ConfigError,
     DecodeError,
@@ -32,18 +33,29 @@ from tampu.errors import (
     RedisError,
     ShutdownError,
 )
+from tampu.job_state import JobState
+from tampu.queue import Queue
+from tampu.queue_events import QueueEvents
+from tampu.task import Task
 from tampu.wire.dlq import DlqEntry, DlqReason
 from tampu.wire.events import QueueEvent
 from tampu.wire.job import Job, JobId
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableMeta, RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride, RetryConfig
+from tampu.worker import Worker
 
 __version__ = "0.1.0"
 
-# The level of the seeds: one queue, every part by itself.
 __all__ = [  # noqa: RUF022 - grouped by what they are for
-    # parts
+    # --- the level people use
+    "Queue",
+    "Task",
+    "Worker",
+    "QueueEvents",
+    "JobState",
+    # --- the level of the seeds: every part by itself
     "Producer",
+    "SyncProducer",
     "Consumer",
     "Promoter",
     "Scheduler",

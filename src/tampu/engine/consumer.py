@@ -24,7 +24,7 @@ from tampu.engine.delivery import Delivery
 from tampu.engine.leases import Leases
 from tampu.engine.metrics import DlqRouted, MetricsSink, ReaderBatch, RetryScheduled
 from tampu.engine.pool import Pool
-from tampu.engine.processes import Processes
+from tampu.engine.processes import Processes, refuse_inside_starting_child
 from tampu.engine.promoter import PROMOTER_SCRIPTS, PromoterLoop
 from tampu.engine.reader import RECLAIM, Reader
 from tampu.engine.runner import Runner, max_attempts_of
@@ -102,6 +102,7 @@ class Consumer:
         `handler` is an `async def (job) -> bytes | None`; a plain `def` runs in a thread. With `process=True` either
         runs in a process of its own and must be importable there. A run longer than `timeout_secs` has failed.
         """
+        refuse_inside_starting_child()
         with ThreadPoolExecutor(self._config.concurrency, "tampu-handler") as threads:
             processes = Processes(handler, threads) if process else None
             if processes is not None:

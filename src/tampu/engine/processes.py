@@ -14,6 +14,7 @@ import traceback
 from typing import TYPE_CHECKING, Any
 
 from tampu.engine.handlers import is_unrecoverable
+from tampu.errors import ConfigError
 from tampu.wire.job import Job
 
 if TYPE_CHECKING:
@@ -90,6 +91,15 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+def refuse_inside_starting_child() -> None:
+    """A child imports the main script again: one that starts its worker there without a guard would never end."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "this is a process that is just starting to run handlers, and the main script starts a worker in it: "
+            "put what the script does under `if __name__ == '__main__':`"
+        )
 
 
 class Processes:
