@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers servers lock bench-wire clean
+.PHONY: help setup demo test check lint format types layers servers lock bench-wire bench-producer bench-worker clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -67,6 +67,12 @@ lock: ## pin every dependency again in constraints.txt
 
 bench-wire: setup ## time the codecs
 	@$(BIN)/python bench/wire.py
+
+bench-producer: setup servers ## adding jobs, beside chasquimq 1.3.0 and redis-benchmark (about 1 minute)
+	@$(BIN)/python bench/compare.py producer $(ARGS)
+
+bench-worker: setup servers ## running jobs, beside chasquimq 1.3.0 and a bare loop (about 3 minutes)
+	@$(BIN)/python bench/compare.py worker $(ARGS)
 
 clean: ## remove .venv and every cache in the checkout (the server cache stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build
