@@ -16,11 +16,16 @@ MAX_NAME_BYTES = 256
 #: Largest value of the wire's unsigned integers.
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
+#: Latest time in milliseconds: scores of sorted sets are floats, exact up to here (some 285,000 years).
+MAX_TIME_MS = 2**53
 
 
 def shown(value: object, limit: int = 80) -> str:
     """The value as text for an error message, cut so that a huge one does not drown the message."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception as error:  # a hostile or broken __repr__, or an int too long to be written
+        text = f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
@@ -32,16 +37,22 @@ def refuse(field: str, value: object, allowed: str) -> ConfigError:
 def check_int(field: str, value: object, *, low: int = 0, high: int = MAX_U64) -> int:
     """A whole number in [low, high]. A bool is not a number here: `True` is nearly always a misplaced argument."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        bounds = f"of {low} or more" if high == MAX_U64 else f"from {low} to {high}"
+        is_too_large = isinstance(value, int) and value > high
+        bounds = f"of {low} or more" if high == MAX_U64 and not is_too_large else f"from {low} to {high}"
         raise refuse(field, value, f"a whole number {bounds}")
     return value
 
 
 def check_float(field: str, value: object, *, low: float = 0.0) -> float:
     """A finite number of `low` or more."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < low:
-        raise refuse(field, value, f"a finite number of {low:g} or more")
-    return float(value)
+    if not isinstance(value, bool) and isinstance(value, int | float):
+        try:
+            number = float(value)
+        except OverflowError:  # an int beyond all floats
+            number = math.inf
+        if math.isfinite(number) and number >= low:
+            return number
+    raise refuse(field, value, f"a finite number of {low:g} or more")
 
 
 def check_bool(field: str, value: object) -> bool:
@@ -92,11 +103,18 @@ def check_delay_ms(value: object, field: str = "delay") -> int:
     """A delay, as a `timedelta` or in seconds, to whole milliseconds."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
-    return round(check_float(field, value) * 1000)
+    return _to_ms(field, value)
 
 
 def check_instant_ms(value: object, field: str = "run_at") -> int:
     """An instant, as a `datetime` (naive means UTC) or epoch seconds, to epoch milliseconds."""
     if isinstance(value, datetime):
         value = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
-    return round(check_float(field, value) * 1000)
+    return _to_ms(field, value)
+
+
+def _to_ms(field: str, seconds: object) -> int:
+    ms = check_float(field, seconds) * 1000
+    if ms > MAX_TIME_MS:
+        raise refuse(field, seconds, f"at most {MAX_TIME_MS // 1000} seconds")
+    return round(ms)

@@ -98,6 +98,8 @@ class MissedFiresPolicy:
     @classmethod
     def fire_all(cls, max_catchup: int) -> Self:
         """Each of them, oldest first, at most `max_catchup` (1 or more)."""
+        if isinstance(max_catchup, bool) or not isinstance(max_catchup, int):
+            raise TypeError(f"max_catchup must be a whole number of 1 or more; got {max_catchup!r}")
         return cls("fire-all", max_catchup)
 
     def to_dict(self) -> dict[str, Any]:
@@ -184,7 +186,7 @@ class RepeatableSpec(Generic[T]):
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class RepeatableMeta:
     """What a listing tells of a repeatable: all but its payload."""
 

@@ -1,6 +1,7 @@
 """Typed payloads: how values of one type are written, and checked when they are read.
 
-Dataclasses, msgspec Structs, TypedDicts and whatever else msgspec knows; pydantic models when pydantic is installed.
+Dataclasses, msgspec Structs, TypedDicts and whatever else msgspec knows; pydantic models when pydantic is installed,
+also inside the others.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import msgspec
 
 from tampu.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
-from tampu.wire.payload import decode_value, encode_value
+from tampu.wire.payload import decode_value, encode_value, slot_format
 from tampu.wire.scan import bin_content
 
 if TYPE_CHECKING:
@@ -41,6 +42,18 @@ class TypedPayload:
         return self._read(slot if content is None else content)
 
 
+def inline_only(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+    """`encode` for format 'inline', where bytes are refused: every reader would take them for a payload in a bin."""
+
+    def write(value: Any) -> bytes:
+        packed = encode(value)
+        if slot_format(packed) == "bin":
+            raise EncodeError(f"payload {shown(value)} cannot be written inline: bytes need payload_format 'bin'")
+        return packed
+
+    return write
+
+
 def _name(payload_type: Any) -> str:
     return getattr(payload_type, "__name__", str(payload_type))
 
@@ -52,10 +65,10 @@ def _is_pydantic(payload_type: Any) -> bool:
 
 def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     try:
-        read_packed = msgspec.msgpack.Decoder(payload_type).decode
+        read_packed = msgspec.msgpack.Decoder(payload_type, dec_hook=_from_plain).decode
     except TypeError as error:
         raise ConfigError(f"payload_type {_name(payload_type)} cannot be written as MessagePack: {error}") from error
-    pack = msgspec.msgpack.Encoder().encode
+    pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
 
     def write(value: Any) -> bytes:
         try:
@@ -73,6 +86,28 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
             raise DecodeError(f"payload is not a {_name(payload_type)}: {error}") from error
 
     return write, read
+
+
+def convert(value: Any, payload_type: Any) -> Any:
+    """A value that was decoded without a type, brought into the type; `DecodeError` when it does not fit."""
+    try:
+        return msgspec.convert(value, payload_type, dec_hook=_from_plain)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise DecodeError(f"value is not a {_name(payload_type)}: {error}") from error
+
+
+def _to_plain(value: Any) -> Any:
+    """How msgspec writes what it does not know."""
+    if _is_pydantic(type(value)):
+        return value.model_dump(mode="json")
+    raise NotImplementedError(f"{type(value).__name__} has no MessagePack form")
+
+
+def _from_plain(wanted: Any, value: Any) -> Any:
+    """How msgspec reads what it does not know."""
+    if _is_pydantic(wanted):
+        return wanted.model_validate(value)
+    return value  # msgspec looks whether it is one
 
 
 def _pydantic_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
