@@ -94,25 +94,25 @@ def survive(data: bytes) -> None:
 
 
 @given(st.binary(max_size=120))
-@examples(60)
+@examples(40)
 def test_any_bytes_are_survived(data: bytes) -> None:
     survive(data)
 
 
 @given(odd_messagepack)
-@examples(80)
+@examples(50)
 def test_odd_messagepack_is_survived(data: bytes) -> None:
     survive(data)
 
 
 @given(damaged(jobs().map(encode_job)))
-@examples(60)
+@examples(40)
 def test_damaged_envelopes_are_survived(data: bytes) -> None:
     survive(data)
 
 
 @given(damaged(specs().map(encode_spec)))
-@examples(60)
+@examples(40)
 def test_damaged_specs_are_survived(data: bytes) -> None:
     survive(data)
 
@@ -206,8 +206,8 @@ def test_deep_nesting_is_survived_wherever_it_is(nest: bytes) -> None:
 
 
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS.keys())
-def test_a_million_levels_are_a_decode_error(nest: bytes) -> None:
-    bomb = nest * (1_000_000 if len(nest) == 1 else 100_000) + b"\xc0"
+def test_a_hundred_thousand_levels_and_more_are_a_decode_error(nest: bytes) -> None:
+    bomb = nest * (1_000_000 if nest == b"\x91" else 100_000) + b"\xc0"
     for decode in (read_job, read_spec, decode_slot):
         with pytest.raises(DecodeError):
             decode(bomb)
@@ -338,8 +338,8 @@ def calls_made(data: bytes) -> int:
 
 @pytest.mark.parametrize("grow", GROWING.values(), ids=GROWING.keys())
 def test_memory_and_calls_grow_no_faster_than_the_input(grow: Callable[[int], bytes]) -> None:
-    read_all(grow(1000))  # fills caches
-    small, large = grow(2_000), grow(20_000)
+    read_all(grow(500))  # fills caches
+    small, large = grow(1_000), grow(10_000)
     factor = len(large) / len(small)
     assert peak_memory(large) <= 1.5 * factor * peak_memory(small) + 50_000
     assert peak_memory(large) <= 200 * len(large)
