@@ -6,10 +6,27 @@
 -- Reply one character for each id: 1 deleted, 0 there was none. A message counts if it was in the sorted set and had a
 -- body, as JavaScript counts; what there was of it is gone in either case.
 
-local answers = {}
-for number, id in ipairs(ARGV) do
-  local listed = redis.call('ZREM', KEYS[2], id)
-  local fields = redis.call('HDEL', KEYS[1], id, id .. ':rc', id .. ':fr')
-  answers[number] = listed == 1 and fields > 0 and '1' or '0'
+local hash, zset = KEYS[1], KEYS[2]
+if #ARGV == 1 then
+  local id = ARGV[1]
+  local listed = redis.call('ZREM', zset, id)
+  local fields = redis.call('HDEL', hash, id, id .. ':rc', id .. ':fr')
+  return listed == 1 and fields > 0 and '1' or '0'
 end
+
+local counters, fields = {}, {}
+for number, id in ipairs(ARGV) do
+  counters[number] = id .. ':rc'
+  fields[3 * number - 2], fields[3 * number - 1], fields[3 * number] = id, id .. ':rc', id .. ':fr'
+end
+local listed, received = redis.call('ZMSCORE', zset, unpack(ARGV)), redis.call('HMGET', hash, unpack(counters))
+local answers, seen = {}, {}
+for number, id in ipairs(ARGV) do
+  -- What was received has fields; of the others it is looked, without reading a body that may be large.
+  local there = listed[number] and not seen[id] and (received[number] or redis.call('HEXISTS', hash, id) == 1)
+  answers[number] = there and '1' or '0'
+  seen[id] = true
+end
+redis.call('ZREM', zset, unpack(ARGV))
+redis.call('HDEL', hash, unpack(fields))
 return table.concat(answers)

@@ -17,6 +17,6 @@ local now = tonumber(time[1]) * 1000000 + tonumber(time[2])
 if ARGV[1] ~= 'us' then
   now = math.floor(now / 1000)
 end
-redis.call('ZREM', KEYS[2], '')  -- removes nothing, and lets a server at its maxmemory accept the next write
+redis.call('ZREM', KEYS[2], '')  -- removes nothing, and lets a server at its maxmemory accept the write behind it
 redis.call('ZADD', KEYS[2], string.format('%.0f', now + tonumber(ARGV[3]) * tonumber(ARGV[2])), ARGV[4])
 return 1

@@ -1,0 +1,102 @@
+"""Moves the messages of an RSMQ queue elsewhere, so that old producers keep working while workers move over.
+
+Where to is none of its business: it hands each message to an `Inlet`. At least once: a message is deleted only after
+the inlet has taken it, and comes again after its vt if the bridge dies in between. The inlet gets the message's id and
+must not take the same id twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from tampu.errors import OutcomeUnknownError, QueueFullError, RedisError
+from tampu.redis.pipe import backoff_secs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tampu.rsmq.message import RsmqMessage
+    from tampu.rsmq.protocols import RsmqConnection
+
+logger = logging.getLogger("tampu.rsmq")
+
+#: Messages moved at a time, unless said otherwise.
+DEFAULT_BATCH = 100
+#: For how long a message is hidden while it is being moved, in seconds: longer than the inlet takes.
+DEFAULT_VT_SECS = 60
+
+#: What passes by itself: the message stays where it is and comes again.
+_PASSING = (RedisError, QueueFullError, OutcomeUnknownError)
+
+
+class Inlet(Protocol):
+    """Where messages go."""
+
+    async def add(self, message_id: str, body: bytes) -> None:
+        """Take a message for good, or raise; one that was taken before is none of a trouble."""
+
+
+class Bridge:
+    """Moves from one RSMQ queue into one inlet. Several bridges on one queue share the work."""
+
+    def __init__(
+        self,
+        rsmq: RsmqConnection,
+        qname: str,
+        inlet: Inlet,
+        *,
+        batch: int = DEFAULT_BATCH,
+        vt_secs: int = DEFAULT_VT_SECS,
+    ) -> None:
+        self._rsmq = rsmq
+        self._qname = qname
+        self._inlet = inlet
+        self._batch = batch
+        self._vt_secs = vt_secs
+        self._failures = 0
+        #: Messages that were handed over and deleted.
+        self.moved = 0
+
+    async def run(self) -> None:
+        """Move messages as they come, until cancelled or the client is closed."""
+        batches = self._rsmq.listen_batches(self._qname, self._batch, self._vt_secs, decoder=bytes)
+        async with contextlib.aclosing(batches):
+            async for batch in batches:
+                await self._move(batch)
+
+    async def drain(self) -> int:
+        """Move what can be received now; how many that were."""
+        before = self.moved
+        while batch := await self._rsmq.receive_messages(self._qname, self._batch, self._vt_secs, decoder=bytes):
+            await self._move(batch)
+        return self.moved - before
+
+    async def _move(self, batch: Sequence[RsmqMessage[bytes]]) -> None:
+        outcomes = await asyncio.gather(
+            *(self._inlet.add(message.id, message.body) for message in batch), return_exceptions=True
+        )
+        taken = [message.id for message, outcome in zip(batch, outcomes, strict=True) if outcome is None]
+        # After the inlet has them, never before: dying here only means that they are offered once more.
+        if taken:
+            await self._rsmq.delete_messages(self._qname, taken)
+            self.moved += len(taken)
+        errors = [outcome for outcome in outcomes if outcome is not None]
+        for error in errors:
+            if not isinstance(error, _PASSING):
+                raise error
+        if not errors:
+            self._failures = 0
+            return
+        if not self._failures:
+            logger.warning(
+                "%d message(s) of RSMQ queue %s were not taken, they come again after %d s: %s",
+                len(errors),
+                self._qname,
+                self._vt_secs,
+                errors[0],
+            )
+        self._failures += 1
+        await asyncio.sleep(backoff_secs(self._failures))

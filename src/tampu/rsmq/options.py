@@ -1,0 +1,131 @@
+"""The settings of an RSMQ client and of its pool, checked when they are built."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from tampu.checks import check_bool, check_float, check_int, check_text, refuse
+from tampu.errors import ConfigError
+from tampu.redis.pipe import DEFAULT_PATIENCE_SECS
+from tampu.redis.settings import ConnectionSettings, parse_url, resolve_url
+
+if TYPE_CHECKING:
+    from redis.credentials import CredentialProvider
+
+    from tampu.redis.settings import CredentialCallback
+    from tampu.rsmq.validate import DurationUnit
+
+Precision = Literal["ms", "us"]
+SizeUnit = Literal["bytes", "utf16"]
+
+DEFAULT_NS = "rsmq"
+DEFAULT_MAX_SIZE = 10
+DEFAULT_MIN_IDLE = 0
+DEFAULT_IDLE_SECS = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RsmqOptions:
+    """Where the queues are and how they are written.
+
+    | field | default | meaning |
+    |---|---|---|
+    | `url` | `TAMPU_URL`, or `redis://127.0.0.1:6379` | see `tampu.redis.settings` |
+    | `ns` | `"rsmq"` | prefix of all keys; on a Cluster with a hash tag: `"{rsmq}"` |
+    | `realtime` | False | publish each send on the channel `{ns}:rt:{queue}` |
+    | `precision` | `"ms"` | unit of scores; `"us"` is Rust's feature break-js-comp |
+    | `duration_unit` | `"s"`; with `precision="us"` `"ms"` | unit of `vt` and `delay` in a queue's hash |
+    | `size_unit` | `"bytes"` | what `maxsize` counts; `"utf16"` is JavaScript's rule |
+    | `send_once` | False | sends survive a lost connection, by means of a marker key |
+    | `patience_secs` | 10 | how long an operation waits for a server that is away |
+    """
+
+    url: str = field(default_factory=lambda: resolve_url(None))
+    #: Queues of two namespaces know nothing of each other.
+    ns: str = DEFAULT_NS
+    #: Wakes those who `listen`, at the cost of one PUBLISH for each message.
+    realtime: bool = False
+    #: A queue must be used with one precision only: readers in ms see scores in microseconds as far in the future.
+    precision: Precision = "ms"
+    #: "s" is what JavaScript writes. "ms" shares queues with Rust's rsmq_async 8.0 and later, also those of
+    #: break-js-comp. The arguments `vt` and `delay` are in seconds in either case. None = as fits `precision`.
+    duration_unit: DurationUnit | None = None
+    #: A message of 1024 euro signs has 3072 bytes and 1024 UTF-16 units.
+    size_unit: SizeUnit = "bytes"
+    #: Without it a send whose connection broke raises `OutcomeUnknownError`: it may have been done or not. With it the
+    #: sender leaves a key `{ns}:{queue}:sent:{sender}` with a TTL of a minute, which JavaScript does not write, and the
+    #: send is repeated without ever being doubled.
+    send_once: bool = False
+    patience_secs: float = DEFAULT_PATIENCE_SECS
+    #: Asked for user and password before each connection.
+    credential_provider: CredentialProvider | CredentialCallback | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_text("ns", self.ns)
+        check_bool("realtime", self.realtime)
+        check_bool("send_once", self.send_once)
+        check_float("patience_secs", self.patience_secs)
+        _one_of("precision", self.precision, "ms", "us")
+        _one_of("duration_unit", self.duration_unit, "s", "ms", None)
+        _one_of("size_unit", self.size_unit, "bytes", "utf16")
+        settings = self.connection_settings()
+        if settings.kind == "cluster" and not has_hash_tag(self.ns):
+            raise ConfigError(no_hash_tag(self.ns))
+
+    def connection_settings(self) -> ConnectionSettings:
+        """How to reach the server."""
+        return parse_url(self.url, credential_provider=self.credential_provider)
+
+    @property
+    def unit(self) -> DurationUnit:
+        """The unit of `vt` and `delay` in a queue's hash, settled."""
+        return self.duration_unit or ("s" if self.precision == "ms" else "ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolOptions:
+    """How many connections a `PooledRsmq` may have, and keeps."""
+
+    #: Most connections at once; further operations wait for one.
+    max_size: int = DEFAULT_MAX_SIZE
+    #: Connections that are opened at the start and kept, however long nobody needs them.
+    min_idle: int = DEFAULT_MIN_IDLE
+    #: After how many seconds without use a connection beyond `min_idle` is closed.
+    idle_secs: float = DEFAULT_IDLE_SECS
+
+    def __post_init__(self) -> None:
+        check_int("max_size", self.max_size, low=1)
+        check_int("min_idle", self.min_idle, low=0, high=self.max_size)
+        check_float("idle_secs", self.idle_secs)
+
+
+def as_options(given: RsmqOptions | str | None) -> RsmqOptions:
+    """Options from what a constructor was given: options, a URL or nothing."""
+    if given is None:
+        return RsmqOptions()
+    if isinstance(given, str):
+        return RsmqOptions(url=given)
+    if isinstance(given, RsmqOptions):
+        return given
+    raise refuse("options", given, "an RsmqOptions or a URL")
+
+
+def has_hash_tag(ns: str) -> bool:
+    """Whether all keys with this prefix are in one slot of a Cluster: `{...}`, not empty, decides alone."""
+    _, opened, rest = ns.partition("{")
+    tag, closed, _ = rest.partition("}")
+    return bool(opened and tag and closed)
+
+
+def no_hash_tag(ns: str) -> str:
+    """What to say to somebody who uses a Cluster without a hash tag."""
+    return (
+        f"ns must carry a hash tag on a Cluster, such as '{{rsmq}}', so that all keys of a queue are on one node; "
+        f"got {ns!r}. Clients in other languages need the same ns"
+    )
+
+
+def _one_of(name: str, value: object, *allowed: str | None) -> None:
+    if value not in allowed:
+        raise refuse(name, value, f"one of {', '.join(map(repr, allowed))}")

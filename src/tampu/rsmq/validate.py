@@ -1,0 +1,99 @@
+"""What the JavaScript client accepts as a name, an id, a duration or a size, and which error it raises otherwise."""
+
+from __future__ import annotations
+
+import math
+import re
+from datetime import timedelta
+from typing import Literal
+
+from tampu.rsmq.errors import InvalidFormat, InvalidValue, MissingParameter
+
+#: A time span: whole seconds, as a number or in the other forms JavaScript's `parseInt` reads, or a `timedelta`.
+Duration = float | str | timedelta
+
+#: The unit in which a queue's hash holds its `vt` and `delay`.
+DurationUnit = Literal["s", "ms"]
+
+#: Longest `vt` and `delay`, in seconds: about 115 days.
+MAX_DURATION_SECS = 9_999_999
+#: Limits of `maxsize`; -1 stands for no limit.
+MIN_MAXSIZE = 1024
+MAX_MAXSIZE = 65536
+UNLIMITED = -1
+#: Not a queue's name: the key it would have is the index of all queues.
+RESERVED_NAME = "QUEUES"
+
+_NAME = re.compile(r"[a-zA-Z0-9_-]{1,160}")
+_ID = re.compile(r"[a-zA-Z0-9:]{32}")
+_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
+
+
+def parse_int(value: object) -> int | None:
+    """JavaScript's `parseInt(value, 10)`: "1abc" is 1, 1.9 is 1; None where it gives NaN."""
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return int(value) if math.isfinite(value) else None
+    if isinstance(value, str):
+        found = _INTEGER.match(value)
+        return int(found[1]) if found else None
+    return None
+
+
+def check_qname(value: object) -> str:
+    """A queue's name: 1 to 160 of A-Z a-z 0-9 _ -. A number is taken as text."""
+    name = _text("qname", value)
+    if not _NAME.fullmatch(name):
+        raise InvalidFormat("qname", value)
+    if name == RESERVED_NAME:
+        raise InvalidFormat("qname", value, "QUEUES is the index of all queues: a queue of that name would destroy it")
+    return name
+
+
+def check_id(value: object) -> str:
+    """A message id: exactly 32 of A-Z a-z 0-9 and the colon."""
+    text = _text("id", value)
+    if not _ID.fullmatch(text):
+        raise InvalidFormat("id", value)
+    return text
+
+
+def check_duration(item: str, value: object, unit: DurationUnit = "s") -> int:
+    """A duration in whole units of the queue's hash."""
+    number = _in_unit(value, unit)
+    high = MAX_DURATION_SECS if unit == "s" else MAX_DURATION_SECS * 1000
+    if number is None or not 0 <= number <= high:
+        notes = ["it must be of whole seconds, too"] if isinstance(value, timedelta) and unit == "s" else []
+        raise InvalidValue(item, 0, MAX_DURATION_SECS, value, *notes)
+    return number
+
+
+def check_maxsize(value: object) -> int:
+    """Most bytes of a message: 1024 to 65536, or -1 for no limit."""
+    number = parse_int(value)
+    if number is None or (number != UNLIMITED and not MIN_MAXSIZE <= number <= MAX_MAXSIZE):
+        raise InvalidValue("maxsize", MIN_MAXSIZE, MAX_MAXSIZE, value)
+    return number
+
+
+def _in_unit(value: object, unit: DurationUnit) -> int | None:
+    if isinstance(value, timedelta):
+        whole, rest = divmod(value, timedelta(**{"seconds" if unit == "s" else "milliseconds": 1}))
+        # To cut half a second off would make a vt of 0 of it, and show the message to everybody at once.
+        return None if rest else whole
+    if unit == "ms" and isinstance(value, float) and math.isfinite(value):
+        return int(value * 1000)
+    number = parse_int(value)
+    return number if number is None or unit == "s" else number * 1000
+
+
+def _text(item: str, value: object) -> str:
+    """JavaScript calls everything falsy missing, and `toString` of the rest."""
+    if isinstance(value, bool):
+        raise InvalidFormat(item, value)
+    if not value:
+        raise MissingParameter(item)
+    return str(value)

@@ -1,0 +1,274 @@
+"""What holds when the connection breaks in the middle of an operation."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.proxy import Proxy
+from support.waiting import until
+from tampu.errors import OutcomeUnknownError, ShutdownError
+from tampu.redis.faults import Unreachable
+from tampu.rsmq import BatchInterrupted, PooledRsmq, Rsmq, RsmqOptions
+from tampu.rsmq.batches import STEP_MESSAGES
+from tampu.rsmq.sending import Markers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from servers.process import Server
+
+
+@pytest.fixture
+async def proxy(server: Server) -> AsyncIterator[Proxy]:
+    async with Proxy(server.address) as proxy:
+        yield proxy
+
+
+def through(proxy: Proxy, **settings: Any) -> RsmqOptions:
+    return RsmqOptions(url=proxy.url, **settings)
+
+
+async def bodies(server: Server, qname: str = "q") -> list[str]:
+    """All bodies in the queue, in order."""
+    async with Rsmq(server.url) as rsmq:
+        return [message.message for message in await rsmq.receive_messages(qname, max=10_000, vt=0)]
+
+
+# --- send
+
+
+async def test_a_send_whose_answer_is_lost_says_that_nobody_knows(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.cut_replies_after(1)
+        with pytest.raises(OutcomeUnknownError, match="may be there or not") as unknown:
+            await rsmq.send_message("q", "x")
+        (part,) = unknown.value.ids
+        # The random part that the error names tells whether it is there.
+        async with Rsmq(server.url) as other:
+            message = await other.receive_message("q", vt=0)
+        assert message is not None
+        assert message.id.endswith(part)
+        await rsmq.send_message("q", "the next one works")
+    assert await bodies(server) == ["x", "the next one works"]
+
+
+@pytest.mark.parametrize("client", [Rsmq, PooledRsmq])
+async def test_with_send_once_a_send_whose_answer_is_lost_is_not_doubled(
+    server: Server, proxy: Proxy, client: type[Rsmq | PooledRsmq]
+) -> None:
+    async with client(through(proxy, send_once=True)) as rsmq:
+        await rsmq.create_queue("q")
+        before = await rsmq.send_message("q", "before")
+        proxy.cut_replies_after(1)
+        message_id = await rsmq.send_message("q", "x")
+        assert len(proxy.links) == 2
+        received = await rsmq.receive_messages("q", max=10)
+        assert [message.id for message in received] == [before, message_id]
+        assert (await rsmq.get_queue_attributes("q")).totalsent == 2
+
+
+async def test_with_send_once_a_send_is_not_doubled_when_it_was_consumed_meanwhile(
+    server: Server, proxy: Proxy
+) -> None:
+    async with Rsmq(through(proxy, send_once=True)) as rsmq, Rsmq(server.url) as consumer:
+        await rsmq.create_queue("q")
+        proxy.hold_replies()
+        sending = asyncio.create_task(rsmq.send_message("q", "x"))
+        popped = await until(lambda: consumer.pop_message("q"), "it is sent")
+        proxy.cut()
+        assert await sending == popped.id
+        assert await consumer.pop_message("q") is None
+
+
+async def test_with_send_once_a_send_that_never_arrived_is_sent_again(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy, send_once=True)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.cut_requests_after(20)
+        message_id = await rsmq.send_message("q", "x")
+        received = await rsmq.receive_message("q")
+        assert received is not None
+        assert received.id == message_id
+    assert len(proxy.links) == 2
+
+
+async def test_with_send_once_many_sends_at_once_survive_cut_after_cut(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy, send_once=True)) as rsmq:
+        await rsmq.create_queue("q")
+
+        async def send(number: int) -> str:
+            return await rsmq.send_message("q", str(number), delay=number % 3 or None)
+
+        sending = asyncio.gather(*(send(number) for number in range(300)))
+        for cuts in range(1, 6):
+            proxy.cut_replies_after(50 * cuts)
+            await until(lambda cuts=cuts: len(proxy.links) > cuts or sending.done(), "it is cut")
+        ids = await sending
+        assert len(set(ids)) == 300
+        assert (await rsmq.get_queue_attributes("q")).msgs == 300
+        assert (await rsmq.get_queue_attributes("q")).totalsent == 300
+
+
+async def test_with_send_once_a_batch_is_not_doubled(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy, send_once=True)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.cut_replies_after(1)
+        ids = await rsmq.send_messages("q", [str(number) for number in range(300)])
+        assert [message.id for message in await rsmq.receive_messages("q", max=1000)] == ids
+
+
+async def test_the_marker_of_send_once_is_the_only_other_key_and_goes_by_itself(server: Server) -> None:
+    client = server.client()
+    async with Rsmq(RsmqOptions(url=server.url, send_once=True)) as rsmq:
+        await rsmq.create_queue("q")
+        await asyncio.gather(*(rsmq.send_message("q", "x") for _ in range(50)))
+        for _ in range(20):
+            await rsmq.send_message("q", "x")
+    (marker,) = set(client.scan_iter("*")) - {b"rsmq:q", b"rsmq:q:Q", b"rsmq:QUEUES"}
+    assert marker.startswith(b"rsmq:q:sent:")
+    assert 0 < client.pttl(marker) <= 60_000
+    assert client.hlen(marker) <= 3  # one slot for each send under way, and no more
+
+
+async def test_with_send_once_the_outcome_is_unknown_when_the_server_stays_away(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy, send_once=True, patience_secs=0.3)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.hold_requests()
+        sending = asyncio.create_task(rsmq.send_message("q", "x"))
+        await until(lambda: proxy.link._early, "it is under way")
+        proxy.shut()
+        with pytest.raises(OutcomeUnknownError):
+            await sending
+        with pytest.raises(Unreachable):  # this one was never sent, and the error says so
+            await rsmq.send_message("q", "x")
+
+
+def test_after_a_fork_the_child_leaves_the_parents_marker_alone() -> None:
+    markers = Markers()
+    before = markers.sender
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, markers.sender)
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 100) != before
+    assert markers.sender == before
+    os.close(reading)
+    os.close(writing)
+
+
+async def test_a_batch_without_send_once_tells_what_is_in_and_what_is_unknown(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.cut_replies_after(STEP_MESSAGES * 39 + 500)  # in the answer to the second step
+        with pytest.raises(BatchInterrupted) as failed:
+            await rsmq.send_messages("q", ["x"] * (3 * STEP_MESSAGES))
+        assert len(failed.value.ids) == STEP_MESSAGES
+        assert isinstance(failed.value.__cause__, OutcomeUnknownError)
+        assert len(failed.value.__cause__.ids) == STEP_MESSAGES
+
+
+async def test_callers_that_travelled_together_learn_each_its_own_unknown_message(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.hold_replies()
+        sending = [asyncio.create_task(rsmq.send_message("q", str(number))) for number in range(40)]
+        async with Rsmq(server.url) as other:
+
+            async def two_are_in() -> bool:
+                return (await other.get_queue_attributes("q")).msgs == 2
+
+            await until(two_are_in, "the first two are in, the others wait for company")
+        proxy.cut()
+        outcomes = await asyncio.gather(*sending, return_exceptions=True)
+    unknown = [outcome for outcome in outcomes if isinstance(outcome, OutcomeUnknownError)]
+    assert [len(error.ids) for error in unknown] == [1, 1]
+    assert await bodies(server) == [str(number) for number in range(40)]
+
+
+# --- pop, receive, delete, visibility
+
+
+async def test_a_pop_whose_answer_is_lost_is_not_repeated(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        await rsmq.send_messages("q", ["lost", "kept"])
+        proxy.cut_replies_after(1)
+        with pytest.raises(OutcomeUnknownError, match="lost then"):
+            await rsmq.pop_message("q")
+    assert await bodies(server) == ["kept"]
+
+
+async def test_a_receive_whose_answer_is_lost_loses_nothing(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        first, second = await rsmq.send_messages("q", ["a", "b"])
+        proxy.cut_replies_after(1)
+        received = await rsmq.receive_message("q", vt=1)
+        assert received is not None
+        assert received.id == second
+        again = await until(lambda: rsmq.receive_message("q", vt=60), "the first comes again")
+        assert (again.id, again.rc) == (first, 2)
+
+
+async def test_a_delete_or_a_change_whose_answer_is_lost_is_done(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        message_id = await rsmq.send_message("q", "x")
+        proxy.cut_replies_after(1)
+        assert await rsmq.change_message_visibility("q", message_id, 0) is True
+        proxy.cut_replies_after(1)
+        assert await rsmq.delete_message("q", message_id) is False  # the first try did it
+        assert (await rsmq.get_queue_attributes("q")).msgs == 0
+
+
+async def test_operations_wait_for_a_server_that_restarts(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.shut()
+        await until(lambda: rsmq._pipe.connection is None, "the loss is noticed")
+        sending = asyncio.create_task(rsmq.send_message("q", "patience"))
+        listing = asyncio.create_task(rsmq.list_queues())
+        await asyncio.sleep(0)
+        proxy.reopen()
+        assert (await asyncio.gather(sending, listing))[1] == ["q"]
+    assert await bodies(server) == ["patience"]
+
+
+async def test_a_server_that_is_not_there_is_told_in_time() -> None:
+    rsmq = Rsmq(RsmqOptions(url="redis://127.0.0.1:1", patience_secs=0.1))
+    with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
+        await rsmq.send_message("q", "x")
+    with pytest.raises(Unreachable):
+        await rsmq.open()
+
+
+@pytest.mark.parametrize("client", [Rsmq, PooledRsmq])
+async def test_a_closed_client_refuses_work(server: Server, client: type[Rsmq | PooledRsmq]) -> None:
+    rsmq = await client.connect(server.url)
+    await rsmq.create_queue("q")
+    await rsmq.quit()
+    with pytest.raises(ShutdownError):
+        await rsmq.send_message("q", "x")
+
+
+def test_a_client_may_be_used_in_one_event_loop_after_another(server: Server) -> None:
+    rsmq = Rsmq(server.url)
+
+    async def send_many() -> None:
+        await asyncio.gather(*(rsmq.send_message("q", "x") for _ in range(20)))
+
+    asyncio.run(rsmq.create_queue("q"))
+    asyncio.run(send_many())
+    asyncio.run(send_many())
+
+    async def count() -> int:
+        async with rsmq:
+            return (await rsmq.get_queue_attributes("q")).msgs
+
+    assert asyncio.run(count()) == 40
