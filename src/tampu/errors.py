@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-class Error(Exception):
-    """Base of all errors of tampu. `code` is stable across languages and versions."""
+class Error(RuntimeError):
+    """Base of all errors of tampu. `code` is stable across languages and versions.
+
+    A `RuntimeError`, since that is what chasquimq raises: a program that catches it can change over as it is.
+    """
 
     code: ClassVar[str] = "CMQ-000"
 
@@ -26,13 +29,13 @@ class RedisError(Error):
     code = "CMQ-001"
 
 
-class EncodeError(Error):
+class EncodeError(Error, TypeError, ValueError):
     """A value has no faithful MessagePack form, so nothing was sent."""
 
     code = "CMQ-002"
 
 
-class DecodeError(Error):
+class DecodeError(Error, ValueError):
     """Bytes are not what the wire format says they should be. `job_id` is set when it is a job's payload."""
 
     code = "CMQ-003"
@@ -87,7 +90,7 @@ class JobFailed(Error):  # noqa: N818 - a public name of the API
         self.detail = detail
 
 
-class NotSupportedError(Error, RuntimeError):
+class NotSupportedError(Error):
     """The server, or the format on the wire, cannot do what was asked; the text says what to do instead."""
 
     code = "CMQ-009"

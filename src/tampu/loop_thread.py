@@ -29,16 +29,19 @@ class LoopThread:
         try:
             return future.result()
         except BaseException:
-            future.cancel()
+            if not future.done():
+                future.cancel()
             raise
 
     def stop(self) -> None:
-        """End the thread; the next `run` starts another."""
+        """End the thread; the next `run` starts another. Those who wait for a coroutine get a CancelledError."""
         with self._guard:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
+        # A loop that just stopped would leave the threads that wait for something waiting for ever.
+        asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
@@ -58,6 +61,14 @@ class LoopThread:
         if self._loop is not None:
             _left_alone.append(self._loop)
         self._loop = self._thread = None
+
+
+async def _end_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

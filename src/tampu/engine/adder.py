@@ -24,7 +24,7 @@ from tampu.engine.window import (
     pack_envelope,
     pack_part,
 )
-from tampu.errors import EncodeError, Error
+from tampu.errors import EncodeError
 from tampu.wire.retry import to_wire_retry
 
 if TYPE_CHECKING:
@@ -92,14 +92,18 @@ class Adder:
         if explicit is None:
             job_id, now_ms = self._minter.mint()
         else:
-            job_id = explicit
+            job_id = str(explicit)  # of a subclass too, such as the JobId of another add
             now_ms = self._minter.now_ms()
         envelope = self._pack(job_id, body, now_ms, options.retry)
         kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
-        window = self._window_for(len(envelope))
-        window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
         future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
+        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
+        leaves_at_once = self._open is None and self._chain.is_idle()
+        window = SharedWindow() if leaves_at_once else self._window_for(len(envelope))
+        window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
         window.futures.append(future)
+        if leaves_at_once:
+            self._chain.submit(window)
         return future
 
     def _kind(self, job_id: str, is_explicit: bool, due: Due | None) -> tuple[bytes, bytes, tuple[bytes, ...]]:
@@ -166,7 +170,7 @@ class Adder:
         windows: list[BulkWindow] = []
         for payload, options in items:
             body = self.encode_payload(payload)
-            job_id, now_ms = self._minter.mint() if options.id is None else (options.id, self._minter.now_ms())
+            job_id, now_ms = self._minter.mint() if options.id is None else (str(options.id), self._minter.now_ms())
             envelope = self._pack(job_id, body, now_ms, options.retry)
             kind, due_packed, keys = self._kind(job_id, options.id is not None, due)
             if window is None or not window.has_room(len(envelope)):
@@ -185,18 +189,20 @@ class Adder:
         """
         collector = Collector()
         name = options.name.encode()
+        position = 0
         try:
             while chunk := await _next_chunk(payloads):
                 ids, now_ms = self._minter.mint_many(len(chunk))
-                envelopes = self._pack_many(ids, chunk, now_ms, options.retry)
+                envelopes = self._pack_many(ids, chunk, now_ms, options.retry, position)
+                position += len(chunk)
                 for start, end in _slices(envelopes):
                     window = BulkWindow(asyncio.get_running_loop())
                     window.put_many(ids[start:end], name, envelopes[start:end])
                     self._submit(window)
-                    await collector.keep_ahead(window)
-        except Error as error:
-            await collector.settle()
-            error.accepted = [*collector.accepted]
+                    if not await collector.keep_ahead(window):
+                        return await collector.finish()
+        except EncodeError as error:
+            error.accepted = await collector.finish()
             raise
         return await collector.finish()
 
@@ -205,7 +211,7 @@ class Adder:
         self._chain.submit(window)
 
     def _pack_many(
-        self, ids: list[str], payloads: Sequence[Any], now_ms: int, retry: JobRetryOverride | None
+        self, ids: list[str], payloads: Sequence[Any], now_ms: int, retry: JobRetryOverride | None, position: int = 0
     ) -> list[bytes]:
         """The envelopes of fresh jobs with minted ids, as packed arguments. The producer's innermost loop."""
         head, tail = _frame(now_ms, retry)
@@ -224,7 +230,7 @@ class Adder:
                 else:
                     append(pack_envelope(head + job_id.encode(), body, tail, self._inline))
         except EncodeError as error:
-            raise EncodeError(f"payload {len(packed)} of this bulk: {error}") from error
+            raise EncodeError(f"payload {position + len(packed)} of this bulk: {error}") from error
         return packed
 
 

@@ -6,7 +6,8 @@ import asyncio
 from collections import deque
 
 from tampu.engine.window import Window
-from tampu.errors import Error, QueueFullError, RedisError
+from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
+from tampu.redis.faults import ServerError
 from tampu.wire.job import DuplicateJobId, JobId
 
 #: Windows of one bulk that are packed or under way; what is behind them waits in the caller's iterable.
@@ -16,29 +17,29 @@ BULK_WINDOWS_AHEAD = 4
 class SharedWindow(Window):
     """The window of single adds: each job has a future of its own."""
 
-    __slots__ = ("futures",)
-
     def __init__(self) -> None:
         super().__init__()
         self.futures: list[asyncio.Future[JobId]] = []
 
     def tell(self) -> None:
-        codes = self.codes
+        if not self.codes and self.error is None:
+            for job_id, future in zip(self.ids, self.futures, strict=True):
+                if not future.done():  # if it is, its caller went away
+                    future.set_result(JobId(job_id))
+            return
         for position, (job_id, future) in enumerate(zip(self.ids, self.futures, strict=True)):
             if future.done():
-                continue  # its caller went away
+                continue
             error = _error_of(self, position, job_id)
             if error is not None:
                 future.set_exception(error)
             else:
-                is_duplicate = bool(codes) and codes[position] == "d"
+                is_duplicate = _code_of(self, position) == "d"
                 future.set_result(DuplicateJobId(job_id) if is_duplicate else JobId(job_id))
 
 
 class BulkWindow(Window):
     """A window of one bulk: one future for all of it."""
-
-    __slots__ = ("future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
@@ -49,22 +50,34 @@ class BulkWindow(Window):
             self.future.set_result(None)
 
 
+def _code_of(window: Window, position: int) -> str:
+    """What became of one job: a added, d duplicate, f full, e error, u what the window's error says."""
+    if position < len(window.codes):
+        return window.codes[position]
+    return "a" if window.error is None else "u"
+
+
 def _error_of(window: Window, position: int, job_id: str) -> Error | None:
-    if window.error is not None:
-        error = window.error
-        if isinstance(error, QueueFullError) or not error.args:
-            return error
-        # A window's error goes to many callers: each gets one of its own, or their tracebacks would pile up in it.
-        copy = error.__class__.__new__(error.__class__)
-        copy.__dict__.update(error.__dict__)
-        copy.args = error.args
-        return copy
-    code = window.codes[position] if window.codes else "a"
+    code = _code_of(window, position)
     if code == "f":
         return QueueFullError(f"the queue is full (max_stream_len): job {job_id} was refused", refused=[job_id])
     if code == "e":
-        return RedisError(f"job {job_id} was not added: {window.failure}")
+        reason = ServerError(window.failure) if window.failure else "the reason was lost with the connection"
+        return RedisError(f"job {job_id} was not added: {reason}")
+    if code == "u" and window.error is not None:
+        return _own_copy(window.error, [job_id])
     return None
+
+
+def _own_copy(error: Error, ids: list[str]) -> Error:
+    """A window's error goes to many callers: each gets one of its own, about its own jobs."""
+    copy = error.__class__.__new__(error.__class__)
+    copy.args = error.args
+    copy.__dict__.update(error.__dict__)
+    copy.__cause__ = error.__cause__
+    if isinstance(copy, OutcomeUnknownError):
+        copy.ids = ids
+    return copy
 
 
 class Collector:
@@ -74,18 +87,20 @@ class Collector:
         self._windows: deque[BulkWindow] = deque()
         self.accepted: list[JobId] = []
         self._refused: list[str] = []
-        self._error: Error | None = None
+        self._unknown: list[str] = []
+        self._unknown_because: OutcomeUnknownError | None = None
+        self._failure: Error | None = None
 
     def expect(self, window: BulkWindow) -> None:
         self._windows.append(window)
 
-    async def keep_ahead(self, window: BulkWindow) -> None:
-        """Expect one more, and wait until few enough are under way; raises as soon as one has failed."""
+    async def keep_ahead(self, window: BulkWindow) -> bool:
+        """Expect one more, and wait until few enough are under way; False as soon as one was not wholly added."""
         self._windows.append(window)
         await asyncio.sleep(0)  # lets what was just submitted leave before the next chunk is packed
         while len(self._windows) >= BULK_WINDOWS_AHEAD:
             await self._collect_one()
-        self._raise_error()
+        return self.error() is None
 
     async def settle(self) -> None:
         """Wait for all that is under way."""
@@ -93,39 +108,47 @@ class Collector:
             await self._collect_one()
 
     async def finish(self) -> list[JobId]:
-        """All ids, in order; raises if any job was refused or failed."""
+        """All ids, in order; raises if any job was refused or failed, once all are answered."""
         await self.settle()
-        self._raise_error()
+        error = self.error()
+        if error is not None:
+            raise error
         return self.accepted
+
+    def error(self) -> Error | None:
+        """What is wrong so far: what is unknown before what failed, and that before what was refused."""
+        error: Error | None = None
+        if self._unknown_because is not None:
+            error = _own_copy(self._unknown_because, [*self._unknown])
+        elif self._failure is not None:
+            error = self._failure
+        elif self._refused:
+            error = QueueFullError(
+                f"the queue is full (max_stream_len): {len(self._refused)} of "
+                f"{len(self._refused) + len(self.accepted)} jobs were refused; .accepted and .refused name them",
+                refused=self._refused,
+            )
+        if error is not None:
+            error.accepted = [*self.accepted]
+        return error
 
     async def _collect_one(self) -> None:
         window = self._windows[0]
         await window.future
         self._windows.popleft()
-        codes = window.codes
-        if window.error is not None:
-            self._error = self._error or window.error
-            return
-        if not codes:
+        if not window.codes and window.error is None:
             self.accepted.extend(map(JobId, window.ids))
             return
-        for code, job_id in zip(codes, window.ids, strict=True):
+        for position, job_id in enumerate(window.ids):
+            code = _code_of(window, position)
             if code == "a":
                 self.accepted.append(JobId(job_id))
             elif code == "d":
                 self.accepted.append(DuplicateJobId(job_id))
-            else:
+            elif code == "f":
                 self._refused.append(job_id)
-                if code == "e":
-                    self._error = self._error or RedisError(f"job {job_id} was not added: {window.failure}")
-
-    def _raise_error(self) -> None:
-        if self._error is None and self._refused:
-            self._error = QueueFullError(
-                f"the queue is full (max_stream_len): {len(self._refused)} of "
-                f"{len(self._refused) + len(self.accepted)} jobs were refused; .accepted and .refused name them",
-                refused=self._refused,
-            )
-        if self._error is not None:
-            self._error.accepted = [*self.accepted]
-            raise self._error
+            elif code == "u" and isinstance(window.error, OutcomeUnknownError):
+                self._unknown.append(job_id)
+                self._unknown_because = window.error
+            elif self._failure is None:
+                self._failure = _error_of(window, position, job_id)

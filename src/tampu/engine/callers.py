@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
 
     from tampu.engine.processes import Processes
     from tampu.wire.job import Job
@@ -29,19 +29,31 @@ def on_loop(handler: Handler, timeout_secs: float | None) -> Caller:
         return handler
 
     async def call(job: Job[Any]) -> Any:
-        async with asyncio.timeout(timeout_secs):
-            return await handler(job)
+        try:
+            async with asyncio.timeout(timeout_secs) as limit:
+                return await handler(job)
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"the handler was cancelled at its timeout of {timeout_secs:g} s") from None
+            raise  # its own
 
     return call
 
 
-def in_thread(handler: Handler, threads: ThreadPoolExecutor, timeout_secs: float | None) -> Caller:
+def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -> Caller:
     """A `def` handler in a thread. A thread cannot be killed: at its timeout it has failed, but only when it ends."""
     loop = asyncio.get_running_loop()
 
+    def handle(job: Job[Any]) -> Any:
+        try:
+            return handler(job)
+        except StopIteration as error:
+            # No future can carry one: it would never be done.
+            raise RuntimeError("the handler raised StopIteration") from error
+
     async def call(job: Job[Any]) -> Any:
         started = time.monotonic()
-        result = await loop.run_in_executor(threads, handler, job)
+        result = await loop.run_in_executor(threads, handle, job)
         if inspect.isawaitable(result):
             result = await result
         if timeout_secs is not None and (took := time.monotonic() - started) > timeout_secs:

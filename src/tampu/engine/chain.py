@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
 from tampu.redis.connection import pack_command
-from tampu.redis.faults import ConnectionLost, Remedy, remedy_of
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError, remedy_of
 from tampu.redis.pipe import backoff_secs
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ class Chain:
         #: Answered, but to be sent again, in order.
         self._again: list[Window] = []
         self._trouble: Error | None = None
+        #: Since when nothing has been applied, by the loop's clock; None = all is well.
+        self._trouble_since: float | None = None
         self._attempt = 0
         self._recovery: asyncio.Task[None] | None = None
         self._drained: asyncio.Event | None = None
@@ -90,6 +92,8 @@ class Chain:
         self._header = self._make_header(self.id)
         self._confirmed = 0
         self._next_number = 1
+        #: Whether a window was given up that the server may hold, or hold a part of: its number cannot be used again.
+        self._has_spent_number = False
         self._ttl_set_at = float("-inf")
 
     # --- what the producer calls
@@ -104,13 +108,14 @@ class Chain:
 
     async def drain(self, timeout_secs: float) -> None:
         """Wait until every window submitted has been answered, but not longer than this."""
-        if self._is_idle():
+        if self.is_idle():
             return
         self._drained = asyncio.Event()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._drained.wait(), timeout_secs)
 
-    def _is_idle(self) -> bool:
+    def is_idle(self) -> bool:
+        """Whether every window submitted has been answered."""
         return not (self._queue or self._sent or self._again)
 
     def abandon(self) -> None:
@@ -120,6 +125,8 @@ class Chain:
         self._again.clear()
         self._recovery = None
         self._trouble = None
+        self._trouble_since = None
+        self._attempt = 0
         self._begin()
 
     def close(self) -> None:
@@ -141,6 +148,8 @@ class Chain:
                 self._recover()
             return
         self._connection = connection
+        if not self._sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:
+            self._begin()  # the server forgets an idle chain; with nothing under way, nothing is lost with it
         while self._queue and len(self._sent) < MAX_IN_FLIGHT:
             window = self._queue.popleft()
             if self._numbered:
@@ -149,10 +158,14 @@ class Chain:
             self._send(connection, window)
 
     def _send(self, connection: Connection, window: Window) -> None:
+        now = self._now()
         if window.first_sent_at is None:
-            window.first_sent_at = self._now()
+            window.first_sent_at = now
         self._sent.append(window)
-        window.chain_ttl_secs = self._ttl_to_set()
+        # The chain's TTL is set now and then: with every window it would cost the server a tenth of its time. A window
+        # sent again may only fetch its answer; the TTL makes it a write, which WAIT needs to wait for.
+        if window.may_be_applied or now - self._ttl_set_at > CHAIN_TTL_SECS / 60:
+            window.chain_ttl_secs = CHAIN_TTL_SECS
         packed = window.packed(self._header)
         if self._min_replicas:
             window.replicas = 0
@@ -160,10 +173,6 @@ class Chain:
             connection.request(self._wait, lambda count: self._on_replicas(window, count))
         else:
             connection.request(packed, lambda reply: self._on_reply(window, reply))
-
-    def _ttl_to_set(self) -> int:
-        """The chain's TTL is set now and then: with every window it would cost the server a tenth of its time."""
-        return CHAIN_TTL_SECS if self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 60 else 0
 
     def _on_replicas(self, window: Window, count: Reply) -> None:
         """The answer to WAIT, which follows the window's own."""
@@ -181,28 +190,32 @@ class Chain:
         elif reply[0] == b"gap":
             self._on_gap(window, reply[1])
         else:
-            window.taken = reply[1]
+            window.codes = reply[2].decode()
             window.first_sent_at = self._now()
+            self._trouble_since = None
             self._send_again(window)
         if self._again and not self._sent:
             self._recover()
-        else:
+        elif self._queue:
             self._pump()
-        if self._drained is not None and self._is_idle():
+        if self._drained is not None and self.is_idle():
             self._drained.set()
 
     def _on_applied(self, window: Window, reply: list[Any]) -> None:
-        self._confirmed = window.number
+        if window.number > self._confirmed:  # one sent again may come behind its successor
+            self._confirmed = window.number
         self._attempt = 0
+        self._trouble_since = None
         if window.chain_ttl_secs:
             self._ttl_set_at = self._now()
         window.codes = reply[1].decode()
         window.failure = reply[2].decode(errors="replace")
         if window.replicas < self._min_replicas:
+            window.codes = (window.codes or "a" * len(window.ids)).replace("a", "u")
             window.error = OutcomeUnknownError(
                 f"added, but only {window.replicas} of {self._min_replicas} replicas confirmed it in time: "
                 "a failover now may lose it",
-                ids=window.ids,
+                ids=[job_id for job_id, code in zip(window.ids, window.codes, strict=True) if code == "u"],
             )
         window.tell()
 
@@ -217,6 +230,7 @@ class Chain:
             )
             self._begin()
         window.may_be_applied = False
+        window.first_sent_at = None
         self._send_again(window)
 
     def _on_error(self, window: Window, error: Error) -> None:
@@ -227,11 +241,12 @@ class Chain:
             else:  # without numbers a resend could add twice
                 self._fail(window, error)
         elif remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
+            if window.codes or window.may_be_applied:
+                self._has_spent_number = True
             self._fail(window, error)
-            if window.taken:
-                # The server holds a part of it under its number, which no other window may take over.
-                self._begin()
         else:
+            if not window.may_be_applied:
+                window.first_sent_at = None
             self._send_again(window, error)
 
     def _send_again(self, window: Window, error: Error | None = None) -> None:
@@ -264,22 +279,27 @@ class Chain:
     async def _recover_once(self) -> None:
         """Remedy what went wrong, then send everything without an answer again, in order."""
         trouble, self._trouble = self._trouble, None
-        deadline = asyncio.get_running_loop().time() + self._patience
+        loop = asyncio.get_running_loop()
+        if self._trouble_since is None:
+            self._trouble_since = loop.time()
+        deadline = self._trouble_since + self._patience
         try:
             if isinstance(trouble, RedisError):
                 if not await self._pipe.cure(trouble, self._attempt, deadline, self._connection):
                     raise trouble
             elif self._attempt:
                 await asyncio.sleep(min(FULL_POLL_SECS, backoff_secs(self._attempt)))
-            connection = await self._pipe.up(self._patience)
+            connection = await self._pipe.up(max(deadline - loop.time(), 0.001))
         except Error as error:
-            self._give_up(error)
+            self._give_up(trouble if isinstance(trouble, ServerError) else error)
             return
         self._attempt += 1
         self._connection = connection
         if not any(window.may_be_applied for window in self._again):
-            # None of them was applied, so their numbers are free again.
+            # None of them was applied, so their numbers are free again, unless somebody else's may not be used.
             self._next_number = self._confirmed + 1
+            if self._has_spent_number:
+                self._begin()
             for window in self._again if self._numbered else ():
                 window.number = self._next_number
                 self._next_number += 1
@@ -307,15 +327,18 @@ class Chain:
         self._again.clear()
         self._queue.clear()
         self._attempt = 0
+        self._trouble_since = None
         for window in waiting:
             self._fail(window, error)
+        if self._drained is not None:
+            self._drained.set()
 
     def _fail(self, window: Window, error: Error) -> None:
         if window.may_be_applied:
             error = OutcomeUnknownError(
-                f"{error}; it cannot be told whether these {len(window.ids)} jobs were added: look for their ids "
-                "before adding them again",
-                ids=window.ids,
+                f"{error}; it cannot be told whether the jobs named in .ids were added: look for them before adding "
+                "them again",
+                ids=window.ids[len(window.codes) :],
             )
         window.error = error
         window.tell()

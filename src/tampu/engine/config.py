@@ -97,8 +97,9 @@ class ProducerConfig(_Checked):
     #: At a full stream: "reject" raises `QueueFullError`, "wait" waits for room, "trim" deletes the oldest entries as
     #: other implementations do, which loses jobs. Defaults to "reject".
     overflow: Overflow = _checked(_one_of("reject", "wait", "trim"), "reject")
-    #: How a resend after a lost connection is kept from adding twice: "sequence" (any server), "idmp" (XADD IDMP of
-    #: Redis 8.6) or "off". Defaults to "sequence".
+    #: What happens to adds under way when the connection is lost: "sequence" sends them again and adds each once, on
+    #: any server; "idmp" (XADD IDMP of Redis 8.6, which remembers too few ids for that) and "off" report them in an
+    #: `OutcomeUnknownError`. Defaults to "sequence".
     idempotency: Idempotency = _checked(_one_of("sequence", "idmp", "off"), "sequence")
     #: How long an explicit id may not be added again, in seconds, counted from its run time. Defaults to 3600.
     dedup_ttl_secs: int = _number(DEFAULT_DEDUP_TTL_SECS, low=1)
@@ -112,6 +113,12 @@ class ProducerConfig(_Checked):
     payload_format: PayloadFormat = _checked(lambda name, value: check_payload_format(value, name), "bin")
     #: The type of all payloads: a dataclass, msgspec Struct, TypedDict or pydantic model. Defaults to None: any value.
     payload_type: Any = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.overflow == "wait" and self.idempotency != "sequence":
+            # A window that waits is sent again until all of it has found room.
+            raise refuse("idempotency", self.idempotency, "'sequence' with overflow 'wait'")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,47 +12,43 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.clock import wall_clock_ms
-from tampu.engine import outcomes
 from tampu.engine.callers import in_process, in_thread, is_coroutine_handler, on_loop
 from tampu.engine.config import ConsumerConfig, PromoterConfig
-from tampu.engine.delivery import Delivery
-from tampu.engine.leases import Leases
-from tampu.engine.metrics import DlqRouted, MetricsSink, ReaderBatch, RetryScheduled
+from tampu.engine.hand_back import HAND_BACK, HandBack
+from tampu.engine.intake import Intake
+from tampu.engine.leases import RENEW, Leases
+from tampu.engine.metrics import DlqRouted, MetricsSink, ReaderBatch, RetryScheduled, tell
 from tampu.engine.pool import Pool
-from tampu.engine.processes import Processes, refuse_inside_starting_child
+from tampu.engine.processes import Processes, call_typed, refuse_inside_starting_child
 from tampu.engine.promoter import PROMOTER_SCRIPTS, PromoterLoop
 from tampu.engine.reader import RECLAIM, Reader
-from tampu.engine.runner import Runner, max_attempts_of
+from tampu.engine.runner import Runner
 from tampu.engine.scheduler import SCHEDULER_SCRIPTS, SchedulerLoop
 from tampu.engine.settle import ACK, SETTLE, SETTLE_UNDER_OOM, Settler
 from tampu.engine.supervise import supervise
-from tampu.errors import DecodeError
-from tampu.redis.capabilities import Capabilities, probe_capabilities
+from tampu.engine.threads import DaemonThreads
+from tampu.redis.capabilities import probe_capabilities
 from tampu.redis.pipe import Pipe
 from tampu.redis.scripts import load_script
 from tampu.redis.settings import parse_url
-from tampu.wire.dlq import MISSING_PAYLOAD, DlqReason
-from tampu.wire.entry import first_values, read_job_fields, text_or_empty
-from tampu.wire.envelope import decode_job, encode_job
-from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.typed import TypedPayload
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tampu.engine.delivery import Delivery
     from tampu.engine.outcomes import Outcome
-    from tampu.redis.connection import Part
     from tampu.redis.settings import ConnectionSettings, CredentialCallback
+    from tampu.wire.job import Job
 
 logger = logging.getLogger("tampu.worker")
 
-HAND_BACK = load_script("hand_back")
 FORGET_CONSUMER = load_script("forget_consumer")
 
 #: A consumer name that holds nothing and has been silent for so long belongs to a worker that died, in ms.
@@ -61,8 +57,9 @@ SILENT_CONSUMER_MS = 10 * 60 * 1000
 SWEEP_INTERVAL_SECS = 60.0
 #: How long a read may take beyond its BLOCK before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
-#: Entries handed back in one call.
-HAND_BACK_BATCH = 100
+#: How long after its deadline a shutdown may still settle and tidy up; and how long a single courtesy may take, when
+#: the server does not answer, in seconds.
+COURTESY_SECS = 1.0
 
 
 class Consumer:
@@ -76,8 +73,12 @@ class Consumer:
         credential_provider: CredentialCallback | None = None,
     ) -> None:
         self._settings = parse_url(url, credential_provider=credential_provider)
-        self._config = config or ConsumerConfig()
+        self._config = config = config or ConsumerConfig()
+        typed = config.payload_type
+        self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
         self._running: _Running | None = None
+        #: Handlers that did not end in time at the last shutdown.
+        self.abandoned = 0
 
     @property
     def last_read_at(self) -> float | None:
@@ -103,34 +104,43 @@ class Consumer:
         runs in a process of its own and must be importable there. A run longer than `timeout_secs` has failed.
         """
         refuse_inside_starting_child()
-        with ThreadPoolExecutor(self._config.concurrency, "tampu-handler") as threads:
-            processes = Processes(handler, threads) if process else None
+        threads = DaemonThreads(self._config.concurrency, "tampu-handler")
+        processes = None
+        if process:
+            typed = self._config.payload_type
+            processes = Processes(handler if typed is None else partial(call_typed, handler, typed), threads)
+            caller = in_process(processes, timeout_secs)
+        elif is_coroutine_handler(handler):
+            caller = on_loop(handler, timeout_secs)
+        else:
+            caller = in_thread(handler, threads, timeout_secs)
+        try:
+            self._running = _Running(self._settings, self._config, caller, self._decode_payload)
+            await self._running.run(shutdown)
+        finally:
+            if self._running is not None:
+                self.abandoned = self._running.abandoned
+            self._running = None
             if processes is not None:
-                caller = in_process(processes, timeout_secs)
-            elif is_coroutine_handler(handler):
-                caller = on_loop(handler, timeout_secs)
-            else:
-                caller = in_thread(handler, threads, timeout_secs)
-            try:
-                self._running = _Running(self._settings, self._config, caller)
-                await self._running.run(shutdown)
-            finally:
-                self._running = None
-                if processes is not None:
-                    processes.close()
+                processes.close()
+            threads.shutdown()
 
 
 class _Running:
     """One run of a consumer: its parts and how they are wired."""
 
     def __init__(
-        self, settings: ConnectionSettings, config: ConsumerConfig, handler: Callable[[Job[Any]], Awaitable[Any]]
+        self,
+        settings: ConnectionSettings,
+        config: ConsumerConfig,
+        handler: Callable[[Job[Any]], Awaitable[Any]],
+        decode_payload: Callable[[bytes], Any] | None,
     ) -> None:
         self._config = config
         self._keys = keys = QueueKeys(config.queue_name)
         tag = keys.tag.encode()
         scripts = (
-            *(SETTLE, ACK, RECLAIM, HAND_BACK, FORGET_CONSUMER),
+            *(SETTLE, ACK, RENEW, RECLAIM, HAND_BACK, FORGET_CONSUMER),
             *(script for script in {*PROMOTER_SCRIPTS, *SCHEDULER_SCRIPTS}),
         )
         self._pipe = Pipe(settings, tag, scripts)
@@ -139,8 +149,11 @@ class _Running:
         #: Everything delivered to us and not settled: whose leases are renewed, and which is never started twice.
         self._held: dict[bytes, Delivery] = {}
         self._settler = Settler(self._pipe, keys, config, self._on_settled)
-        self._runner = Runner(handler, config, self._settler)
+        self._leases = Leases(settings, self._pipe, keys, config, self._held, self._on_lost)
+        self._hand_back = HandBack(self._pipe, keys, config, self._held)
+        self._runner = Runner(handler, config, self._settler, self._leases)
         self._pool = Pool(config.concurrency, self._runner.run)
+        intake = Intake(config, self._settler, self._held, decode_payload)
         self._reader = Reader(
             self._read_pipe,
             self._pipe,
@@ -148,18 +161,18 @@ class _Running:
             config,
             self._pool,
             self._settler,
+            self._leases,
+            self._hand_back,
             self._held,
-            self._receive,
+            intake.receive,
             self._on_batch,
             self._on_drained,
         )
-        self._leases = Leases(settings, keys, config, self._held, self._on_lost)
         self._metrics: MetricsSink = config.metrics
         self._stopping = asyncio.Event()
-        self._capabilities: Capabilities | None = None
-        self._decode_payload = None
-        if config.payload_type is not None:
-            self._decode_payload = TypedPayload(config.payload_type).decode_slot
+        self._is_prepared = False
+        self._courtesies_end_at = 0.0
+        self.abandoned = 0
 
     @property
     def last_read_at(self) -> float | None:
@@ -174,27 +187,41 @@ class _Running:
     async def run(self, shutdown: asyncio.Event) -> None:
         loops: dict[str, asyncio.Task[None]] = {}
         try:
-            await self._start()
-            loops = {name: asyncio.create_task(loop, name=name) for name, loop in self._loops().items()}
-            await shutdown.wait()
+            if await self._start_unless(shutdown):
+                loops = {name: asyncio.create_task(loop, name=name) for name, loop in self._loops().items()}
+                await shutdown.wait()
         finally:
             await self._stop(loops)
 
+    async def _start_unless(self, shutdown: asyncio.Event) -> bool:
+        """Start, however long the server is away; False when it is time to stop before that."""
+        starting, stopping = asyncio.ensure_future(self._start()), asyncio.ensure_future(shutdown.wait())
+        try:
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            return starting.done()
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+
     async def _start(self) -> None:
-        connection = await self._pipe.up(patience_secs=3600)
-        self._capabilities = await probe_capabilities(connection, self._keys.tag)
-        if self._capabilities.script_flags:
-            self._pipe.add_script(SETTLE_UNDER_OOM)
-            await self._pipe.load_scripts()
-        self._settler.use(xackdel=self._capabilities.xackdel, script_flags=self._capabilities.script_flags)
-        await supervise("making the group", self._make_group, lambda: self._group_is_made)
+        # What is hopeless, such as a wrong password, is said at once; everything else is waited out.
+        await self._pipe.up(patience_secs=3600)
+        await supervise("starting", self._prepare, lambda: self._is_prepared)
         self._leases.start()
 
-    _group_is_made = False
-
-    async def _make_group(self) -> None:
+    async def _prepare(self) -> None:
+        capabilities = await probe_capabilities(await self._pipe.up(), self._keys.tag, adds=False)
+        if capabilities.script_flags:
+            self._pipe.add_script(SETTLE_UNDER_OOM)
+            await self._pipe.load_scripts()
+        self._settler.use(xackdel=capabilities.xackdel, script_flags=capabilities.script_flags)
+        self._hand_back.native = capabilities.xackdel
         await self._reader.make_group()
-        self._group_is_made = True
+        await self._reader.look_for_pause()
+        self._is_prepared = True
 
     def _loops(self) -> dict[str, Any]:
         config = self._config
@@ -228,66 +255,44 @@ class _Running:
         """Stop reading, hand back what was not started, finish or abandon the rest, settle, leave no trace."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.shutdown_deadline_secs
-        self._stopping.set()
-        await self._reader.stop()
-        for name in ("tampu-reclaim", "tampu-sweeper"):
-            if name in loops:
-                loops[name].cancel()
-        if "tampu-reader" in loops:  # its last batch may still come
-            await asyncio.wait([loops["tampu-reader"]], timeout=1)
-        await self._quietly(self._hand_back(self._pool.take_back()))
-        # Promoter and scheduler release their locks.
-        _, late = await asyncio.wait(loops.values(), timeout=2) if loops else (set(), set())
-        for task in late:
-            task.cancel()
-        await asyncio.gather(*loops.values(), return_exceptions=True)
-        abandoned = await self._pool.finish(max(deadline - loop.time(), 0))
-        if abandoned:
-            logger.warning("%d handlers did not end in time and were abandoned; their jobs run elsewhere", abandoned)
-        if not await self._settler.drain(max(deadline - loop.time(), 1)):
+        self._courtesies_end_at = deadline + COURTESY_SECS
+        self._stopping.set()  # promoter and scheduler release their locks
+        await self._quietly(self._hand_back.unstarted, self._pool.take_back())
+        if loops:
+            await self._reader.stop(loops["tampu-reader"], loops["tampu-reclaim"])
+        await self._quietly(self._hand_back.unstarted, self._pool.take_back())  # what came meanwhile
+        await self._read_pipe.close()
+        await self._quietly(self._reader.hand_back_missed)
+        await self._pool.finish(deadline - loop.time())
+        self._runner.is_stopping = True
+        self.abandoned = await self._pool.end()
+        if self.abandoned:
+            logger.warning(
+                "%d handlers did not end in time and were abandoned; their jobs run elsewhere", self.abandoned
+            )
+        if not await self._settler.drain(self._left_for_courtesies()):
             logger.error("not everything could be settled in time; what is left runs elsewhere")
         self._settler.close()
         await self._leases.stop()
-        await self._quietly(self._hand_back_undelivered())
-        await self._quietly(self._forget_name())
-        await self._read_pipe.close()
+        if loops:
+            _, late = await asyncio.wait(loops.values(), timeout=self._left_for_courtesies())
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*loops.values(), return_exceptions=True)
+        await self._quietly(self._forget_name)
         await self._pipe.close()
 
-    async def _quietly(self, work: Awaitable[Any]) -> None:
+    def _left_for_courtesies(self) -> float:
+        return max(self._courtesies_end_at - asyncio.get_running_loop().time(), 0.05)
+
+    async def _quietly(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
         """Courtesies at the end: when the server is away, what they would do happens by itself a little later."""
+        if self._pipe.connection is None:
+            return
         try:
-            await asyncio.wait_for(work, 5)
+            await asyncio.wait_for(work(*args), min(self._left_for_courtesies(), COURTESY_SECS))
         except Exception as error:
-            logger.info("left undone at shutdown: %s", error)
-
-    async def _hand_back(self, deliveries: list[Delivery]) -> None:
-        """Give back what was not started, so that it starts elsewhere at once and not when its lease runs out."""
-        for start in range(0, len(deliveries), HAND_BACK_BATCH):
-            batch = deliveries[start : start + HAND_BACK_BATCH]
-            arguments = self._hand_back_head()
-            for delivery in batch:
-                # A suspect's earlier runs are known to the pending list only, which it now leaves.
-                envelope = encode_job(delivery.job) if delivery.is_suspect else b""
-                arguments += (delivery.entry_id, envelope)
-            await self._pipe.run(HAND_BACK, (self._keys.stream,), arguments, resend=False)
-            for delivery in batch:
-                self._held.pop(delivery.entry_id, None)
-
-    async def _hand_back_undelivered(self) -> None:
-        """Entries the server gave us in a reply that never came: they are ours by its books, and nobody runs them."""
-        pending = await self._pipe.call(
-            "XPENDING", self._keys.stream, self._config.group, "-", "+", 1000, self._config.consumer_id
-        )
-        arguments = self._hand_back_head()
-        for entry_id, _, _, deliveries in pending:
-            if entry_id not in self._held and deliveries == 1:
-                arguments += (entry_id, b"")
-        if len(arguments) > 3:
-            await self._pipe.run(HAND_BACK, (self._keys.stream,), arguments, resend=False)
-
-    def _hand_back_head(self) -> list[Part]:
-        native = self._capabilities is not None and self._capabilities.xackdel
-        return [self._config.group, self._config.consumer_id, "1" if native else "0"]
+            logger.info("left undone at shutdown: %s: %s", type(error).__name__, error)
 
     async def _forget_name(self) -> None:
         await self._pipe.run(
@@ -302,85 +307,19 @@ class _Running:
 
     # --- what the parts tell each other
 
-    def _receive(self, entry_id: bytes, fields: list[bytes], earlier_deliveries: int) -> Delivery | None:
-        """Decode one entry; what cannot be run becomes a dead letter with all that is known of it."""
-        if entry_id in self._held:
-            return None  # it runs here already
-        envelope, name = read_job_fields(fields or [])
-        if envelope is None:
-            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=MISSING_PAYLOAD)
-            return None
-        if len(envelope) > self._config.max_payload_bytes:
-            self._reject(entry_id, DlqReason.OVERSIZE_PAYLOAD, fields)
-            return None
-        try:
-            job = decode_job(envelope, name)
-        except DecodeError as error:
-            self._reject(entry_id, DlqReason.DECODE_FAILED, fields, detail=str(error))
-            return None
-        if self._decode_payload is not None:
-            job._decode = self._decode_payload
-        job.attempt += earlier_deliveries
-        delivery = Delivery(entry_id, job, earlier_deliveries)
-        self._held[entry_id] = delivery
-        if job.attempt >= max_attempts_of(job, self._config):
-            detail = "the worker died with it" if earlier_deliveries else None
-            self._settler.add(self._letter(delivery, DlqReason.RETRIES_EXHAUSTED, detail=detail))
-            return None
-        return delivery
-
-    def _reject(
-        self, entry_id: bytes, reason: DlqReason, fields: list[bytes] | None, *, detail: str | None = None
-    ) -> None:
-        values = first_values(fields or [])
-        job: Job[Any] = Job.from_wire("", b"\xc0", 0, 0, None, text_or_empty(values.get(b"n")))
-        delivery = Delivery(entry_id, job, 0)
-        self._held[entry_id] = delivery
-        original = None
-        if reason is DlqReason.MALFORMED:
-            flat = fields or []
-            original = tuple(zip(flat[::2], flat[1::2], strict=False))
-        self._settler.add(
-            self._letter(delivery, reason, detail=detail, envelope=values.get(b"d", b""), original=original)
-        )
-
-    def _letter(
-        self,
-        delivery: Delivery,
-        reason: DlqReason,
-        *,
-        detail: str | None = None,
-        envelope: bytes | None = None,
-        original: tuple[tuple[bytes, bytes], ...] | None = None,
-    ) -> Outcome:
-        return outcomes.dead_letter(
-            delivery,
-            wall_clock_ms(),
-            0,
-            reason=reason,
-            worker=self._config.consumer_id,
-            detail=detail,
-            ran=False,
-            envelope=envelope,
-            original=original,
-        )
-
     def _on_settled(self, outcome: Outcome, code: str) -> None:
         delivery = outcome.delivery
         self._held.pop(delivery.entry_id, None)
         if code != "k" or outcome.kind in (b"s", b"r"):
             return
         job = delivery.job
-        if outcome.kind == b"t":
-            self._tell(
-                lambda: self._metrics.retry_scheduled(RetryScheduled(job.attempt + 2, outcome.extra[1], job.name))
-            )
-        elif outcome.dlq_reason is not None:
-            reason = outcome.dlq_reason
-            self._tell(lambda: self._metrics.dlq_routed(DlqRouted(reason, outcome.runs, job.name)))
+        if outcome.dlq_reason is not None:
+            tell(self._metrics.dlq_routed, DlqRouted(outcome.dlq_reason, outcome.runs, job.name))
+        else:
+            tell(self._metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], job.name))
 
     def _on_batch(self, size: int, reclaimed: int) -> None:
-        self._tell(lambda: self._metrics.reader_batch(ReaderBatch(size, reclaimed)))
+        tell(self._metrics.reader_batch, ReaderBatch(size, reclaimed))
 
     def _on_drained(self) -> None:
         self._settler.drained(wall_clock_ms())
@@ -389,15 +328,9 @@ class _Running:
         """Leases that are gone: what waits is dropped, what runs is left to finish."""
         for entry_id in entry_ids:
             delivery = self._held.get(entry_id)
-            if delivery is None:
-                continue
+            if delivery is None or delivery.has_outcome:
+                continue  # settled, or about to be: then its entry is gone because of us
             delivery.is_lost = True
             if not delivery.is_running:
                 del self._held[entry_id]
             logger.warning("the lease of job %s (%s) was lost", delivery.job.id, entry_id.decode())
-
-    def _tell(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception:
-            logger.exception("the metrics sink failed; no job is affected")

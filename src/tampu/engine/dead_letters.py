@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tampu.checks import check_int, check_text
+from tampu.checks import check_int, refuse
+from tampu.engine.window import MAX_BYTES
 from tampu.errors import DecodeError
 from tampu.redis.scripts import load_script
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.envelope import decode_job, encode_job
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Iterator, Sequence
 
     from tampu.redis.pipe import Pipe
     from tampu.wire.keys import QueueKeys
@@ -33,6 +35,9 @@ class ReplayCount(int):
     queue_is_full: bool = False
 
 
+_ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DlqFilter:
     """Which letters are meant; what is None does not matter."""
@@ -45,7 +50,8 @@ class DlqFilter:
 
     def __post_init__(self) -> None:
         for dlq_id in self.ids or ():
-            check_text("ids", dlq_id)
+            if isinstance(self.ids, str) or not isinstance(dlq_id, str) or not _ENTRY_ID.fullmatch(dlq_id):
+                raise refuse("ids", self.ids, "a list of ids of dead letters, such as ['1700000000000-0']")
         if self.older_than_ms is not None:
             check_int("older_than_ms", self.older_than_ms)
 
@@ -76,20 +82,22 @@ class DeadLetters:
         moved = skipped = 0
         queue_is_full = False
         async for page in self._pages(wanted, limit):
-            arguments: list[bytes | str | int] = []
+            letters: list[tuple[str, bytes, str, str]] = []
             for entry in page:
-                if moved + len(arguments) // 4 >= limit:
+                if moved + len(letters) >= limit:
                     break
                 try:
                     job = decode_job(entry.payload)
                 except DecodeError:
                     skipped += 1
                     continue
-                arguments += (entry.dlq_id, encode_job(job.with_attempt(0)), entry.name, job.id)
-            if arguments:
-                count, is_full = await self._move(arguments)
+                letters.append((entry.dlq_id, encode_job(job.with_attempt(0)), entry.name, job.id))
+            for some in _slices(letters):
+                count, is_full = await self._move(some)
                 moved += count
                 queue_is_full = bool(is_full)
+                if queue_is_full:
+                    break
             if queue_is_full or moved >= limit:
                 break
         result = ReplayCount(moved)
@@ -97,8 +105,9 @@ class DeadLetters:
         result.queue_is_full = queue_is_full
         return result
 
-    async def _move(self, arguments: list[bytes | str | int]) -> tuple[int, int]:
+    async def _move(self, letters: list[tuple[str, bytes, str, str]]) -> tuple[int, int]:
         keys = (self._keys.dlq, self._keys.stream, self._keys.replays)
+        arguments = [part for letter in letters for part in letter]
         # Sent again after a lost reply it finds the letters gone and moves nothing twice; only the count is lost.
         reply = await self._pipe.run(REPLAY, keys, [self._max_stream_len, REPLAY_COUNTS_TTL_SECS, *arguments])
         return reply[0], reply[1]
@@ -136,6 +145,20 @@ class DeadLetters:
 
     async def _range(self, start: str, end: str, count: int, wanted: DlqFilter) -> list[DlqEntry]:
         return _decoded(await self._pipe.call("XRANGE", self._keys.dlq, start, end, "COUNT", count), wanted)
+
+
+def _slices(letters: list[tuple[str, bytes, str, str]]) -> Iterator[list[tuple[str, bytes, str, str]]]:
+    """Letters for one script call each: a larger one travels alone."""
+    some: list[tuple[str, bytes, str, str]] = []
+    size = 0
+    for letter in letters:
+        if some and size + len(letter[1]) > MAX_BYTES:
+            yield some
+            some, size = [], 0
+        some.append(letter)
+        size += len(letter[1])
+    if some:
+        yield some
 
 
 def _decoded(entries: list[tuple[bytes, list[bytes]]], wanted: DlqFilter) -> list[DlqEntry]:

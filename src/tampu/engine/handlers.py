@@ -1,4 +1,4 @@
-"""What a handler may say: errors, and outcomes as values. And how handlers that are not coroutines are run."""
+"""What a handler may say: errors, and outcomes as values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from tampu.checks import check_delay_ms, check_text
-from tampu.errors import Error
+from tampu.errors import DecodeError, Error
+from tampu.wire.dlq import DlqReason
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -56,6 +57,15 @@ def is_unrecoverable(error: BaseException) -> bool:
     if isinstance(error, HandlerError):
         return error.is_unrecoverable() or is_unrecoverable(error.source_err())
     return any(kind.__name__ == "UnrecoverableError" for kind in type(error).__mro__)
+
+
+def reason_to_give_up(error: BaseException, job_id: str) -> DlqReason | None:
+    """Why a failure is not worth another try; None when it is."""
+    if is_unrecoverable(error):
+        return DlqReason.UNRECOVERABLE
+    if isinstance(error, DecodeError) and error.job_id == job_id:
+        return DlqReason.DECODE_FAILED  # its payload will be no better the next time
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,17 @@ def error_type(error: BaseException) -> str:
     return error.error_type if isinstance(error, RemoteError) else type(error).__name__
 
 
+def plain_text(error: BaseException) -> str:
+    """The text of an error, bounded; also of one that fails to give any."""
+    try:
+        return str(error)[:MAX_ERROR_TEXT]
+    except Exception:
+        return "(an error without a text: its __str__ failed)"
+
+
 def error_text(error: BaseException) -> str:
     """Type and text of an error, bounded; never empty."""
-    text = str(error)
+    text = plain_text(error)
     name = error_type(error)
     return (f"{name}: {text}" if text else name)[:MAX_ERROR_TEXT]
 
@@ -87,7 +95,7 @@ def dead_letter(
     envelope: bytes | None = None,
     original: tuple[tuple[bytes, bytes], ...] | None = None,
 ) -> Outcome:
-    """Not to be run again: `error` is the last failure, `detail` what else is to be said."""
+    """Not to be run again: `error` is the last failure. `detail` is the wire's, which only `malformed` has."""
     job = delivery.job
     runs = job.attempt + (1 if ran else 0)
     entry = DlqEntry(
@@ -98,7 +106,7 @@ def dead_letter(
         payload=encode_job(job) if envelope is None else envelope,
         name=job.name,
         error_type=None if error is None else error_type(error),
-        error=None if error is None else str(error)[:MAX_ERROR_TEXT],
+        error=None if error is None else plain_text(error),
         traceback=None if error is None else traceback_tail(error),
         attempts=runs,
         worker=worker,
@@ -106,7 +114,7 @@ def dead_letter(
         original=original,
     )
     fields = encode_dlq_fields(entry)
-    reported = b"" if error is None else error_text(error).encode(errors="replace")
+    reported = error_text(error).encode(errors="replace") if ran and error is not None else b""
     outcome = Outcome(b"x", delivery, finished_at_ms, duration_us, (reported, reason.as_str(), len(fields), *fields))
     outcome.dlq_reason = reason
     outcome.runs = runs

@@ -10,17 +10,25 @@ import asyncio
 import contextlib
 import inspect
 import multiprocessing
+import os
+import signal
+import threading
 import traceback
+from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from tampu.engine.handlers import is_unrecoverable
+from tampu.engine.handlers import reason_to_give_up
 from tampu.errors import ConfigError
 from tampu.wire.job import Job
+from tampu.wire.typed import TypedPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
     from multiprocessing.connection import Connection
+
+    from tampu.wire.dlq import DlqReason
 
 
 class ProcessDied(BaseException):
@@ -30,11 +38,12 @@ class ProcessDied(BaseException):
 class RemoteError(Exception):
     """A handler's error in another process. `error_type` is its type's name, the text is its own."""
 
-    def __init__(self, error_type: str, text: str, remote_traceback: str, is_unrecoverable: bool) -> None:
+    def __init__(self, error_type: str, text: str, remote_traceback: str, give_up: DlqReason | None) -> None:
         super().__init__(text)
         self.error_type = error_type
         self.remote_traceback = remote_traceback
-        self.is_unrecoverable = is_unrecoverable
+        #: Why it is not worth another try; None when it is.
+        self.give_up = give_up
 
 
 class _Child:
@@ -46,51 +55,83 @@ class _Child:
         self._process = context.Process(target=_serve, args=(theirs, handler), name="tampu-handler", daemon=True)
         self._process.start()
         theirs.close()
+        #: Not to be given another job.
+        self.is_spent = False
+        self._receive()  # until it has started and imported the handler, which no job's timeout has to pay for
 
     def call(self, job: Job[Any]) -> Any:
         """Run one job there and wait for it; blocks."""
-        try:
+        with contextlib.suppress(OSError):  # it has died: receiving says so
             self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name))
-            outcome = self._ours.recv()
-        except (EOFError, OSError):
-            self._process.join(5)
-            raise ProcessDied(f"the handler's process died with exit code {self._process.exitcode}") from None
+        outcome = self._receive()
         if outcome[0] == "ok":
             return outcome[1]
         raise RemoteError(*outcome[1:])
+
+    def _receive(self) -> Any:
+        try:
+            return self._ours.recv()
+        except (EOFError, OSError):
+            self.is_spent = True
+            self._process.join(5)
+            raise ProcessDied(f"the handler's process died with exit code {self._process.exitcode}") from None
 
     @property
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
     def kill(self) -> None:
+        self.is_spent = True
         self._process.kill()
 
     def end(self) -> None:
-        self._process.kill()
+        self.kill()
         self._process.join(5)
         self._ours.close()
 
 
 def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
     """The child's whole life: take a job, run the handler, answer."""
+    # Ctrl-C is for the worker, which drains; and whose end is ours, however long the handler would go on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, name="tampu-parent-watch", daemon=True).start()
+    pipe.send("ready")
     while True:
         try:
             parts = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except EOFError:
             return
+        job: Job[Any] = Job.from_wire(*parts)
         try:
-            result = handler(Job.from_wire(*parts))
+            result = handler(job)
             if inspect.isawaitable(result):
                 result = asyncio.run(_awaited(result))
             pipe.send(("ok", result))
         except Exception as error:
             text = "".join(traceback.format_exception(error))
-            pipe.send(("error", type(error).__name__, str(error), text, is_unrecoverable(error)))
+            pipe.send(("error", type(error).__name__, str(error), text, reason_to_give_up(error, job.id)))
 
 
 async def _awaited(result: Any) -> Any:
     return await result
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def call_typed(handler: Callable[[Job[Any]], Any], payload_type: Any, job: Job[Any]) -> Any:
+    """Call a handler whose payloads are of one type: in a child that was sent the type, not the codec made of it."""
+    job._decode = _typed_payload(payload_type).decode_slot
+    return handler(job)
+
+
+@cache
+def _typed_payload(payload_type: Any) -> TypedPayload:
+    return TypedPayload(payload_type)
 
 
 def refuse_inside_starting_child() -> None:
@@ -105,7 +146,13 @@ def refuse_inside_starting_child() -> None:
 class Processes:
     """As many processes as jobs run at once; made when they are first needed."""
 
-    def __init__(self, handler: Callable[[Job[Any]], Any], threads: ThreadPoolExecutor) -> None:
+    def __init__(self, handler: Callable[[Job[Any]], Any], threads: Executor) -> None:
+        try:
+            ForkingPickler.dumps(handler)
+        except Exception as error:
+            raise ConfigError(
+                f"a handler in a process must be importable there, a function at the top of a module: {error}"
+            ) from error
         self._handler = handler
         self._threads = threads
         self._free: list[_Child] = []
@@ -114,7 +161,9 @@ class Processes:
     async def run(self, job: Job[Any], timeout_secs: float | None) -> Any:
         """Run one job in a process; `TimeoutError` after the process was killed."""
         loop = asyncio.get_running_loop()
-        child = self._free.pop() if self._free else await loop.run_in_executor(self._threads, _Child, self._handler)
+        child = self._take_free()
+        if child is None:
+            child = await loop.run_in_executor(self._threads, _Child, self._handler)
         self._busy.add(child)
         call = loop.run_in_executor(self._threads, child.call, job)
         try:
@@ -126,10 +175,18 @@ class Processes:
             raise
         finally:
             self._busy.discard(child)
-            if child.is_alive and call.done():
-                self._free.append(child)
-            else:
+            if child.is_spent:
                 child.end()
+            else:
+                self._free.append(child)
+
+    def _take_free(self) -> _Child | None:
+        while self._free:
+            child = self._free.pop()
+            if child.is_alive:
+                return child
+            child.end()  # it died while it had nothing to do, which is no job's fault
+        return None
 
     def close(self) -> None:
         """End all processes."""

@@ -28,7 +28,7 @@ from tampu.wire.envelope import decode_job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import encode_value, wrap_bin
 from tampu.wire.repeat import RepeatableMeta, RepeatableSpec, StoredSpec
-from tampu.wire.typed import TypedPayload
+from tampu.wire.typed import TypedPayload, inline_only
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -63,7 +63,9 @@ class Producer(Generic[T]):
         self._keys = QueueKeys(config.queue_name)
         self._producer_id = str(uuid.uuid4())
         scripts = (ADD_WINDOW, CANCEL, PURGE, REPLAY, UPSERT, REMOVE)
-        self._pipe = Pipe(settings, self._keys.tag.encode(), scripts)
+        # WAIT may keep a healthy server silent for so long.
+        patience = settings.response_timeout_secs + config.min_replicas_timeout_ms / 1000 * bool(config.min_replicas)
+        self._pipe = Pipe(settings, self._keys.tag.encode(), scripts, response_timeout_secs=patience)
         self._chain = Chain(
             self._pipe,
             self._window_header,
@@ -72,9 +74,8 @@ class Producer(Generic[T]):
             min_replicas=config.min_replicas,
             min_replicas_timeout_ms=config.min_replicas_timeout_ms,
         )
-        self._encode: Callable[[Any], bytes] = encode_value
-        if config.payload_type is not None:
-            self._encode = TypedPayload(config.payload_type).encode
+        encode = encode_value if config.payload_type is None else TypedPayload(config.payload_type).encode
+        self._encode: Callable[[Any], bytes] = encode if config.payload_format == "bin" else inline_only(encode)
         self._adder = Adder(self._chain, self._keys, Minter(), self._encode, inline=config.payload_format == "inline")
         self._dead_letters = DeadLetters(self._pipe, self._keys, config.max_stream_len)
         self._repeatables = Repeatables(self._pipe, self._keys)
@@ -108,8 +109,9 @@ class Producer(Generic[T]):
         """Send what was added, wait for the answers, and close the connection."""
         if self._closed:
             return
+        self._bind_to_loop()
         self._adder.flush()
-        await self._chain.drain(self._config.retry_for_secs)
+        await self._chain.drain(max(self._config.retry_for_secs, 1))
         self._closed = True
         self._chain.close()
         await self._pipe.close()
@@ -161,8 +163,8 @@ class Producer(Generic[T]):
 
     def encode_with(self, encode: Callable[[Any], bytes]) -> None:
         """Write payloads in another way from now on."""
-        self._encode = encode
-        self._adder.encode_payload = encode
+        self._encode = encode if self._config.payload_format == "bin" else inline_only(encode)
+        self._adder.encode_payload = self._encode
 
     @property
     def config(self) -> ProducerConfig:
@@ -193,21 +195,25 @@ class Producer(Generic[T]):
         """As `add_bulk`, with the same options for all. An id is refused unless there is just one payload."""
         self._bind_to_loop()
         opts = _checked_options(opts)
-        if opts.id is not None:
-            payloads = _single(payloads)
-            return [await self._adder.add(payload, opts) for payload in payloads]
         if isinstance(payloads, AsyncIterable):
+            if opts.id is not None:
+                raise ConfigError("an id and an asynchronous bulk do not go together: use add_with_id for each")
             return await self._adder.add_stream(aiter(payloads), opts)
-        if isinstance(payloads, str | bytes | Mapping) or not isinstance(payloads, Iterable):
-            raise refuse("payloads", payloads, "an iterable of payloads; add() takes a single one")
+        payloads = _checked_bulk("payloads", payloads)
+        if opts.id is not None:
+            found = [*payloads]
+            if len(found) > 1:
+                raise ConfigError(f"one id cannot serve {len(found)} payloads: use add_with_id for each")
+            return [await self._adder.add(payload, opts) for payload in found]
         if isinstance(payloads, Sequence):
             return await self._adder.add_list(payloads, opts)
         return await self._adder.add_stream(iter(payloads), opts)
 
     async def add_bulk_named(self, items: Iterable[tuple[str, T]]) -> list[JobId]:
         """Add many jobs, each with a name of its own. All are checked and encoded before anything is sent."""
+        pairs = _checked_pairs("(name, payload)", items)
         self._bind_to_loop()
-        return await self._adder.add_each([(payload, AddOptions(name=name)) for name, payload in items])
+        return await self._adder.add_each([(payload, AddOptions(name=name)) for name, payload in pairs])
 
     # --- adding for later
 
@@ -222,6 +228,7 @@ class Producer(Generic[T]):
     async def add_in_bulk(self, delay: timedelta | float, payloads: Iterable[T]) -> list[JobId]:
         """Add many jobs that run after `delay`."""
         due = self._due_after(delay)
+        payloads = _checked_bulk("payloads", payloads)
         self._bind_to_loop()
         return await self._adder.add_list([*payloads], _NO_OPTIONS, due)
 
@@ -249,8 +256,9 @@ class Producer(Generic[T]):
     async def add_in_bulk_with_ids(self, delay: timedelta | float, items: Iterable[tuple[str, T]]) -> list[JobId]:
         """Add many jobs that run after `delay`, each with an id of its own."""
         due = self._due_after(delay)
+        pairs = _checked_pairs("(id, payload)", items)
         self._bind_to_loop()
-        return await self._adder.add_each([(payload, AddOptions(id=job_id)) for job_id, payload in items], due)
+        return await self._adder.add_each([(payload, AddOptions(id=job_id)) for job_id, payload in pairs], due)
 
     def _due_after(self, delay: timedelta | float) -> Due | None:
         delay_ms = check_delay_ms(delay)
@@ -455,13 +463,19 @@ def _checked_options(opts: AddOptions) -> AddOptions:
     return opts
 
 
-def _single(payloads: Any) -> list[Any]:
-    if isinstance(payloads, AsyncIterable):
-        raise ConfigError("an id and an asynchronous bulk do not go together: use add_with_id for each")
-    found = [*payloads]
-    if len(found) > 1:
-        raise ConfigError(f"one id cannot serve {len(found)} payloads: use add_with_id for each")
-    return found
+def _checked_bulk(field: str, items: Iterable[Any]) -> Iterable[Any]:
+    """Anything to iterate over but what is nearly always a single payload by mistake."""
+    if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
+        raise refuse(field, items, "an iterable; add() takes a single payload")
+    return items
+
+
+def _checked_pairs(form: str, items: Iterable[Any]) -> list[tuple[Any, Any]]:
+    pairs = [*_checked_bulk("items", items)]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise refuse("items", pair, f"pairs of {form}")
+    return pairs
 
 
 def _dlq_filter(

@@ -34,6 +34,8 @@ logger = logging.getLogger("tampu.worker")
 MAX_IN_FLIGHT = 2
 #: How long an outcome that the server could not write waits for its next try, in seconds.
 HELD_RETRY_SECS = 0.5
+#: Outcomes that wait to be written, for whatever reason, before reading stops; four windows of them if that is more.
+MAX_UNWRITTEN = 1000
 #: About how many bytes one script call carries.
 MAX_WINDOW_BYTES = 256 * 1024
 
@@ -63,9 +65,12 @@ class Settler:
         self._outcomes: list[Outcome] = []
         self._actives: list[Any] = []
         self._in_flight = 0
+        self._outcomes_in_flight = 0
+        self._max_unwritten = max(MAX_UNWRITTEN, 2 * MAX_IN_FLIGHT * config.ack_batch)
         self._timer: asyncio.TimerHandle | None = None
         self._again: list[list[Outcome]] = []
         self._held: list[Outcome] = []
+        self._held_timer: asyncio.TimerHandle | None = None
         self._recovery: asyncio.Task[None] | None = None
         self._trouble: RedisError | None = None
         self._trouble_on: Connection | None = None
@@ -73,11 +78,9 @@ class Settler:
         self._last_failure = ""
         self._room = asyncio.Event()
         self._idle = asyncio.Event()
-        self._idle.set()
+        self._closed = False
         self.unsettled_retries = 0
         self.unsettled_letters = 0
-        #: Windows and outcomes written, for the curious.
-        self.windows = 0
 
     def use(self, *, xackdel: bool, script_flags: bool) -> None:
         """Tell it what the server can do."""
@@ -90,8 +93,8 @@ class Settler:
         """Note that a handler starts; the event leaves with the next window."""
         job = delivery.job
         self._actives += (job.id, job.name, started_at_ms, job.attempt + 1, job.created_at_ms)
-        self._idle.clear()
-        self._wake()
+        if self._timer is None:
+            self._wake()
 
     def add(self, outcome: Outcome) -> None:
         """Take over one outcome."""
@@ -104,8 +107,7 @@ class Settler:
         if len(outcomes) >= self._config.ack_batch:
             self._pump()
         elif self._timer is None:
-            self._idle.clear()
-            self._timer = self._loop.call_later(self._config.ack_idle_ms / 1000, self._on_timer)
+            self._wake()
 
     def drained(self, at_ms: int) -> None:
         """Tell the events stream that the queue ran empty; nobody waits for it."""
@@ -116,56 +118,68 @@ class Settler:
             event = pack_command(("XADD", self._keys.events, "MAXLEN", "~", limit, "*", *fields))
             connection.request(event, lambda reply: None)
 
-    def is_crowded(self) -> bool:
-        """Whether handlers must wait before more failures are taken."""
-        return (
-            self.unsettled_retries >= self._config.retry_inflight or self.unsettled_letters >= self._config.dlq_inflight
-        )
+    def is_crowded(self, kind: bytes) -> bool:
+        """Whether whoever makes more retries (`t`) or dead letters (`x`) must wait."""
+        if kind == b"t":
+            return self.unsettled_retries >= self._config.retry_inflight
+        return kind == b"x" and self.unsettled_letters >= self._config.dlq_inflight
 
-    async def wait_for_room(self) -> None:
-        """Wait until failures are taken again."""
-        while self.is_crowded():
+    async def wait_for_room(self, kind: bytes) -> None:
+        """Wait until more of this kind are taken."""
+        while self.is_crowded(kind):
             self._room.clear()
-            self._pump()
+            self._pump(partial=True)
             await self._room.wait()
 
     async def drain(self, timeout_secs: float) -> bool:
         """Write everything; False when that took too long and something is left."""
         self._on_timer()
+        self._check_idle()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), timeout_secs)
         return self._idle.is_set()
 
     def close(self) -> None:
         """Stop trying."""
-        if self._timer is not None:
-            self._timer.cancel()
+        self._closed = True
+        for timer in (self._timer, self._held_timer):
+            if timer is not None:
+                timer.cancel()
         if self._recovery is not None:
             self._recovery.cancel()
 
     @property
     def is_behind(self) -> bool:
-        """Whether there are windows that could not be written yet: they go before anything new is read."""
-        return bool(self._again) or self._recovery is not None
+        """Whether what was done has to be written before anything new is read."""
+        return (
+            bool(self._again)
+            or self._recovery is not None
+            or len(self._outcomes) + self._outcomes_in_flight + len(self._held) >= self._max_unwritten
+        )
 
     # --- sending
 
     def _wake(self) -> None:
-        if self._timer is None:
+        if not self._closed:
             self._timer = self._loop.call_later(self._config.ack_idle_ms / 1000, self._on_timer)
 
     def _on_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._held:
-            held, self._held = self._held, []
-            self._outcomes = held + self._outcomes
+        self._pump(partial=True)
+
+    def _retry_held(self) -> None:
+        if self._held_timer is not None:
+            self._held_timer.cancel()
+            self._held_timer = None
+        held, self._held = self._held, []
+        self._outcomes = held + self._outcomes
         self._pump(partial=True)
 
     def _pump(self, *, partial: bool = False) -> None:
         """Send what is due, as far as the server keeps up."""
-        if self._recovery is not None:
+        if self._recovery is not None or self._closed:
             return
         connection = self._pipe.connection
         if connection is None:
@@ -189,16 +203,17 @@ class Settler:
         size = min(len(self._outcomes), self._config.ack_batch)
         total = 0
         for count, outcome in enumerate(self._outcomes[:size], 1):
-            total += sum(len(part) for part in outcome.extra if isinstance(part, bytes))
-            if total > MAX_WINDOW_BYTES:
-                size = count
-                break
+            if outcome.extra:
+                total += sum(len(part) for part in outcome.extra if isinstance(part, bytes))
+                if total > MAX_WINDOW_BYTES:
+                    size = count
+                    break
         window, self._outcomes = self._outcomes[:size], self._outcomes[size:]
         return window
 
     def _send(self, connection: Connection, window: list[Outcome], actives: list[Any]) -> None:
         self._in_flight += 1
-        self.windows += 1
+        self._outcomes_in_flight += len(window)
         packed = self._packed(window, actives)
         connection.request(packed, lambda reply: self._on_reply(connection, window, reply))
 
@@ -247,43 +262,55 @@ class Settler:
 
     def _on_reply(self, connection: Connection, window: list[Outcome], reply: Reply) -> None:
         self._in_flight -= 1
-        if isinstance(reply, RedisError):
+        self._outcomes_in_flight -= len(window)
+        if isinstance(reply, ServerError) and reply.kind == "NOGROUP":
+            # The stream is gone, and with it every entry of this window: nothing is left to settle.
+            for outcome in window:
+                self._settled(outcome, "l")
+        elif isinstance(reply, RedisError):
             if window:
                 self._again.append(window)
             self._trouble = reply
             self._trouble_on = connection
             self._recover()
             return
-        self._attempt = 0
+        else:
+            self._attempt = 0
+            self._on_answer(window, reply)
+        self._pump()
+        self._check_idle()
+
+    def _on_answer(self, window: list[Outcome], reply: Reply) -> None:
         if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[0], bytes) and isinstance(reply[1], bytes):
             self._on_codes(window, reply[0].decode(), reply[1].decode(errors="replace"))
         else:  # a bare acknowledgement: XACKDEL answers -1 for an entry that was no longer pending
             answers = reply if isinstance(reply, list) else [1] * len(window)
             for outcome, answer in zip(window, answers, strict=True):
-                self._on_settled(outcome, "k" if answer > 0 else "l")
-        self._pump()
-        self._check_idle()
+                self._settled(outcome, "k" if answer > 0 else "l")
 
     def _on_codes(self, window: list[Outcome], codes: str, failure: str) -> None:
-        if failure != self._last_failure:
-            if failure:
-                logger.error("the server could not write everything of a settle window: %s", failure)
-            self._last_failure = failure
-        held = False
         for outcome, code in zip(window, codes, strict=True):
             if code == "h":
                 self._held.append(outcome)
-                held = True
-                continue
-            if outcome.kind == b"t":
-                self.unsettled_retries -= 1
-            elif outcome.kind == b"x":
-                self.unsettled_letters -= 1
-            self._on_settled(outcome, code)
-        if not self.is_crowded():
+                outcome.delivery.done()
+            else:
+                self._settled(outcome, code)
+        if self._held and self._held_timer is None and not self._closed:
+            self._held_timer = self._loop.call_later(HELD_RETRY_SECS, self._retry_held)
+        if failure and failure != self._last_failure:
+            logger.error("the server could not write everything of a settle window: %s", failure)
+        if failure or not self._held:
+            self._last_failure = failure
+
+    def _settled(self, outcome: Outcome, code: str) -> None:
+        if outcome.kind == b"t":
+            self.unsettled_retries -= 1
             self._room.set()
-        if held and self._timer is None:
-            self._timer = self._loop.call_later(HELD_RETRY_SECS, self._on_timer)
+        elif outcome.kind == b"x":
+            self.unsettled_letters -= 1
+            self._room.set()
+        outcome.delivery.done()
+        self._on_settled(outcome, code)
 
     def _check_idle(self) -> None:
         if not (self._outcomes or self._actives or self._again or self._held or self._in_flight):
@@ -294,7 +321,7 @@ class Settler:
     # --- recovering
 
     def _recover(self) -> None:
-        if self._recovery is None:
+        if self._recovery is None and not self._closed:
             self._recovery = self._loop.create_task(self._recover_once(), name="tampu-settle-recovery")
             self._recovery.add_done_callback(self._on_recovered)
 
@@ -313,10 +340,6 @@ class Settler:
         trouble, self._trouble = self._trouble, None
         self._attempt += 1
         if trouble is not None:
-            if isinstance(trouble, ServerError) and trouble.kind == "NOGROUP":
-                # The stream is gone, and with it every entry we hold: nothing is left to settle.
-                self._forget_all()
-                return
             if self._attempt in (1, 10) and not isinstance(trouble, ConnectionLost):
                 logger.warning("a settle window was refused and is tried again: %s", trouble)
             if remedy_of(trouble) is Remedy.NONE or getattr(trouble, "kind", "") in PASSING:
@@ -325,12 +348,3 @@ class Settler:
                 deadline = self._loop.time() + 60
                 await self._pipe.cure(trouble, self._attempt - 1, deadline, self._trouble_on)
         await self._pipe.up(patience_secs=3600)
-
-    def _forget_all(self) -> None:
-        gone = [outcome for window in self._again for outcome in window] + self._outcomes + self._held
-        self._again, self._outcomes, self._held, self._actives = [], [], [], []
-        self.unsettled_retries = self.unsettled_letters = 0
-        for outcome in gone:
-            self._on_settled(outcome, "l")
-        self._room.set()
-        self._check_idle()

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from tampu.errors import RedisError
 from tampu.redis.pipe import backoff_secs
 
 if TYPE_CHECKING:
@@ -39,6 +40,4 @@ async def supervise(role: str, one_round: Callable[[], Awaitable[None]], is_over
 
 def _unexpected(error: Exception) -> Exception | None:
     """A traceback only for what is not an error of a server."""
-    from tampu.errors import RedisError
-
     return None if isinstance(error, RedisError) else error

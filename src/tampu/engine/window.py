@@ -42,59 +42,38 @@ def pack_envelope(head: bytes, payload: bytes, tail: bytes, inline: bool) -> byt
 class Window:
     """Jobs packed for one script call, and what became of them.
 
-    When `tell` is called either `error` is set, which holds for all jobs of the window, or `codes` tells job by job
-    ('' = all added).
+    When `tell` is called, `codes` tells it job by job, and `error` holds for the jobs behind the last code, and for
+    those with the code 'u' (added, but not safely). Neither means that all were added.
     """
 
-    __slots__ = (
-        "arguments",
-        "body",
-        "chain_ttl_secs",
-        "codes",
-        "error",
-        "failure",
-        "first_sent_at",
-        "ids",
-        "keys",
-        "may_be_applied",
-        "number",
-        "packed_keys",
-        "replicas",
-        "reply",
-        "run_at",
-        "run_count",
-        "run_kind",
-        "run_name",
-        "size",
-        "taken",
-    )
+    # On the class: a window of one job is made as often as jobs are added one by one, and most of this never changes.
+    codes = ""
+    failure = ""
+    error: Error | None = None
+    #: Its place in the chain; 0 outside of one.
+    number = 0
+    #: The TTL that this window gives its chain; 0 leaves it as it is.
+    chain_ttl_secs = 0
+    first_sent_at: float | None = None
+    #: Whether it was sent and the connection broke before an answer came.
+    may_be_applied = False
+    #: With `min_replicas`: the server's answer, and how many replicas have the window.
+    reply: Any = None
+    replicas = 0
+    #: Bytes so far, extra keys, arguments behind the fixed ones.
+    size = 0
+    keys = 0
+    arguments = 0
+    # The run that is open: jobs of the same kind and name share one header, written when it ends.
+    run_at = -1
+    run_kind = b""
+    run_name = b""
+    run_count = 0
 
     def __init__(self) -> None:
         self.ids: list[str] = []
-        self.codes = ""
-        self.failure = ""
-        self.error: Error | None = None
-        self.number = 0
-        #: The TTL that this window gives its chain; 0 leaves it as it is.
-        self.chain_ttl_secs = 0
-        self.first_sent_at: float | None = None
-        #: Whether it was sent and the connection broke before an answer came.
-        self.may_be_applied = False
-        #: With `min_replicas`: the server's answer, and how many replicas have the window.
-        self.reply: Any = None
-        self.replicas = 0
-        #: How many jobs the server has taken while the window waits for room.
-        self.taken = 0
-        self.size = 0
-        self.keys = 0
-        self.packed_keys: list[bytes] = []
-        self.arguments = 0
         self.body: list[bytes] = []
-        # The run that is open: jobs of the same kind and name share one header, written when it ends.
-        self.run_at = -1
-        self.run_kind = b""
-        self.run_name = b""
-        self.run_count = 0
+        self.packed_keys: list[bytes] = []
 
     def tell(self) -> None:
         """Tell those who wait what became of their jobs."""
@@ -144,10 +123,10 @@ class Window:
 
     def _end_run(self) -> None:
         if self.run_at >= 0:
-            self.body[self.run_at] = b"$1\r\n%b\r\n%b%b" % (
-                self.run_kind,
-                pack_part(b"%d" % self.run_count),
-                pack_part(self.run_name),
+            count = b"%d" % self.run_count
+            self.body[self.run_at] = b"$1\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+                *(self.run_kind, len(count), count),
+                *(len(self.run_name), self.run_name),
             )
 
     def packed(self, header: WindowHeader) -> bytes:
@@ -159,7 +138,7 @@ class Window:
 class WindowHeader:
     """What all windows of one chain have in common, packed once."""
 
-    __slots__ = ("_after_ttl", "_before_keys", "_chain_and_shared_keys")
+    __slots__ = ("_after_ttl", "_before_keys", "_shared_keys", "_without_extra_keys")
 
     def __init__(
         self,
@@ -174,21 +153,23 @@ class WindowHeader:
         idmp_producer: str,
     ) -> None:
         self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
-        self._chain_and_shared_keys = b"".join(pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
+        self._shared_keys = b"".join(pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
+        self._without_extra_keys = self._before_keys + pack_part(b"3") + self._shared_keys
         fixed: tuple[Any, ...] = (cap, overflow, dedup_ttl_secs, idmp_producer)
         self._after_ttl = b"".join(pack_part(str(value).encode()) for value in fixed)
 
     def packed(self, window: Window) -> bytes:
         """Everything before the window's body: command, keys, and the fixed arguments."""
+        keys = self._without_extra_keys
+        if window.keys:
+            keys = b"%b%b%b%b" % (
+                *(self._before_keys, pack_part(b"%d" % (3 + window.keys))),
+                *(self._shared_keys, b"".join(window.packed_keys)),
+            )
+        number, jobs = b"%d" % window.number, b"%d" % len(window.ids)
         # EVALSHA, sha, number of keys, 3 + n keys, 7 fixed arguments, the body's.
-        return b"*%d\r\n%b%b%b%b%b%b%b%b" % (
-            13 + window.keys + window.arguments,
-            self._before_keys,
-            pack_part(b"%d" % (3 + window.keys)),
-            self._chain_and_shared_keys,
-            b"".join(window.packed_keys),
-            pack_part(b"%d" % window.number),
-            pack_part(b"%d" % window.chain_ttl_secs),
-            self._after_ttl,
-            pack_part(b"%d" % len(window.ids)),
+        return b"*%d\r\n%b$%d\r\n%b\r\n%b%b$%d\r\n%b\r\n" % (
+            *(13 + window.keys + window.arguments, keys, len(number), number),
+            b"$1\r\n0\r\n" if window.chain_ttl_secs == 0 else pack_part(b"%d" % window.chain_ttl_secs),
+            *(self._after_ttl, len(jobs), jobs),
         )

@@ -26,13 +26,16 @@ class Capabilities:
     script_flags: bool
 
 
-async def probe_capabilities(connection: Connection, routing_key: str) -> Capabilities:
-    """Try each on a key of the queue's slot that is not there; nothing is written."""
+async def probe_capabilities(connection: Connection, routing_key: str, *, adds: bool = True) -> Capabilities:
+    """Try each on a key of the queue's slot that is not there; nothing is written.
+
+    Whoever adds nothing need not try XADD, about which a server without memory cannot tell.
+    """
     probe = f"{routing_key}:probe"
     attempts: list[tuple[Part, ...]] = [
         ("XACKDEL", probe, "probe", "IDS", 1, "0-1"),
         ("XREADGROUP", "GROUP", "probe", "probe", "COUNT", 1, "CLAIM", 1000, "STREAMS", probe, ">"),
-        ("XADD", probe, "NOMKSTREAM", "IDMP", "probe", "probe", "*", "probe", "probe"),
+        ("XADD", probe, "NOMKSTREAM", "IDMP", "probe", "probe", "*", "probe", "probe") if adds else ("ECHO",),
         ("EVAL", "#!lua flags=allow-oom\nreturn 1", 0),
     ]
     replies = await asyncio.gather(*(connection.ask(*parts) for parts in attempts), return_exceptions=True)

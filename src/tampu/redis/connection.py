@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import socket
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -30,21 +33,25 @@ class Connection(asyncio.Protocol):
     """The protocol object of one connection.
 
     A request is bytes and a function that is called once with its reply: a value, a `ServerError` or `ConnectionLost`.
-    Requests written in one turn of the event loop leave in one write.
+    What is requested in one turn of the event loop leaves in two writes: the first at once, the rest together.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, response_timeout_secs: float) -> None:
         self.is_up = False
+        self._made_in = os.getpid()
         self._loop = loop
         self._transport: asyncio.Transport | None = None
         self._reader = hiredis.Reader(replyError=ServerError)
         self._waiting: deque[Callable[[Reply], None]] = deque()
         self._outgoing: list[bytes] = []
+        self._gathers = False
         self._response_timeout = response_timeout_secs
         self._last_heard = 0.0
         self._watchdog: asyncio.TimerHandle | None = None
         self._lost_callbacks: list[Callable[[], None]] = []
         self.loss: ConnectionLost | None = None
+        #: Gets the replies nobody asked for: the messages of a subscription. By default one ends the connection.
+        self.on_push: Callable[[Reply], None] = self._refuse_push
 
     # --- asyncio.Protocol
 
@@ -59,11 +66,10 @@ class Connection(asyncio.Protocol):
         reader.feed(data)
         try:
             while (reply := reader.gets()) is not False:
-                waiting.popleft()(reply)
+                on_reply = waiting.popleft() if waiting else self.on_push
+                on_reply(reply)
         except hiredis.ProtocolError as error:
             self._lose(f"the server sent something that is not RESP: {error}")
-        except IndexError:
-            self._lose("the server sent a reply nobody asked for")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(str(error) if error else "the server closed the connection")
@@ -75,10 +81,13 @@ class Connection(asyncio.Protocol):
         if not self.is_up:
             on_reply(self.loss or ConnectionLost("the connection is closed"))
             return
-        outgoing = self._outgoing
-        if not outgoing:
+        if self._gathers:
+            self._outgoing.append(packed)
+        elif self._transport is not None:
+            # The first of a turn leaves at once; what follows in the same turn is gathered.
+            self._transport.write(packed)
+            self._gathers = True
             self._loop.call_soon(self._flush)
-        outgoing.append(packed)
         if not self._waiting:
             self._last_heard = self._loop.time()
             if self._watchdog is None:
@@ -99,15 +108,24 @@ class Connection(asyncio.Protocol):
         """Close it; requests under way are told that the connection is lost."""
         self._lose("closed by this side")
 
-    def detach(self) -> None:
-        """Let go of a connection that is somebody else's now, without a word to the server."""
+    def detach(self) -> bool:
+        """Let go of a connection whose event loop has ended, or that is the parent's after a fork.
+
+        Whether its socket is closed: if not, it must not be collected as garbage, which would touch what is not ours.
+        """
         self.is_up = False
+        if self._made_in == os.getpid() and self._transport is not None:
+            # Nobody else's: the server need not keep its end. (The loop that could close ours is gone.)
+            with contextlib.suppress(Exception):  # uvloop has closed it with the loop
+                self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._waiting.clear()
         self._outgoing.clear()
+        return self._made_in == os.getpid() and self._loop.is_closed() and _close_socket(self._transport)
 
     # --- inner workings
 
     def _flush(self) -> None:
+        self._gathers = False
         outgoing = self._outgoing
         if self.is_up and outgoing and self._transport is not None:
             self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
@@ -123,6 +141,9 @@ class Connection(asyncio.Protocol):
             self._lose(f"no answer for {silent_for:.1f} s")
         else:
             self._watchdog = self._loop.call_later(self._response_timeout - silent_for, self._watch)
+
+    def _refuse_push(self, reply: Reply) -> None:
+        self._lose("the server sent a reply nobody asked for")
 
     def _lose(self, why: str) -> None:
         if self.loss is not None:
@@ -140,6 +161,23 @@ class Connection(asyncio.Protocol):
             on_reply(self.loss)
         for callback in self._lost_callbacks:
             callback()
+
+
+def _close_socket(transport: Any) -> bool:
+    """Close the socket of a transport whose event loop is closed, which can do so no more.
+
+    A program that runs one event loop after the other (a synchronous view that calls asyncio.run) would run out of
+    file descriptors. uvloop closes them with the loop.
+    """
+    protocol = getattr(transport, "_ssl_protocol", None)
+    if protocol is not None:
+        transport._closed = True  # or it complains when it is collected
+        transport = protocol._transport
+    found = getattr(transport, "_sock", None)
+    if found is not None:
+        found.close()
+        transport._sock = None
+    return found is not None
 
 
 def future_setter(future: asyncio.Future[Reply]) -> Callable[[Reply], None]:

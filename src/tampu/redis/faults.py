@@ -68,7 +68,7 @@ _ADVICE: dict[str, str] = {
 
 
 #: What Redis before 7 says when a command fails inside a script: the error itself comes last.
-_IN_SCRIPT = re.compile(r"ERR Error running script .*?(@user_script: ?\d+: )+-?(?P<error>[A-Z]+ .*)", re.DOTALL)
+_IN_SCRIPT = re.compile(r"(?:ERR Error running script .*?)?(@user_script: ?\d+: )+-?(?P<error>[A-Z]+ .*)", re.DOTALL)
 
 
 class ServerError(RedisError):
@@ -76,7 +76,7 @@ class ServerError(RedisError):
 
     def __init__(self, text: str) -> None:
         if wrapped := _IN_SCRIPT.match(text):
-            text = wrapped["error"]
+            text = wrapped["error"].rstrip()
         self.kind = text.split(" ", 1)[0]
         advice = _ADVICE.get(self.kind)
         super().__init__(f"{text} ({advice})" if advice else text)

@@ -96,7 +96,9 @@ class Pipe:
             raise ShutdownError("the connection was closed by its owner")
         task = self.connect_in_background()
         try:
-            return await asyncio.wait_for(asyncio.shield(task), patience_secs)
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the result.
+            async with asyncio.timeout(patience_secs):
+                return await asyncio.shield(task)
         except TimeoutError:
             where = ", ".join(map(str, self._settings.addresses)) or "the embedded server"
             raise Unreachable(
@@ -146,7 +148,7 @@ class Pipe:
         deadline = loop.time() + patience_secs
         attempt = 0
         while True:
-            connection = await self.up(max(deadline - loop.time(), 0.001))
+            connection = self.connection or await self.up(max(deadline - loop.time(), 0.001))
             future: asyncio.Future[Reply] = loop.create_future()
             connection.request(packed, future_setter(future))
             seen_on: Connection | None = connection
@@ -196,7 +198,8 @@ class Pipe:
 
     def add_script(self, script: Script) -> None:
         """Have one more script loaded with each connection from the next on."""
-        self._scripts = (*self._scripts, script)
+        if script not in self._scripts:
+            self._scripts = (*self._scripts, script)
 
     async def load_scripts(self) -> None:
         """Load this pipe's scripts again, after the server forgot them."""
@@ -219,8 +222,7 @@ class Pipe:
 
     def abandon(self) -> None:
         """Leave the connection to the parent of a fork, or to an event loop that has ended: the next use makes one."""
-        if self._connection is not None:
-            self._connection.detach()
+        if self._connection is not None and not self._connection.detach():
             _left_alone.append(self._connection)
         self._connection = None
         self._connecting = None

@@ -12,8 +12,8 @@
 
 from __future__ import annotations
 
-import re
 import os
+import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -49,6 +49,12 @@ _SCHEMES: dict[str, tuple[Kind, bool]] = {
     "redis+cluster": ("cluster", False),
     "rediss+cluster": ("cluster", True),
     "embedded": ("embedded", False),
+}
+#: Each scheme of a server in the network, and what it is with TLS.
+_WITH_TLS = {
+    **{scheme: scheme.replace("redis", "rediss", 1) for scheme in ("redis", "redis+sentinel", "redis+cluster")},
+    **{scheme: scheme for scheme in ("rediss", "rediss+sentinel", "rediss+cluster", "valkeys")},
+    "valkey": "valkeys",
 }
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
 _OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", *_TLS_OPTIONS)
@@ -120,10 +126,13 @@ def resolve_url(url: str | None, redis_url: str | None = None, *, tls: bool = Fa
     if url is not None and redis_url is not None and url != redis_url:
         raise ConfigError("url and redis_url are two names for the same thing: give one")
     found = url or redis_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
-    if tls and found.startswith("redis"):
-        scheme, separator, rest = found.partition("://")
-        if not scheme.startswith("rediss"):
-            found = scheme.replace("redis", "rediss", 1) + separator + rest
+    if tls:
+        scheme, _, rest = found.partition("://")
+        if scheme.lower() not in _WITH_TLS:
+            raise ConfigError(
+                "tls=True goes with a URL such as redis://, valkey://, redis+sentinel:// or redis+cluster://"
+            )
+        found = f"{_WITH_TLS[scheme.lower()]}://{rest}"
     return found
 
 

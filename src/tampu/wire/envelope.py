@@ -53,7 +53,7 @@ def encode_envelope(
 ) -> bytes:
     """An envelope around a payload slot that is already encoded."""
     try:
-        head = _encode(job_id)
+        head = _encode(str(job_id))  # of a subclass too, such as the JobId of an add
         tail = _encode(created_at_ms) + _encode(attempt)
     except (UnicodeEncodeError, OverflowError) as error:
         raise EncodeError(f"job {job_id!r} cannot be encoded: {error}") from error

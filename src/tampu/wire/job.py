@@ -26,6 +26,12 @@ def _check_retry(value: object) -> JobRetryOverride:
     return value
 
 
+def check_poll_interval(value: float) -> None:
+    """What other implementations poll by. Nothing is polled here, but a bad value is refused all the same."""
+    if isinstance(value, bool) or not value > 0:
+        raise refuse("poll_interval", value, "a number of seconds above 0")
+
+
 class JobId(str):
     """The id of an added job. `is_new` is False when a job of that id was there already and nothing was added."""
 
@@ -157,8 +163,7 @@ class Job(Generic[T]):
 
     async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:  # noqa: ASYNC109
         """The same as `result`; `poll_interval` is accepted, but nothing is polled."""
-        if isinstance(poll_interval, bool) or not poll_interval > 0:
-            raise refuse("poll_interval", poll_interval, "a number of seconds above 0")
+        check_poll_interval(poll_interval)
         return await self.result(timeout)
 
     def progress(self, fraction: float, note: str = "") -> None:

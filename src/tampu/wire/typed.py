@@ -27,7 +27,7 @@ class TypedPayload:
 
     def __init__(self, payload_type: Any) -> None:
         self.payload_type = payload_type
-        if _is_pydantic(payload_type):
+        if is_pydantic(payload_type):
             self._write, self._read = _pydantic_codec(payload_type)
         else:
             self._write, self._read = _msgspec_codec(payload_type)
@@ -58,7 +58,8 @@ def _name(payload_type: Any) -> str:
     return getattr(payload_type, "__name__", str(payload_type))
 
 
-def _is_pydantic(payload_type: Any) -> bool:
+def is_pydantic(payload_type: Any) -> bool:
+    """Whether it is a model of pydantic's."""
     pydantic = sys.modules.get("pydantic")  # its models cannot exist before it was imported
     return pydantic is not None and isinstance(payload_type, type) and issubclass(payload_type, pydantic.BaseModel)
 
@@ -98,14 +99,14 @@ def convert(value: Any, payload_type: Any) -> Any:
 
 def _to_plain(value: Any) -> Any:
     """How msgspec writes what it does not know."""
-    if _is_pydantic(type(value)):
+    if is_pydantic(type(value)):
         return value.model_dump(mode="json")
-    raise NotImplementedError(f"{type(value).__name__} has no MessagePack form")
+    raise TypeError(f"{type(value).__name__} has no MessagePack form")
 
 
 def _from_plain(wanted: Any, value: Any) -> Any:
     """How msgspec reads what it does not know."""
-    if _is_pydantic(wanted):
+    if is_pydantic(wanted):
         return wanted.model_validate(value)
     return value  # msgspec looks whether it is one
 

@@ -26,6 +26,9 @@ if number > 0 then
   local state = redis.call('HMGET', chain, 'last', 'part', 'r' .. number % 8)
   local last = tonumber(state[1] or 0)
   if number <= last then
+    if ARGV[2] ~= '0' then
+      redis.pcall('EXPIRE', chain, ARGV[2])
+    end
     return {'ok', state[3] or '', ''}
   end
   if number > last + 1 then
@@ -222,6 +225,8 @@ if stopped then
 end
 if not string.find(text, '[^a]') then
   text = ''
+elseif number == 0 and not string.find(text, '[^e]') then
+  return {err = failure}  -- nothing was written: OOM or READONLY, say. (With a chain the last write below raises it.)
 end
 if earlier ~= '' then
   redis.call('HDEL', chain, 'part')

@@ -18,13 +18,15 @@ if limit > 0 then
   fires = math.max(math.min(fires, limit - before), 0)
 end
 
--- The books first: were they refused after a job was written, each new try would fire it again.
 local function book(score, fired)
-  redis.call('ZADD', repeats, score, spec_key)
-  if fired > 0 then
+  if fires > 0 then
     redis.call('HSET', hash, 'fired', string.format('%.0f', fired))
   end
+  redis.call('ZADD', repeats, score, spec_key)
 end
+-- The books first: were they refused after a job was written, each new try would fire it again. And first of all the
+-- score as it is, which changes nothing but is refused if the next one would be.
+redis.call('ZADD', repeats, ARGV[1], spec_key)
 book(next_fire ~= '' and next_fire or ARGV[1], before + fires)
 
 for i = 1, fires do

@@ -1,5 +1,5 @@
 -- Gives entries back that were read but not started: each goes to the tail of the stream, where a blocked reader
--- gets it at once, and leaves the pending list.
+-- gets it at once, and leaves the pending list; one that was deleted meanwhile only leaves it.
 --
 -- KEYS  1 stream
 -- ARGV  1 group, 2 consumer, 3 '1' when the server knows XACKDEL, then per entry: id, new envelope ('' = as it is)
@@ -9,26 +9,27 @@ local stream, group = KEYS[1], ARGV[1]
 local given = 0
 for i = 4, #ARGV, 2 do
   local id = ARGV[i]
-  local pending = redis.call('XPENDING', stream, group, id, id, 1, ARGV[2])
-  local entry = #pending > 0 and redis.call('XRANGE', stream, id, id)[1]
-  if entry then
-    local fields = entry[2]
-    if ARGV[i + 1] ~= '' then
-      for f = 1, #fields, 2 do
-        if fields[f] == 'd' then
-          fields[f + 1] = ARGV[i + 1]
-          break
+  if #redis.call('XPENDING', stream, group, id, id, 1, ARGV[2]) > 0 then
+    local entry = redis.call('XRANGE', stream, id, id)[1]
+    if entry then
+      local fields = entry[2]
+      if ARGV[i + 1] ~= '' then
+        for f = 1, #fields, 2 do
+          if fields[f] == 'd' then
+            fields[f + 1] = ARGV[i + 1]
+            break
+          end
         end
       end
+      redis.call('XADD', stream, '*', unpack(fields))
+      given = given + 1
     end
-    redis.call('XADD', stream, '*', unpack(fields))
     if ARGV[3] == '1' then
       redis.call('XACKDEL', stream, group, 'IDS', 1, id)
     else
       redis.call('XACK', stream, group, id)
       redis.call('XDEL', stream, id)
     end
-    given = given + 1
   end
 end
 return given

@@ -25,7 +25,8 @@ local function tell(event, job, name, ...)
   end
 end
 
--- What an ACL forbids must fail here: after the first job was added, each new try would add it again.
+-- What an ACL forbids must fail here: after the first job was added, each new try would add it again. And a script
+-- that has written something ZREM may do goes on at maxmemory: rightly, as the move frees what it takes.
 redis.call('ZREM', delayed, 'no such member')
 
 local at = 5

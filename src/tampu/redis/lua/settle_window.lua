@@ -80,9 +80,10 @@ for i = 1, outcomes do
     end
   elseif kind == 'r' then
     if code == 'k' then
-      -- The work is done: a result that cannot be stored is reported, not run again.
-      failed(redis.pcall('SET', KEYS[key], ARGV[at], 'EX', ARGV[at + 1]))
-      if tells then
+      -- Without memory (Redis before 7) it waits; a result that can never be stored is reported, not run again.
+      if failed(redis.pcall('SET', KEYS[key], ARGV[at], 'EX', ARGV[at + 1])) and string.find(failure, 'OOM', 1, true) then
+        code = 'h'
+      elseif tells then
         tell('completed', job, ts, name, 'attempt', attempt, 'duration_us', duration, 'created_at_ms', created,
           'worker', consumer)
       end

@@ -1,0 +1,92 @@
+-- Adds a chunk of jobs from Spark, once, however often its task, micro-batch or stage is run again.
+--
+-- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, didx
+-- ARGV  1 number of the chunk in its partition, from 0 (-1: no marker)   2 its digest   3 TTL of markers, seconds
+--       4 length of the stream at which nothing is added   5 number of jobs
+--       then per job: kind, name, envelope, and for the delayed kinds when it is due (epoch ms)
+-- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
+--
+-- Reply {'ok', added, duplicates}
+--       {'done'}: this chunk was added before
+--       {'differs'}: a chunk of this number was added before, and it was another one: nothing is written
+--       {'gap', last}: a chunk before this one is missing; nothing is written
+--       {'full', length}: nothing is written, come again
+--
+-- All that can go wrong is looked at before the first write: after it nothing may raise, or a resend would add the
+-- first jobs of the chunk again.
+
+local marker, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
+local number, ttl, cap, total = tonumber(ARGV[1]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+
+if number >= 0 then
+  local found = redis.call('HGET', marker, number)
+  if found then
+    redis.call('EXPIRE', marker, ttl)
+    return {found == ARGV[2] and 'done' or 'differs'}
+  end
+  if number > 0 and redis.call('HEXISTS', marker, number - 1) == 0 then
+    return {'gap', redis.call('HLEN', marker) - 1}
+  end
+end
+
+local length = redis.call('XLEN', stream)  -- raises when it is no stream
+redis.call('ZCARD', delayed)
+local now_count = 0
+local at = 6
+for _ = 1, total do
+  local kind = ARGV[at]
+  if kind == 'n' or kind == 'i' then
+    now_count = now_count + 1
+    at = at + 3
+  else
+    at = at + 4
+  end
+end
+-- Delayed jobs wait too: whoever fills the queue slowly wants it short. A chunk larger than the cap goes into an empty stream, or it would wait for ever.
+if length > 0 and length + now_count > cap then
+  return {'full', length}
+end
+
+local time = redis.call('TIME')
+local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+local added, duplicates, key = 0, 0, 4
+at = 6
+for _ = 1, total do
+  local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+  at = at + 3
+  local due
+  if kind == 'd' or kind == 'e' then
+    due = tonumber(ARGV[at])
+    at = at + 1
+  end
+  local seconds = due and math.max(1, math.floor((due - now) / 1000)) or 0
+  local is_new = true
+  if kind == 'i' or kind == 'e' then
+    is_new = redis.call('SET', KEYS[key], '1', 'NX', 'EX', seconds + tonumber(ttl))
+    key = key + 1
+  end
+  local index
+  if due then
+    index = KEYS[key]
+    key = key + 1
+  end
+  if not is_new then
+    duplicates = duplicates + 1
+  else
+    added = added + 1
+    if due and due > now then
+      local member = struct.pack('<I4', #name) .. name .. envelope
+      redis.call('ZADD', delayed, string.format('%.0f', due), member)
+      redis.call('SET', index, member, 'EX', seconds + 3600)
+    elseif name == '' then
+      redis.call('XADD', stream, '*', 'd', envelope)
+    else
+      redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
+    end
+  end
+end
+if number >= 0 then
+  redis.call('HSET', marker, number, ARGV[2])
+  redis.call('EXPIRE', marker, ttl)
+end
+return {'ok', added, duplicates}

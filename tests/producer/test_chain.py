@@ -1,0 +1,449 @@
+"""What a chain of windows survives: refusals, lost chains, numbers that may not be used again, long outages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.producers import errors_met, open_producer, use_small_windows
+from support.proxy import Proxy
+from support.queues import QueueView
+from support.waiting import until
+from tampu.engine.chain import CHAIN_TTL_SECS
+from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
+from tampu.redis import pipe as pipe_module
+from tampu.redis.faults import ServerError, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers.cluster import Cluster
+    from servers.process import Server
+    from tampu.engine.producer import Producer
+
+OOM = "OOM command not allowed when used memory > 'maxmemory'."
+NOPERM = "NOPERM User default has no permissions to run the 'evalsha' command"
+LOADING = "LOADING Redis is loading the dataset in memory"
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_module, "LAST_BACKOFF_SECS", 0.01)
+
+
+@pytest.fixture
+def two_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_windows(monkeypatch, 2)
+
+
+class Clock:
+    """The time a chain goes by, moved by hand."""
+
+    def __init__(self, producer: Producer[Any]) -> None:
+        self.now = 1_000_000.0
+        producer._chain._now = lambda: self.now
+
+
+# --- refused in the middle
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("refused", [0, 1, 2, 3])
+async def test_a_failed_window_between_good_ones_takes_only_its_own_jobs_with_it(server: Server, refused: int) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("first")
+        proxy.refuse(OOM, skip=refused)
+        with pytest.raises(ServerError, match="OOM") as caught:
+            await producer.add_bulk(range(8))
+        added = QueueView(server, "q")
+        expected = [number for number in range(8) if number // 2 != refused]
+        assert added.payloads() == ["first", *expected]
+        assert list(caught.value.accepted) == added.ids()[1:]
+        assert (await producer.add("last")).is_new
+        assert added.payloads()[-1] == "last"
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_each_caller_of_a_single_add_hears_of_its_own_window(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        proxy.refuse(OOM, skip=1)
+        first = asyncio.ensure_future(producer.add(0))
+        await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*(producer.add(number) for number in range(1, 5)), return_exceptions=True)
+        await first
+        assert [isinstance(outcome, ServerError) for outcome in outcomes] == [True, True, False, False]
+        assert outcomes[0] is not outcomes[1]  # or their tracebacks would pile up in one
+        assert QueueView(server, "q").payloads() == ["before", 0, 3, 4]
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize(
+    "error",
+    [
+        LOADING,
+        "BUSY Redis is busy running a script.",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "READONLY You can't write against a read only replica.",
+        "CLUSTERDOWN Hash slot not served",
+        "MASTERDOWN Link with MASTER is down",
+        "NOSCRIPT No matching script.",
+        "NOAUTH Authentication required.",
+    ],
+)
+@pytest.mark.parametrize("refused", [0, 2])
+async def test_a_window_met_by_a_passing_fault_is_not_overtaken(server: Server, error: str, refused: int) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        proxy.refuse(error, skip=refused)
+        ids = await producer.add_bulk(range(8))
+        view = QueueView(server, "q")
+        assert view.payloads() == list(range(8))
+        assert view.ids() == ids
+
+
+async def test_adds_before_a_bulk_go_before_it(server: Server) -> None:
+    async with open_producer(server.url) as producer:
+        first = [asyncio.ensure_future(producer.add(f"first {number}")) for number in range(3)]
+        await asyncio.sleep(0)  # they are in the open window now
+        bulk = await producer.add_bulk(range(600))
+        assert QueueView(server, "q").ids() == [*(await asyncio.gather(*first)), *bulk]
+
+
+@pytest.mark.servers
+async def test_flushed_scripts_in_the_middle_of_a_bulk_are_loaded_again(
+    server: Server | Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 10)
+    nodes = server.nodes if hasattr(server, "nodes") else [server]
+    async with open_producer(server.url) as producer:
+        met = errors_met(producer, monkeypatch)
+
+        async def jobs() -> Any:
+            for number in range(500):
+                if number % 100 == 50:
+                    for node in nodes:
+                        node.client().script_flush()
+                yield number
+
+        ids = await producer.add_bulk(jobs())
+        assert met
+        assert set(met) == {"NOSCRIPT"}
+    view = QueueView(server, "q")
+    assert view.ids() == ids
+    assert view.payloads() == list(range(500))
+
+
+# --- numbers that may not be used again
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_a_number_that_may_be_taken_is_not_given_to_other_jobs(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        before = await producer.add("before")
+        # The first of two windows is applied, the second never arrives, and then nobody may tell us so.
+        link = proxy.link
+        sizes = link.request_bytes
+        await producer.add_bulk(["earlier", "earlier"])
+        one_window = link.request_bytes - sizes
+        proxy.next_refusals.append([NOPERM, NOPERM])
+        proxy.cut_requests_after(one_window)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await producer.add_bulk(["applied", "applied", "neither", "neither"])
+        unknown = caught.value.ids
+        assert len(unknown) == 4
+        after = await producer.add("after")
+        more = await producer.add_bulk(range(100, 108))
+        view = QueueView(server, "q")
+        assert view.payloads() == ["before", *["earlier"] * 2, *["applied"] * 2, "after", *range(100, 108)]
+        assert view.ids()[0] == before
+        assert view.ids()[3:5] == unknown[:2]
+        assert view.ids()[5:] == [after, *more]
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_a_window_answered_behind_its_successor_does_not_turn_the_count_back(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        # Both windows are applied and their answers lost; asked again, the server is busy for the first only.
+        proxy.hold_replies()
+        proxy.next_refusals.append(["BUSY Redis is busy running a script."])
+        bulk = asyncio.ensure_future(producer.add_bulk([1, 1, 2, 2]))
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 5, "both are applied")
+        proxy.cut()
+        ids = await bulk
+        # Then one is refused, so that the one behind it gets a lower number.
+        proxy.refuse(OOM)
+        with pytest.raises(ServerError, match="OOM") as caught:
+            await producer.add_bulk([3, 3, 4, 4])
+        assert view.payloads() == ["before", 1, 1, 2, 2, 4, 4]
+        assert view.ids()[1:] == [*ids, *caught.value.accepted]
+
+
+# --- a chain the server has forgotten
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("count", [1, 5])
+async def test_a_chain_the_server_lost_is_counted_and_a_new_one_begun(
+    server: Server | Cluster, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    async with open_producer(server.url) as producer:
+        ids = [await producer.add(number) for number in range(count)]
+        view = QueueView(server, "q")
+        (lost,) = view.chain_keys()
+        view.client.delete(view.keys.tag + lost)
+        with caplog.at_level(logging.WARNING, "tampu.producer"):
+            ids += [await producer.add("after"), *(await producer.add_bulk(range(600)))]
+        assert producer._chain.windows_lost_by_server == count
+        assert f"forgot {count} confirmed windows" in caplog.text
+        assert view.ids() == ids
+        (new,) = view.chain_keys()
+        assert new != lost
+
+
+async def test_a_restart_without_persistence_is_counted_and_gone_on_from(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    async with open_producer(server.url) as producer:
+        await producer.add_bulk(range(600))
+        server.restart()
+        ids = [await producer.add("after"), *(await producer.add_bulk(range(600)))]
+        assert QueueView(server, "q").ids() == ids
+        assert producer._chain.windows_lost_by_server == 3
+
+
+async def test_an_idle_chain_that_expired_is_nothing_to_warn_of(
+    server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_producer(server.url) as producer:
+        clock = Clock(producer)
+        await producer.add("before")
+        view = QueueView(server, "q")
+        (expired,) = view.chain_keys()
+        clock.now += CHAIN_TTL_SECS + 1
+        view.client.delete(view.keys.tag + expired)
+        with caplog.at_level(logging.WARNING, "tampu.producer"):
+            await producer.add("an hour later")
+        assert view.payloads() == ["before", "an hour later"]
+        assert producer._chain.windows_lost_by_server == 0
+        assert not caplog.records
+        assert view.chain_keys() != [expired]
+
+
+async def test_a_chain_in_use_is_kept_and_its_ttl_renewed(server: Server) -> None:
+    async with open_producer(server.url) as producer:
+        clock = Clock(producer)
+        view = QueueView(server, "q")
+        await producer.add(0)
+        (key,) = view.chain_keys()
+        for minute in range(1, 121):
+            clock.now += 61
+            view.client.expire(view.keys.tag + key, 5)
+            await producer.add(minute)
+            assert CHAIN_TTL_SECS - 5 <= view.all_keys()[key] <= CHAIN_TTL_SECS
+        assert view.chain_keys() == [key]
+        assert view.payloads() == list(range(121))
+
+
+# --- windows too old to be sent again
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_a_window_older_than_half_the_ttl_is_not_sent_again_but_named(server: Server, arrived: bool) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        clock = Clock(producer)
+        view = QueueView(server, "q")
+        if arrived:
+            proxy.hold_replies()
+        else:
+            proxy.hold_requests()
+        add = asyncio.ensure_future(producer.add("old"))
+        if arrived:
+            await until(lambda: view.length() == 1, "it has arrived")
+        else:
+            await until(lambda: producer._chain._sent, "it was sent")
+        clock.now += CHAIN_TTL_SECS / 2 + 1
+        proxy.cut()
+        with pytest.raises(OutcomeUnknownError, match="no longer remembers") as caught:
+            await add
+        assert caught.value.code == "CMQ-007"
+        assert len(caught.value.ids) == 1
+        assert (await producer.add("new")).is_new
+        assert view.payloads() == (["old", "new"] if arrived else ["new"])
+        if arrived:
+            assert view.ids()[0] == caught.value.ids[0]
+
+
+async def test_a_window_just_younger_than_half_the_ttl_is_sent_again(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        clock = Clock(producer)
+        proxy.hold_replies()
+        add = asyncio.ensure_future(producer.add("old"))
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 1, "it has arrived")
+        clock.now += CHAIN_TTL_SECS / 2 - 1
+        proxy.cut()
+        assert view.ids() == [await add]
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("error", [LOADING, OOM])
+async def test_age_counts_from_the_first_sending_that_may_have_been_applied(server: Server, error: str) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        clock = Clock(producer)
+        await producer.add("before")
+        chain = producer._chain
+        recover_once = chain._recover_once
+
+        async def an_hour_later() -> None:
+            chain._recover_once = recover_once  # type: ignore[method-assign]
+            clock.now += CHAIN_TTL_SECS
+            proxy.cut_requests_after(0)
+            await recover_once()
+
+        # The first window is refused, the second meets a gap: neither was applied, however long ago that is.
+        chain._recover_once = an_hour_later  # type: ignore[method-assign]
+        proxy.refuse(error)
+        if error is OOM:
+            with pytest.raises(ServerError):
+                await producer.add_bulk(range(4))
+            assert QueueView(server, "q").payloads() == ["before", 2, 3]
+        else:
+            await producer.add_bulk(range(4))
+            assert QueueView(server, "q").payloads() == ["before", 0, 1, 2, 3]
+
+
+# --- outages longer than one is willing to wait
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_an_outage_names_what_may_have_been_added_and_fails_the_rest(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        kept = await producer.add_bulk(range(4))
+        proxy.hold_replies()
+        bulks = [asyncio.ensure_future(producer.add_bulk([name] * 6)) for name in ("one", "other")]
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 12, "four windows are applied")  # of the six
+        proxy.shut()
+        one, other = await asyncio.gather(*bulks, return_exceptions=True)
+        assert isinstance(one, OutcomeUnknownError)
+        assert isinstance(other, OutcomeUnknownError)
+        assert view.payloads() == [0, 1, 2, 3, *(["one"] * 6), "other", "other"]
+        assert one.ids == view.ids()[4:10]  # all of its three windows
+        assert other.ids == view.ids()[10:]  # and the one that was under way
+        assert one is not other
+        assert (list(one.accepted), list(other.accepted)) == ([], [])
+        proxy.reopen()
+        after = await producer.add_bulk(range(8))
+        assert view.ids() == [*kept, *one.ids, *other.ids, *after]
+
+
+async def test_what_was_never_sent_is_known_not_to_be_added(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        proxy.shut()
+        await until(lambda: producer._pipe.connection is None, "the cut is noticed")
+        with pytest.raises(Unreachable, match=r"no connection to 127\.0\.0\.1:\d+ within 1 s"):
+            await producer.add("lost")
+        with pytest.raises(Unreachable):
+            await producer.add_bulk(range(1000))
+        proxy.reopen()
+        job_id = await producer.add("works again")
+        assert QueueView(server, "q").ids() == [job_id]
+
+
+@pytest.mark.parametrize("error", [LOADING, "READONLY You can't write against a read only replica.", "NOSCRIPT None."])
+async def test_a_fault_that_does_not_pass_in_time_is_the_error_and_then_all_is_well(server: Server, error: str) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        proxy.next_refusals.extend([[error] * 2000] * 2000)
+        proxy.cut()
+        await until(lambda: producer._pipe.connection is None, "the cut is noticed")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(RedisError, match=error.split()[0]) as caught:
+            await producer.add("refused")
+        assert 0.5 <= loop.time() - began < 5
+        assert not isinstance(caught.value, OutcomeUnknownError)
+        proxy.next_refusals.clear()
+        proxy.cut()
+        job_id = await producer.add("works again")
+        assert QueueView(server, "q").ids() == [job_id]
+
+
+async def test_each_fault_gets_the_whole_patience_anew(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        chain = producer._chain
+        for _ in range(3):
+            proxy.refuse(LOADING)
+            await producer.add("waits a little")
+            assert chain._trouble_since is None
+
+
+# --- keys of the wrong type
+
+
+@pytest.mark.servers
+async def test_a_stream_key_of_another_type_is_a_clear_error(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    view.client.set(view.keys.stream, "not a stream")
+    async with open_producer(server.url) as producer:
+        with pytest.raises(RedisError, match="WRONGTYPE") as caught:
+            await producer.add(1)
+        assert caught.value.code == "CMQ-001"
+        with pytest.raises(RedisError, match="WRONGTYPE"):
+            await producer.add_bulk(range(1000))
+        view.client.delete(view.keys.stream)
+        assert view.ids() == [] == view.chain_keys()
+        job_id = await producer.add(1)
+        assert view.ids() == [job_id]
+
+
+@pytest.mark.servers
+async def test_a_delayed_key_of_another_type_fails_the_delayed_jobs_only(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    view.client.set(view.keys.delayed, "not a set")
+    async with open_producer(server.url) as producer:
+        now, later, named, duplicate = await asyncio.gather(
+            producer.add(1),
+            producer.add_in(100, 2),
+            producer.add_in_with_id("a", 100, 3),
+            producer.add_in_with_id("a", 100, 3),
+            return_exceptions=True,
+        )
+        assert view.ids() == [now]
+        for outcome in (later, named, duplicate):
+            assert isinstance(outcome, RedisError)
+            assert "was not added" in str(outcome)
+            assert "WRONGTYPE" in str(outcome)
+        view.client.delete(view.keys.delayed)
+        assert (await producer.add_in_with_id("a", 100, 3)).is_new  # the marker of the failed one is gone
+
+
+# --- what a refused window leaves
+
+
+async def test_a_wholly_refused_window_leaves_nothing_and_its_successors_go_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 4)
+    async with open_producer(server.url, max_stream_len=4) as producer:
+        kept = await producer.add_bulk(range(4))
+        outcomes = await asyncio.gather(
+            *(producer.add_with_id(f"id {number}", number) for number in range(4)),
+            *(producer.add_in_with_id(f"later {number}", 100, number) for number in range(4)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(outcome, QueueFullError) for outcome in outcomes[:4])
+        assert [outcome.refused for outcome in outcomes[:4]] == [[f"id {number}"] for number in range(4)]  # type: ignore[union-attr]
+        assert outcomes[4:] == [f"later {number}" for number in range(4)]
+        view = QueueView(server, "q")
+        assert view.ids() == kept
+        assert not any(":dlid:id" in key for key in view.all_keys())  # so each may be added later
+        view.client.delete(view.keys.stream)
+        assert (await producer.add_with_id("id 0", 0)).is_new
+
+
+def test_an_error_of_a_window_is_an_error_of_ours() -> None:
+    assert issubclass(OutcomeUnknownError, Error)

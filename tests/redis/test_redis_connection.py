@@ -1,0 +1,364 @@
+"""One connection and the Pipe over it: order, silence, garbage, bounds, sockets, and being made again."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from support.peer import Peer
+from support.pipes import open_pipe
+from support.proxy import Proxy
+from support.waiting import until
+from tampu.errors import ShutdownError
+from tampu.redis import pipe as pipe_module
+from tampu.redis.connection import Connection
+from tampu.redis.faults import ConnectionLost, Unreachable
+from tampu.redis.scripts import Script
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from servers.cluster import Cluster
+    from servers.process import Server
+
+ECHO = Script("echo", "return {KEYS[1], ARGV[1]}")
+
+
+class FakeTransport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.writes: list[bytes] = []
+        self.is_aborted = False
+
+    def write(self, data: Any) -> None:
+        self.writes.append(bytes(data))
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+def connected(response_timeout_secs: float = 15.0) -> tuple[Connection, FakeTransport]:
+    connection = Connection(asyncio.get_running_loop(), response_timeout_secs)
+    transport = FakeTransport()
+    connection.connection_made(transport)
+    return connection, transport
+
+
+# --- one connection
+
+
+async def test_of_the_requests_of_one_turn_the_first_leaves_at_once_and_the_rest_together() -> None:
+    connection, transport = connected()
+    replies: list[Any] = []
+    for number in range(4):
+        connection.request(b"%d" % number, replies.append)
+    assert transport.writes == [b"0"]
+    await asyncio.sleep(0)
+    assert transport.writes == [b"0", b"123"]
+    connection.request(b"4", replies.append)
+    assert transport.writes == [b"0", b"123", b"4"]
+
+
+async def test_replies_find_their_requests_in_order_however_they_are_cut() -> None:
+    connection, _ = connected()
+    replies: list[Any] = []
+    for _number in range(3):
+        connection.request(b"x", replies.append)
+    for byte in b"+one\r\n-OOM two\r\n*1\r\n:3\r\n":
+        connection.data_received(bytes([byte]))
+    assert replies[0] == b"one"
+    assert replies[1].kind == "OOM"
+    assert replies[2] == [3]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(b"HTTP/1.1 400 Bad Request\r\n", "not RESP"), (b"+one\r\n+two\r\n", "nobody asked for")]
+)
+async def test_a_server_that_speaks_nonsense_is_left(data: bytes, said: str) -> None:
+    connection, transport = connected()
+    replies: list[Any] = []
+    losses: list[bool] = []
+    connection.on_loss(lambda: losses.append(connection.is_up))
+    connection.request(b"x", replies.append)
+    connection.data_received(data)
+    assert transport.is_aborted
+    assert losses == [False]
+    assert connection.loss is not None
+    assert said in str(connection.loss)
+
+
+async def test_a_lost_connection_tells_every_request_under_way_and_every_later_one() -> None:
+    connection, _ = connected()
+    replies: list[Any] = []
+    connection.request(b"x", replies.append)
+    connection.request(b"y", replies.append)
+    connection.connection_lost(OSError("cable pulled"))
+    connection.request(b"z", replies.append)
+    assert [type(reply) for reply in replies] == [ConnectionLost] * 3
+    assert all("cable pulled" in str(reply) for reply in replies)
+
+
+async def test_what_was_not_written_yet_is_not_written_after_the_loss() -> None:
+    connection, transport = connected()
+    connection.request(b"x", lambda reply: None)
+    connection.request(b"y", lambda reply: None)
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
+    assert transport.writes == [b"x"]
+
+
+async def test_silence_counts_from_the_last_sign_of_life_and_only_while_something_is_asked() -> None:
+    connection, _ = connected(response_timeout_secs=0.05)
+    replies: list[Any] = []
+    connection.request(b"x", replies.append)
+    connection.data_received(b"+one\r\n")
+    await asyncio.sleep(0.12)  # nothing is asked: silence is fine
+    assert connection.is_up
+    connection.request(b"y", replies.append)
+    connection.request(b"z", replies.append)
+    connection.data_received(b"+two\r\n")
+    await until(lambda: not connection.is_up, "the silent server is given up")
+    assert replies[1] == b"two"
+    assert "no answer for" in str(replies[2])
+
+
+# --- the Pipe
+
+
+async def test_a_server_that_hangs_is_given_up_and_found_again(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    async with open_pipe(server.url, response_timeout_secs=0.1) as pipe:
+        assert await pipe.call("PING") == b"PONG"
+        server.pause()
+        with pytest.raises(ConnectionLost, match="no answer for") as caught:
+            await pipe.call("PING", resend=False)
+        assert caught.value.code == "CMQ-001"
+        server.resume()
+        assert await pipe.call("PING") == b"PONG"
+
+
+async def test_a_call_that_may_run_twice_survives_a_server_that_hangs(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    async with open_pipe(server.url, response_timeout_secs=0.1) as pipe:
+        await pipe.up()
+        server.pause()
+        answer = asyncio.ensure_future(pipe.call("PING"))
+        await until(lambda: pipe.connection is None, "the connection is given up")
+        server.resume()
+        assert await answer == b"PONG"
+
+
+async def test_a_server_that_never_answers_the_greeting_is_given_up(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    server.pause()
+    async with open_pipe(server.url, response_timeout_secs=0.05) as pipe:
+        with pytest.raises(Unreachable, match=f"127.0.0.1:{server.port} within 0.3 s: connection lost: no answer"):
+            await pipe.up(0.3)
+        server.resume()
+        assert await pipe.call("PING") == b"PONG"
+
+
+async def test_an_unreachable_server_is_an_error_that_says_where_and_why() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        port = taken.getsockname()[1]
+        async with open_pipe(f"redis://127.0.0.1:{port}") as pipe:
+            with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{port} within 0\.2 s: cannot connect") as caught:
+                await pipe.call("PING", patience_secs=0.2)
+    assert caught.value.code == "CMQ-001"
+
+
+async def test_a_host_that_swallows_packets_is_given_up_in_time() -> None:
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        fillers = [socket.socket() for _ in range(4)]
+        try:
+            for filler in fillers:  # a backlog of 0 takes one or two; the kernel drops what comes after
+                filler.setblocking(False)
+                filler.connect_ex(full.getsockname())
+            async with open_pipe(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout_secs=0.1) as pipe:
+                with pytest.raises(Unreachable, match=r"did not accept a connection in 0\.1 s"):
+                    await pipe.up(0.5)
+        finally:
+            for filler in fillers:
+                filler.close()
+
+
+async def test_a_closed_pipe_takes_no_more_calls(server: Server) -> None:
+    async with open_pipe(server.url) as pipe:
+        assert await pipe.call("PING") == b"PONG"
+    with pytest.raises(ShutdownError) as caught:
+        await pipe.call("PING")
+    assert caught.value.code == "CMQ-005"
+
+
+async def test_closing_ends_an_attempt_to_connect() -> None:
+    async with open_pipe("redis://127.0.0.1:1") as pipe:
+        attempt = pipe.connect_in_background()
+        await asyncio.sleep(0)
+    assert attempt.cancelled()
+
+
+async def test_callers_that_wait_for_a_connection_share_one(server: Server) -> None:
+    async with open_pipe(server.url) as pipe:
+        assert await asyncio.gather(*(pipe.call("ECHO", number) for number in range(50))) == [
+            b"%d" % number for number in range(50)
+        ]
+        assert pipe.connections_made == 1
+
+
+async def test_a_caller_that_goes_away_does_not_disturb_the_others(server: Server) -> None:
+    async with open_pipe(server.url) as pipe:
+        await pipe.up()
+        calls = [asyncio.ensure_future(pipe.call("ECHO", number)) for number in range(3)]
+        await asyncio.sleep(0)
+        calls[1].cancel()
+        assert await calls[0] == b"0"
+        assert await calls[2] == b"2"
+
+
+async def test_those_who_want_to_know_hear_of_each_connection_and_each_loss(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_pipe(proxy.url) as pipe:
+        heard: list[str] = []
+        pipe.on_up(lambda connection: heard.append("up"))
+        pipe.on_loss(lambda: heard.append("lost"))
+        await pipe.up()
+        proxy.cut()
+        await until(lambda: "lost" in heard, "the loss is heard of")
+        await pipe.up()
+        assert heard == ["up", "lost", "up"]
+        assert pipe.connections_made == 2
+
+
+@pytest.mark.parametrize("direction", ["request", "reply"])
+async def test_a_cut_at_every_byte_of_a_call_and_it_is_sent_again(server: Server, direction: str) -> None:
+    async with Proxy(server.address) as proxy, open_pipe(proxy.url) as pipe:
+        await pipe.up()
+        size = len(b"*2\r\n$4\r\nECHO\r\n$5\r\nhello\r\n") if direction == "request" else len(b"$5\r\nhello\r\n")
+        for offset in range(size):
+            cut = proxy.cut_requests_after if direction == "request" else proxy.cut_replies_after
+            cut(offset)
+            assert await pipe.call("ECHO", "hello") == b"hello"
+        assert pipe.connections_made >= size
+
+
+async def test_a_connection_cut_during_the_greeting_is_made_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe_module, "LAST_BACKOFF_SECS", 0.001)
+    async with Proxy(server.address) as proxy, open_pipe(proxy.url, scripts=[ECHO]) as pipe:
+        await pipe.up()
+        greeting, greeted = proxy.link.request_bytes, proxy.link.reply_bytes
+        proxy.cut()
+        for size in range(0, greeting, 7):
+            proxy.next_budgets.append((size, None))
+        for size in range(0, greeted, 7):
+            proxy.next_budgets.append((None, size))
+        assert await pipe.run(ECHO, ["{chasqui:q}:k"], ["a"], patience_secs=30) == [b"{chasqui:q}:k", b"a"]
+        assert not proxy.next_budgets
+
+
+# --- bounds
+
+
+async def test_what_is_under_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_module, "MAX_BYTES_IN_FLIGHT", 10_000)
+    async with Peer(lambda command: None) as peer, open_pipe(peer.url) as pipe:
+        await pipe.up()
+        calls = [asyncio.ensure_future(pipe.call("ECHO", "x" * 1000)) for _ in range(100)]
+        await until(lambda: peer.commands, "some have arrived")
+        await asyncio.sleep(0.05)  # time enough for all of them, were they not held back
+        assert 1 <= len(peer.commands) <= 10
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+
+async def test_all_that_was_held_back_is_sent_in_the_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipe_module, "MAX_BYTES_IN_FLIGHT", 500)
+    async with open_pipe(server.url) as pipe:
+        calls = [pipe.call("ECHO", f"{number}" * 100) for number in range(200)]
+        replies = await asyncio.gather(*calls)
+        assert replies == [f"{number}".encode() * 100 for number in range(200)]
+        # A request larger than the bound goes alone.
+        assert await pipe.call("ECHO", "y" * 5000) == b"y" * 5000
+
+
+async def test_a_held_back_caller_that_goes_away_leaves_its_place_to_the_next(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe_module, "MAX_BYTES_IN_FLIGHT", 150)
+    async with open_pipe(server.url) as pipe:
+        await pipe.up()
+        calls = [asyncio.ensure_future(pipe.call("ECHO", f"{number}" * 100)) for number in range(20)]
+        await asyncio.sleep(0)
+        for call in calls[1::2]:
+            call.cancel()
+        kept = await asyncio.gather(*calls[::2])
+        assert kept == [f"{number}".encode() * 100 for number in range(0, 20, 2)]
+        assert await pipe.call("ECHO", "z" * 140) == b"z" * 140
+
+
+# --- places
+
+
+async def test_a_server_on_a_unix_socket(fresh_server: Callable[..., Server], tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    server = fresh_server(unixsocket=path)
+    with redis.Redis(port=server.port, db=3) as client:
+        client.set("where", "here")
+    async with open_pipe(f"unix://{path}?db=3") as pipe:
+        assert await pipe.call("GET", "where") == b"here"
+
+
+async def test_a_missing_unix_socket_is_unreachable(tmp_path: Path) -> None:
+    async with open_pipe(f"unix://{tmp_path}/none") as pipe:
+        with pytest.raises(Unreachable, match=f"{tmp_path}/none"):
+            await pipe.up(0.1)
+
+
+async def test_the_database_of_the_url_is_selected_on_every_connection(server: Server) -> None:
+    with redis.Redis(port=server.port, db=5) as client:
+        client.set("here", "yes")
+    async with Proxy(server.address) as proxy, open_pipe(f"{proxy.url}/5") as pipe:
+        assert await pipe.call("GET", "here") == b"yes"
+        proxy.cut()
+        assert await pipe.call("GET", "here") == b"yes"
+
+
+async def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> None:
+    async with open_pipe(f"{server.url.removesuffix('/0')}/9999") as pipe:
+        with pytest.raises(Exception, match="DB index is out of range"):
+            await asyncio.wait_for(pipe.up(), 5)
+
+
+@pytest.mark.servers
+async def test_the_connection_is_named_so_that_client_list_tells_whose_it_is(server: Server | Cluster) -> None:
+    async with open_pipe(server.url) as pipe:
+        assert await pipe.call("CLIENT", "GETNAME") == b"tampu"
+
+
+# --- scripts
+
+
+@pytest.mark.servers
+async def test_scripts_are_loaded_once_per_connection_and_never_per_call(server: Server | Cluster) -> None:
+    nodes = server.nodes if hasattr(server, "nodes") else [server]
+    for node in nodes:
+        node.client().config_resetstat()
+    async with open_pipe(server.url, scripts=[ECHO]) as pipe:
+        for number in range(20):
+            assert await pipe.run(ECHO, ["{chasqui:q}:k"], [number]) == [b"{chasqui:q}:k", b"%d" % number]
+    calls: dict[str, int] = {}
+    for node in nodes:
+        for command, counts in node.client().info("commandstats").items():
+            calls[command] = calls.get(command, 0) + counts["calls"]
+    assert sum(count for command, count in calls.items() if command.startswith("cmdstat_script")) == 1
+    assert calls["cmdstat_evalsha"] == 20
+    assert "cmdstat_eval" not in calls

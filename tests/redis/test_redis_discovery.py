@@ -1,0 +1,256 @@
+"""Finding the server: sentinels, Cluster slots, and what happens to a bulk when the server changes under it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.pipes import open_pipe
+from support.producers import errors_met, open_producer, use_small_windows
+from support.proxy import Proxy
+from support.queues import QueueView
+from support.waiting import until
+from tampu.errors import RedisError
+from tampu.redis import pipe as pipe_module
+from tampu.redis.discovery import locate, open_client
+from tampu.redis.faults import Unreachable
+from tampu.redis.settings import parse_url
+from tampu.wire.keys import QueueKeys
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from servers.cluster import Cluster
+    from servers.process import Server
+    from servers.sentinel import SentinelSetup
+
+KEYS = QueueKeys("q")
+
+
+# --- sentinels
+
+
+async def test_a_sentinel_url_leads_to_the_master_and_to_the_next_when_it_is_killed(
+    fresh_sentinel: Callable[..., SentinelSetup],
+) -> None:
+    setup = fresh_sentinel()
+    async with open_producer(setup.url, retry_for_secs=30) as producer:
+        before = await producer.add_bulk(range(1000))
+        replica = QueueView(setup.replica, "q")
+        await until(lambda: replica.length() == 1000, "the replica has them all")
+        setup.master.kill()
+        during = [await producer.add("during the failover")]
+        after = await producer.add_bulk(range(1000))
+        assert QueueView(setup.replica, "q").ids() == before + during + after
+        assert producer._chain.windows_lost_by_server == 0
+
+
+async def test_a_failover_that_lost_confirmed_windows_is_counted_and_gone_on_from(
+    fresh_sentinel: Callable[..., SentinelSetup], caplog: pytest.LogCaptureFixture
+) -> None:
+    setup = fresh_sentinel()
+    async with open_producer(setup.url, retry_for_secs=30) as producer:
+        kept = await producer.add_bulk(range(300))  # two windows
+        replica = QueueView(setup.replica, "q")
+        await until(lambda: replica.length() == 300, "the replica has them all")
+        setup.replica.pause()
+        setup.master.client().execute_command("CLIENT", "KILL", "TYPE", "replica")  # from now on it gets nothing
+        lost = await producer.add_bulk(range(600))  # three windows, confirmed by the master alone
+        setup.master.kill()
+        setup.replica.resume()
+        with caplog.at_level(logging.WARNING, "tampu.producer"):
+            after = [await producer.add("after"), *(await producer.add_bulk(range(300)))]
+        found = QueueView(setup.replica, "q").ids()
+        assert found == kept + after
+        assert not set(lost) & set(found)
+        assert producer._chain.windows_lost_by_server == 3
+        assert "forgot 3 confirmed windows" in caplog.text
+
+
+async def test_a_master_the_sentinels_do_not_know_is_an_error_that_names_it(
+    fresh_sentinel: Callable[..., SentinelSetup],
+) -> None:
+    setup = fresh_sentinel()
+    url = setup.url.replace(setup.name, "no-such-master")
+    async with open_pipe(url) as pipe:
+        with pytest.raises(Unreachable, match="knows a master 'no-such-master'"):
+            await pipe.up(0.2)
+    # One that is down among them does no harm.
+    url = setup.url.replace("redis+sentinel://", "redis+sentinel://127.0.0.1:1,")
+    async with open_pipe(url) as pipe:
+        assert await pipe.call("PING") == b"PONG"
+
+
+async def test_a_server_the_sentinels_still_call_master_but_is_none_is_not_used(
+    fresh_sentinel: Callable[..., SentinelSetup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = fresh_sentinel()
+    replica = parse_url(setup.replica.url).addresses[0]
+    master = parse_url(setup.master.url).addresses[0]
+    answers = [replica, replica, master]
+
+    async def out_of_date(*_: object) -> object:
+        return answers.pop(0)
+
+    monkeypatch.setattr(pipe_module, "locate", out_of_date)
+    async with open_pipe(setup.url) as pipe:
+        assert await pipe.call("SET", "k", "v") == b"OK"
+    assert answers == []
+
+
+# --- the Cluster
+
+
+@pytest.mark.servers("cluster86")
+async def test_each_queue_is_found_on_the_node_of_its_slot(server: Cluster) -> None:
+    homes = set()
+    for number in range(12):
+        keys = QueueKeys(f"queue {number}")
+        async with open_producer(server.url, queue_name=f"queue {number}") as producer:
+            job_id = await producer.add(number)
+            assert producer._pipe.connections_made == 1  # found at once, not by way of MOVED
+        home = server.node_of(keys.stream)
+        homes.add(home.port)
+        assert home.client().xlen(keys.stream) == 1
+        assert QueueView(server, f"queue {number}").ids() == [job_id]
+    assert len(homes) == 3
+
+
+@pytest.mark.servers("cluster86")
+async def test_a_cluster_is_found_as_long_as_one_node_named_is_up(server: Cluster) -> None:
+    url = server.url.replace("redis+cluster://", "redis+cluster://127.0.0.1:1,")
+    address = await locate(parse_url(url), KEYS.tag.encode())
+    assert address.port == server.node_of(KEYS.stream).port
+
+
+async def test_a_cluster_nobody_answers_for_is_unreachable() -> None:
+    async with open_pipe("redis+cluster://127.0.0.1:1,127.0.0.1:2") as pipe:
+        with pytest.raises(Unreachable, match=r"no node of 127\.0\.0\.1:1, 127\.0\.0\.1:2 tells the slots"):
+            await pipe.up(0.3)
+
+
+class Migration:
+    """Moves the slot of the queue to another node by hand, step by step."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.home = cluster.node_of(KEYS.stream)
+        self.target = next(node for node in cluster.nodes if node is not self.home)
+        self.others = [node for node in cluster.nodes if node is not self.home and node is not self.target]
+        self.slot = self.home.client().execute_command("CLUSTER KEYSLOT", KEYS.stream)
+        self.home_id = self._id(self.home)
+        self.target_id = self._id(self.target)
+
+    @staticmethod
+    def _id(node: Server) -> str:
+        return node.client().execute_command("CLUSTER MYID").decode()
+
+    def begin(self) -> None:
+        self.target.client().execute_command("CLUSTER SETSLOT", self.slot, "IMPORTING", self.home_id)
+        self.home.client().execute_command("CLUSTER SETSLOT", self.slot, "MIGRATING", self.target_id)
+
+    def move_keys(self) -> None:
+        home = self.home.client()
+        while keys := home.execute_command("CLUSTER GETKEYSINSLOT", self.slot, 100):
+            home.execute_command("MIGRATE", "127.0.0.1", self.target.port, "", 0, 5000, "KEYS", *keys)
+
+    def finish(self) -> None:
+        for node in (self.target, self.home, *self.others):
+            node.client().execute_command("CLUSTER SETSLOT", self.slot, "NODE", self.target_id)
+
+
+async def test_a_slot_that_migrates_in_the_middle_of_a_bulk_loses_and_repeats_nothing(
+    fresh_server: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipe_module, "LAST_BACKOFF_SECS", 0.02)
+    use_small_windows(monkeypatch, 16)
+    cluster = fresh_server("cluster86")
+    migration = Migration(cluster)
+    done = asyncio.Event()
+    given = 0
+
+    async def jobs() -> AsyncIterator[int]:
+        nonlocal given
+        last = None
+        while last is None or given < last:
+            yield given
+            given += 1
+            if given % 16 == 0:
+                await asyncio.sleep(0)
+            if done.is_set() and last is None:
+                last = given + 1000
+
+    async with open_producer(cluster.url, retry_for_secs=30) as producer:
+        met = errors_met(producer, monkeypatch)
+        bulk = asyncio.ensure_future(producer.add_bulk(jobs()))
+        await until(lambda: given > 500, "the bulk is under way")
+        migration.begin()
+        await until(lambda: "TRYAGAIN" in met, "a window met keys on two nodes")
+        migration.move_keys()
+        await until(lambda: "ASK" in met, "a window met keys that have moved ahead")
+        migration.finish()
+        await until(lambda: "MOVED" in met, "a window met the slot's new home")
+        done.set()
+        ids = await bulk
+        assert len(ids) == given == len(set(ids))
+        assert QueueView(cluster, "q").ids() == ids
+        assert migration.target.client().xlen(KEYS.stream) == given
+        assert producer._chain.windows_lost_by_server == 0
+
+
+async def test_a_killed_cluster_master_is_followed_by_its_replica(fresh_server: Callable[..., Cluster]) -> None:
+    cluster = fresh_server("cluster86", replicas=1)
+    home = cluster.node_of(KEYS.stream)
+    # The URL names only the node that is going to die: the others have been learned by then.
+    async with open_producer(f"redis+cluster://127.0.0.1:{home.port}", retry_for_secs=60) as producer:
+        before = await producer.add_bulk(range(600))
+        replicas = [node for node in cluster.nodes if node.client().info("replication")["role"] == "slave"]
+        follower = next(node for node in replicas if node.client().info("replication")["master_port"] == home.port)
+        offset = home.client().info("replication")["master_repl_offset"]
+        await until(
+            lambda: follower.client().info("replication")["slave_repl_offset"] >= offset, "the replica has them all"
+        )
+        home.kill()
+        after = await producer.add_bulk(range(600))
+        found = follower.client().xrange(KEYS.stream)
+        assert len(found) == 1200
+        assert len(set(before + after)) == 1200
+
+
+# --- the control plane
+
+
+async def test_a_client_for_everything_else_speaks_to_the_same_server(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server("redis86", tls=True, requirepass="pw")
+    settings = parse_url(server.url)
+    client = open_client(settings, settings.addresses[0])
+    try:
+        assert await client.client_getname() == "tampu"
+        assert await client.set("k", "v")
+    finally:
+        await client.aclose()
+    assert server.client().get("k") == b"v"
+
+
+async def test_a_client_with_a_callback_for_credentials(server: Server) -> None:
+    server.client().execute_command("ACL", "SETUSER", "ada", "on", ">pw", "~*", "+@all")
+    settings = parse_url(server.url, credential_provider=lambda where: ("ada", "pw"))
+    client = open_client(settings, settings.addresses[0])
+    try:
+        assert await client.acl_whoami() == "ada"
+    finally:
+        await client.aclose()
+        server.client().execute_command("ACL", "DELUSER", "ada")
+
+
+async def test_a_single_server_of_a_url_is_where_it_is(server: Server) -> None:
+    async with Proxy(server.address) as proxy:
+        assert (await locate(parse_url(proxy.url), b"x")).port == proxy.port
+
+
+async def test_an_unknown_host_is_an_error_with_its_name() -> None:
+    async with open_pipe("redis://no-such-host.invalid") as pipe:
+        with pytest.raises(RedisError, match=r"no-such-host\.invalid"):
+            await pipe.up(0.5)

@@ -1,0 +1,34 @@
+"""Delayed sets to promote: members as producers write them, put there directly so that they are due when we say."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tampu.wire.delayed import encode_delayed_member
+from tampu.wire.envelope import encode_envelope
+from tampu.wire.payload import encode_slot
+
+if TYPE_CHECKING:
+    from support.queues import QueueView
+
+#: In 1970: due by any clock.
+LONG_AGO_MS = 1_000_000
+
+
+def member_of(job_id: str, name: str = "", payload: Any = None) -> bytes:
+    return encode_delayed_member(name, encode_envelope(job_id, encode_slot(payload, "bin"), 1_700_000_000_000))
+
+
+def delay(view: QueueView, member: bytes, due_ms: float = LONG_AGO_MS) -> bytes:
+    view.client.zadd(view.keys.delayed, {member: due_ms})
+    return member
+
+
+def events(view: QueueView) -> list[dict[str, str]]:
+    """The events stream, oldest first."""
+    entries = view.client.xrange(view.keys.events)
+    return [{field.decode(): value.decode() for field, value in fields.items()} for _, fields in entries]
+
+
+def dead_letters(view: QueueView) -> list[dict[bytes, bytes]]:
+    return [fields for _, fields in view.client.xrange(view.keys.dlq)]

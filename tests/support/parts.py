@@ -1,0 +1,108 @@
+"""Parts of the engine at work: in the test's own event loop, or in a process of their own to be killed or paused."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, Self
+
+from servers.process import eventually
+from tampu.engine.config import ConsumerConfig
+from tampu.engine.consumer import Consumer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+    from types import TracebackType
+
+#: How long a part may take to stop; it takes milliseconds.
+STOP_SECS = 20.0
+
+
+class Part(Protocol):
+    """A promoter or a scheduler."""
+
+    async def run(self, shutdown: asyncio.Event) -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def running(*parts: Part) -> AsyncIterator[asyncio.Event]:
+    """`async with running(Promoter(url, config)):` they run until the block ends, or until the event given is set."""
+    shutdown = asyncio.Event()
+    tasks = [asyncio.create_task(part.run(shutdown)) for part in parts]
+    try:
+        yield shutdown
+    finally:
+        shutdown.set()
+        await asyncio.wait_for(asyncio.gather(*tasks), STOP_SECS)
+
+
+@contextlib.asynccontextmanager
+async def consuming(url: str, handler: Callable[..., Any], **config: Any) -> AsyncIterator[asyncio.Event]:
+    """A consumer at work until the block ends."""
+    shutdown = asyncio.Event()
+    consumer = Consumer(url, ConsumerConfig(**{"shutdown_deadline_secs": 2, "block_ms": 1000} | config))
+    task = asyncio.create_task(consumer.run(handler, shutdown))
+    try:
+        yield shutdown
+    finally:
+        shutdown.set()
+        await asyncio.wait_for(task, STOP_SECS)
+
+
+class PartProcess:
+    """`with PartProcess("promoter", url, queue_name="q"):` the same in a process of its own.
+
+    `pause_before="fire"` has it stop itself (SIGSTOP) just before it calls that script for the first time.
+    """
+
+    def __init__(self, part: str, url: str, *, pause_before: str = "", **config: Any) -> None:
+        script = Path(__file__).with_name("part_process.py")
+        command = [sys.executable, str(script), part, url, json.dumps(config), pause_before]
+        # Its standard input ends with this process: it does not outlive a test run that was killed.
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether it is stopped, by itself or by `pause`."""
+        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state in "Tt"
+
+    def pause(self) -> None:
+        os.kill(self.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(STOP_SECS)
+
+    def terminate(self) -> int:
+        """SIGTERM, on which it stops in good order; its exit code."""
+        self.process.terminate()
+        return self.process.wait(STOP_SECS)
+
+    def until_paused(self) -> None:
+        eventually(lambda: self.is_paused, "the process has paused itself")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(STOP_SECS)
+        if self.process.stdin is not None:
+            self.process.stdin.close()

@@ -1,0 +1,320 @@
+"""A TCP proxy on the test's own event loop that breaks a connection at an exact byte, or answers for the server.
+
+| to have                                      | call                                    |
+|----------------------------------------------|-----------------------------------------|
+| the connection cut inside a request          | `cut_requests_after(bytes)`             |
+| the connection cut inside a reply            | `cut_replies_after(bytes)`              |
+| a request refused that the server never sees | `refuse(error, skip=0)`                 |
+| requests or replies held back for a while    | `hold_requests()`, `hold_replies()`     |
+
+A request that has wholly passed before a cut is carried out by the server: its end of the connection is closed only
+after it has answered. Faults concern the newest connection, and the requests on it from now on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Self, cast
+
+from support.resp import command_name, reply_end, request_end
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import TracebackType
+
+HOST = "127.0.0.1"
+
+
+class Link:
+    """One connection through the proxy: the client's side and the server's side."""
+
+    def __init__(self, proxy: Proxy) -> None:
+        self.proxy = proxy
+        self.client: asyncio.Transport | None = None
+        self.server: asyncio.Transport | None = None
+        #: Bytes that have passed.
+        self.request_bytes = 0
+        self.reply_bytes = 0
+        #: Bytes that may still pass; None = any number.
+        self.request_budget: int | None = None
+        self.reply_budget: int | None = None
+        self.requests_held = False
+        self.replies_held = False
+        self.is_cut = False
+        #: Done when the server has seen everything that was let through.
+        self.server_is_done = asyncio.Event()
+        self._early = bytearray()  # requests that came before the server's side was there, or while held
+        self._late = bytearray()  # replies while held
+        self._refusals: deque[tuple[int, bytes]] = deque()
+        self._unread_requests = bytearray()
+        #: Bytes of the first unread request that were passed on already.
+        self._sent_ahead = 0
+        self._unread_replies = bytearray()
+        #: One item per request under way: None = the server answers, bytes = the proxy's own answer.
+        self._expected: deque[bytes | None] = deque()
+
+    # --- the client's side
+
+    def on_request(self, data: bytes) -> None:
+        if self.is_cut:
+            return
+        if self.server is None or self.requests_held:
+            self._early += data
+            return
+        self._unread_requests += data
+        passing = bytearray()
+        for request in whole(self._unread_requests, request_end):
+            # One that is on its way in part already cannot be refused any more.
+            answer = None if self._sent_ahead else self._refusal_of(request)
+            self._expected.append(answer)
+            if answer is None:
+                passing += request[self._sent_ahead :]
+            self._sent_ahead = 0
+        if not self._refusals:
+            passing += self._unread_requests[self._sent_ahead :]
+            self._sent_ahead = len(self._unread_requests)
+        self._answer()
+        self._pass_on(bytes(passing))
+
+    def _pass_on(self, data: bytes) -> None:
+        if self.is_cut:
+            return
+        if self.request_budget is not None and len(data) >= self.request_budget:
+            passing, self.request_budget = data[: self.request_budget], None
+            self._to_server(passing)
+            self.cut()
+            return
+        if self.request_budget is not None:
+            self.request_budget -= len(data)
+        self._to_server(data)
+
+    def _to_server(self, data: bytes) -> None:
+        self.request_bytes += len(data)
+        if data and self.server is not None:
+            self.server.write(data)
+
+    def _refusal_of(self, request: bytes) -> bytes | None:
+        if not self._refusals or command_name(request) != b"EVALSHA":
+            return None
+        skip, answer = self._refusals[0]
+        if skip:
+            self._refusals[0] = skip - 1, answer
+            return None
+        self._refusals.popleft()
+        return answer
+
+    # --- the server's side
+
+    def on_reply(self, data: bytes) -> None:
+        if self.is_cut:
+            return
+        if self.replies_held:
+            self._late += data
+            return
+        self._unread_replies += data
+        self._answer()
+
+    def _answer(self) -> None:
+        """Pass replies on in the order of the requests, the proxy's own among them."""
+        while self._expected and not self.is_cut and not self.replies_held:
+            own = self._expected[0]
+            if own is None:
+                end = reply_end(self._unread_replies) if self._unread_replies else None
+                if end is None:
+                    return
+                own = bytes(self._unread_replies[:end])
+                del self._unread_replies[:end]
+            self._expected.popleft()
+            self._to_client(own)
+
+    def _to_client(self, data: bytes) -> None:
+        if self.reply_budget is not None and len(data) >= self.reply_budget:
+            data, self.reply_budget = data[: self.reply_budget], None
+            self._write_to_client(data)
+            self.cut(gently=True)
+            return
+        if self.reply_budget is not None:
+            self.reply_budget -= len(data)
+        self._write_to_client(data)
+
+    def _write_to_client(self, data: bytes) -> None:
+        self.reply_bytes += len(data)
+        if self.client is not None:
+            self.client.write(data)
+
+    # --- faults
+
+    def refuse(self, answer: bytes, skip: int) -> None:
+        self._refusals.append((skip, answer))
+
+    def resume(self) -> None:
+        self.requests_held = self.replies_held = False
+        early, self._early = bytes(self._early), bytearray()
+        late, self._late = bytes(self._late), bytearray()
+        if early:
+            self.on_request(early)
+        self.on_reply(late)
+
+    def cut(self, *, gently: bool = False) -> None:
+        """Cut both sides. `gently` lets the client read what was already passed on to it."""
+        if self.is_cut:
+            return
+        self.is_cut = True
+        if self.client is not None:
+            self.client.close() if gently else self.client.abort()
+        if self.server is not None and self.server.can_write_eof():
+            self.server.write_eof()  # the server reads what was let through, answers into the void, and closes
+
+    def server_opened(self, transport: asyncio.Transport) -> None:
+        self.server = transport
+        if self.is_cut:
+            transport.abort()
+        elif self._early and not self.requests_held:
+            early, self._early = bytes(self._early), bytearray()
+            self.on_request(early)
+
+    def side_closed(self, *, server: bool) -> None:
+        if server:
+            self.server_is_done.set()
+        if not self.is_cut:
+            self.cut(gently=server)
+
+
+def whole(buffer: bytearray, end_of: object) -> Iterator[bytes]:
+    """Takes whole messages out of the front of a buffer."""
+    while buffer:
+        end = end_of(buffer)  # type: ignore[operator]
+        if end is None:
+            return
+        yield bytes(buffer[:end])
+        del buffer[:end]
+
+
+class _Side(asyncio.Protocol):
+    def __init__(self, link: Link, *, server: bool) -> None:
+        self.link = link
+        self.is_server = server
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        if self.is_server:
+            self.link.server_opened(cast("asyncio.Transport", transport))
+        else:
+            self.link.client = cast("asyncio.Transport", transport)
+            self.link.proxy._accepted(self.link)
+
+    def data_received(self, data: bytes) -> None:
+        self.link.on_reply(data) if self.is_server else self.link.on_request(data)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.link.side_closed(server=self.is_server)
+
+
+class Proxy:
+    """`async with Proxy(server.address) as proxy:`; clients connect to `proxy.url`."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self.target = address
+        self.port = 0
+        self.links: list[Link] = []
+        #: While False, connections are accepted and closed at once.
+        self.is_open = True
+        #: Faults for connections yet to be made: (bytes of request, bytes of reply).
+        self.next_budgets: deque[tuple[int | None, int | None]] = deque()
+        #: Refusals for connections yet to be made: of each script call the error, or None to let it pass.
+        self.next_refusals: deque[list[str | None]] = deque()
+        self._server: asyncio.Server | None = None
+        self._dials: set[asyncio.Task[None]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}"
+
+    @property
+    def link(self) -> Link:
+        """The newest connection."""
+        return self.links[-1]
+
+    async def __aenter__(self) -> Self:
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Side(Link(self), server=False), HOST, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        self._server.close()
+        for link in self.links:
+            link.cut()
+            if link.server is not None:
+                link.server.abort()
+        await asyncio.gather(*self._dials, return_exceptions=True)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    # --- faults
+
+    def cut_requests_after(self, size: int) -> None:
+        """Let so many more bytes of requests through, then cut."""
+        self.link.request_budget = size
+
+    def cut_replies_after(self, size: int) -> None:
+        """Let so many more bytes of replies through, then cut."""
+        self.link.reply_budget = size
+
+    def refuse(self, error: str, *, skip: int = 0) -> None:
+        """Answer the next script call, or the one `skip` after it, with this error; the server does not see it."""
+        self.link.refuse(b"-%b\r\n" % error.encode(), skip)
+
+    def hold_requests(self) -> None:
+        self.link.requests_held = True
+
+    def hold_replies(self) -> None:
+        self.link.replies_held = True
+
+    def resume(self) -> None:
+        """Pass on what was held back."""
+        self.link.resume()
+
+    def cut(self) -> None:
+        """Cut the newest connection now."""
+        self.link.cut()
+
+    def shut(self) -> None:
+        """Take no more connections, and cut the one there is."""
+        self.is_open = False
+        for link in self.links:
+            link.cut()
+
+    def reopen(self) -> None:
+        self.is_open = True
+
+    # --- inner workings
+
+    def _accepted(self, link: Link) -> None:
+        if not self.is_open:
+            link.is_cut = True
+            assert link.client is not None
+            link.client.abort()
+            return
+        if self.next_budgets:
+            link.request_budget, link.reply_budget = self.next_budgets.popleft()
+        skip = 0
+        for error in self.next_refusals.popleft() if self.next_refusals else ():
+            if error is None:
+                skip += 1
+            else:
+                link.refuse(b"-%b\r\n" % error.encode(), skip)
+                skip = 0
+        self.links.append(link)
+        dial = asyncio.get_running_loop().create_task(self._dial(link))
+        self._dials.add(dial)
+        dial.add_done_callback(self._dials.discard)
+
+    async def _dial(self, link: Link) -> None:
+        try:
+            await asyncio.get_running_loop().create_connection(lambda: _Side(link, server=True), *self.target)
+        except OSError:
+            link.cut()

@@ -1,0 +1,43 @@
+"""Repeatables to fire: registered by a producer, then made due when a test says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from support.producers import open_producer
+from tampu import RepeatableSpec, RepeatPattern
+from tampu.wire.stored_spec import encode_spec
+
+if TYPE_CHECKING:
+    from support.queues import QueueView
+    from tampu.wire.repeat import StoredSpec
+
+
+async def register(view: QueueView, pattern: RepeatPattern, name: str = "tick", **spec: Any) -> str:
+    """Registers a repeatable; its key."""
+    async with open_producer(view.server.url, queue_name=view.name, idempotency="off") as producer:
+        return await producer.upsert_repeatable(RepeatableSpec(name, pattern, {"k": 1}, **spec))
+
+
+def write_spec(view: QueueView, spec: StoredSpec, due_ms: float) -> None:
+    """A repeatable as another process would leave it, whatever a producer would say to it."""
+    view.client.hset(view.keys.repeat_spec(spec.key), "spec", encode_spec(spec))
+    make_due(view, spec.key, due_ms)
+
+
+def make_due(view: QueueView, key: str, due_ms: float) -> None:
+    view.client.zadd(view.keys.repeat, {key: due_ms})
+
+
+def next_fire(view: QueueView, key: str) -> int | None:
+    score = view.client.zscore(view.keys.repeat, key)
+    return None if score is None else int(score)
+
+
+def fired(view: QueueView, key: str) -> int:
+    return int(view.client.hget(view.keys.repeat_spec(key), "fired") or 0)
+
+
+def repeat_keys(view: QueueView) -> set[str]:
+    """What is left of repeatables on the server."""
+    return {name for name in view.all_keys() if name.startswith(":repeat")}

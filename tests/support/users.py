@@ -1,0 +1,21 @@
+"""ACL users that are gone when the test is over, as the servers are shared."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers.process import Server
+
+
+@contextlib.contextmanager
+def acl_user(server: Server, name: str, password: str, *rules: str) -> Iterator[None]:
+    """`with acl_user(server, "ada", "pw", "~*", "+@all", "-set"):`; may do everything unless told otherwise."""
+    server.client().execute_command("ACL", "SETUSER", name, "on", f">{password}", *(rules or ("~*", "+@all")))
+    try:
+        yield
+    finally:
+        server.client().execute_command("ACL", "DELUSER", name)
