@@ -1,0 +1,332 @@
+"""Leases: what runs or waits here stays ours while we live, is not started when it is not, and never starts twice."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from consumer.views import WorkerView
+from consumer.workers import QUEUE, consuming
+from support.waiting import until
+from tampu.engine.metrics import InMemorySink
+from tampu.wire.retry import JobRetryOverride
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from consumer.workers import Fleet
+    from servers.process import Server
+    from tampu.wire.job import Job
+
+CLAIM_MS = 300
+
+
+async def noop(job: Job[Any]) -> None:
+    return None
+
+
+def take_over(view: WorkerView, consumer: str, *, idle: int = 0) -> list[str]:
+    """Claims all pending entries for another consumer, as a worker does that believes ours dead."""
+    taken = []
+    for entry in view.pending():
+        claimed = view.client.xclaim(view.keys.stream, "default", consumer, idle, [entry["message_id"]])
+        taken += [entry_id for entry_id, _ in claimed]
+    return taken
+
+
+# --- long handlers
+
+
+@pytest.mark.servers
+async def test_a_handler_five_times_longer_than_the_claim_time_runs_once(view: WorkerView) -> None:
+    """Finding 13: also with a second worker that waits for it to fall idle."""
+    runs: list[int] = []
+
+    async def handler(job: Job[Any]) -> None:
+        runs.append(job.attempt)
+        await asyncio.sleep(5 * CLAIM_MS / 1000)
+
+    settings = {"claim_min_idle_ms": CLAIM_MS}
+    async with consuming(view.server.url, handler, **settings), consuming(view.server.url, handler, **settings):
+        job_id = view.add()
+        await until(lambda: "completed" in view.event_names(job_id), "it is done")
+        await until(view.is_settled, "nothing is left")
+    assert runs == [0]
+    assert view.event_names(job_id) == ["active", "completed"]
+
+
+@pytest.mark.servers
+async def test_a_handler_that_blocks_runs_once_and_so_does_what_was_prefetched_behind_it(
+    view: WorkerView, fleet: Fleet
+) -> None:
+    """Finding 13: `time.sleep` on the event loop keeps its lease, by a thread; what waits behind it does too."""
+    seconds = 5 * CLAIM_MS / 1000
+    settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 2}
+    first = fleet.start(view.server.url, "blocking", **settings)
+    ids = [view.add(seconds), view.add(0.0), view.add(0.0)]
+    await until(lambda: fleet.journal.of("started"), "the first runs")
+
+    async def elsewhere(job: Job[Any]) -> None:
+        fleet.journal.write("started", job.id, "elsewhere")
+
+    async with consuming(view.server.url, elsewhere, **settings):
+        await until(lambda: len(set(fleet.journal.of("started"))) == 3, "all have started")
+        await until(view.is_settled, "all are done")
+    first.stop()
+    assert Counter(fleet.journal.of("started")) == dict.fromkeys(ids, 1)
+
+
+async def test_what_is_delivered_while_the_loop_is_blocked_waits_for_it_and_counts_no_run(
+    view: WorkerView, fleet: Fleet
+) -> None:
+    """It sits in the blocked worker's socket: unknown to it, but in its name. One attempt is all it has."""
+    first = fleet.start(view.server.url, "blocking_soon", claim_min_idle_ms=CLAIM_MS, concurrency=2)
+    view.add(6 * CLAIM_MS / 1000)
+    await until(lambda: fleet.journal.of("blocks"), "its loop is blocked, with a read under way")
+    once = view.add(0.0, retry=JobRetryOverride(1))
+    await until(lambda: len(view.pending()) == 2, "the next is delivered to it")
+
+    async def elsewhere(job: Job[Any]) -> None:
+        fleet.journal.write("started", job.id, "elsewhere")
+
+    async with consuming(view.server.url, elsewhere, claim_min_idle_ms=CLAIM_MS):
+        await until(view.is_settled, "all are done")
+    first.stop()
+    assert fleet.journal.of("started").count(once) == 1
+    assert not view.dead_letters()
+
+
+@pytest.mark.servers
+async def test_two_workers_with_prefetch_run_ten_slow_jobs_ten_times(view: WorkerView) -> None:
+    """Finding 14: what waits in a worker behind others is renewed too."""
+    runs: Counter[str] = Counter()
+    most_waiting = 0
+
+    async def handler(job: Job[Any]) -> None:
+        runs[job.id] += 1
+        if job.payload:
+            nonlocal most_waiting
+            most_waiting = max(most_waiting, *(len(worker.running._pool._waiting) for worker in workers))
+            await asyncio.sleep(CLAIM_MS * 0.6 / 1000)
+
+    # Quick ones first: a worker that is quick reads ahead, and then holds slow ones for longer than leases last.
+    ids = view.add_many([0] * 300 + [1] * 10)
+    settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
+    async with (
+        consuming(view.server.url, handler, **settings) as one,
+        consuming(view.server.url, handler, **settings) as two,
+    ):
+        workers = (one, two)
+        await until(view.is_settled, "all are done", 30)
+    assert runs == dict.fromkeys(ids, 1)
+    assert most_waiting > 2, "the test needs prefetched jobs"
+
+
+# --- lost leases
+
+
+@pytest.mark.servers
+async def test_a_lease_lost_while_waiting_means_not_started(view: WorkerView) -> None:
+    started: list[str] = []
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        started.append(job.id)
+        await release.wait()
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, concurrency=1) as worker:
+        first = view.add()
+        await until(lambda: started, "the first runs")
+        # Put into the pool by hand: a worker reads ahead only when it is quick.
+        waiting = view.add()
+        reply = view.client.xreadgroup("default", worker.config.consumer_id, {view.keys.stream: ">"})
+        ((entry_id, fields),) = reply[0][1]
+        flat = [part for pair in fields.items() for part in pair]
+        worker.running._pool.put([worker.running._reader._receive(entry_id, flat, 0)])
+        view.client.xclaim(view.keys.stream, "default", "somebody-else", 0, [entry_id])
+        await until(lambda: entry_id not in worker.running._held, "its loss is noticed")
+        release.set()
+        await until(lambda: "completed" in view.event_names(first), "the first is done")
+        await until(lambda: worker.running._pool.occupied == 0, "nothing waits")
+        assert waiting not in started
+        assert view.client.xack(view.keys.stream, "default", entry_id) == 1, "and it is still somebody else's"
+
+
+@pytest.mark.servers
+async def test_a_lost_lease_is_not_stolen_back(view: WorkerView) -> None:
+    release = asyncio.Event()
+    started: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        started.append(job.id)
+        await release.wait()
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS) as worker:
+        view.add()
+        await until(lambda: started, "it runs")
+        take_over(view, "somebody-else")
+        (delivery,) = worker.running._held.values()
+        await until(lambda: delivery.is_lost, "the loss is noticed")
+        (pending,) = view.pending()
+        assert pending["consumer"] == b"somebody-else"
+        release.set()
+        await until(view.is_settled, "its success counts, since nobody else had finished")
+
+
+async def test_renewing_keeps_the_delivery_count(view: WorkerView) -> None:
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        await release.wait()
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=60) as worker:
+        view.add()
+        await until(view.pending, "it runs")
+        before = worker.running._leases.valid_until_ns
+        await until(lambda: worker.running._leases.valid_until_ns > before + 200_000_000, "it is renewed often")
+        (pending,) = view.pending()
+        release.set()
+    assert pending["times_delivered"] == 1
+
+
+@pytest.mark.servers
+async def test_a_stale_workers_failure_does_not_undo_the_owners_success(view: WorkerView) -> None:
+    release = asyncio.Event()
+    started: list[str] = []
+
+    async def stale(job: Job[Any]) -> None:
+        started.append("stale")
+        await release.wait()
+        raise ValueError("too late")
+
+    async with consuming(view.server.url, stale, claim_min_idle_ms=60_000, consumer_id="stale", max_attempts=1):
+        job_id = view.add()
+        await until(lambda: started, "the stale one runs it")
+        take_over(view, "owner")
+        release.set()
+        other = view.add()
+        await until(lambda: "dlq" in view.event_names(other), "a later failure of its own is written")
+        (pending,) = view.pending()
+        assert pending["consumer"] == b"owner", "it is the owner's to settle"
+        assert "failed" not in view.event_names(job_id)
+        assert len(view.dead_letters()) == 1
+        assert not view.delayed()
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("events", [True, False], ids=["events", "no-events"])
+async def test_a_stale_workers_late_success_counts_while_the_entry_is_pending(view: WorkerView, events: bool) -> None:
+    release = asyncio.Event()
+    started: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        started.append(job.id)
+        await release.wait()
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=60_000, events_enabled=events):
+        view.add()
+        await until(lambda: started, "it runs")
+        take_over(view, "owner")
+        release.set()
+        await until(view.is_settled, "its success is written")
+
+
+async def test_an_id_running_in_this_process_is_never_started_again(view: WorkerView) -> None:
+    """Finding 13: even when leases are not renewed at all."""
+    release = asyncio.Event()
+    runs: list[str] = []
+    sink = InMemorySink()
+
+    async def handler(job: Job[Any]) -> None:
+        runs.append(job.id)
+        await release.wait()
+
+    settings = {"claim_min_idle_ms": 100, "concurrency": 5, "metrics": sink}
+    async with consuming(view.server.url, handler, **settings) as worker:
+        view.add()
+        await until(lambda: runs, "it runs")
+        await worker.running._leases.stop()
+        worker.running._leases.valid_until_ns = 1 << 62
+        await until(lambda: view.pending()[0]["time_since_delivered"] > 400, "its lease has run out long ago")
+        view.client.xclaim(view.keys.stream, "default", worker.config.consumer_id, 0, [view.pending()[0]["message_id"]])
+        another = view.add()
+        await until(lambda: another in runs, "another is started")
+        release.set()
+        await until(view.is_settled, "both are done")
+    assert len(runs) == 2
+
+
+# --- processes and servers that stood still
+
+
+async def test_a_worker_that_stood_still_does_not_start_what_others_have_taken_over(
+    view: WorkerView, fleet: Fleet
+) -> None:
+    """After a SIGSTOP its timers fire before its leases are looked at: what waited must be asked for first."""
+    settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
+    frozen = fleet.start(view.server.url, "sleeping_after_quick", **settings)
+    # So many quick ones that it reads ahead, then one that takes a while: others wait behind it in the process.
+    ids = view.add_many([0.0] * 300 + [0.2] + [0.01] * 30)
+    slow, behind = ids[300], ids[301:]
+    await until(lambda: slow in fleet.journal.of("started"), "the slow one runs")
+    frozen.pause()
+    delivered = len(view.pending())
+
+    async def handler(job: Job[Any]) -> None:
+        fleet.journal.write("elsewhere", job.id)
+
+    async with consuming(view.server.url, handler, **settings):
+        await until(view.is_settled, "all are done elsewhere")
+    frozen.resume()
+    last = view.add(0.01)
+    await until(lambda: last in fleet.journal.of("started"), "it is through with what waited in it")
+    assert delivered > 2, "the test needs prefetched jobs"
+    assert slow in fleet.journal.of("elsewhere")
+    assert not set(behind) & set(fleet.journal.of("started")) & set(fleet.journal.of("elsewhere"))
+
+
+async def test_what_waited_in_the_socket_of_a_worker_that_stood_still_is_not_started_either(
+    view: WorkerView, fleet: Fleet
+) -> None:
+    frozen = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, concurrency=4)
+    view.add(0.0)
+    await until(lambda: fleet.journal.of("done") and view.is_settled(), "it works")
+    await until(lambda: view.client.info("clients")["blocked_clients"] == 1, "it waits for the next")
+    frozen.pause()
+    stale = view.add(0.0)
+    await until(view.pending, "the next is delivered to it")
+
+    async def handler(job: Job[Any]) -> None:
+        fleet.journal.write("elsewhere", job.id)
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS):
+        await until(view.is_settled, "it is done elsewhere")
+    frozen.resume()
+    last = view.add(0.0)
+    await until(lambda: last in fleet.journal.of("started"), "the frozen one works again")
+    assert fleet.journal.of("elsewhere") == [stale]
+    assert stale not in fleet.journal.of("started")
+
+
+async def test_after_an_outage_longer_than_leases_last_running_jobs_still_run_once(
+    fresh_server: Callable[..., Server], fleet: Fleet
+) -> None:
+    server = fresh_server(appendonly="yes", appendfsync="always")
+    view = WorkerView(server, QUEUE)
+    settings = {"claim_min_idle_ms": 1000, "concurrency": 4}
+    workers = [fleet.start(server.url, "sleeping", **settings) for _ in range(2)]
+    ids = view.add_many([4.0] * 6)
+    await until(lambda: len(fleet.journal.of("started")) == 6, "all run")
+    server.kill()
+    down_since = time.monotonic()
+    await until(lambda: time.monotonic() - down_since > 1.5, "it is away for longer than leases last")
+    server.start()
+    view = WorkerView(server, QUEUE)
+    await until(lambda: view.length() == 0, "all are done")
+    assert Counter(fleet.journal.of("started")) == dict.fromkeys(ids, 1)
+    for worker in workers:
+        worker.stop()

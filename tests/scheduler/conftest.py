@@ -1,0 +1,3 @@
+from support.troubles import troubles
+
+__all__ = ["troubles"]
