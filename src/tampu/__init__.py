@@ -1,5 +1,6 @@
 """tampu: a job queue and message broker on Redis Streams and MessagePack, wire-compatible with ChasquiMQ and RSMQ."""
 
+from tampu.current_job import current_job
 from tampu.engine.config import ConsumerConfig, ProducerConfig, PromoterConfig, SchedulerConfig
 from tampu.engine.consumer import Consumer
 from tampu.engine.handlers import Cancel, HandlerError, Retry, UnrecoverableError
@@ -42,9 +43,15 @@ from tampu.wire.events import QueueEvent
 from tampu.wire.job import Job, JobId
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableMeta, RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride, RetryConfig
-from tampu.worker import Worker
+from tampu.worker import Handler, Worker
 
 __version__ = "0.1.0"
+
+
+def version() -> str:
+    """The version of this package."""
+    return __version__
+
 
 __all__ = [  # noqa: RUF022 - grouped by what they are for
     # --- the level people use
@@ -53,6 +60,9 @@ __all__ = [  # noqa: RUF022 - grouped by what they are for
     "Worker",
     "QueueEvents",
     "JobState",
+    "Handler",
+    "current_job",
+    "version",
     # --- the level of the seeds: every part by itself
     "Producer",
     "SyncProducer",

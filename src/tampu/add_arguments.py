@@ -13,8 +13,8 @@ from tampu.errors import ConfigError
 from tampu.wire.repeat import MissedFiresPolicy, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
 
-#: A number of milliseconds, or an instant.
-DelayMs = int | float | datetime
+#: A number of milliseconds, or an instant; a timedelta is understood.
+DelayMs = int | float | datetime | timedelta
 #: Milliseconds between retries, a spec, or a spec's fields.
 Backoff = int | BackoffSpec | Mapping[str, Any]
 Repeat = RepeatPattern | Mapping[str, Any]
@@ -38,6 +38,8 @@ def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) 
         return int(delay.total_seconds() * 1000) / 1000, None
     if delay_ms is None:
         return 0.0, None
+    if isinstance(delay_ms, timedelta):  # other implementations take it too
+        return delay_or_instant(None, delay_ms)
     if isinstance(delay_ms, datetime):
         return 0.0, delay_ms if delay_ms.tzinfo is not None else delay_ms.replace(tzinfo=UTC)
     if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float):

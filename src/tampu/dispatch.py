@@ -2,31 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import logging
 import time
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tampu.arguments import Arguments
+from tampu.current_job import set_current_job
+from tampu.embedded import acquire, release
 from tampu.engine.callers import in_process, in_thread, is_coroutine_handler, on_loop
-from tampu.engine.handlers import Cancel, PutBack
+from tampu.engine.handlers import Cancel, PutBack, Retry, UnrecoverableError
 from tampu.engine.processes import Processes
-from tampu.errors import DecodeError
+from tampu.errors import DecodeError, EncodeError
+from tampu.loop_thread import LoopThread
+from tampu.progress import ProgressReporter
+from tampu.redis.settings import parse_url
+from tampu.task import Task
+from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-    from concurrent.futures import ThreadPoolExecutor
+    from concurrent.futures import Executor
 
-    from tampu.task import Task
+    from tampu.redis.settings import ConnectionSettings
     from tampu.wire.job import Job
+
+    Caller = Callable[[Job[Any]], Awaitable[Any]]
 
 logger = logging.getLogger("tampu.worker")
 
 #: How long a job of an unknown name waits for a worker that knows it, each time and in all.
 UNKNOWN_DELAY_MS = 1000
 UNKNOWN_PATIENCE_SECS = 3600.0
+#: An unknown job that was not seen for so long has been somewhere else meanwhile: its patience starts anew.
+UNKNOWN_ABSENCE_SECS = 600.0
 #: Unknown jobs remembered; beyond, the oldest are forgotten and get more patience.
 MAX_REMEMBERED = 10_000
+#: How often one unknown name is complained about.
+COMPLAINT_SECS = 60.0
 
 
 class Dispatcher:
@@ -35,94 +51,186 @@ class Dispatcher:
     def __init__(
         self,
         tasks: dict[str, Task[Any, Any]],
-        threads: ThreadPoolExecutor,
+        threads: Executor,
         *,
         store_results: bool,
+        worker: str = "",
+        events_kept: int = 0,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._threads = threads
         self._store_results = store_results
-        self._now = now
-        self._callers: dict[str, Callable[[Job[Any]], Awaitable[Any]]] = {}
+        self._worker = worker
+        self._events_kept = events_kept
+        self._callers: dict[str, Caller] = {}
         self._processes: list[Processes] = []
-        self._unknown_since: dict[str, float] = {}
+        self._remotes: dict[str, RemoteTaskCall] = {}
+        self._unknown = UnknownNames(now)
+
+    def knows(self, job: Job[Any]) -> bool:
+        """Whether there is a task for it."""
+        return job.name in self._tasks
 
     async def __call__(self, job: Job[Any]) -> Any:
         caller = self._callers.get(job.name)
         if caller is None:
             task = self._tasks.get(job.name)
             if task is None:
-                return self._unknown(job)
+                return self._unknown.outcome_of(job)
             caller = self._callers[job.name] = self._caller(task)
-        result = await caller(job)
-        return encode_outcome(result, store=self._store_results)
+        return await caller(job)
 
     def close(self) -> None:
         """End the processes."""
         for processes in self._processes:
             processes.close()
 
-    def _caller(self, task: Task[Any, Any]) -> Callable[[Job[Any]], Awaitable[Any]]:
-        timeout = task.options.timeout
-        call = TaskCall(task)
-        if task.options.process:
-            processes = Processes(RemoteTaskCall(task), self._threads)
-            self._processes.append(processes)
-            return in_process(processes, timeout)
-        if is_coroutine_handler(task.function):
-            return on_loop(call, timeout)
-        return in_thread(call, self._threads, timeout)
+    def _caller(self, task: Task[Any, Any]) -> Caller:
+        if task.process:
+            call = in_process(self._processes_for(task), task.timeout)
+        elif is_coroutine_handler(task.function):
+            call = on_loop(TaskCall(task.function, task.arguments), task.timeout)
+        else:
+            call = in_thread(TaskCall(task.function, task.arguments), self._threads, task.timeout)
+        encode = task.results.encode if self._store_results else None
 
-    def _unknown(self, job: Job[Any]) -> PutBack | Cancel:
-        """During a deploy old workers meet new jobs: put them back for those who know them, but not for ever."""
-        since = self._unknown_since.setdefault(job.id, self._now())
-        if len(self._unknown_since) > MAX_REMEMBERED:
-            self._unknown_since.pop(next(iter(self._unknown_since)))
+        async def encoded(job: Job[Any]) -> Any:
+            return encode_outcome(await call(job), encode)
+
+        return encoded
+
+    def _processes_for(self, task: Task[Any, Any]) -> Processes:
+        """All tasks share their processes: there are as many as jobs run at once, not as many for each task."""
+        if task.name not in self._remotes:
+            self._remotes = {
+                one.name: RemoteTaskCall.of(one, self._worker, self._events_kept)
+                for one in self._tasks.values()
+                if one.process
+            }
+            self._processes.append(Processes(RemoteCalls(self._remotes), self._threads))
+        return self._processes[-1]
+
+
+class UnknownNames:
+    """Jobs that no task here is for: during a deploy old workers meet new jobs."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        #: By job: when it was first seen, and when last.
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._complained_at: dict[str, float] = {}
+
+    def outcome_of(self, job: Job[Any]) -> PutBack | Cancel:
+        """Back to the queue, for those who know it; but not for ever."""
+        now = self._now()
+        first, last = self._seen.pop(job.id, (now, now))
+        if now - last > UNKNOWN_ABSENCE_SECS:
+            first = now
         text = f"no handler named {job.name!r}"
-        if self._now() - since > UNKNOWN_PATIENCE_SECS:
-            del self._unknown_since[job.id]
+        if now - first > UNKNOWN_PATIENCE_SECS:
             return Cancel(text)
-        if since == self._now() or self._now() - since < 1:
-            logger.warning("%s: job %s is put back for a worker that has one", text, job.id)
+        self._seen[job.id] = first, now
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen.pop(next(iter(self._seen)))
+        self._complain(job, text, now)
         return PutBack(UNKNOWN_DELAY_MS, text)
+
+    def _complain(self, job: Job[Any], text: str, now: float) -> None:
+        if now - self._complained_at.get(job.name, float("-inf")) < COMPLAINT_SECS:
+            return
+        if len(self._complained_at) >= MAX_REMEMBERED:
+            self._complained_at.clear()
+        self._complained_at[job.name] = now
+        logger.warning("%s: job %s, and others of that name, are put back for a worker that has one", text, job.id)
 
 
 class TaskCall:
     """Calls a task's function with the arguments in a job."""
 
-    def __init__(self, task: Task[Any, Any]) -> None:
-        self._task = task
+    def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
+        self._function = function
+        self._arguments = arguments
 
     def __call__(self, job: Job[Any]) -> Any:
-        return self._task.function(**arguments_of(self._task, job))
+        try:
+            arguments = self._arguments.decode(job.payload_slot)
+        except DecodeError as error:
+            error.job_id = job.id
+            raise
+        set_current_job(job)
+        return self._function(**arguments)
 
 
-def arguments_of(task: Task[Any, Any], job: Job[Any]) -> dict[str, Any]:
-    """The keyword arguments in a job; `DecodeError` when they do not fit the function."""
-    try:
-        return task.arguments.decode(job.payload_slot)
-    except DecodeError as error:
-        error.job_id = job.id
-        raise
-
-
+@dataclass(frozen=True)
 class RemoteTaskCall:
     """The same in another process: the task is found there by the name of its module, not sent."""
 
-    def __init__(self, task: Task[Any, Any]) -> None:
-        self._module = task.function.__module__
-        self._name = task.function.__qualname__
+    module: str
+    name: str
+    queue_name: str
+    #: Where the queue is; of a throw-away server its address, since there `embedded://` would mean another one.
+    url: str = field(repr=False)
+    worker: str
+    events_kept: int
+
+    @classmethod
+    def of(cls, task: Task[Any, Any], worker: str, events_kept: int) -> RemoteTaskCall:
+        """The call of a task, to be sent."""
+        settings = task.queue._connection_settings
+        url = task.queue.url
+        if settings.kind == "embedded" and settings.data_dir is None:
+            server = acquire()
+            url = server.url
+            release(server)
+        function = task.function
+        return cls(function.__module__, function.__qualname__, task.queue.name, url, worker, events_kept)
 
     def __call__(self, job: Job[Any]) -> Any:
-        found: Any = importlib.import_module(self._module)
-        for part in self._name.split("."):
-            found = getattr(found, part)
-        return TaskCall(found)(job)
+        call, reporter = _found(self)
+        job._context = reporter
+        return call(job)
 
 
-def encode_outcome(result: Any, *, store: bool) -> Any:
-    """A handler's return value in the consumer's terms: outcomes as they are, values as MessagePack."""
-    if isinstance(result, PutBack | Cancel) or type(result).__name__ == "Retry":
+@dataclass(frozen=True)
+class RemoteCalls:
+    """What a process of a worker can run, by the names of jobs."""
+
+    remotes: dict[str, RemoteTaskCall]
+
+    def __call__(self, job: Job[Any]) -> Any:
+        return self.remotes[job.name](job)
+
+
+@functools.cache
+def _found(remote: RemoteTaskCall) -> tuple[TaskCall, ProgressReporter]:
+    """In the child: the task's call, and where its progress goes."""
+    found: Any = importlib.import_module(remote.module)
+    for part in remote.name.split("."):
+        found = getattr(found, part)
+    settings = parse_url(remote.url)
+    if isinstance(found, Task):
+        call = TaskCall(found.function, found.arguments)
+        if found.queue.url == remote.url:
+            settings = found.queue._connection_settings  # with its credentials, which are not sent
+    else:  # the function kept its name, and the task has another
+        call = TaskCall(found, Arguments(found, remote.name))
+    return call, LoopThread().run(_make_reporter(settings, remote))
+
+
+async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -> ProgressReporter:
+    keys = QueueKeys(remote.queue_name)
+    return ProgressReporter(settings, keys, worker=remote.worker, events_kept=remote.events_kept)
+
+
+def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_value) -> Any:
+    """A handler's return value in the consumer's terms: outcomes as they are, values as MessagePack if stored."""
+    if isinstance(result, PutBack | Cancel | Retry):
         return result
-    return encode_value(result) if store else None
+    if encode is None:
+        return None
+    try:
+        return encode(result)
+    except EncodeError as error:
+        # The work is done, and would be done again and again for a value that will be no better.
+        raise UnrecoverableError(f"the work is done, but its result cannot be stored: {error}") from error

@@ -1,6 +1,6 @@
 """Where a job is right now, found without reading a whole stream.
 
-Result, index and pending list first; then the streams around the time that the job's id carries.
+Result, index and pending list first; then the streams around the time that the job's id carries, and at their ends.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from tampu.clock import wall_clock_ms
 from tampu.errors import DecodeError
+from tampu.wire.delayed import decode_delayed_member
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.entry import read_job_fields
 from tampu.wire.envelope import decode_job
@@ -16,14 +18,21 @@ from tampu.wire.results import decode_result
 from tampu.wire.ulid import decode_ulid_time
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
     from tampu.redis.pipe import Pipe
+    from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
 State = Literal["waiting", "delayed", "running", "done", "dead", "unknown"]
 
-#: Entries looked at in one step, and steps at the most, of each stream.
+#: Entries looked at in one step, and steps at the most, of each walk.
 PAGE = 500
 MAX_PAGES = 20
+#: Steps of a walk through the delayed set, for jobs of those who write no index.
+MAX_DELAYED_PAGES = 200
+#: How far clocks may differ, in milliseconds.
+CLOCK_SKEW_MS = 5000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,6 +42,7 @@ class JobState:
     id: str
     state: State
     name: str = ""
+    #: Runs so far.
     attempt: int | None = None
     created_at_ms: int | None = None
     #: Delayed: when it runs, in epoch ms.
@@ -53,15 +63,38 @@ async def find_job(pipe: Pipe, keys: QueueKeys, job_id: str) -> JobState:
     result, member = await pipe.call_many([("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id))])
     if result is not None:
         return JobState(id=job_id, state="done", result=_decoded(result))
-    if member is not None:
-        score = await pipe.call("ZSCORE", keys.delayed, member)
-        if score is not None:
-            return JobState(id=job_id, state="delayed", run_at_ms=int(float(score)))
-    return (
-        await _find_in_stream(pipe, keys, job_id)
-        or await _find_dead(pipe, keys, job_id)
-        or JobState(id=job_id, state="unknown")
-    )
+    delayed = None if member is None else await _delayed(pipe, keys, job_id, member)
+    if delayed is not None:
+        return delayed
+    found = await _find_in_stream(pipe, keys, job_id)
+    if found is not None:
+        return found
+    letter = await find_dead_letter(pipe, keys, job_id)
+    if letter is not None:
+        name, attempts = letter.name, letter.attempts
+        return JobState(id=job_id, state="dead", name=name, attempt=attempts, dead_letter=letter)
+    return await _find_delayed(pipe, keys, job_id) or JobState(id=job_id, state="unknown")
+
+
+async def find_dead_letter(pipe: Pipe, keys: QueueKeys, job_id: str) -> DlqEntry | None:
+    """The newest dead letter of a job; none is older than the job itself."""
+    since = _born_ms(job_id)
+    async for dlq_id, fields in _walk(pipe, keys.dlq, "-" if since is None else str(since), backwards=True):
+        letter = decode_dlq_fields(dlq_id.decode(), fields)
+        if job_of(letter.payload, job_id) is not None:
+            return letter
+    return None
+
+
+def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
+    """The job in an envelope, if it is this one."""
+    if job_id.encode(errors="replace") not in envelope:
+        return None
+    try:
+        job = decode_job(envelope)
+    except DecodeError:
+        return None
+    return job if job.id == job_id else None
 
 
 def _decoded(result: bytes) -> Any:
@@ -71,49 +104,48 @@ def _decoded(result: bytes) -> Any:
         return result
 
 
-def _starts(job_id: str) -> list[str]:
-    """Where to begin: a second before the id's own time (clocks differ), else at the beginning."""
+def _born_ms(job_id: str) -> int | None:
+    """The time in an id, less what clocks may differ; None when it is no ULID, or only looks like one."""
     try:
-        return [str(max(decode_ulid_time(job_id) - 1000, 0)), "-"]
+        born_ms = decode_ulid_time(job_id)
     except DecodeError:
-        return ["-"]
+        return None
+    return None if born_ms > wall_clock_ms() + CLOCK_SKEW_MS else max(born_ms - CLOCK_SKEW_MS, 0)
+
+
+async def _walk(
+    pipe: Pipe, stream: str, since: str, *, backwards: bool = False
+) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+    """Entries of a stream from `since` on, oldest or newest first, as far as a walk goes."""
+    command, start, end = ("XREVRANGE", "+", since) if backwards else ("XRANGE", since, "+")
+    for _ in range(MAX_PAGES):
+        entries = await pipe.call(command, stream, start, end, "COUNT", PAGE)
+        for entry_id, fields in entries:
+            yield entry_id, fields
+        if len(entries) < PAGE:
+            return
+        start = "(" + entries[-1][0].decode()
 
 
 async def _find_in_stream(pipe: Pipe, keys: QueueKeys, job_id: str) -> JobState | None:
-    for start in _starts(job_id):
-        entry = await _scan(pipe, keys.stream, start, job_id)
-        if entry is not None:
-            return await _waiting_or_running(pipe, keys, job_id, entry)
+    since = _born_ms(job_id)
+    # Around its own time lies what was added and not taken yet; at the end what was retried or promoted a moment ago;
+    # at the beginning what has been running for long.
+    walks = [("-", True), ("-", False)]
+    if since is not None:
+        walks = [(str(since), False), (str(since), True), ("-", False)]
+    for start, backwards in walks:
+        async for entry_id, fields in _walk(pipe, keys.stream, start, backwards=backwards):
+            envelope, name = read_job_fields(fields)
+            job = None if envelope is None else job_of(envelope, job_id)
+            if job is not None:
+                return await _waiting_or_running(pipe, keys, entry_id, name, job)
     return None
 
 
-async def _scan(pipe: Pipe, stream: str, start: str, job_id: str) -> tuple[bytes, list[bytes]] | None:
-    needle = job_id.encode(errors="replace")
-    for _ in range(MAX_PAGES):
-        entries = await pipe.call("XRANGE", stream, start, "+", "COUNT", PAGE)
-        for entry_id, fields in entries:
-            envelope, _ = read_job_fields(fields)
-            if envelope is not None and needle in envelope and _is_job(envelope, job_id):
-                return entry_id, fields
-        if len(entries) < PAGE:
-            return None
-        start = "(" + entries[-1][0].decode()
-    return None
-
-
-def _is_job(envelope: bytes, job_id: str) -> bool:
-    try:
-        return decode_job(envelope).id == job_id
-    except DecodeError:
-        return False
-
-
-async def _waiting_or_running(pipe: Pipe, keys: QueueKeys, job_id: str, entry: tuple[bytes, list[bytes]]) -> JobState:
-    entry_id, fields = entry
-    envelope, name = read_job_fields(fields)
-    job = decode_job(envelope or b"")
+async def _waiting_or_running(pipe: Pipe, keys: QueueKeys, entry_id: bytes, name: str, job: Job[Any]) -> JobState:
     known: dict[str, Any] = {
-        "id": job_id,
+        "id": job.id,
         "name": name,
         "attempt": job.attempt,
         "created_at_ms": job.created_at_ms,
@@ -135,15 +167,38 @@ async def _waiting_or_running(pipe: Pipe, keys: QueueKeys, job_id: str, entry: t
     return JobState(**known, state="waiting")
 
 
-async def _find_dead(pipe: Pipe, keys: QueueKeys, job_id: str) -> JobState | None:
-    end = "+"
-    for _ in range(MAX_PAGES):
-        entries = await pipe.call("XREVRANGE", keys.dlq, end, "-", "COUNT", PAGE)
-        for dlq_id, fields in entries:
-            letter = decode_dlq_fields(dlq_id.decode(), fields)
-            if job_id.encode(errors="replace") in letter.payload and _is_job(letter.payload, job_id):
-                return JobState(id=job_id, state="dead", name=letter.name, attempt=letter.attempts, dead_letter=letter)
-        if len(entries) < PAGE:
+async def _delayed(pipe: Pipe, keys: QueueKeys, job_id: str, member: bytes) -> JobState | None:
+    score = await pipe.call("ZSCORE", keys.delayed, member)
+    if score is None:
+        return None
+    run_at_ms = int(float(score))
+    try:
+        name, envelope = decode_delayed_member(member)
+        job = decode_job(envelope, name)
+    except DecodeError:
+        return JobState(id=job_id, state="delayed", run_at_ms=run_at_ms)
+    return JobState(
+        id=job_id,
+        state="delayed",
+        name=name,
+        attempt=job.attempt,
+        created_at_ms=job.created_at_ms,
+        run_at_ms=run_at_ms,
+    )
+
+
+async def _find_delayed(pipe: Pipe, keys: QueueKeys, job_id: str) -> JobState | None:
+    """A delayed job without an index: other implementations write none for ids of their own making and for retries."""
+    cursor = b"0"
+    for _ in range(MAX_DELAYED_PAGES):
+        cursor, flat = await pipe.call("ZSCAN", keys.delayed, cursor, "COUNT", PAGE)
+        for member in flat[::2]:
+            try:
+                _, envelope = decode_delayed_member(member)
+            except DecodeError:
+                continue
+            if job_of(envelope, job_id) is not None:
+                return await _delayed(pipe, keys, job_id, member)
+        if cursor == b"0":
             return None
-        end = "(" + entries[-1][0].decode()
     return None

@@ -11,9 +11,10 @@ print(await job.result(timeout=10))
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import asyncio
+from dataclasses import asdict, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
 
 from tampu.add_arguments import (
     Backoff,
@@ -27,29 +28,50 @@ from tampu.add_arguments import (
 )
 from tampu.checks import check_job_id, refuse
 from tampu.clock import wall_clock_ms
+from tampu.engine.callers import is_coroutine_handler
 from tampu.engine.config import ProducerConfig
 from tampu.engine.producer import Producer
-from tampu.errors import ConfigError
+from tampu.errors import ConfigError, Error
 from tampu.job_state import JobState, find_job
-from tampu.loop_thread import LoopThread
 from tampu.queue_events import QueueEvents
 from tampu.redis.settings import parse_url, resolve_url
-from tampu.task import Task, TaskOptions
+from tampu.sync_queue import SyncQueue
+from tampu.task import CoroutineTask, FunctionTask, Task
 from tampu.waiters import Waiters
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import wrap_bin
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableMeta, RepeatableSpec, RepeatPattern
 from tampu.wire.results import decode_result
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from datetime import datetime, timedelta
     from types import TracebackType
 
     from tampu.engine.dead_letters import ReplayCount
+    from tampu.engine.options import AddOptions
+    from tampu.wire.job import JobId
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: What an entry of `add_bulk` may have besides `name` and `data`.
+_BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
+
+_MISSED_FIRES_ALONE = "missed_fires goes with repeat: give repeat=RepeatPattern.cron(...) or .every(...) too"
+
+
+class TaskMaker(Protocol):
+    """What `@queue.task(...)` is: makes a task of a function, typed like it."""
+
+    # A coroutine is a value too, as the second says; the first that fits counts.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
 class _Encoded:
@@ -83,14 +105,12 @@ class Queue:
         self._url = resolve_url(url, redis_url, tls=tls)
         self._credential_provider = credential_provider
         self._connection_settings = parse_url(self._url, credential_provider=credential_provider)
+        refuse_unknown_settings("Queue", settings, ProducerConfig)
         if max_stream_len is not None:
             settings["max_stream_len"] = max_stream_len
         if max_delay_secs is not None:
             settings["max_delay_secs"] = max_delay_secs
-        try:
-            self._config = ProducerConfig(queue_name=name, **settings)
-        except TypeError as error:
-            raise ConfigError(f"Queue: {error}") from None
+        self._config = ProducerConfig(queue_name=name, **settings)
         self._keys = QueueKeys(name)
         self._producer: Producer[Any] = Producer(self._connection_settings, self._config)
         self._producer.encode_with(_encode_or_pass(self._producer))
@@ -141,6 +161,7 @@ class Queue:
         """Send what was added and close the connections."""
         if self._closed:
             return
+        self._producer.ready_pipe()  # on this event loop, should it have been another one's before
         self._closed = True
         await self._waiters.close()
         await self._producer.close()
@@ -158,9 +179,11 @@ class Queue:
     # --- tasks
 
     @overload
-    def task(self, function: Callable[P, Awaitable[R]], /) -> Task[P, R]: ...
+    def task(  # type: ignore[overload-overlap]  # the first that fits counts
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
     @overload
-    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+    def task(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
     @overload
     def task(
         self,
@@ -171,29 +194,18 @@ class Queue:
         backoff: Backoff | None = None,
         timeout: float | None = None,
         process: bool = False,
-    ) -> Callable[[Callable[P, Awaitable[R] | R]], Task[P, R]]: ...
+    ) -> TaskMaker: ...
 
-    def task(
-        self,
-        function: Callable[..., Any] | None = None,
-        /,
-        *,
-        name: str | None = None,
-        attempts: int | None = None,
-        backoff: Backoff | None = None,
-        timeout: float | None = None,
-        process: bool = False,
-    ) -> Any:
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a function a task of this queue, under its own name unless `name` says otherwise.
 
         `attempts` and `backoff` go with each job; `timeout` is in seconds; `process=True` runs it in a process of its
         own, for CPU work.
         """
-        options = TaskOptions(attempts=attempts, backoff=backoff, timeout=timeout, process=process)
-        add_options("", None, attempts, backoff)  # refuses bad values here and not at the first add
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
-            task: Task[Any, Any] = Task(self, function, name or function.__name__, options)
+            kind: type[Task[Any, Any]] = CoroutineTask if is_coroutine_handler(function) else FunctionTask
+            task = kind(self, function, **options)
             if task.name in self.tasks:
                 raise ConfigError(f"queue {self.name!r} has a task named {task.name!r} already: give one another name")
             self.tasks[task.name] = task
@@ -210,7 +222,9 @@ class Queue:
         run_at: datetime | float | None = None,
         job_id: str | None = None,
     ) -> Job[Any]:
-        options = add_options(task.name, job_id, task.options.attempts, task.options.backoff)
+        options = task.add_options
+        if job_id is not None:
+            options = options.with_id(check_job_id(job_id, "job_id"))
         payload = _Encoded(packed)
         if delay is not None:
             added = await self._producer.add_in_with_options(delay, payload, options)
@@ -218,12 +232,11 @@ class Queue:
             added = await self._producer.add_at_with_options(run_at, payload, options)
         else:
             added = await self._producer.add_with_options(payload, options)
-        return self._job(added, task.name, packed)
+        return self._task_job(added, task, packed)
 
     async def _add_tasks(self, task: Task[Any, Any], packed: list[bytes]) -> list[Job[Any]]:
-        options = add_options(task.name, None, task.options.attempts, task.options.backoff)
-        ids = await self._producer.add_bulk_with_options([_Encoded(one) for one in packed], options)
-        return [self._job(job_id, task.name, one) for job_id, one in zip(ids, packed, strict=True)]
+        ids = await self._producer.add_bulk_with_options([_Encoded(one) for one in packed], task.add_options)
+        return [self._task_job(job_id, task, one) for job_id, one in zip(ids, packed, strict=True)]
 
     async def _ensure_repeat(
         self,
@@ -234,17 +247,13 @@ class Queue:
         missed_fires: MissedFires | None = None,
         **bounds: Any,
     ) -> str:
-        policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
-        spec: RepeatableSpec[Any] = RepeatableSpec(
-            task.name, repeat_pattern(pattern), _Encoded(packed), missed_fires=policy, **bounds
+        return await self._producer.ensure_repeatable(
+            _spec(task.name, _Encoded(packed), pattern, missed_fires, **bounds)
         )
-        return await self._producer.ensure_repeatable(spec)
 
-    def _job(self, job_id: str, name: str, packed: bytes) -> Job[Any]:
-        from tampu.wire.payload import wrap_bin
-
-        job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, name)
-        job._context = self
+    def _task_job(self, job_id: str, task: Task[Any, Any], packed: bytes) -> Job[Any]:
+        job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, task.name)
+        job._context = _TaskContext(self, task)
         return job
 
     # --- adding
@@ -268,31 +277,94 @@ class Queue:
                 name, data, repeat=repeat_pattern(repeat), missed_fires=missed_fires
             )
         if missed_fires is not None:
-            raise ConfigError("missed_fires goes with repeat: give repeat=RepeatPattern.cron(...) or .every(...) too")
+            raise ConfigError(_MISSED_FIRES_ALONE)
         seconds, instant = delay_or_instant(delay_ms, delay)
         options = add_options(name, job_id, attempts, backoff)
+        return self._added(await self._send(data, options, seconds, instant), name, data)
+
+    async def _send(self, data: Any, options: AddOptions, seconds: float, instant: datetime | None) -> JobId:
         if instant is not None:
-            added = await self._producer.add_at_with_options(instant, data, options)
-        elif seconds > 0:
-            added = await self._producer.add_in_with_options(seconds, data, options)
-        else:
-            added = await self._producer.add_with_options(data, options)
-        return self._added(added, name, data)
+            return await self._producer.add_at_with_options(instant, data, options)
+        if seconds > 0:
+            return await self._producer.add_in_with_options(seconds, data, options)
+        return await self._producer.add_with_options(data, options)
 
-    async def add_unique(self, name: str, data: Any, *, job_id: str, **options: Any) -> Job[Any]:
+    async def add_unique(
+        self,
+        name: str,
+        data: Any,
+        *,
+        job_id: str,
+        delay_ms: DelayMs | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        repeat: Repeat | None = None,
+    ) -> Job[Any]:
         """`add` with an id that is required: the same id is not added again for `dedup_ttl_secs`."""
-        if not isinstance(job_id, str) or not job_id.strip():
+        if job_id is None:
             raise refuse("job_id", job_id, "text that is not blank")
-        return await self.add(name, data, job_id=job_id, **options)
+        return await self.add(
+            name,
+            data,
+            delay_ms=delay_ms,
+            delay=delay,
+            attempts=attempts,
+            backoff=backoff,
+            job_id=job_id,
+            repeat=repeat,
+        )
 
-    async def add_bulk(self, jobs: Sequence[Mapping[str, Any]]) -> list[Job[Any]]:
-        """Add many jobs: dicts with `name`, `data`, and what else `add` takes."""
-        special = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat")
-        if any(job.get(option) is not None for job in jobs for option in special):
-            return [await self.add(**job) for job in jobs]
-        names = [job.get("name") or "" for job in jobs]
-        ids = await self._producer.add_bulk_named((name, job["data"]) for name, job in zip(names, jobs, strict=True))
-        return [self._added(*parts) for parts in zip(ids, names, (job["data"] for job in jobs), strict=True)]
+    async def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job[Any]]:
+        """Add many jobs: dicts with `name`, `data`, and what else `add` takes. All are checked before any is sent.
+
+        Should some be refused all the same (a full queue), the error's `accepted` names those that got in.
+        """
+        entries = [_bulk_entry(job) for job in jobs]
+        if not any(entry.get(option) is not None for entry in entries for option in _BULK_OPTIONS):
+            named = [(entry.get("name") or "", entry["data"]) for entry in entries]
+            ids = await self._producer.add_bulk_named(named)
+            return [self._added(job_id, name, data) for job_id, (name, data) in zip(ids, named, strict=True)]
+        sending = [self._prepared(**entry) for entry in entries]
+        answers = await asyncio.gather(*(send() for send in sending), return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors:
+            if isinstance(errors[0], Error):
+                errors[0].accepted = [job.id for job in answers if isinstance(job, Job)]
+            raise errors[0]
+        return [job for job in answers if isinstance(job, Job)]
+
+    def _prepared(
+        self,
+        data: Any,
+        name: str | None = None,
+        delay_ms: DelayMs | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        job_id: str | None = None,
+        repeat: Repeat | None = None,
+        missed_fires: MissedFires | None = None,
+    ) -> Callable[[], Awaitable[Job[Any]]]:
+        """An add that is checked and encoded and only has to be sent."""
+        name = name or ""
+        payload = _Encoded(self._producer.encode(data))
+        if repeat is not None:
+            spec = _spec(name, payload, repeat, missed_fires)
+
+            async def register() -> Job[Any]:
+                return self._added(await self._producer.upsert_repeatable(spec), name, data)
+
+            return register
+        if missed_fires is not None:
+            raise ConfigError(_MISSED_FIRES_ALONE)
+        seconds, instant = delay_or_instant(delay_ms, delay)
+        options = add_options(name, job_id, attempts, backoff)
+
+        async def send() -> Job[Any]:
+            return self._added(await self._send(payload, options, seconds, instant), name, data)
+
+        return send
 
     def _added(self, job_id: str, name: str, data: Any) -> Job[Any]:
         # Not Job(...): what was sent a moment ago need not be checked and encoded again.
@@ -326,16 +398,8 @@ class Queue:
         `attempts`, `backoff` and `job_id` are accepted and not used: the wire format has no place for them.
         """
         del attempts, backoff, job_id
-        policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
-        spec: RepeatableSpec[Any] = RepeatableSpec(
-            name,
-            repeat_pattern(repeat),
-            data,
-            limit=limit,
-            start_after_ms=start_after_ms,
-            end_before_ms=end_before_ms,
-            missed_fires=policy,
-        )
+        bounds = {"limit": limit, "start_after_ms": start_after_ms, "end_before_ms": end_before_ms}
+        spec = _spec(name, data, repeat, missed_fires, **bounds)
         return self._added(await self._producer.upsert_repeatable(spec), name, data)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
@@ -413,96 +477,41 @@ class Queue:
         return await self._producer.purge(waiting=waiting, delayed=delayed)
 
 
-class SyncQueue:
-    """A queue for code without an event loop: the same methods, blocking."""
+class _TaskContext:
+    """What a job that a task added is connected to: its result is of the type that the function returns."""
 
-    def __init__(self, queue: Queue, tasks: dict[str, Task[Any, Any]]) -> None:
+    __slots__ = ("_queue", "_task")
+
+    def __init__(self, queue: Queue, task: Task[Any, Any]) -> None:
         self._queue = queue
-        self._thread = LoopThread()
-        self._run = self._thread.run
-        self.tasks = tasks
+        self._task = task
 
-    @property
-    def name(self) -> str:
-        """The queue's name."""
-        return self._queue.name
+    async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
+        return self._task.results.convert(await self._queue.wait_for_result(job_id, timeout_secs))
 
-    def close(self) -> None:
-        """Close the connection and end the thread."""
-        self._run(self._queue.close())
-        self._thread.stop()
+    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
+        self._queue.report_progress(job, fraction, note)
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:
+    """`TypeError`, as for any argument that a function does not have."""
+    allowed = {field.name for field in fields(config)} - {"queue_name"}
+    for name in settings:
+        if name not in allowed:
+            raise TypeError(f"{owner}() got an unexpected setting {name!r}; see {config.__name__} for those it has")
 
-    def add(self, name: str, data: Any, **options: Any) -> Job[Any]:
-        """As `Queue.add`."""
-        return self._run(self._queue.add(name, data, **options))
 
-    def add_unique(self, name: str, data: Any, *, job_id: str, **options: Any) -> Job[Any]:
-        """As `Queue.add_unique`."""
-        return self._run(self._queue.add_unique(name, data, job_id=job_id, **options))
+def _spec(name: str, data: Any, repeat: Repeat, missed_fires: MissedFires | None, **bounds: Any) -> RepeatableSpec[Any]:
+    policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
+    return RepeatableSpec(name, repeat_pattern(repeat), data, missed_fires=policy, **bounds)
 
-    def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job[Any]]:
-        """As `Queue.add_bulk`."""
-        return self._run(self._queue.add_bulk([*jobs]))
 
-    def cancel_delayed(self, job_id: str) -> bool:
-        """As `Queue.cancel_delayed`."""
-        return self._run(self._queue.cancel_delayed(job_id))
-
-    def upsert_repeatable_job(self, name: str, data: Any, **options: Any) -> Job[Any]:
-        """As `Queue.upsert_repeatable_job`."""
-        return self._run(self._queue.upsert_repeatable_job(name, data, **options))
-
-    def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
-        """As `Queue.get_repeatable_jobs`."""
-        return self._run(self._queue.get_repeatable_jobs(limit))
-
-    def remove_repeatable_by_key(self, key: str) -> bool:
-        """As `Queue.remove_repeatable_by_key`."""
-        return self._run(self._queue.remove_repeatable_by_key(key))
-
-    def peek_dlq(self, limit: int = 20, **wanted: Any) -> list[dict[str, Any]]:
-        """As `Queue.peek_dlq`."""
-        return self._run(self._queue.peek_dlq(limit, **wanted))
-
-    def replay_dlq(self, limit: int = 100, **wanted: Any) -> ReplayCount:
-        """As `Queue.replay_dlq`."""
-        return self._run(self._queue.replay_dlq(limit, **wanted))
-
-    def remove_dlq(self, limit: int = 100, **wanted: Any) -> int:
-        """As `Queue.remove_dlq`."""
-        return self._run(self._queue.remove_dlq(limit, **wanted))
-
-    def get_job_result(self, job_id: str) -> Any:
-        """As `Queue.get_job_result`."""
-        return self._run(self._queue.get_job_result(job_id))
-
-    def get_job(self, job_id: str) -> JobState:
-        """As `Queue.get_job`."""
-        return self._run(self._queue.get_job(job_id))
-
-    def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
-        """What a job's handler returns, once it has."""
-        return self._run(self._queue.wait_for_result(job_id, timeout_secs))
-
-    def pause(self) -> None:
-        """As `Queue.pause`."""
-        self._run(self._queue.pause())
-
-    def resume(self) -> bool:
-        """As `Queue.resume`."""
-        return self._run(self._queue.resume())
-
-    def purge(self, **what: Any) -> int:
-        """As `Queue.purge`."""
-        return self._run(self._queue.purge(**what))
+def _bulk_entry(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key in job.keys() - {"name", "data", *_BULK_OPTIONS}:
+        raise ConfigError(f"an entry of add_bulk has no {key!r}; it has name, data, {', '.join(_BULK_OPTIONS)}")
+    if "data" not in job:
+        raise KeyError("data")
+    return job
 
 
 def _own(config: ProducerConfig) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tampu.checks import check_int
 from tampu.engine.supervise import logger
-from tampu.errors import RedisError
+from tampu.errors import RedisError, ShutdownError
+from tampu.redis.faults import Remedy, ServerError
 from tampu.redis.pipe import Pipe, backoff_secs
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.wire.events import QueueEvent, decode_event_fields
@@ -76,18 +77,16 @@ class QueueEvents:
         attempt = 0
         while not self._is_closed():
             try:
-                pipe = self._opened()
-                if self._last_id == "$":
-                    # Pinned once: a `$` sent again after a reconnect would skip what came meanwhile.
-                    newest = await pipe.call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
-                    self._last_id = newest[0][0].decode() if newest else "0-0"
-                reply = await pipe.call(
+                await self.pin()
+                reply = await self._opened().call(
                     *("XREAD", "COUNT", self._count, "BLOCK", self._block_ms),
                     *("STREAMS", self._keys.events, self._last_id),
                 )
-            except RedisError as error:
+            except (RedisError, ShutdownError) as error:
                 if self._is_closed():
                     break
+                if isinstance(error, ServerError) and error.remedy is Remedy.NONE:
+                    raise  # a wrong password, or no permission: no wait helps
                 if attempt == 0:
                     logger.warning("following the events of %r waits for the server: %s", self.name, error)
                 attempt += 1
@@ -97,6 +96,20 @@ class QueueEvents:
                 return list(reply[0][1])
             attempt = 0
         return []
+
+    async def pin(self) -> None:
+        """Take position now: an iteration that starts later tells what happens from here on."""
+        if self._last_id == "$":
+            # Once only: a `$` sent again after a reconnect would skip what came meanwhile.
+            newest = await self._opened().call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
+            if self._last_id == "$":
+                self._last_id = newest[0][0].decode() if newest else "0-0"
+
+    def abandon(self) -> None:
+        """Leave the connection to an event loop that has ended, or to the parent of a fork."""
+        self._closed = True
+        if self._pipe is not None:
+            self._pipe.abandon()
 
     def _opened(self) -> Pipe:
         if self._pipe is None:

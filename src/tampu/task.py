@@ -2,143 +2,130 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, cast
 
-import msgspec
-
-from tampu.checks import check_delay_ms, check_job_name
+from tampu.add_arguments import add_options
+from tampu.arguments import Arguments, Results
+from tampu.checks import check_bool, check_delay_ms, check_job_name, refuse
 from tampu.errors import ConfigError
-from tampu.wire.payload import decode_slot, encode_value
+from tampu.sync_queue import SyncJob
+from tampu.wire.job import Job
 from tampu.wire.repeat import RepeatPattern
-from tampu.wire.typed import TypedPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
     from datetime import datetime, timedelta
+    from typing import Unpack
 
-    from tampu.add_arguments import MissedFires
+    from tampu.add_arguments import Backoff, MissedFires
     from tampu.queue import Queue
-    from tampu.wire.job import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class TaskOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a task's jobs are retried and run."""
+class ScheduleOptions(TypedDict, total=False):
+    """What `cron`, `every` and `schedule` take besides pattern and arguments."""
 
-    attempts: int | None = None
-    backoff: Any = None
-    #: Seconds after which a run has failed.
-    timeout: float | None = None
-    #: Whether to run in a process of its own.
-    process: bool = False
-
-
-class Arguments:
-    """A function's arguments as one payload: bound and checked before they are sent, and again before they are used."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._signature = signature = inspect.signature(function)
-        self._takes_any_keyword = False
-        hints = _hints(function)
-        fields: list[tuple[str, Any]] = []
-        self._untyped: set[str] = set()
-        for name, parameter in signature.parameters.items():
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
-                raise ConfigError(
-                    f"task {function.__name__!r}: parameter {name!r} has no name on the wire; "
-                    "use parameters that can be passed by keyword"
-                )
-            if parameter.kind is parameter.VAR_KEYWORD:
-                self._takes_any_keyword = True
-                continue
-            hint = hints.get(name, Any)
-            if hint is Any:
-                self._untyped.add(name)
-            fields.append((name, hint))
-        self._fields = fields
-        self._codec = None if self._takes_any_keyword else _codec(function.__name__, fields)
-        if self._codec is None:
-            self._untyped = {name for name, _ in fields}
-
-    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The payload of a call; a `TypeError` or `EncodeError` when the call would not work."""
-        bound = self._signature.bind(*args, **kwargs)
-        bound.apply_defaults()
-        values = dict(bound.arguments)
-        if self._codec is None:
-            for name, parameter in self._signature.parameters.items():
-                if parameter.kind is parameter.VAR_KEYWORD:
-                    values |= values.pop(name, {})
-            return encode_value(values)
-        for name in self._untyped:
-            encode_value(values[name])  # what has no type to say how it is written must be plain
-        return self._codec.encode(self._codec.payload_type(**values))
-
-    def decode(self, slot: bytes) -> dict[str, Any]:
-        """The keyword arguments in a payload; `DecodeError` when they do not fit the function."""
-        if self._codec is None:
-            value: dict[str, Any] = decode_slot(slot)
-            return value
-        struct = self._codec.decode_slot(slot)
-        return {name: getattr(struct, name) for name, _ in self._fields}
+    #: The key it is registered under, `<task>::<pattern>` by default. Two schedules of one task with the same pattern
+    #: and other arguments need keys of their own: the same key replaces.
+    key: str
+    #: Fires in all.
+    limit: int | None
+    #: No fires up to, or after, these instants, in epoch milliseconds.
+    start_after_ms: int | None
+    end_before_ms: int | None
+    #: What to do with fires that fell due while no worker ran; they are dropped by default.
+    missed_fires: MissedFires | None
 
 
-def _hints(function: Callable[..., Any]) -> Mapping[str, Any]:
-    try:
-        return get_type_hints(function)
-    except Exception:  # a name that exists for type checkers only
-        return {}
+class TaskJob(Job[dict[str, Any]], Generic[R]):
+    """A job that a task's `add` gave back: a `Job` whose `result` is of the type that the function returns."""
 
+    __slots__ = ()
 
-def _codec(name: str, fields: list[tuple[str, Any]]) -> TypedPayload | None:
-    """How typed arguments are written; None when one of the types is no matter for MessagePack."""
-    try:
-        return TypedPayload(msgspec.defstruct(f"{name}_arguments", fields, kw_only=True))
-    except (ConfigError, TypeError):
-        return None
+    if TYPE_CHECKING:
+
+        async def result(self, timeout: float = 30.0) -> R:  # noqa: ASYNC109 - the argument's name on this level
+            """What the function returned."""
+            ...
 
 
 class Task(Generic[P, R]):
     """A function that can be added as a job; calling it runs it here and now, as if it were no task."""
 
-    def __init__(self, queue: Queue, function: Callable[P, Awaitable[R] | R], name: str, options: TaskOptions) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        function: Callable[..., Any],
+        name: str | None = None,
+        *,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        timeout: float | None = None,
+        process: bool = False,
+    ) -> None:
         self.queue = queue
-        self.function = function
-        self.name = check_job_name(name, "task name")
-        self.options = options
-        self.arguments = Arguments(function)
-        self.__doc__ = function.__doc__
-        self.__name__ = getattr(function, "__name__", name)
-        self.__wrapped__ = function
+        self.function = function = check_function(function)
+        self.name = check_job_name(name or function.__name__, "task name")
+        #: What goes with each job.
+        self.add_options = add_options(self.name, None, attempts, backoff)
+        #: Seconds after which a run has failed.
+        self.timeout = _check_timeout(timeout)
+        #: Whether it runs in a process of its own.
+        self.process = check_bool("process", process)
+        if process and "<locals>" in function.__qualname__:
+            raise ConfigError(
+                f"task {self.name!r}: process=True needs a function at the top of a module, which another process can "
+                "import; this one is inside another function"
+            )
+        self.arguments = Arguments(function, self.name)
+        self.results = Results(function)
+        functools.update_wrapper(self, function)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R] | R:
-        return self.function(*args, **kwargs)
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R | Coroutine[Any, Any, R]:
+        result: R = self.function(*args, **kwargs)
+        return result
 
-    async def add(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, queue={self.queue.name!r})"
+
+    async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
         """Add a job that calls the function with these arguments."""
-        return await self.queue._add_task(self, self.arguments.encode(args, kwargs))
+        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs)))
 
-    async def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
+    async def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
         """The same, after a delay (a timedelta or seconds)."""
-        return await self.queue._add_task(self, self.arguments.encode(args, kwargs), delay=delay)
+        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), delay=delay))
 
-    async def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
+    async def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
         """The same, at an instant (a datetime, naive = UTC, or epoch seconds)."""
-        return await self.queue._add_task(self, self.arguments.encode(args, kwargs), run_at=run_at)
+        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), run_at=run_at))
 
-    async def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
-        """The same, unless a job of this id was added lately."""
-        return await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id)
+    async def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
+        """The same, unless a job of this id was added lately; `job.id.is_new` tells."""
+        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
 
-    async def add_bulk(self, calls: Iterable[Any]) -> list[Job[Any]]:
-        """Add one job per item: a tuple of arguments, a dict of keyword arguments, or the single argument itself."""
-        return await self.queue._add_tasks(self, [self.arguments.encode(*_call(item)) for item in calls])
+    async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
+        """Add one job per item: a tuple of arguments, a dict of keyword arguments, or the single argument itself.
+
+        All are checked before anything is sent. An argument that is itself a tuple or dict goes into a tuple of one.
+        """
+        jobs = await self.queue._add_tasks(self, [self.arguments.encode(*_call(item)) for item in calls])
+        return [self._job(job) for job in jobs]
+
+    def _job(self, job: Job[Any]) -> TaskJob[R]:
+        return cast("TaskJob[R]", job)
 
     async def cron(
-        self, expression: str, kwargs: Mapping[str, Any] | None = None, *, tz: str | None = None, **options: Any
+        self,
+        expression: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        tz: str | None = None,
+        **options: Unpack[ScheduleOptions],
     ) -> str:
         """Call the function with `kwargs` by a cron expression in `tz`; the key it is registered under.
 
@@ -146,65 +133,129 @@ class Task(Generic[P, R]):
         """
         return await self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
 
-    async def every(self, interval: timedelta | float, kwargs: Mapping[str, Any] | None = None, **options: Any) -> str:
+    async def every(
+        self,
+        interval: timedelta | float,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
         """Call the function with `kwargs` every so often (a timedelta or seconds); otherwise as `cron`."""
         return await self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
 
     async def schedule(
-        self,
-        pattern: RepeatPattern,
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        key: str = "",
-        limit: int | None = None,
-        start_after_ms: int | None = None,
-        end_before_ms: int | None = None,
-        missed_fires: MissedFires | None = None,
+        self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> str:
-        """Call the function with `kwargs` by a pattern; the key it is registered under."""
-        return await self.queue._ensure_repeat(
-            self,
-            pattern,
-            self.arguments.encode((), dict(kwargs or {})),
-            key=key,
-            limit=limit,
-            start_after_ms=start_after_ms,
-            end_before_ms=end_before_ms,
-            missed_fires=missed_fires,
-        )
+        """Call the function with `kwargs` by a pattern; the key it is registered under.
+
+        `key`, `limit` (fires in all), `start_after_ms`, `end_before_ms` and `missed_fires` are optional.
+        """
+        packed = self.arguments.encode((), dict(kwargs or {}))
+        return await self.queue._ensure_repeat(self, pattern, packed, **options)
 
     @property
-    def sync(self) -> SyncTask[P]:
+    def sync(self) -> SyncTask[P, R]:
         """The same calls for code without an event loop."""
         return SyncTask(self)
 
 
-class SyncTask(Generic[P]):
-    """A task's adds for code without an event loop."""
+class FunctionTask(Task[P, R]):
+    """A task of a `def`."""
 
-    def __init__(self, task: Task[P, Any]) -> None:
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
+class CoroutineTask(Task[P, R]):
+    """A task of an `async def`."""
+
+    if TYPE_CHECKING:
+
+        def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+
+
+class SyncTask(Generic[P, R]):
+    """A task's calls for code without an event loop. The jobs' `result()` waits, without `await`."""
+
+    def __init__(self, task: Task[P, R]) -> None:
         self._task = task
 
-    def add(self, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Add a job that calls the function with these arguments."""
-        queue = self._task.queue.sync
-        return queue._run(queue._queue._add_task(self._task, self._task.arguments.encode(args, kwargs)))
+        return self._add(args, kwargs)
 
-    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
+    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """The same, after a delay."""
-        queue = self._task.queue.sync
-        return queue._run(queue._queue._add_task(self._task, self._task.arguments.encode(args, kwargs), delay=delay))
+        return self._add(args, kwargs, delay=delay)
 
-    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> Job[Any]:
+    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """The same, at an instant."""
-        queue = self._task.queue.sync
-        return queue._run(queue._queue._add_task(self._task, self._task.arguments.encode(args, kwargs), run_at=run_at))
+        return self._add(args, kwargs, run_at=run_at)
 
-    def add_bulk(self, calls: Iterable[Any]) -> list[Job[Any]]:
-        """Add one job per item."""
+    def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """The same, unless a job of this id was added lately."""
+        return self._add(args, kwargs, job_id=job_id)
+
+    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
+        """Add one job per item, as `Task.add_bulk`."""
         queue = self._task.queue.sync
         encoded = [self._task.arguments.encode(*_call(item)) for item in calls]
-        return queue._run(queue._queue._add_tasks(self._task, encoded))
+        jobs = queue._run(queue._queue._add_tasks(self._task, encoded))
+        return [SyncJob.of(job, queue._run) for job in jobs]
+
+    def cron(
+        self,
+        expression: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        tz: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
+        """As `Task.cron`."""
+        return self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
+
+    def every(
+        self,
+        interval: timedelta | float,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
+        """As `Task.every`."""
+        return self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
+
+    def schedule(
+        self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
+    ) -> str:
+        """As `Task.schedule`."""
+        queue = self._task.queue.sync
+        packed = self._task.arguments.encode((), dict(kwargs or {}))
+        return queue._run(queue._queue._ensure_repeat(self._task, pattern, packed, **options))
+
+    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:
+        queue = self._task.queue.sync
+        packed = self._task.arguments.encode(args, kwargs)
+        return SyncJob.of(queue._run(queue._queue._add_task(self._task, packed, **when)), queue._run)
+
+
+def check_function(function: object) -> Callable[..., Any]:
+    """Something that can be a task."""
+    if not callable(function):
+        raise ConfigError(
+            f"a task is made of a function, as in @queue.task or @queue.task(name='mail'); got {function!r}"
+        )
+    if not hasattr(function, "__qualname__") or inspect.isclass(function):  # a functools.partial, say
+        raise ConfigError(f"a task is made of a function; wrap {function!r} in one")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ConfigError(f"task {function.__qualname__!r} has a yield: a job returns once, it gives no series")
+    return function
+
+
+def _check_timeout(timeout: object) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+        raise refuse("timeout", timeout, "a number of seconds above 0")
+    return float(timeout)
 
 
 def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

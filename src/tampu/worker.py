@@ -12,28 +12,32 @@ import inspect
 import logging
 import signal
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from tampu.checks import refuse
+from tampu.checks import check_int, refuse
 from tampu.dispatch import Dispatcher, encode_outcome
 from tampu.engine.callers import in_thread, is_coroutine_handler
 from tampu.engine.config import ConsumerConfig, SchedulerConfig
 from tampu.engine.consumer import Consumer
+from tampu.engine.threads import DaemonThreads
 from tampu.errors import ConfigError
 from tampu.progress import ProgressReporter
-from tampu.queue import Queue
-from tampu.redis.settings import resolve_url
+from tampu.queue import Queue, refuse_unknown_settings
+from tampu.redis.settings import parse_url, resolve_url
+from tampu.wire.job import Job
+from tampu.wire.payload import encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable
     from types import TracebackType
 
-    from tampu.wire.job import Job
-
-    Handler = Callable[[Job[Any]], Any]
     Hook = Callable[..., Any]
+    Inner = Callable[[Job[Any]], Awaitable[Any]]
+
+#: What a worker calls for each job: a coroutine function, or a function that is then run in a thread.
+Handler = Callable[[Job[Any]], Any]
 
 logger = logging.getLogger("tampu.worker")
 
@@ -46,16 +50,17 @@ class Worker:
     | `on_startup()` | before the first job |
     | `on_shutdown()` | after the last |
     | `before_job(job)` | before each run; raising fails the run |
-    | `after_job(job, error)` | after each run; `error` is None when it succeeded |
+    | `after_job(job, error)` | after each run; `error` is None when it succeeded; raising is logged, no more |
 
     All hooks may be coroutine functions. Settings not listed here are those of `ConsumerConfig`.
     """
 
     def __init__(
         self,
-        queue: Queue | str | Iterable[Queue],
+        queue: Queue | str | Iterable[Queue] | None = None,
         handler: Handler | None = None,
         *,
+        queue_name: str | None = None,
         url: str | None = None,
         redis_url: str | None = None,
         tls: bool = False,
@@ -81,7 +86,14 @@ class Worker:
         after_job: Hook | None = None,
         **settings: Any,
     ) -> None:
-        self._queues = _queues(queue, handler, resolve_url(url, redis_url, tls=tls) if isinstance(queue, str) else None)
+        if queue is not None and queue_name is not None:
+            raise ConfigError("queue and queue_name are two names for the same thing: give one")
+        served = queue_name if queue is None else queue
+        if not isinstance(served, str) and (url, redis_url, tls) != (None, None, False):
+            raise ConfigError("url and tls go with a queue's name; a Queue knows its own")
+        self._queues = _queues(
+            served, handler, resolve_url(url, redis_url, tls=tls) if isinstance(served, str) else None
+        )
         self._handler = handler
         self._credential_provider = credential_provider
         # A queue with tasks is asked for results; the drop-in form keeps its default.
@@ -100,19 +112,19 @@ class Worker:
             "delayed_enabled": delayed_enabled,
             "run_scheduler": run_scheduler,
             "store_results": stores,
-            "result_ttl_secs": None if result_ttl_ms is None else -(-result_ttl_ms // 1000),
+            "result_ttl_secs": None if result_ttl_ms is None else -(-check_int("result_ttl_ms", result_ttl_ms) // 1000),
             "scheduler": None if scheduler_tick_ms is None else SchedulerConfig(tick_interval_ms=scheduler_tick_ms),
             **settings,
         }
-        try:
-            self._config = ConsumerConfig(**{name: value for name, value in given.items() if value is not None})
-        except TypeError as error:
-            raise ConfigError(f"Worker: {error}") from None
+        refuse_unknown_settings("Worker", settings, ConsumerConfig)
+        self._config = ConsumerConfig(**{name: value for name, value in given.items() if value is not None})
         self._hooks = {"startup": on_startup, "shutdown": on_shutdown, "before": before_job, "after": after_job}
         self._shutdown: asyncio.Event | None = None
         self._running: asyncio.Future[None] | None = None
         self._consumers: list[Consumer] = []
         self._closed = False
+        #: Handlers that did not end in time when it was stopped; their jobs run elsewhere.
+        self.abandoned = 0
 
     # --- what it is
 
@@ -120,6 +132,11 @@ class Worker:
     def name(self) -> str:
         """The queue's name; several are joined by commas."""
         return ",".join(queue.name for queue in self._queues)
+
+    @property
+    def queues(self) -> tuple[Queue, ...]:
+        """The queues it serves."""
+        return tuple(self._queues)
 
     @property
     def is_running(self) -> bool:
@@ -183,24 +200,50 @@ class Worker:
 
     async def _run_until_signal(self) -> None:
         loop = asyncio.get_running_loop()
+        closing: set[asyncio.Task[None]] = set()
+
+        def drain() -> None:
+            # A second signal does what it does to any program: whoever sends it does not want to wait.
+            for number in (signal.SIGINT, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+            closing.add(loop.create_task(self.close()))
+
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, ValueError):  # not on this platform, or not the main thread
-                loop.add_signal_handler(number, lambda: loop.create_task(self.close()))
+                loop.add_signal_handler(number, drain)
         await self.run()
 
     async def _run(self, shutdown: asyncio.Event) -> None:
         await self._call_hook("startup")
-        threads = ThreadPoolExecutor(self._config.concurrency, "tampu-task")
+        threads = DaemonThreads(self._config.concurrency * len(self._queues), "tampu-task")
         dispatchers: list[Dispatcher] = []
+        reporters: list[ProgressReporter] = []
         try:
             async with asyncio.TaskGroup() as group:
                 for queue in self._queues:
                     config = replace(self._config, queue_name=queue.name)
-                    consumer = Consumer(
-                        queue.url, config, credential_provider=self._credential_provider or queue._credential_provider
-                    )
+                    provider = self._credential_provider or queue._credential_provider
+                    consumer = Consumer(queue.url, config, credential_provider=provider)
                     self._consumers.append(consumer)
-                    handler = self._handler_for(queue, config, threads, dispatchers)
+                    events_kept = config.events_max_stream_len if config.events_enabled else 0
+                    settings = parse_url(queue.url, credential_provider=provider)
+                    reporter = ProgressReporter(
+                        settings, queue.keys, worker=config.consumer_id, events_kept=events_kept
+                    )
+                    reporters.append(reporter)
+                    if self._handler is None:
+                        dispatcher = Dispatcher(
+                            queue.tasks,
+                            threads,
+                            store_results=config.store_results,
+                            worker=config.consumer_id,
+                            events_kept=events_kept,
+                        )
+                        dispatchers.append(dispatcher)
+                        handler = self._wrapped(dispatcher, reporter, dispatcher.knows)
+                    else:
+                        inner = _encoding(self._handler, threads, store=config.store_results)
+                        handler = self._wrapped(inner, reporter, lambda job: True)
                     group.create_task(consumer.run(handler, shutdown), name=f"tampu-{queue.name}")
         except* Exception as errors:
             shutdown.set()
@@ -208,30 +251,29 @@ class Worker:
         finally:
             for dispatcher in dispatchers:
                 dispatcher.close()
-            threads.shutdown(wait=False, cancel_futures=True)
+            threads.shutdown()
+            self.abandoned = sum(consumer.abandoned for consumer in self._consumers)
             self._consumers.clear()
+            for reporter in reporters:
+                await reporter.close()
             await self._call_hook("shutdown")
 
-    def _handler_for(
-        self, queue: Queue, config: ConsumerConfig, threads: ThreadPoolExecutor, dispatchers: list[Dispatcher]
-    ) -> Callable[[Job[Any]], Awaitable[Any]]:
-        progress = ProgressReporter(queue, config)
-        if self._handler is None:
-            dispatcher = Dispatcher(queue.tasks, threads, store_results=config.store_results)
-            dispatchers.append(dispatcher)
-            inner: Callable[[Job[Any]], Awaitable[Any]] = dispatcher
-        else:
-            inner = _encoding(self._handler, threads, store=config.store_results)
-        before, after = self._hooks["before"], self._hooks["after"]
-        if before is None and after is None:
+    def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:
+        """The handler with what belongs around it: progress and hooks. `is_run` tells runs from jobs of others."""
+        if self._hooks["before"] is None and self._hooks["after"] is None:
 
             async def plain(job: Job[Any]) -> Any:
                 job._context = progress
-                return await inner(job)
+                try:
+                    return await inner(job)
+                finally:
+                    progress.forget(job)
 
             return plain
 
         async def hooked(job: Job[Any]) -> Any:
+            if not is_run(job):
+                return await inner(job)
             job._context = progress
             error: BaseException | None = None
             try:
@@ -241,9 +283,17 @@ class Worker:
                 error = raised
                 raise
             finally:
-                await self._call_hook("after", job, error)
+                progress.forget(job)
+                await self._call_after(job, error)
 
         return hooked
+
+    async def _call_after(self, job: Job[Any], error: BaseException | None) -> None:
+        try:
+            await self._call_hook("after", job, error)
+        except Exception:
+            # What became of the job is known, and no hook may change it: a success would be run again.
+            logger.exception("the hook after_job failed for job %s; the job is not affected", job.id)
 
     async def _call_hook(self, name: str, *args: Any) -> None:
         hook = self._hooks[name]
@@ -253,25 +303,33 @@ class Worker:
                 await result
 
 
-def _queues(queue: Queue | str | Iterable[Queue], handler: Handler | None, url: str | None) -> list[Queue]:
+def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None, url: str | None) -> list[Queue]:
+    if handler is not None and not callable(handler):
+        raise refuse("handler", handler, "a function that takes a job")
     if isinstance(queue, str):
         if handler is None:
             raise ConfigError("Worker(name) needs a handler; or give it a Queue, whose tasks it runs")
         return [Queue(queue, url=url)]
-    queues = [queue] if isinstance(queue, Queue) else list(queue)
+    queues = [queue] if isinstance(queue, Queue) else list(queue) if isinstance(queue, Iterable) else []
     if not queues or not all(isinstance(one, Queue) for one in queues):
         raise refuse("queue", queue, "a queue's name, a Queue or several of them")
-    if handler is None and not any(one.tasks for one in queues):
-        raise ConfigError(f"none of the queues {', '.join(one.name for one in queues)} has a task: nothing to run")
+    seen: set[tuple[str, str]] = set()
+    for one in queues:
+        if (one.name, one.url) in seen:
+            raise ConfigError(f"queue {one.name!r} is given twice: tasks of one queue belong to one Queue object")
+        seen.add((one.name, one.url))
+        if handler is None and not one.tasks:
+            raise ConfigError(f"queue {one.name!r} has no task: nothing to run; is the module with its tasks imported?")
     return queues
 
 
-def _encoding(handler: Handler, threads: ThreadPoolExecutor, *, store: bool) -> Callable[[Job[Any]], Awaitable[Any]]:
+def _encoding(handler: Handler, threads: DaemonThreads, *, store: bool) -> Inner:
     call = handler if is_coroutine_handler(handler) else in_thread(handler, threads, None)
+    encode = encode_value if store else None
 
     async def encoded(job: Job[Any]) -> Any:
         job.payload  # noqa: B018 - a payload that cannot be read is a failure of the job, not of the handler
-        return encode_outcome(await call(job), store=store)
+        return encode_outcome(await call(job), encode)
 
     return encoded
 

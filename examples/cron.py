@@ -1,0 +1,44 @@
+"""Schedules: by a cron expression in a time zone, and every so often.
+
+python examples/cron.py
+"""
+
+import asyncio
+import os
+from datetime import UTC, datetime
+
+from tampu import Queue, Worker
+
+queue = Queue("reports", url=os.environ.get("TAMPU_URL", "embedded://"))
+fired = asyncio.Event()
+
+
+@queue.task
+async def report(region: str) -> None:
+    print("report for", region)
+    fired.set()
+
+
+async def main() -> None:
+    # Safe to call at every start: an identical schedule is left as it is.
+    await report.cron("0 9 * * MON-FRI", {"region": "Lima"}, tz="America/Lima")
+    # Six fields begin with seconds; a limit ends it.
+    await report.cron("* * * * * *", {"region": "everywhere"}, key="every second", limit=1)
+
+    for schedule in await queue.get_repeatable_jobs():
+        next_fire = datetime.fromtimestamp(schedule.next_fire_ms / 1000, UTC)
+        print(f"{schedule.key}: {schedule.pattern.expression}, {next_fire:%H:%M:%S} UTC is next")
+
+    worker = Worker(queue)  # workers fire schedules, one of them at a time
+    running = asyncio.create_task(worker.run())
+    await fired.wait()
+    await worker.close()
+    await running
+
+    await queue.remove_repeatable_by_key("report::cron:0 9 * * MON-FRI:America/Lima")
+    print("left:", await queue.get_repeatable_jobs())
+    await queue.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,75 @@
+"""A FastAPI application that adds jobs and tells their state, with a worker beside it. Needs fastapi and httpx.
+
+python examples/fastapi_app.py                  # asks itself
+uvicorn examples.fastapi_app:app                # serves; workers: tampu worker examples.fastapi_app:queue
+
+In production the worker is a process of its own; here it lives in the application's event loop.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI, HTTPException
+from pydantic import BaseModel
+
+from tampu import Queue, Worker
+
+queue = Queue("orders", url=os.environ.get("TAMPU_URL", "embedded://"))
+
+
+class Order(BaseModel):
+    """Pydantic models are arguments as any other type is."""
+
+    article: str
+    count: int = 1
+
+
+@queue.task(attempts=5, timeout=30)
+async def ship(order: Order) -> dict[str, Any]:
+    return {"shipped": order.article, "count": order.count}
+
+
+@asynccontextmanager
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+    worker = Worker(queue)
+    running = asyncio.create_task(worker.run())
+    yield
+    await worker.close()  # finishes what runs
+    await running
+    await queue.close()
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders", status_code=202)
+async def add_order(order: Order) -> dict[str, str]:
+    job = await ship.add(order)
+    return {"job": job.id}
+
+
+@app.get("/orders/{job_id}")
+async def order_state(job_id: str) -> dict[str, Any]:
+    state = await queue.get_job(job_id)
+    if state.state == "unknown":
+        raise HTTPException(404, "no such order")
+    return {"state": state.state, "result": state.result}
+
+
+async def main() -> None:
+    import httpx
+
+    transport = httpx.ASGITransport(app)
+    async with lifespan(app), httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+        added = await client.post("/orders", json={"article": "tea", "count": 3})
+        print(added.status_code, "added")
+        await queue.wait_for_result(added.json()["job"], timeout_secs=10)
+        print((await client.get(f"/orders/{added.json()['job']}")).json())
+        print((await client.get("/orders/nobody's")).status_code, "for an order that was never there")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

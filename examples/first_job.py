@@ -1,0 +1,34 @@
+"""The first job: one file, one terminal, no server installed.
+
+python examples/first_job.py
+"""
+
+import asyncio
+import os
+
+from tampu import Queue, Worker
+
+queue = Queue("emails", url=os.environ.get("TAMPU_URL", "embedded://"))
+
+
+@queue.task
+async def welcome(to: str, subject: str = "hi") -> str:
+    print(f"sending {subject!r} to {to}")
+    return f"sent to {to}"
+
+
+async def main() -> None:
+    worker = Worker(queue)
+    running = asyncio.create_task(worker.run())
+
+    job = await welcome.add("ada@example.com")
+    print("added job", job.id)
+    print("result:", await job.result(timeout=10))
+
+    await worker.close()
+    await running
+    await queue.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

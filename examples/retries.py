@@ -1,0 +1,51 @@
+"""Failing jobs: retried with a backoff, then a dead letter that can be understood, mended and replayed.
+
+python examples/retries.py
+"""
+
+import asyncio
+import os
+
+from tampu import BackoffSpec, JobFailed, Queue, UnrecoverableError, Worker, current_job
+
+queue = Queue("payments", url=os.environ.get("TAMPU_URL", "embedded://"))
+bank_is_open = False
+
+
+@queue.task(attempts=3, backoff=BackoffSpec.fixed(50, jitter_ms=0))
+async def pay(amount: int) -> str:
+    if amount < 0:
+        raise UnrecoverableError("a negative amount will not get better")
+    print(f"run {current_job().attempt + 1} of pay({amount})")
+    if not bank_is_open:
+        raise ConnectionError("the bank is closed")
+    return f"paid {amount}"
+
+
+async def main() -> None:
+    global bank_is_open
+    worker = Worker(queue)
+    running = asyncio.create_task(worker.run())
+
+    job = await pay.add(100)
+    try:
+        await job.result(timeout=10)
+    except JobFailed as failed:
+        print("failed:", failed.reason, "-", failed.detail)
+    try:
+        await (await pay.add(-1)).result(timeout=10)
+    except JobFailed as failed:
+        print("failed:", failed.reason, "-", failed.detail)
+
+    bank_is_open = True
+    print("replayed:", await queue.replay_dlq(reason="retries_exhausted"))
+    print("result:", await job.result(timeout=10))
+    print("left in the dead letters:", [letter["error"] for letter in await queue.peek_dlq()])
+
+    await worker.close()
+    await running
+    await queue.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

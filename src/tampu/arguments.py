@@ -1,0 +1,154 @@
+"""A task's arguments and results as MessagePack: checked before they are sent, and again before they are used.
+
+Each parameter is written by its annotation when msgspec knows it (datetime, UUID, Decimal, Enum, dataclass, list[...]);
+what has no annotation, or one that means nothing to it, must be a plain value.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from typing import TYPE_CHECKING, Any, Union, get_type_hints
+
+import msgspec
+
+from tampu.errors import ConfigError, DecodeError, EncodeError
+from tampu.wire.payload import decode_slot, encode_value
+from tampu.wire.typed import TypedPayload, convert, is_pydantic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_UNSET = msgspec.UNSET
+
+
+class Arguments:
+    """A function's arguments as one payload, a dict by their names."""
+
+    def __init__(self, function: Callable[..., Any], name: str) -> None:
+        self._name = name
+        try:
+            self._signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            raise ConfigError(f"task {name!r}: {function!r} does not tell its parameters; wrap it in a def") from None
+        hints = _hints(function)
+        fields: list[Any] = []
+        self._untyped: list[str] = []
+        #: The name of `**kwargs`, if there is one.
+        self._rest: str | None = None
+        for parameter in self._signature.parameters.values():
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+                raise ConfigError(
+                    f"task {name!r}: parameter {parameter.name!r} has no name on the wire; "
+                    "use parameters that can be passed by keyword"
+                )
+            if parameter.kind is parameter.VAR_KEYWORD:
+                self._rest = parameter.name
+                continue
+            hint = _known_hint(hints.get(parameter.name, Any))
+            if hint is Any:
+                self._untyped.append(parameter.name)
+            fields.append(_field(parameter, hint))
+        self._names = [field[0] for field in fields]
+        self._codec = TypedPayload(msgspec.defstruct(f"call of {name}", fields, kw_only=True))
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """The payload of a call; a `TypeError` or `EncodeError` when the call would not work."""
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"task {self._name!r}: {error}; nothing was sent") from None
+        bound.apply_defaults()
+        values = dict(bound.arguments)
+        rest = values.pop(self._rest, {}) if self._rest is not None else {}
+        for name in (*self._untyped, *rest):
+            # What has no type to say how it is written must be plain.
+            try:
+                encode_value(values[name] if name in values else rest[name])
+            except EncodeError as error:
+                raise EncodeError(f"task {self._name!r}, argument {name!r}: {error}; nothing was sent") from error
+        try:
+            packed = self._codec.encode(self._codec.payload_type(**values))
+        except EncodeError as error:
+            raise EncodeError(f"task {self._name!r}: {error.__cause__}; nothing was sent") from error
+        return encode_value(decode_slot(packed) | rest) if rest else packed
+
+    def decode(self, slot: bytes) -> dict[str, Any]:
+        """The keyword arguments in a payload; `DecodeError` when they do not fit the function.
+
+        Those with a default may be missing, and others are ignored: so jobs outlive a change of the function.
+        """
+        call = self._codec.decode_slot(slot)
+        found = {name: value for name in self._names if (value := getattr(call, name)) is not _UNSET}
+        if self._rest is not None:
+            found |= {name: value for name, value in decode_slot(slot).items() if name not in found}
+        return found
+
+
+class Results:
+    """What a function returns: plain values as they are, others by its annotation."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        hint = _known_hint(_hints(function).get("return", Any))
+        self._type = hint
+        self._codec = None if hint is Any else TypedPayload(hint)
+
+    def encode(self, value: Any) -> bytes:
+        """The MessagePack of a value; `EncodeError` when it has none that would come back the same."""
+        try:
+            return encode_value(value)
+        except EncodeError:
+            if self._codec is None:
+                raise
+            return self._codec.encode(value)
+
+    def convert(self, value: Any) -> Any:
+        """A value as it was stored, in the type of the annotation; as it is when the annotation is not true."""
+        if self._codec is None or value is None:
+            return value
+        try:
+            return convert(value, self._type)
+        except DecodeError:
+            return value
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations that can be understood; names that exist for type checkers only cost their own."""
+    try:
+        return get_type_hints(function)
+    except Exception:
+        found: dict[str, Any] = {}
+        function = inspect.unwrap(function)
+        for name, annotation in getattr(function, "__annotations__", {}).items():
+
+            def alone() -> None: ...
+
+            alone.__annotations__ = {name: annotation}
+            with contextlib.suppress(Exception):
+                found |= get_type_hints(alone, globalns=getattr(function, "__globals__", {}))
+        return found
+
+
+def _known_hint(hint: Any) -> Any:
+    """The annotation, or Any when it does not say how a value is written."""
+    try:
+        kind = msgspec.inspect.type_info(hint)
+        msgspec.msgpack.Decoder(hint)
+    except Exception:
+        return Any
+    kinds = kind.types if isinstance(kind, msgspec.inspect.UnionType) else (kind,)
+    return hint if all(map(_says_how, kinds)) else Any
+
+
+def _says_how(kind: msgspec.inspect.Type) -> bool:
+    if isinstance(kind, msgspec.inspect.CustomType):
+        return is_pydantic(kind.cls)
+    return not isinstance(kind, msgspec.inspect.AnyType)
+
+
+def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
+    if parameter.default is parameter.empty:
+        return parameter.name, hint
+    if parameter.default is None:
+        hint = Union[hint, None]  # noqa: UP007 - `x: int = None` is everywhere, and means this
+    return parameter.name, Union[hint, msgspec.UnsetType], _UNSET  # noqa: UP007 - a hint may be a text or Annotated

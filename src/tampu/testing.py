@@ -1,0 +1,193 @@
+"""For tests of programs that use tampu: a server of their own, a queue, and a worker that runs until all is done.
+
+    async def test_a_welcome_is_sent(tampu_queue):
+        @tampu_queue.task
+        async def welcome(to: str) -> None: ...
+
+        await welcome.add("ada@example.com")
+        assert await run_until_empty(tampu_queue) == 1
+
+Installed with tampu as a plugin of pytest; `run_until_empty` needs none.
+
+| fixture | scope | what it is |
+|---|---|---|
+| `tampu_server` | session | an embedded Valkey with throw-away data; `tampu_server.url` |
+| `tampu_queue` | function | an empty `Queue` on it, under a name of its own |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import TYPE_CHECKING, Any
+
+from tampu.clock import wall_clock_ms
+from tampu.embedded import acquire, release
+from tampu.errors import DecodeError, JobFailed
+from tampu.queue import Queue
+from tampu.wire.delayed import decode_delayed_member
+from tampu.wire.envelope import decode_job
+from tampu.worker import Worker
+
+try:
+    import pytest
+except ImportError:  # not for those who test with something else
+    pytest = None  # type: ignore[assignment]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from tampu.embedded import EmbeddedServer
+    from tampu.wire.job import Job
+    from tampu.worker import Handler
+
+#: Settings of the worker: nothing waits longer than it must, and no cron job fires into a test.
+QUICK: dict[str, Any] = {
+    "concurrency": 10,
+    "delayed_poll_interval_ms": 5,
+    "run_scheduler": False,
+    "shutdown_deadline_secs": 5,
+}
+#: How often it is looked whether there is anything left to do, in seconds.
+LOOK_SECS = 0.005
+
+
+async def run_until_empty(
+    *queues: Queue,
+    handler: Handler | None = None,
+    include_delayed: bool = False,
+    raise_errors: bool = True,
+    timeout: float = 30.0,  # noqa: ASYNC109 - what is left is told
+    **settings: Any,
+) -> int:
+    """Run the jobs of these queues until none waits, is due or runs; how many runs that took.
+
+    - Retries are run at once, whatever their backoff. Jobs that were added for later stay, unless they are due;
+      `include_delayed=True` has them run at once too.
+    - A job that becomes a dead letter raises its own error here, with its traceback; `raise_errors=False` leaves it in
+      the dead letters, to be looked at.
+    - `handler` is for queues without tasks; other settings are those of `Worker`.
+
+    Paused queues are not waited for. In a test without an event loop: `asyncio.run(run_until_empty(queue))`.
+    """
+    runs: list[str] = []
+    errors: dict[str, BaseException] = {}
+    letters = [await _last_letter(queue) for queue in queues]
+
+    def note(job: Job[Any], error: BaseException | None) -> None:
+        runs.append(job.id)
+        if error is not None:
+            errors[job.id] = error
+
+    worker = Worker(queues, handler, after_job=note, **(QUICK | settings))
+    running = asyncio.create_task(worker.run())
+    try:
+        await _until_done(queues, running, timeout, include_delayed=include_delayed)
+    finally:
+        await worker.close()
+        await running
+    if raise_errors:
+        for queue, last in zip(queues, letters, strict=True):
+            await _raise_new_letters(queue, last, errors)
+    return len(runs)
+
+
+async def _until_done(
+    queues: tuple[Queue, ...], running: asyncio.Task[None], timeout_secs: float, *, include_delayed: bool
+) -> None:
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_secs
+    while not running.done():
+        # Twice: between two looks at one queue a job may move from where the second looks to where the first did.
+        left = [await _left(queue) + await _left(queue) for queue in queues]
+        if not any(left):
+            if not any([await _make_due(queue, retries_only=not include_delayed) for queue in queues]):
+                return
+        elif loop.time() > deadline:
+            names = ", ".join(queue.name for queue, count in zip(queues, left, strict=True) if count)
+            raise TimeoutError(f"there is still something to do in {names} after {timeout_secs:g} s")
+        await asyncio.sleep(LOOK_SECS)
+
+
+async def _left(queue: Queue) -> int:
+    """Jobs that are due, wait or run."""
+    pipe = queue.producer.ready_pipe()
+    if await pipe.call("EXISTS", queue.keys.paused):
+        return 0
+    due: int = await pipe.call("ZCOUNT", queue.keys.delayed, "-inf", wall_clock_ms())
+    there: int = await pipe.call("XLEN", queue.keys.stream)
+    return due + there
+
+
+async def _make_due(queue: Queue, *, retries_only: bool) -> int:
+    """Have delayed jobs run now; how many."""
+    pipe = queue.producer.ready_pipe()
+    if await pipe.call("EXISTS", queue.keys.paused):
+        return 0
+    members: list[bytes] = await pipe.call("ZRANGE", queue.keys.delayed, 0, -1)
+    if retries_only:
+        members = [member for member in members if _is_retry(member)]
+    for member in members:
+        await pipe.call("ZADD", queue.keys.delayed, "XX", 0, member)
+    return len(members)
+
+
+def _is_retry(member: bytes) -> bool:
+    try:
+        return decode_job(decode_delayed_member(member)[1]).attempt > 0
+    except DecodeError:
+        return False
+
+
+async def _last_letter(queue: Queue) -> str:
+    newest = await queue.producer.ready_pipe().call("XREVRANGE", queue.keys.dlq, "+", "-", "COUNT", 1)
+    return newest[0][0].decode() if newest else "0-0"
+
+
+async def _raise_new_letters(queue: Queue, last: str, errors: dict[str, BaseException]) -> None:
+    for letter in await queue.producer.peek_dlq(1_000_000):
+        if _order(letter.dlq_id) <= _order(last):
+            continue
+        try:
+            job_id = decode_job(letter.payload).id
+        except DecodeError:
+            job_id = ""
+        if job_id in errors:
+            raise errors[job_id]
+        detail = letter.error or letter.detail
+        text = f"job {job_id or letter.source_id} of {queue.name!r} became a dead letter: {letter.reason} ({detail})"
+        raise JobFailed(text, job_id=job_id, reason=letter.reason, detail=detail)
+
+
+def _order(entry_id: str) -> tuple[int, int]:
+    ms, _, number = entry_id.partition("-")
+    return int(ms), int(number)
+
+
+if pytest is not None:
+
+    @pytest.fixture(scope="session")
+    def tampu_server() -> Iterator[EmbeddedServer]:
+        """An embedded Valkey for the whole run; its data are thrown away. All `embedded://` URLs mean this one."""
+        server = acquire()
+        yield server
+        release(server)
+
+    @pytest.fixture
+    def tampu_queue(tampu_server: EmbeddedServer) -> Iterator[Queue]:
+        """An empty queue under a name of its own; what is in it is gone after the test."""
+        queue = Queue(f"test-{uuid.uuid4().hex}", url="embedded://")
+        yield queue
+        asyncio.run(_forget(queue))
+
+
+async def _forget(queue: Queue) -> None:
+    pipe = queue.producer.ready_pipe()
+    cursor = b"0"
+    while True:
+        cursor, keys = await pipe.call("SCAN", cursor, "MATCH", f"{queue.keys.tag}*", "COUNT", 1000)
+        if keys:
+            await pipe.call("UNLINK", *keys)
+        if cursor == b"0":
+            break
+    await queue.close()

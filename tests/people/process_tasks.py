@@ -1,0 +1,60 @@
+"""Tasks that run in processes of their own: there they are found by the name of this module."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid  # noqa: TC003 - the annotation says how it is written
+from typing import Any
+
+from tampu import Cancel, Queue, UnrecoverableError, current_job
+
+#: Its URL is set by the test, in TAMPU_URL: a child has the same environment.
+queue = Queue("processes")
+
+
+@queue.task(process=True)
+def pid_of(number: int, id: uuid.UUID | None = None) -> dict[str, Any]:  # noqa: A002
+    return {"pid": os.getpid(), "number": number, "id": None if id is None else id.hex}
+
+
+@queue.task(process=True)
+def own_pid() -> int:
+    return os.getpid()
+
+
+@queue.task(process=True)
+async def later(number: int) -> int:
+    return number + 1
+
+
+@queue.task(process=True, timeout=0.5, attempts=1)
+def hangs() -> None:
+    time.sleep(3600)
+
+
+@queue.task(process=True, attempts=1)
+def dies() -> None:
+    os._exit(3)
+
+
+@queue.task(process=True)
+def refuses(how: str) -> Any:
+    if how == "raise":
+        raise UnrecoverableError("not here")
+    return Cancel("not wanted")
+
+
+@queue.task(process=True)
+def tells() -> str:
+    job = current_job()
+    job.progress(0.5, "half way")
+    job.progress(1.0, "there")
+    return job.id
+
+
+def _kept_its_name(number: int) -> int:
+    return 2 * number
+
+
+doubled = queue.task(process=True, name="doubled")(_kept_its_name)

@@ -1,0 +1,87 @@
+"""The examples run, and say what they promise to."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from servers.process import Server
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+#: What each prints, as a pattern for the whole of it.
+OUTPUT = {
+    "first_job.py": r"added job \w{26}\nsending 'hi' to ada@example.com\nresult: sent to ada@example.com\n",
+    "typed_payloads.py": r"Receipt: 11.20, of the same invoice: True\nrefused: task 'charge': .*nothing was sent\n",
+    "retries.py": r"(run \d of pay\(100\)\n){3}"
+    r"failed: retries_exhausted - ConnectionError: the bank is closed\n"
+    r"failed: unrecoverable - UnrecoverableError: a negative amount will not get better\n"
+    r"replayed: 1\nrun 1 of pay\(100\)\nresult: paid 100\n"
+    r"left in the dead letters: \['a negative amount will not get better'\]\n",
+    "cron.py": r"every second: .* is next\nreport::cron:0 9 \* \* MON-FRI:America/Lima: .*:00:00 UTC is next\n"
+    r"report for everywhere\nleft: \[\]\n",
+    "events_follower.py": r"(.*\n)*progress convert .*'note': 'step 1 of 3'.*\n(.*\n)*"
+    r"failed convert {'reason': 'OSError: the disk is full'}\nretry-scheduled convert {'backoff_ms': \d+}\n"
+    r"(.*\n)*completed convert \n",
+    "sync_view.py": r"200 OK: sent to ada@example.com\n400 Bad Request: task 'welcome': .*nothing was sent\n",
+    "fastapi_app.py": r"202 added\n{'state': 'done', 'result': {'shipped': 'tea', 'count': 3}}\n"
+    r"404 for an order that was never there\n",
+}
+
+
+def environment(server: Server) -> dict[str, str]:
+    """The server of the tests, and warnings as errors: examples are looked at closely."""
+    return os.environ | {"TAMPU_URL": server.url, "PYTHONWARNINGS": "error"}
+
+
+@pytest.mark.parametrize("name", OUTPUT)
+def test_an_example_says_what_it_promises(server: Server, name: str) -> None:
+    if name == "fastapi_app.py" and not (importlib.util.find_spec("fastapi") and importlib.util.find_spec("httpx")):
+        pytest.skip("fastapi and httpx are not installed")
+    strict = environment(server)
+    if name == "fastapi_app.py":
+        strict.pop("PYTHONWARNINGS")  # what others warn of is theirs
+    done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, env=strict, timeout=60)
+    assert re.fullmatch(OUTPUT[name], done.stdout), done.stdout + done.stderr
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_worker_that_is_told_to_stop_finishes_what_it_runs(server: Server) -> None:
+    program = [sys.executable, EXAMPLES / "graceful_shutdown.py"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment(server)) as process:
+        assert process.stdout is not None
+        before = [process.stdout.readline() for _ in range(3)]
+        process.send_signal(signal.SIGINT)
+        after = process.stdout.read()
+        assert process.wait(30) == 0
+    assert before == ["the database is open: Ctrl-C ends this\n", "download 0 begins\n", "download 1 begins\n"]
+    assert sorted(after.splitlines()[:4]) == [
+        "download 0 is complete",
+        "download 1 is complete",
+        "download succeeded",
+        "download succeeded",
+    ]
+    assert after.splitlines()[4:] == ["the database is closed", "still waiting for another worker: 2"]
+
+
+def test_the_first_job_needs_no_server() -> None:
+    without = {name: value for name, value in os.environ.items() if name != "TAMPU_URL"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "first_job.py"], capture_output=True, text=True, env=without, timeout=60
+    )
+    assert re.fullmatch(OUTPUT["first_job.py"], done.stdout), done.stdout + done.stderr
+
+
+def test_the_list_of_examples_is_complete() -> None:
+    there = {path.name for path in EXAMPLES.glob("*.py")}
+    listed = set(re.findall(r"^\| `(\w+\.py)`", (EXAMPLES / "README.md").read_text(), re.MULTILINE))
+    assert there == listed == OUTPUT.keys() | {"graceful_shutdown.py"}

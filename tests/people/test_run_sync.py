@@ -1,0 +1,82 @@
+"""`Worker(queue).run_sync()`: a script without an event loop, ended by signals."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from typing import IO, TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers.process import Server
+    from tampu import Queue
+
+SCRIPT = textwrap.dedent(
+    """
+    import asyncio, sys, time
+    from tampu import Queue, Worker
+    queue = Queue("q", url=sys.argv[1])
+
+    @queue.task
+    async def slow(seconds: float) -> None:
+        print("started", flush=True)
+        await asyncio.sleep(seconds)
+        print("finished", flush=True)
+
+    Worker(queue, on_startup=lambda: print("up", flush=True), on_shutdown=lambda: print("down", flush=True)).run_sync()
+    print("returned", flush=True)
+    """
+)
+
+
+@pytest.fixture
+def script(server: Server) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, server.url], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def lines(stream: IO[str] | None, until: str) -> list[str]:
+    assert stream is not None
+    seen: list[str] = []
+    while not seen or seen[-1] != until:
+        line = stream.readline()
+        assert line, f"it ended before it said {until!r}"
+        seen.append(line.rstrip())
+    return seen
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_drains_it(queue: Queue, script: Any, number: signal.Signals) -> None:
+    await queue.add("slow", {"seconds": 0.5})
+    assert lines(script.stdout, "started") == ["up", "started"]
+    script.send_signal(number)
+    assert script.communicate(timeout=30) == ("finished\ndown\nreturned\n", "")
+    assert script.returncode == 0
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, None)])
+async def test_a_second_signal_does_not_wait(
+    queue: Queue, script: Any, number: signal.Signals, code: int | None
+) -> None:
+    job = await queue.add("slow", {"seconds": 3600})
+    lines(script.stdout, "started")
+    script.send_signal(number)
+    while script.poll() is None:
+        try:
+            script.send_signal(number)
+            script.wait(0.2)
+        except subprocess.TimeoutExpired:
+            continue
+    assert script.returncode != 0
+    assert code is None or script.returncode == code
+    # It runs elsewhere: when its lease is over, or, if there was time to note its failure, as a retry.
+    assert (await queue.get_job(job.id)).state in ("running", "delayed", "waiting")

@@ -1,0 +1,195 @@
+"""Typed use of the API: what a type checker must accept, and, on the lines marked `# E`, what it must refuse.
+
+Never run; checked by mypy --strict and by pyright in strict mode, see test_typing.py.
+"""
+
+# ruff: noqa: B018 - expressions that show a type
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, assert_type
+
+from tampu import (
+    BackoffSpec,
+    ConsumerConfig,
+    Job,
+    JobId,
+    JobState,
+    MissedFiresPolicy,
+    Producer,
+    ProducerConfig,
+    Queue,
+    QueueEvent,
+    QueueEvents,
+    RepeatableMeta,
+    RepeatPattern,
+    Retry,
+    Task,
+    Worker,
+    current_job,
+)
+from tampu.sync_queue import SyncJob
+from tampu.task import CoroutineTask, FunctionTask, TaskJob
+from tampu.testing import run_until_empty
+
+queue = Queue("emails")
+
+
+@dataclass
+class Receipt:
+    id: str
+    sent_at: datetime
+
+
+# --- tasks are typed like their functions
+
+
+@queue.task
+async def welcome(to: str, subject: str = "hi") -> Receipt:
+    return Receipt(to, datetime.now(UTC))
+
+
+@queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
+async def remind(to: str, *, days: int) -> None:
+    current_job().progress(0.5, "half way")
+
+
+@queue.task
+def resize(width: int) -> tuple[int, int]:
+    return width, width
+
+
+@queue.task(name="squeeze", process=True)
+def compress(data: bytes) -> bytes:
+    return data
+
+
+@queue.task
+async def flaky() -> str | Retry:
+    return Retry(after=timedelta(seconds=5))
+
+
+async def calls() -> None:
+    assert_type(await welcome("ada"), Receipt)
+    assert_type(resize(5), tuple[int, int])
+    assert_type(compress(b""), bytes)
+    assert_type(await remind("ada", days=5), None)
+    welcome(5)  # E
+    resize("wide")  # E
+    await resize(5)  # E
+    welcome("ada").id  # E
+
+
+async def adds() -> None:
+    job = await welcome.add("ada@example.com")
+    assert_type(job, TaskJob[Receipt])
+    assert_type(await job.result(), Receipt)
+    assert_type(await (await resize.add(640)).result(timeout=5), tuple[int, int])
+    assert_type(await (await compress.add(b"")).result(), bytes)
+    assert_type((await welcome.add("ada", "yo")).id, str)
+    await welcome.add(to="ada", subject="yo")
+    await remind.add("ada", days=5)
+    await welcome.add_in(timedelta(minutes=5), "grace@example.com")
+    await welcome.add_in(300, to="grace@example.com")
+    await welcome.add_at(datetime.now(UTC), "grace@example.com")
+    await welcome.add_unique("mail-7", "grace@example.com")
+    assert_type(await welcome.add_bulk(["a", ("b", "yo"), {"to": "c"}]), list[TaskJob[Receipt]])
+    assert_type(await welcome.cron("0 9 * * *", {"to": "ada"}, tz="America/Lima"), str)
+    await remind.every(timedelta(hours=1), {"to": "ada", "days": 1}, limit=3, missed_fires=MissedFiresPolicy.skip())
+    await remind.schedule(RepeatPattern.every(5000), {"to": "ada", "days": 1}, key="mine")
+
+    await welcome.add(5)  # E
+    await welcome.add()  # E
+    await welcome.add("ada", "yo", "more")  # E
+    await welcome.add("ada", bogus=1)  # E
+    await remind.add("ada", 5)  # E
+    await remind.add("ada", days="5")  # E
+    await welcome.add_in("5", "ada")  # E
+    await welcome.add_in(5, 5)  # E
+    await welcome.add_at(datetime.now(UTC), 5)  # E
+    await welcome.add_unique(7, "ada")  # E
+    await remind.cron("0 9 * * *", bogus=1)  # E
+    welcome.add("ada").result()  # E
+    (await (await welcome.add("ada")).result()).bogus  # E
+
+
+def adds_without_a_loop() -> None:
+    job = welcome.sync.add("ada")
+    assert_type(job, SyncJob[Receipt])
+    assert_type(job.result(timeout=10), Receipt)
+    assert_type(resize.sync.add_bulk([1, 2]), list[SyncJob[tuple[int, int]]])
+    welcome.sync.add_in(5, "ada")
+    welcome.sync.add_unique("mail-7", "ada")
+    welcome.sync.add(5)  # E
+    welcome.sync.add_in(5)  # E
+    plain = queue.sync.add("mail", {"to": "ada"}, delay_ms=5)
+    assert_type(plain, SyncJob[Any])
+
+
+def any_kind(task: Task[..., Receipt]) -> None:
+    assert_type(task("x"), Receipt | Coroutine[Any, Any, Receipt])
+
+
+def kinds() -> None:
+    any_kind(welcome)
+    by_name: dict[str, Task[Any, Any]] = queue.tasks
+    coroutine: CoroutineTask[..., Receipt] = welcome
+    function: FunctionTask[..., tuple[int, int]] = resize
+    wrong: FunctionTask[..., Receipt] = welcome  # E
+    print(by_name, coroutine, function, wrong)
+
+
+# --- the drop-in level
+
+
+async def by_name() -> None:
+    job = await queue.add("mail", {"to": "ada"}, delay=timedelta(minutes=5), attempts=3, backoff=250)
+    assert_type(job, Job[Any])
+    await queue.add_unique("mail", {}, job_id="mail-7", delay_ms=datetime.now(UTC))
+    await queue.add_bulk([{"name": "mail", "data": 1}])
+    assert_type(await queue.get_job(job.id), JobState)
+    assert_type(await queue.get_repeatable_jobs(), list[RepeatableMeta])
+    assert_type(await queue.cancel_delayed(job.id), bool)
+    await queue.add("mail")  # E
+    await queue.add("mail", {}, delay="5")  # E
+    await queue.add("mail", {}, attempts="3")  # E
+    await queue.add_unique("mail", {})  # E
+
+
+async def handler(job: Job[Any]) -> str:
+    assert_type(job.attempts_made, int)
+    job.progress(0.4, "resizing")
+    job.progress("0.4")  # E
+    return job.name
+
+
+async def runs() -> None:
+    worker = Worker("emails", handler, redis_url="redis://127.0.0.1:6379", concurrency=5)
+    await worker.run()
+    assert_type(worker.is_running, bool)
+    Worker(queue).run_sync()
+    Worker([queue, Queue("images")], on_startup=lambda: None)
+    Worker(queue, concurrency="5")  # E
+    Worker(5)  # E
+    assert_type(await run_until_empty(queue), int)
+
+
+async def events() -> None:
+    async for event in QueueEvents("emails"):
+        assert_type(event, QueueEvent)
+        assert_type(event.job_id, str | None)
+    async with queue.events() as following:
+        async for entry_id, event in following.entries():
+            assert_type((entry_id, event), tuple[str, QueueEvent])
+
+
+# --- the level of the seeds
+
+
+async def producer() -> None:
+    async with Producer[Receipt].connect("redis://127.0.0.1", ProducerConfig(payload_type=Receipt)) as typed:
+        assert_type(await typed.add(Receipt("x", datetime.now(UTC))), JobId)
+        await typed.add("no receipt")  # E
+    ConsumerConfig(concurrency="5")  # E
