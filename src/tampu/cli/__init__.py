@@ -1,0 +1,1 @@
+"""The command line: `tampu ...`. Thin: it reads arguments, calls what is below, and shows what came of it."""

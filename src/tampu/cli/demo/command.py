@@ -1,0 +1,111 @@
+"""`tampu demo`: starts a server, opens the shop, shows the day, sums it up."""
+
+import asyncio
+import contextlib
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.live import Live
+
+from tampu.cli.demo.day import REPORTS, DayClock, live_a_day
+from tampu.cli.demo.shop import Shop
+from tampu.cli.demo.summary import summary
+from tampu.cli.demo.tally import Tally
+from tampu.cli.demo.view import DayView, Story
+from tampu.cli.output import is_terminal, show, stdout_console, write_line
+from tampu.cli.session import run
+from tampu.embedded import EmbeddedServer
+from tampu.errors import ConfigError
+from tampu.worker import Worker
+
+#: Pictures a second, and looks into the queues.
+PICTURES_PER_SEC = 12
+LOOK_SECS = 0.2
+#: The worker's settings: short waits, so that the day ends in time.
+CONCURRENCY = 50
+
+
+def demo(
+    hour: Annotated[
+        float, typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="How long an hour of the day takes.")
+    ] = 1.0,
+) -> None:
+    """Watch a small shop's day: orders, flaky payments, retries, delayed jobs, dead letters, a replay."""
+    with _server() as server:
+        run(_demo(server, hour))
+
+
+def _server() -> EmbeddedServer:
+    """A server whose data can be looked at afterwards, in the user's cache; elsewhere when that is in use."""
+    folder = Path(os.environ.get("TAMPU_CACHE") or Path.home() / ".cache" / "tampu") / "demo"
+    if not (folder / "server.json").exists():
+        with contextlib.suppress(ConfigError):
+            return EmbeddedServer(folder).start()
+    return EmbeddedServer(tempfile.mkdtemp(prefix="tampu-demo-"))
+
+
+async def _demo(server: EmbeddedServer, hour_secs: float) -> None:
+    started = time.monotonic()
+    url = f"embedded://{server.data_dir}"
+    is_live = is_terminal()
+    shop = Shop(url, hour_secs)
+    try:
+        await shop.orders.producer.ready_pipe().call("FLUSHALL")  # the last demo's
+        version = await _version(shop)
+        story, tally, clock = Story(is_live=is_live), Tally(shop.queues), DayClock(hour_secs)
+        if not is_live:
+            write_line(f"tampu demo: a shop's day on an embedded {version}")
+        async with _working(shop), _following(tally):
+            with contextlib.ExitStack() as stack:
+                if is_live:
+                    view = DayView(clock, tally, story, f"an embedded {version}")
+                    live = Live(view, console=stdout_console(), refresh_per_second=PICTURES_PER_SEC, transient=True)
+                    stack.enter_context(live)
+                replayed = await live_a_day(shop, clock, tally, story)
+            await tally.look()
+        added = shop.added | {"sales_report": REPORTS}
+        secs = time.monotonic() - started
+        show(summary(added, tally, replayed=replayed, secs=secs, url=url, is_live=is_live))
+    finally:
+        await shop.close()
+
+
+async def _version(shop: Shop) -> str:
+    info = (await shop.orders.producer.ready_pipe().call("INFO", "server")).decode()
+    found = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
+    return f"Valkey {found['valkey_version']}" if "valkey_version" in found else f"Redis {found['redis_version']}"
+
+
+@contextlib.asynccontextmanager
+async def _working(shop: Shop) -> AsyncIterator[None]:
+    """A worker at work."""
+    worker = Worker(shop.queues, concurrency=CONCURRENCY, delayed_poll_interval_ms=20, shutdown_deadline_secs=5)
+    running = asyncio.create_task(worker.run())
+    try:
+        yield
+    finally:
+        await worker.close()
+        await running
+
+
+@contextlib.asynccontextmanager
+async def _following(tally: Tally) -> AsyncIterator[None]:
+    """The tally at work."""
+
+    async def look_again_and_again() -> None:
+        while True:
+            await tally.look()
+            await asyncio.sleep(LOOK_SECS)
+
+    tasks = [asyncio.create_task(tally.follow()), asyncio.create_task(look_again_and_again())]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,212 @@
+"""`tampu inspect [QUEUE]`: what is in the queues right now, and whether it is more than it should be."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from tampu.cli.exits import BREACHED
+from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, OptionalQueueName, Timeout, Url
+from tampu.cli.output import cell, say, show, table, write_json
+from tampu.cli.rates import UNKNOWN_FLOW, Flow, flow_between
+from tampu.cli.session import Session, run
+from tampu.cli.snapshot import SILENT_MS, GroupView, QueueSnapshot, take_snapshot
+from tampu.cli.units import duration, number, parse_duration, rate, size
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+#: Characters of a lock holder's name that are shown.
+HOLDER_SHOWN = 12
+
+MaxWaiting = Annotated[
+    int | None, typer.Option("--max-waiting", min=0, metavar="N", help="Exit 3 when more jobs than this wait.")
+]
+MaxAge = Annotated[
+    str | None,
+    typer.Option("--max-age", metavar="DURATION", help="Exit 3 when a job has waited longer than this (90s, 15m, 2h)."),
+]
+MaxDlq = Annotated[
+    int | None, typer.Option("--max-dlq", min=0, metavar="N", help="Exit 3 when there are more dead letters than this.")
+]
+Sample = Annotated[
+    float,
+    typer.Option("--sample", min=0, max=60, metavar="SECONDS", help="Look twice, so far apart, for exact rates."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One queue as it is, and how it flows."""
+
+    snapshot: QueueSnapshot
+    flow: Flow = UNKNOWN_FLOW
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        fields = asdict(self.snapshot)
+        return fields | {
+            "workers": self.snapshot.workers,
+            "bytes": self.snapshot.bytes,
+            "added_per_sec": self.flow.added_per_sec,
+            "settled_per_sec": self.flow.settled_per_sec,
+        }
+
+
+def inspect(
+    queue: OptionalQueueName = None,
+    max_waiting: MaxWaiting = None,
+    max_age: MaxAge = None,
+    max_dlq: MaxDlq = None,
+    sample: Sample = 0.0,
+    as_json: AsJson = False,
+    url: Url = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS,
+) -> None:
+    """Show what waits, runs, is delayed or dead: of all queues, or of one with its workers."""
+    max_age_secs = None if max_age is None else parse_duration(max_age)
+    looks, unusable = run(_look(url, timeout, queue, sample))
+    breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
+    if as_json:
+        found = [look.to_json() for look in looks]
+        write_json((found[0] if queue else {"queues": found, "unusable": unusable}) | {"breaches": breaches})
+    elif queue:
+        show(queue_view(looks[0]))
+    elif looks:
+        show(queues_table(looks))
+    else:
+        say('there is no queue yet: tampu add emails welcome \'{"to": "ada@example.com"}\' makes one')
+    for name in () if as_json else unusable:
+        say(f"note: a queue's name is no UTF-8 or has braces, tampu cannot open it: {name!r}", "yellow")
+    for breach in breaches:
+        say(f"breached: {breach}", "bold red")
+    if breaches:
+        raise typer.Exit(BREACHED)
+
+
+async def _look(
+    url: str | None, timeout_secs: float, name: str | None, sample_secs: float
+) -> tuple[list[Look], list[bytes]]:
+    async with Session(url, timeout_secs) as session:
+        views = await session.views(name)
+        before: dict[str, QueueSnapshot] = {}
+        if sample_secs:
+            before = {keys.queue_name: await take_snapshot(pipe, keys, sizes=False) for pipe, keys in views}
+            await asyncio.sleep(sample_secs)
+        looks = []
+        for pipe, keys in views:
+            snapshot = await take_snapshot(pipe, keys)
+            looks.append(Look(snapshot, flow_between(before.get(keys.queue_name), snapshot)))
+        return looks, [] if name else (await session.find_queues()).unusable
+
+
+def breaches_of(
+    snapshot: QueueSnapshot, max_waiting: int | None, max_age_secs: float | None, max_dlq: int | None
+) -> list[str]:
+    """Which thresholds a queue is over, each as a sentence."""
+    found = []
+    if max_waiting is not None and snapshot.waiting > max_waiting:
+        found.append(f"{snapshot.queue}: {snapshot.waiting:,} jobs wait, over --max-waiting {max_waiting:,}")
+    oldest = snapshot.oldest_waiting_ms
+    if max_age_secs is not None and oldest is not None and oldest > max_age_secs * 1000:
+        found.append(
+            f"{snapshot.queue}: a job has waited {duration(oldest)}, over --max-age {duration(max_age_secs * 1000)}"
+        )
+    if max_dlq is not None and snapshot.dlq > max_dlq:
+        found.append(f"{snapshot.queue}: {snapshot.dlq:,} dead letters, over --max-dlq {max_dlq:,}")
+    return found
+
+
+def queues_table(looks: list[Look]) -> Table:
+    """All queues, one a line."""
+    counts = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "done", "failed", "bytes")
+    made = table("queue", *counts, numbers=counts)
+    for look in looks:
+        one = look.snapshot
+        made.add_row(
+            Text.assemble(cell(one.queue, "bold"), (" paused", "yellow") if one.is_paused else ""),
+            number(one.waiting),
+            duration(one.oldest_waiting_ms),
+            number(one.pending),
+            number(one.delayed),
+            cell(number(one.due), "yellow" if one.due else ""),
+            cell(number(one.dlq), "red" if one.dlq else ""),
+            number(one.workers),
+            rate(one.event_rates.get("completed", 0.0)),
+            rate(one.event_rates.get("failed", 0.0)),
+            size(one.bytes),
+        )
+    return made
+
+
+def queue_view(look: Look) -> Group:
+    """One queue in full."""
+    one = look.snapshot
+    state = Text(" paused", style="yellow") if one.is_paused else Text("")
+    facts = table("", "", "", "", title=None)
+    facts.show_header = False
+    for left, right in zip(_depths(one), _movement(look), strict=True):
+        facts.add_row(Text(left[0], style="dim"), left[1], Text(f"    {right[0]}", style="dim"), right[1])
+    parts: list[Any] = [Text.assemble(cell(one.queue, "bold"), state), facts]
+    for group in one.groups:
+        parts += [Text(""), _group_table(group)]
+    if not one.groups:
+        parts += [Text(""), Text("no worker has ever read this queue", style="yellow")]
+    return Group(*parts)
+
+
+def _depths(one: QueueSnapshot) -> list[tuple[str, Text]]:
+    next_due = one.next_due_in_ms
+    when = "" if next_due is None else f" (next in {duration(next_due)})" if next_due > 0 else ""
+    return [
+        ("waiting", cell(number(one.waiting))),
+        ("oldest waiting", cell(duration(one.oldest_waiting_ms))),
+        ("running or held", cell(number(one.pending))),
+        ("delayed", cell(number(one.delayed) + when)),
+        ("of these due", cell(number(one.due), "yellow" if one.due else "")),
+        ("dead letters", cell(number(one.dlq), "red" if one.dlq else "")),
+        ("events kept", cell(number(one.events))),
+    ]
+
+
+def _movement(look: Look) -> list[tuple[str, Text]]:
+    one, flow = look.snapshot, look.flow
+    rates = one.event_rates
+    window = duration(one.rate_window_secs * 1000)
+    added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (--sample 1 measures)"
+    return [
+        ("added", cell(added)),
+        (f"done, last {window}", cell(rate(rates.get("completed", 0.0)))),
+        ("failed", cell(rate(rates.get("failed", 0.0)))),
+        ("retried, dead", cell(f"{rate(rates.get('retry-scheduled', 0.0))}, {rate(rates.get('dlq', 0.0))}")),
+        ("repeatables", cell(number(one.repeatables))),
+        ("promoter, scheduler", cell(f"{_holder(one.promoter)}, {_holder(one.scheduler)}")),
+        ("memory", cell(", ".join([size(one.bytes), *(f"{key} {size(n)}" for key, n in one.bytes_by_key.items())]))),
+    ]
+
+
+def _holder(name: str | None) -> str:
+    """Who holds a lock; what makes it unique is of no use to people."""
+    return "none" if name is None else name.partition(":")[0][:HOLDER_SHOWN]
+
+
+def _group_table(group: GroupView) -> Table:
+    oldest = f", oldest {duration(group.oldest_pending_ms)}" if group.oldest_pending_ms is not None else ""
+    made = table(
+        "consumer",
+        "pending",
+        "idle",
+        title=f"group {group.name}: {group.pending:,} pending{oldest}",
+        numbers=("pending", "idle"),
+    )
+    for consumer in group.consumers:
+        style = "dim" if consumer.idle_ms >= SILENT_MS else ""
+        made.add_row(cell(consumer.name, style), number(consumer.pending), cell(duration(consumer.idle_ms), style))
+    if not group.consumers:
+        made.add_row(cell("no worker at the moment", "yellow"), "", "")
+    return made

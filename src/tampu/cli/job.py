@@ -1,0 +1,221 @@
+"""`tampu job show|why`: one job: where it is, and how it came there."""
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from tampu.cli import letters
+from tampu.cli.exits import CliError
+from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, QueueOption, Raw, Timeout, Url
+from tampu.cli.output import cell, show, table, write_json
+from tampu.cli.payloads import envelope_of, one_line, payload_of
+from tampu.cli.progress import progress_bar
+from tampu.cli.session import Session, run
+from tampu.cli.snapshot import QueueSnapshot, take_snapshot
+from tampu.cli.timeline import Step, explain, read_events, steps_of
+from tampu.cli.units import duration, instant, iso, plural, time_of_day
+from tampu.job_state import JobState, find_job
+from tampu.redis.pipe import Pipe
+from tampu.wire.entry import read_job_fields
+from tampu.wire.events import EventName, QueueEvent
+from tampu.wire.keys import QueueKeys
+
+app = typer.Typer(help="One job: where it is, and how it came there.", no_args_is_help=True)
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+_STYLES = {
+    "done": "green",
+    "dead": "red",
+    "running": "cyan",
+    "delayed": "yellow",
+    "waiting": "yellow",
+    "unknown": "dim",
+}
+_STEP_STYLES = {"completed": "green", "failed": "red", "dlq": "bold red", "retry-scheduled": "yellow", "active": "cyan"}
+
+
+@app.command("show")
+def show_(
+    job_id: JobId,
+    queue: QueueOption = None,
+    raw: Raw = False,
+    as_json: AsJson = False,
+    url: Url = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS,
+) -> None:
+    """Tell where a job is: waiting, delayed, running, done, dead."""
+
+    async def work() -> tuple[str, JobState, dict[str, Any]]:
+        async with Session(url, timeout) as session:
+            pipe, keys, state = await _find(session, queue, job_id)
+            if state.state == "unknown":
+                found = await _find_events(session, queue, job_id)
+                if found is None:
+                    raise _nothing_known(job_id)
+                _, keys, events = found
+                return keys.queue_name, _state_by_events(state, events), {}
+            return keys.queue_name, state, await _payload(pipe, keys, state, raw=raw)
+
+    name, state, payload = run(work())
+    told = _state_to_json(name, state, raw=raw) | payload
+    if as_json:
+        write_json(told)
+    else:
+        show(_state_view(name, state, told))
+
+
+@app.command()
+def why(
+    job_id: JobId,
+    queue: QueueOption = None,
+    as_json: AsJson = False,
+    url: Url = None,
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS,
+) -> None:
+    """Tell a job's whole life, step by step, and why it is where it is."""
+
+    async def work() -> tuple[str, JobState, list[Step], list[str]]:
+        async with Session(url, timeout) as session:
+            pipe, keys, state = await _find(session, queue, job_id)
+            if state.state == "unknown":
+                found = await _find_events(session, queue, job_id)
+                if found is None:
+                    raise _nothing_known(job_id)
+                pipe, keys, events = found
+            else:
+                events = await _events(pipe, keys, job_id)
+            state = _state_by_events(state, events)
+            snapshot: QueueSnapshot = await take_snapshot(pipe, keys, sizes=False)
+            reasons = explain(state, events, snapshot)
+            if replays := await pipe.call("HGET", keys.replays, job_id):
+                reasons.insert(0, f"it was a dead letter and was replayed, {plural(int(replays), 'time')}")
+            return keys.queue_name, state, steps_of(state, events), reasons
+
+    name, state, steps, reasons = run(work())
+    if as_json:
+        told = {"queue": name, "id": job_id, "state": state.state, "why": reasons}
+        write_json(told | {"steps": [step.to_json() for step in steps]})
+    else:
+        show(_timeline_view(name, state, steps, reasons))
+
+
+async def _find(session: Session, name: str | None, job_id: str) -> tuple[Pipe, QueueKeys, JobState]:
+    """The job's queue and state; without a name the first queue that knows it."""
+    views = await session.views(name)
+    if not views:
+        raise CliError(f"there is no queue at {session.place} yet")
+    found: tuple[Pipe, QueueKeys, JobState] | None = None
+    for pipe, keys in views:
+        state = await find_job(pipe, keys, job_id)
+        if state.state != "unknown":
+            return pipe, keys, state
+        found = found or (pipe, keys, state)
+    assert found is not None  # noqa: S101 - there was at least one queue
+    return found
+
+
+async def _find_events(
+    session: Session, name: str | None, job_id: str
+) -> tuple[Pipe, QueueKeys, list[tuple[str, QueueEvent]]] | None:
+    """A job that is done and has no result lives on in the events of its queue only."""
+    for pipe, keys in await session.views(name):
+        if events := await _events(pipe, keys, job_id):
+            return pipe, keys, events
+    return None
+
+
+async def _events(pipe: Pipe, keys: QueueKeys, job_id: str) -> list[tuple[str, QueueEvent]]:
+    with progress_bar(f"reading the events of {keys.queue_name}", await pipe.call("XLEN", keys.events)) as done:
+        return await read_events(pipe, keys, job_id, done)
+
+
+def _nothing_known(job_id: str) -> CliError:
+    return CliError(f"nothing is known of the job {job_id!r}: it never was here, or all its traces have expired")
+
+
+def _state_by_events(state: JobState, events: list[tuple[str, QueueEvent]]) -> JobState:
+    """The state with what events add: its name, and that it is done although no result is stored."""
+    name = state.name or next((event.job_name for _, event in events if event.job_name), "")
+    ended = state.state == "unknown" and bool(events) and events[-1][1].name == EventName.COMPLETED
+    return replace(state, name=name, state="done" if ended else state.state)
+
+
+async def _payload(pipe: Pipe, keys: QueueKeys, state: JobState, *, raw: bool) -> dict[str, Any]:
+    """The payload of a job that is still in the stream."""
+    if state.entry_id is None:
+        return {}
+    entries = await pipe.call("XRANGE", keys.stream, state.entry_id, state.entry_id)
+    for _, fields in entries:
+        envelope, name = read_job_fields(fields)
+        job = envelope_of(envelope or b"", name)
+        if job is not None:
+            return {"payload": payload_of(job, raw=raw)}
+    return {}
+
+
+def _state_to_json(queue: str, state: JobState, *, raw: bool) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(state).items() if value is not None}
+    fields.pop("dead_letter", None)
+    if state.state != "done":
+        fields.pop("result", None)
+    told: dict[str, Any] = {"queue": queue, **fields}
+    if state.state == "done":
+        told["result"] = state.result
+    if state.run_at_ms is not None:
+        told["run_at"] = iso(state.run_at_ms)
+    if state.dead_letter is not None:
+        told["dead_letter"] = letters.to_json(state.dead_letter, raw=raw)
+        told["payload"] = told["dead_letter"]["payload"]
+    return told
+
+
+def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
+    rows = table("", "")
+    rows.show_header = False
+    letter = state.dead_letter
+    facts: list[tuple[str, Any]] = [
+        ("queue", queue),
+        ("name", state.name),
+        ("added", instant(state.created_at_ms) if state.created_at_ms else None),
+        ("runs so far", state.attempt),
+        ("runs at", instant(state.run_at_ms) if state.run_at_ms is not None else None),
+        ("worker", f"{state.worker} (group {state.group})" if state.worker else None),
+        ("renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
+        ("reason", letter and letter.reason),
+        ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),
+        ("letter", letter and letter.dlq_id),
+        ("payload", one_line(told["payload"]) if "payload" in told else None),
+        ("result", one_line(told["result"]) if "result" in told else None),
+    ]
+    for label, value in facts:
+        if value not in (None, ""):
+            rows.add_row(Text(label, style="dim"), cell(value))
+    if state.state == "unknown":
+        rows.add_row("", cell(f"nowhere at the moment; tampu job why {state.id} tells what happened to it"))
+    return Group(Text.assemble(cell(state.id, "bold"), "  ", cell(state.state, _STYLES[state.state])), rows)
+
+
+def _timeline_view(queue: str, state: JobState, steps: list[Step], reasons: list[str]) -> Group:
+    name = state.name
+    total = f" over {duration(steps[-1].at_ms - steps[0].at_ms)}" if len(steps) > 1 else ""
+    head = Text.assemble(
+        cell(state.id, "bold"),
+        cell(f"  {name or ''}".rstrip()),
+        cell(f"  in {queue}  ", "dim"),
+        cell(state.state if state.state != "unknown" else "gone", _STYLES[state.state]),
+        cell(total, "dim"),
+    )
+    rows = table("time", "after", "what", "", "worker", numbers=("after",))
+    for number, step in enumerate(steps):
+        rows.add_row(
+            cell(time_of_day(step.at_ms)),
+            cell(f"+{duration(step.after_ms)}" if number else "", "yellow" if step.after_ms >= 1000 else "dim"),
+            cell(step.what, _STEP_STYLES.get(step.what, "")),
+            cell(step.note),
+            cell(step.worker, "dim"),
+        )
+    return Group(head, rows, *(Text.assemble(("→ ", "bold"), cell(reason)) for reason in reasons))

@@ -1,0 +1,190 @@
+"""One numbered place for a worker process: starts it, hears its reports, starts another when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from tampu.cli.worker.link import ASK_METRICS, Link
+from tampu.cli.worker.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.cli.worker.plan import Report, WorkerPlan
+
+logger = logging.getLogger("tampu.cli.worker")
+
+#: Waits before a dead process is replaced, in seconds: doubling from the first to the last.
+FIRST_BACKOFF_SECS = 0.2
+LAST_BACKOFF_SECS = 30.0
+#: A process that ran so long did not die of its start: the waits begin anew.
+STEADY_SECS = 60.0
+#: How long an answer with metrics may take.
+METRICS_SECS = 2.0
+
+
+class Child:
+    """A process that was started."""
+
+    def __init__(self, process: asyncio.subprocess.Process, link: Link, is_known: asyncio.Event) -> None:
+        self.process = process
+        self.link = link
+        self.started_at = time.monotonic()
+        self.report: Report | None = None
+        self.reported_at = self.started_at
+        self.has_read = False
+        self._is_known = is_known
+        self._metrics: asyncio.Future[str] | None = None
+
+    async def run(self) -> int:
+        """Hear its reports until it ends; its exit code, below 0 for a signal."""
+        hearing = asyncio.ensure_future(self._hear())
+        try:
+            code = await self.process.wait()
+        finally:
+            self._is_known.set()
+            hearing.cancel()
+            self.link.close()
+        return code
+
+    async def _hear(self) -> None:
+        async for report in self.link.reports():
+            if report.metrics is not None:
+                if self._metrics is not None and not self._metrics.done():
+                    self._metrics.set_result(report.metrics)
+                continue
+            self.report = report
+            self.reported_at = time.monotonic()
+            self.has_read = self.has_read or report.silent_secs is not None
+            self._is_known.set()
+
+    @property
+    def silent_secs(self) -> float | None:
+        """How long ago it last heard from its server; a process that reports nothing hears nothing."""
+        if self.report is None or self.report.silent_secs is None:
+            return None
+        return self.report.silent_secs + time.monotonic() - self.reported_at
+
+    async def metrics(self) -> str:
+        """Its metrics; empty when it does not answer."""
+        self._metrics = asyncio.get_running_loop().create_future()
+        self.link.send_line(ASK_METRICS)
+        try:
+            return await asyncio.wait_for(self._metrics, METRICS_SECS)
+        except TimeoutError:
+            return ""
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+class Slot:
+    """Keeps one process running until it is told to stop."""
+
+    def __init__(self, number: int, plan: WorkerPlan) -> None:
+        self.number = number
+        self._plan = plan
+        self.child: Child | None = None
+        self.restarts = 0
+        self.last_exit: str | None = None
+        #: Set when the app is imported, or its process has ended before.
+        self.is_known = asyncio.Event()
+        self._is_stopping = False
+        self._is_reloading = False
+        self._wake = asyncio.Event()
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a process here has ever heard from its server."""
+        return self.restarts > 0 or (self.child is not None and self.child.has_read)
+
+    async def keep_running(self, gives_up: Callable[[], bool], *, waits_for_change: bool) -> int:
+        """Until `stop`: the exit code of the last process, or of one that could not even start.
+
+        `gives_up` says whether another try would only end the same way; with `waits_for_change` the next one comes when
+        a file has changed.
+        """
+        failures = 0
+        while True:
+            child = await self.start()
+            if self._must_stop():
+                child.signal(signal.SIGTERM)  # it was started after the others were told
+            code = await child.run()
+            if self._must_stop():
+                return code if child.report is not None else 0  # one that did not even start has lost nothing
+            if self._is_reloading:
+                self._is_reloading = False
+                failures = 0
+                continue
+            if code >= 0 and gives_up():
+                if not waits_for_change:
+                    return code or 1
+                logger.info("waiting for a change of the files")
+                await self._pause(None)
+                continue
+            failures = 0 if time.monotonic() - child.started_at > STEADY_SECS else failures + 1
+            wait_secs = min(FIRST_BACKOFF_SECS * 2 ** min(failures, 16), LAST_BACKOFF_SECS)
+            self.last_exit = exit_text(code)
+            self.restarts += 1
+            about = fields(process=self.number, exit_code=code, restarts=self.restarts)
+            logger.error("worker-%d %s; another starts in %.1f s", self.number, self.last_exit, wait_secs, extra=about)
+            await self._pause(wait_secs)
+            if self._must_stop():
+                return 0  # nothing was running that could have gone wrong
+
+    async def start(self) -> Child:
+        """Start a process."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                # -P: a file of the user's named queue.py must not take the place of Python's own.
+                *(sys.executable, "-P", "-m", "tampu.cli.worker.child"),
+                *(self._plan.to_argument(), str(theirs.fileno()), str(self.number)),
+                pass_fds=(theirs.fileno(),),
+            )
+        self.child = Child(process, await Link.over(ours), self.is_known)
+        return self.child
+
+    def stop(self) -> None:
+        """Have it drain, or abandon when it drains already; nothing is started any more."""
+        self._is_stopping = True
+        self._wake.set()
+        self.signal(signal.SIGTERM)
+
+    def reload(self) -> None:
+        """Have it drain and start anew."""
+        self._is_reloading = self.child is not None and self.child.process.returncode is None
+        self._wake.set()
+        self.signal(signal.SIGTERM)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send its process a signal."""
+        if self.child is not None and self.child.process.returncode is None:
+            self.child.signal(number)
+
+    def _must_stop(self) -> bool:
+        return self._is_stopping
+
+    async def _pause(self, secs: float | None) -> None:
+        self._wake.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), secs)
+
+
+def exit_text(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

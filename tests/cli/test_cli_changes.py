@@ -1,0 +1,275 @@
+"""Commands that change something: `add`, `cancel`, `queue`, `dlq`, `repeatable`. None destroys unless it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.lab import invoke
+from cli.shop import QUEUE, Filled
+from tampu import Queue
+
+if TYPE_CHECKING:
+    from servers.process import Server
+
+
+def peek(url: str) -> list[dict[str, Any]]:
+    async def look() -> list[dict[str, Any]]:
+        async with Queue(QUEUE, url=url) as queue:
+            return await queue.peek_dlq(1000)
+
+    return asyncio.run(look())
+
+
+# --- add and cancel
+
+
+def test_add_prints_the_id_of_a_job_that_is_there(url: str) -> None:
+    job_id = invoke("add", "emails", "welcome", '{"to": "ada@example.com", "n": [1, 2.5, null]}').out.strip()
+    told = invoke("job", "show", job_id, "--json").json
+    assert (told["state"], told["name"]) == ("waiting", "welcome")
+    assert told["payload"] == {"to": "ada@example.com", "n": [1, 2.5, None]}
+
+
+def test_add_reads_the_payload_from_stdin(url: str) -> None:
+    job_id = invoke("add", "emails", "welcome", "-", stdin='["from", "stdin"]').out.strip()
+    assert invoke("job", "show", job_id, "--json").json["payload"] == ["from", "stdin"]
+
+
+def test_add_takes_a_delay_an_id_and_attempts(url: str) -> None:
+    first = invoke("add", "emails", "x", "{}", "--delay", "1h 30m", "--id", "mine", "--attempts", "7", "--json")
+    assert first.json == {"id": "mine", "is_new": True, "queue": "emails", "name": "x"}
+    again = invoke("add", "emails", "x", "{}", "--delay", "1h 30m", "--id", "mine", "--json")
+    assert (again.code, again.json["is_new"]) == (0, False)
+    assert "nothing was added" in again.err
+    delayed = invoke("job", "show", "mine", "--json").json
+    assert delayed["state"] == "delayed"
+
+
+def test_add_waits_for_a_result_no_longer_than_told(url: str) -> None:
+    done = invoke("add", "emails", "x", "{}", "--wait", "100ms")
+    assert done.code == 1
+    assert "is a worker running" in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("payload", "said"),
+    [
+        ("{", "no JSON: Expecting property name"),
+        ("", "no JSON: Expecting value"),
+        ("NaN", "NaN, which is no JSON"),
+        ('{"a": Infinity}', "Infinity, which is no JSON"),
+        ("{'a': 1}", "no JSON"),
+        ("[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_payload_that_is_no_json_is_refused(url: str, payload: str, said: str) -> None:
+    done = invoke("add", "emails", "x", payload)
+    assert (done.code, done.out) == (2, "")
+    assert said in done.complaint
+    assert len(done.complaint) < 300
+
+
+def test_a_number_messagepack_cannot_hold_is_refused(url: str) -> None:
+    done = invoke("add", "emails", "x", str(2**70))
+    assert done.code == 1
+    assert "MessagePack" in done.complaint
+
+
+def test_cancel_takes_a_delayed_job_away(shop: Filled) -> None:
+    assert invoke("cancel", QUEUE, shop.delayed, "--dry-run").err == f"would cancel 1 delayed job of {QUEUE}\n"
+    done = invoke("cancel", QUEUE, shop.delayed, "--yes", "--json")
+    assert done.code == 0
+    assert done.json["cancelled"] == [shop.delayed]
+    assert invoke("inspect", QUEUE, "--json").json["delayed"] == 0
+
+
+def test_cancel_says_where_a_job_is_that_is_not_delayed(shop: Filled) -> None:
+    done = invoke("cancel", QUEUE, shop.waiting, "nobody", "--yes")
+    assert done.code == 1
+    assert f"{shop.waiting} is waiting, nobody is not there" in done.err
+
+
+# --- nothing is destroyed without being told to
+
+
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [
+        (("dlq", "remove", QUEUE), "remove 2 dead letters of shop for good"),
+        (("dlq", "replay", QUEUE), "replay 2 dead letters of shop"),
+        (("queue", "purge", QUEUE), "delete 2 jobs of shop for good (1 waiting and 1 delayed)"),
+        (("repeatable", "remove", QUEUE, "daily"), "remove the repeatable daily of shop for good"),
+        (("cancel", QUEUE, "DELAYED"), "cancel 1 delayed job of shop"),
+    ],
+)
+def test_what_destroys_tells_first_how_many_it_would_touch(
+    shop: Filled, server: Server, command: tuple[str, ...], count: str
+) -> None:
+    command = tuple(shop.delayed if word == "DELAYED" else word for word in command)
+    before = _contents(server)
+    dry = invoke(*command, "--dry-run")
+    assert (dry.code, dry.err) == (0, f"would {count}\n")
+    assert invoke(*command, "--dry-run", "--json").json["dry_run"] is True
+    unasked = invoke(*command)  # nobody is there to be asked
+    assert unasked.code == 2
+    assert f"would {count}: say --yes" in unasked.complaint
+    assert _contents(server) == before
+    told = invoke(*command, "--yes")
+    assert told.code == 0
+    assert told.err.startswith(f"{count} ...")
+    assert _contents(server) != before
+
+
+def _contents(server: Server) -> dict[bytes, bytes]:
+    client = server.client()
+    return {key: client.dump(key) for key in client.scan_iter() if b":pseq:" not in key}
+
+
+# --- dead letters
+
+
+def test_peek_tells_what_killed_a_job(shop: Filled) -> None:
+    letters = invoke("dlq", "peek", QUEUE, "--json").json
+    by_job = {letter["job_id"]: letter for letter in letters}
+    assert set(by_job) == {shop.dead, shop.hopeless}
+    assert by_job[shop.dead]["reason"] == "retries_exhausted"
+    assert by_job[shop.dead]["error_type"] == "RuntimeError"
+    assert by_job[shop.dead]["attempts"] == 2
+    assert by_job[shop.hopeless]["payload"] == {"order": 3, "card": "none"}
+    text = invoke("dlq", "peek", QUEUE, "--full").out
+    assert "RuntimeError: 503 Service Unavailable" in text
+    assert "Traceback" in text
+    assert "b'" in invoke("dlq", "peek", QUEUE, "--raw").out
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        ((), 2),
+        (("--reason", "unrecoverable"), 1),
+        (("--reason", "malformed"), 0),
+        (("--name", "pay"), 2),
+        (("--name", "pack"), 0),
+        (("--older-than", "1h"), 0),
+        (("--older-than", "0s"), 2),
+        (("--id", "DEAD"), 1),
+        (("--id", "DEAD", "--id", "HOPELESS"), 2),
+        (("--id", "LETTER"), 1),
+        (("--id", "DEAD", "--reason", "unrecoverable"), 0),
+        (("--id", "1-1"), 0),
+        (("--limit", "1"), 1),
+    ],
+)
+def test_letters_can_be_singled_out(shop: Filled, url: str, options: tuple[str, ...], count: int) -> None:
+    names = {"DEAD": shop.dead, "HOPELESS": shop.hopeless, "LETTER": peek(url)[0]["dlq_id"]}
+    options = tuple(names.get(word, word) for word in options)
+    assert len(invoke("dlq", "peek", QUEUE, *options, "--json").json) == count
+    assert invoke("dlq", "replay", QUEUE, *options, "--dry-run", "--json").json["matched"] == count
+    assert invoke("dlq", "remove", QUEUE, *options, "--yes", "--json").json["removed"] == count
+    assert len(peek(url)) == 2 - count
+
+
+def test_replay_puts_letters_back(shop: Filled, url: str) -> None:
+    done = invoke("dlq", "replay", QUEUE, "--reason", "retries_exhausted", "--yes")
+    assert (done.code, done.out) == (0, "replayed 1 dead letter\n")
+    assert len(peek(url)) == 1
+    assert invoke("job", "show", shop.dead, "--json").json["state"] == "waiting"
+
+
+def test_letters_beyond_one_step_are_all_touched(url: str, server: Server) -> None:
+    pipeline = server.client().pipeline()
+    envelope = b"\x94\xa1x\xc4\x01\xc0\x01\x00"
+    for number in range(1203):
+        broken = number % 100 == 0
+        pipeline.xadd(
+            f"{{chasqui:{QUEUE}}}:dlq", {"d": b"?" if broken else envelope, "n": "x", "reason": "unrecoverable"}
+        )
+    pipeline.execute()
+    done = invoke("dlq", "replay", QUEUE, "--name", "x", "--yes", "--json")
+    assert (done.json["matched"], done.json["replayed"], done.json["unreadable"]) == (1203, 1190, 13)
+    assert invoke("dlq", "remove", QUEUE, "--yes", "--json").json["removed"] == 13
+
+
+def test_a_letter_nobody_can_read_is_shown_all_the_same(url: str, server: Server) -> None:
+    server.client().xadd(f"{{chasqui:{QUEUE}}}:dlq", {"d": b"\xff\x00", "reason": "decode_failed", "n": b"\xfe"})
+    [letter] = invoke("dlq", "peek", QUEUE, "--json").json
+    assert (letter["job_id"], letter["payload"], letter["envelope"]) == (None, None, {"$base64": "/wA="})
+    assert "cannot be read" in invoke("dlq", "peek", QUEUE).out
+    done = invoke("dlq", "replay", QUEUE, "--yes")
+    assert done.code == 0
+    assert "cannot be read and stay" in done.err
+
+
+def test_an_unknown_reason_is_refused(shop: Filled) -> None:
+    done = invoke("dlq", "peek", QUEUE, "--reason", "bored")
+    assert done.code == 2
+    assert "retries_exhausted" in done.complaint
+
+
+# --- the whole queue
+
+
+def test_pause_and_resume(shop: Filled) -> None:
+    assert invoke("queue", "pause", QUEUE, "--json").json == {"queue": QUEUE, "is_paused": True}
+    assert invoke("queue", "resume", QUEUE).out == f"{QUEUE} goes on\n"
+    assert invoke("queue", "resume", QUEUE, "--json").json["was_paused"] is False
+
+
+def test_purge_spares_what_it_is_told_to(shop: Filled) -> None:
+    assert invoke("queue", "purge", QUEUE, "--no-delayed", "--yes").out == "deleted 1 job\n"
+    told = invoke("inspect", QUEUE, "--json").json
+    assert (told["waiting"], told["delayed"], told["dlq"], told["repeatables"]) == (0, 1, 2, 1)
+    assert invoke("queue", "purge", QUEUE, "--yes", "--json").json["deleted"] == 1
+
+
+# --- repeatables
+
+
+def test_repeatables_are_listed(shop: Filled) -> None:
+    [one] = invoke("repeatable", "list", QUEUE, "--json").json
+    assert (one["key"], one["job_name"], one["fired"]) == ("daily", "pack", 0)
+    assert one["pattern"] == {"kind": "cron", "expression": "0 9 * * *", "tz": "America/Lima"}
+    assert "0 9 * * * (America/Lima)" in invoke("repeatable", "list", QUEUE).out
+
+
+def test_a_repeatable_can_be_fired_now(shop: Filled) -> None:
+    told = invoke("repeatable", "fire", QUEUE, "daily", "--json").json
+    job = invoke("job", "show", told["id"], "--json").json
+    assert (job["name"], job["payload"]) == ("pack", {"order": 6})
+    assert len(invoke("repeatable", "list", QUEUE, "--json").json) == 1
+
+
+def test_an_unknown_repeatable_is_an_error(shop: Filled) -> None:
+    for verb in ("fire", "remove"):
+        done = invoke("repeatable", verb, QUEUE, "weekly", *(("--yes",) if verb == "remove" else ()))
+        assert done.code == 1
+        assert "there are: daily" in done.complaint
+
+
+def test_every_reading_command_speaks_json(shop: Filled) -> None:
+    for command in (
+        ("inspect",),
+        ("inspect", QUEUE),
+        ("job", "show", shop.done),
+        ("job", "why", shop.done),
+        ("dlq", "peek", QUEUE),
+        ("repeatable", "list", QUEUE),
+        ("doctor",),
+    ):
+        json.loads(invoke(*command, "--json").out)
+
+
+def test_values_json_knows_nothing_of_stay_valid_json(url: str) -> None:
+    async def add() -> str:
+        async with Queue("odd", url=url) as queue:
+            payload = {1: float("nan"), b"key": b"\xff", "list": [float("inf")], "text": "\x1b[31m"}
+            return (await queue.add("x", payload)).id
+
+    told = invoke("job", "show", asyncio.run(add()), "--json").json["payload"]
+    assert told["1"] == "nan"
+    assert told["list"] == ["inf"]
+    assert told['{"$base64": "a2V5"}'] == {"$base64": "/w=="}

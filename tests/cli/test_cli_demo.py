@@ -1,0 +1,54 @@
+"""`tampu demo`: a day from morning to evening, in a pipe and in a terminal; nothing is lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.lab import Terminal, invoke, run_program
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_CACHE", str(tmp_path / "cache"))
+
+
+def test_the_demo_tells_its_story_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run_program("demo", "--hour", "0.3")
+    assert (done.code, done.err) == (0, "")
+    assert "\x1b" not in done.out
+    for words in ("The shop opens", "newsletter", "payment provider is down", "are replayed", "0 lost"):
+        assert words in done.out
+    # What it proposes works.
+    [export] = [line for line in done.out.splitlines() if "export TAMPU_URL=" in line]
+    monkeypatch.setenv("TAMPU_URL", export.partition("=")[2])
+    [why] = [line for line in done.out.splitlines() if "tampu job why" in line]
+    told = invoke("job", "why", why.split()[3], "--json").json
+    assert told["state"] == "done"
+    assert "dlq" in [step["what"] for step in told["steps"]]
+    [letter] = invoke("dlq", "peek", "images", "--json").json
+    assert letter["payload"]["path"] == "/photos/corrupt.jpg"
+    assert invoke("doctor").code == 0
+
+
+def test_the_demo_is_live_in_a_terminal() -> None:
+    with Terminal("demo", "--hour", "0.2") as terminal:
+        terminal.until("jobs done")
+        terminal.until("payments")
+        assert terminal.wait() == 0
+        terminal.until("0 lost")
+        assert "Traceback" not in terminal.shown
+        assert "Have a look" in terminal.shown
+
+
+def test_ctrl_c_ends_the_demo_with_one_line() -> None:
+    with Terminal("demo", "--hour", "10") as terminal:
+        terminal.until("The shop opens")
+        terminal.press("\x03")
+        assert terminal.wait() == 130
+        assert "Traceback" not in terminal.shown
+        assert terminal.shown.rstrip().endswith("tampu: interrupted")

@@ -1,0 +1,189 @@
+"""`tampu doctor`: every fault is found and has its remedy; a healthy server has none."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.lab import invoke
+from cli.shop import QUEUE, Filled, fill
+from tampu import Queue
+from tampu.cli.doctor import server as checks
+from tampu.cli.doctor.findings import Level
+from tampu.redis.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers.process import Server
+
+
+def faults(*options: str) -> dict[str, dict[str, Any]]:
+    """What is wrong, by the name of the check."""
+    done = invoke("doctor", *options, "--json")
+    found = {one["check"]: one for one in done.json["findings"] if one["level"] == "wrong"}
+    assert done.code == (3 if found else 0)
+    assert done.json["healthy"] is not bool(found)
+    assert all(one["remedy"] for one in found.values())
+    return found
+
+
+def test_a_healthy_server_is_exit_code_0(fresh_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    server = fresh_server(appendonly="yes")
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    fill(server.url)
+    assert faults() == {}
+    text = invoke("doctor").out
+    assert "all is well" in text
+    for check in ("version", "capabilities", "eviction policy", "persistence", "memory", "clock", "replication"):
+        assert check in text
+    assert "2 dead letters" in text
+    assert f"tampu dlq peek {QUEUE}" in text
+
+
+def test_faults_of_the_server_are_found(server: Server, shop: Filled) -> None:
+    server.config_set(maxmemory="1gb", maxmemory_policy="allkeys-lru")
+    found = faults()
+    assert "allkeys-lru" in found["eviction policy"]["text"]
+    assert "noeviction" in found["eviction policy"]["remedy"]
+    assert "a restart loses every job" in found["persistence"]["text"]
+    server.config_set(maxmemory=server.client().info("memory")["used_memory"], maxmemory_policy="noeviction")
+    assert "maxmemory" in faults()["memory"]["text"]
+    text = invoke("doctor").out
+    assert "faults found" in text
+    assert "→ raise maxmemory" in text
+
+
+def test_faults_of_a_queue_are_found(server: Server, url: str) -> None:
+    client = server.client()
+    tag = "{chasqui:sick}"
+
+    async def break_it() -> None:
+        async with Queue("sick", url=url) as queue:
+            await queue.add("x", 1)
+            await queue.add("x", 2)
+
+    asyncio.run(break_it())
+    client.xgroup_create(f"{tag}:stream", "default", id="0")
+    client.xgroup_create(f"{tag}:stream", "spies", id="0")
+    client.xreadgroup("default", "dead", {f"{tag}:stream": ">"}, count=1)
+    client.zadd(f"{tag}:delayed", {b"\xff\xff\xff\xff": 1000})
+    client.zadd(f"{tag}:repeat", {"never fired": 1000})
+    client.set(f"{tag}:result:x", b"\xc0")
+    client.set(f"{tag}:promoter:lock", "gone")
+    found = faults("sick", "--max-age", "0ms", "--claim-after", "0ms")
+    assert "2 groups (default, spies)" in found["groups"]["text"]
+    assert "held by dead" in found["stalled"]["text"]
+    assert "cannot be read" in found["poison"]["text"]
+    assert "2 keys" in found["keys without TTL"]["text"]
+    assert "overdue" in found["delayed"]["text"]
+    assert "no scheduler runs" in found["repeatables"]["text"]
+    assert "waiting, the first for" in found["lag"]["text"]
+
+
+def test_a_key_of_another_type_is_found(server: Server, url: str) -> None:
+    server.client().set("{chasqui:odd}:stream", "x")
+    found = faults("odd")
+    assert "{chasqui:odd}:stream is a string, not a stream" in found["type of keys"]["text"]
+
+
+def test_a_paused_queue_is_told_and_no_fault(shop: Filled) -> None:
+    invoke("queue", "pause", QUEUE)
+    told = invoke("doctor", QUEUE, "--max-age", "0ms", "--json").json
+    assert [one["level"] for one in told["findings"] if one["check"] == "paused"] == ["note"]
+    assert "lag" not in faults(QUEUE, "--max-age", "0ms")
+
+
+def test_a_replica_is_found(fresh_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch) -> None:
+    master = fresh_server()
+    replica = fresh_server(replicaof=master)
+    monkeypatch.setenv("TAMPU_URL", replica.url)
+    assert "this is a replica" in faults()["replication"]["text"]
+
+
+@pytest.mark.servers("redis86")
+def test_producers_of_chasquimq_are_told(server: Server, url: str) -> None:
+    server.client().execute_command("XADD", "{chasqui:q}:stream", "IDMP", "p", "i", "*", "d", "x")
+    told = invoke("doctor", "q", "--json").json
+    [peer] = [one for one in told["findings"] if one["check"] == "peers"]
+    assert peer["level"] == "note"
+    assert "trim at their own MAXLEN" in peer["text"]
+
+
+# --- checks of what a server said
+
+
+@pytest.mark.parametrize(
+    ("info", "level"),
+    [
+        ({"redis_version": "7.2.4"}, Level.OK),
+        ({"redis_version": "6.2.0"}, Level.OK),
+        ({"redis_version": "6.0.16"}, Level.WRONG),
+        ({"redis_version": "7.2.4", "valkey_version": "9.1.0"}, Level.OK),
+        ({}, Level.WRONG),
+    ],
+)
+def test_versions(info: dict[str, str], level: Level) -> None:
+    assert checks.version(info).level is level
+
+
+@pytest.mark.parametrize(
+    ("info", "save", "level"),
+    [
+        ({"aof_enabled": "1"}, "", Level.OK),
+        ({"aof_enabled": "1", "aof_last_write_status": "err"}, "", Level.WRONG),
+        ({"aof_enabled": "0"}, "", Level.WRONG),
+        ({"aof_enabled": "0"}, "3600 1", Level.NOTE),
+        ({"aof_enabled": "0"}, None, Level.NOTE),
+        ({"aof_enabled": "0", "rdb_last_bgsave_status": "err"}, "3600 1", Level.WRONG),
+    ],
+)
+def test_persistence(info: dict[str, str], save: str | None, level: Level) -> None:
+    assert checks.persistence(info, save).level is level
+
+
+@pytest.mark.parametrize(
+    ("info", "level"),
+    [
+        ({"used_memory": "100", "maxmemory": "1000"}, Level.OK),
+        ({"used_memory": "900", "maxmemory": "1000"}, Level.WRONG),
+        ({"used_memory": "900", "maxmemory": "0", "total_system_memory": "1000"}, Level.WRONG),
+        ({"used_memory": "100", "maxmemory": "0", "total_system_memory": "1000"}, Level.OK),
+        ({}, Level.OK),
+    ],
+)
+def test_memory(info: dict[str, str], level: Level) -> None:
+    assert checks.memory(info).level is level
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "level"), [(0, Level.OK), (-999, Level.OK), (1500, Level.WRONG), (-1500, Level.WRONG)]
+)
+def test_clocks(ahead_ms: float, level: Level) -> None:
+    assert checks.clock(ahead_ms).level is level
+
+
+@pytest.mark.parametrize(
+    ("info", "level"),
+    [
+        ({"role": "master"}, Level.NOTE),
+        ({"role": "master", "slave0": "ip=1.2.3.4,port=6379,state=online,offset=1,lag=0"}, Level.OK),
+        ({"role": "master", "slave0": "ip=1.2.3.4,port=6379,state=online,offset=1,lag=60"}, Level.WRONG),
+        ({"role": "master", "slave0": "ip=1.2.3.4,port=6379,state=wait_bgsave,offset=1,lag=0"}, Level.WRONG),
+        ({"role": "slave", "master_link_status": "up"}, Level.WRONG),
+    ],
+)
+def test_replication(info: dict[str, str], level: Level) -> None:
+    assert [finding.level for finding in checks.replication(info)] == [level]
+
+
+def test_capabilities_are_named() -> None:
+    assert "XACKDEL" in checks.capability(Capabilities(True, True, False, True)).text
+    assert checks.capability(Capabilities(False, False, False, False)).level is Level.NOTE
+
+
+@pytest.mark.parametrize(("timeout", "found"), [("0", 0), ("10", 1), ("3600", 0), (None, 0)])
+def test_idle_timeouts(timeout: str | None, found: int) -> None:
+    assert len(checks.idle_timeout(timeout)) == found

@@ -1,0 +1,163 @@
+"""`tampu inspect`, `watch` and `top`: what is in the queues."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.lab import invoke
+from cli.shop import QUEUE, Filled
+from tampu import Queue
+from tampu.cli.rates import flow_between
+from tampu.cli.snapshot import QueueSnapshot, event_rates
+
+if TYPE_CHECKING:
+    from servers.cluster import Cluster
+    from servers.process import Server
+
+
+def test_all_queues_are_found_and_counted(shop: Filled) -> None:
+    done = invoke("inspect")
+    assert done.code == 0
+    header, row = done.out.splitlines()
+    assert header.split()[:3] == ["queue", "waiting", "oldest"]
+    assert row.split()[:2] == [QUEUE, "1"]
+    assert "\x1b" not in done.out  # no colours into a pipe
+
+
+def test_one_queue_is_told_in_full(fresh_shop: Filled) -> None:
+    told = invoke("inspect", QUEUE, "--json").json
+    assert (told["waiting"], told["pending"], told["delayed"], told["due"], told["dlq"]) == (1, 0, 1, 0, 2)
+    assert told["repeatables"] == 1
+    assert told["events"] > 5
+    assert told["oldest_waiting_ms"] >= 0
+    assert 3_500_000 < told["next_due_in_ms"] <= 3_600_000
+    assert told["bytes"] == sum(told["bytes_by_key"].values()) > 0
+    assert [group["name"] for group in told["groups"]] == ["default"]
+    assert told["event_rates"]["completed"] == pytest.approx(1 / 60, abs=0.001)
+    assert told["breaches"] == []
+    text = invoke("inspect", QUEUE).out
+    for words in ("waiting", "dead letters", "group default", "memory"):
+        assert words in text
+
+
+def test_a_paused_queue_says_so(shop: Filled) -> None:
+    assert invoke("queue", "pause", QUEUE).code == 0
+    assert "paused" in invoke("inspect").out
+    assert invoke("inspect", QUEUE, "--json").json["is_paused"] is True
+
+
+def test_two_looks_give_rates(shop: Filled) -> None:
+    told = invoke("inspect", QUEUE, "--sample", "0.05", "--json").json
+    assert told["added_per_sec"] == 0.0
+    assert told["settled_per_sec"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("options", "breached"),
+    [
+        (("--max-waiting", "0"), "--max-waiting"),
+        (("--max-dlq", "1"), "--max-dlq"),
+        (("--max-age", "0ms"), "--max-age"),
+        (("--max-waiting", "1", "--max-dlq", "2", "--max-age", "1h"), ""),
+    ],
+)
+def test_a_breached_threshold_is_exit_code_3(shop: Filled, options: tuple[str, ...], breached: str) -> None:
+    for queue in ((QUEUE,), ()):
+        done = invoke("inspect", *queue, *options, "--json")
+        assert done.code == (3 if breached else 0)
+        assert [breached in text for text in done.json["breaches"]] == ([True] if breached else [])
+        assert breached in done.err
+
+
+def test_an_option_may_come_from_the_environment(shop: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_INSPECT_MAX_DLQ", "1")
+    monkeypatch.setenv("TAMPU_JSON", "1")
+    done = invoke("inspect")
+    assert done.code == 3
+    assert len(done.json["breaches"]) == 1
+
+
+def test_a_queue_of_a_name_nobody_can_open_is_named(server: Server, url: str) -> None:
+    server.client().xadd(b"{chasqui:caf\xe9}:stream", {"d": "x"})
+    done = invoke("inspect", "--json")
+    assert done.code == 0
+    assert done.json == {"queues": [], "unusable": [{"$base64": "Y2Fm6Q=="}], "breaches": []}
+    assert "caf\\xe9" in invoke("inspect").err
+
+
+def test_names_cannot_drive_the_terminal(server: Server, url: str) -> None:
+    server.client().xadd("{chasqui:a\x1b[31mb[bold]}:stream", {"d": "x"})
+    out = invoke("inspect").out
+    assert "a\\x1b[31mb[bold]" in out
+    assert "\x1b" not in out
+
+
+def test_an_empty_server_is_no_error(url: str) -> None:
+    done = invoke("inspect")
+    assert (done.code, done.out) == (0, "")
+    assert "no queue yet" in done.err
+    assert invoke("inspect", "--json").json["queues"] == []
+
+
+@pytest.mark.servers
+def test_it_works_on_every_kind_of_server(server: Server | Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    names = [f"queue-{number}" for number in range(6)]  # on a Cluster, on several nodes
+
+    async def add() -> None:
+        for name in names:
+            async with Queue(name, url=server.url) as queue:
+                await queue.add("hello", {"to": name})
+
+    asyncio.run(add())
+    assert [queue["queue"] for queue in invoke("inspect", "--json").json["queues"]] == names
+    assert invoke("doctor", "--json").code in (0, 3)
+    assert invoke("top", "--rounds", "1", "--json").json_lines[0]["queues"][0]["waiting"] == 1
+    job = invoke("add", names[3], "hello", "{}").out.strip()
+    assert invoke("job", "show", job, "--json").json["queue"] == names[3]
+
+
+# --- live views, without a terminal
+
+
+def test_watch_writes_a_line_a_round(shop: Filled) -> None:
+    lines = invoke("watch", QUEUE, "--rounds", "3", "--interval", "0.05").out.splitlines()
+    assert len(lines) == 3
+    assert all(f" {QUEUE} waiting=1 " in line for line in lines)
+    rounds = invoke("watch", QUEUE, "--rounds", "2", "--interval", "0.05", "--json").json_lines
+    assert [one["waiting"] for one in rounds] == [1, 1]
+    assert rounds[1]["added_per_sec"] == 0.0
+
+
+def test_top_shows_all_queues(shop: Filled) -> None:
+    invoke("add", "other", "x", "{}")
+    lines = invoke("top", "--rounds", "1").out.splitlines()
+    assert {line.split()[1] for line in lines} == {QUEUE, "other"}
+
+
+# --- rates
+
+
+def _snapshot(at_ms: int, added: int | None, length: int) -> QueueSnapshot:
+    counts = dict.fromkeys(("pending", "delayed", "due", "dlq", "events", "repeatables"), 0)
+    return QueueSnapshot(queue="q", taken_at_ms=at_ms, is_paused=False, waiting=length, added_in_all=added, **counts)
+
+
+def test_what_left_the_stream_was_settled() -> None:
+    flow = flow_between(_snapshot(0, 100, 10), _snapshot(2000, 140, 30))
+    assert (flow.added_per_sec, flow.settled_per_sec) == (20.0, 10.0)
+
+
+@pytest.mark.parametrize("before", [None, _snapshot(0, None, 5), _snapshot(0, 900, 5), _snapshot(1000, 5, 5)])
+def test_without_two_comparable_looks_no_rate_is_told(before: QueueSnapshot | None) -> None:
+    assert flow_between(before, _snapshot(1000, 10, 5)).added_per_sec is None
+
+
+def test_event_rates_are_of_the_time_looked_at() -> None:
+    events = [(b"%d-0" % (100_000 - number), [b"e", b"completed"]) for number in range(5000)]
+    rates, secs = event_rates(events, 100_000)
+    assert secs == pytest.approx(4.999)
+    assert rates["completed"] == pytest.approx(1000, rel=0.01)

@@ -1,0 +1,192 @@
+"""`tampu events`, `job show` and `job why`: what happened to jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.lab import invoke, run_shell, start
+from cli.shop import QUEUE, Filled
+from servers.process import eventually
+from tampu import Queue
+
+if TYPE_CHECKING:
+    from servers.process import Server
+
+
+def test_events_are_told_oldest_first(shop: Filled) -> None:
+    lines = invoke("events", QUEUE).out.splitlines()
+    assert [line.split()[2] for line in lines] == sorted_by_time(lines)
+    assert any("503 Service Unavailable" in line for line in lines)
+
+
+def sorted_by_time(lines: list[str]) -> list[str]:
+    return [line.split()[2] for line in sorted(lines, key=lambda line: line.split()[:2])]
+
+
+def test_events_as_json_are_one_document_a_line(shop: Filled) -> None:
+    events = invoke("events", "--json").json_lines
+    assert {event["queue"] for event in events} == {QUEUE}
+    completed = [event for event in events if event["event"] == "completed"]
+    assert [event["job_id"] for event in completed] == [shop.done]
+    assert completed[0]["attempt"] == 1
+
+
+def test_events_can_be_singled_out(shop: Filled) -> None:
+    found = invoke("events", QUEUE, "--name", "failed", "--name", "dlq", "--job", shop.dead, "--json").json_lines
+    assert [event["event"] for event in found] == ["failed", "failed", "dlq"]
+    assert len(invoke("events", QUEUE, "--limit", "2", "--json").json_lines) == 2
+    assert invoke("events", QUEUE, "--limit", "0").out == ""
+
+
+def test_an_unknown_event_is_refused(shop: Filled) -> None:
+    done = invoke("events", "--name", "finished")
+    assert done.code == 2
+    assert "there are waiting, active, completed" in done.complaint
+
+
+def test_following_goes_on_without_a_gap(url: str, server: Server) -> None:
+    server.client().xadd("{chasqui:q}:events", {"e": "completed", "id": "first", "ts": "1"})
+    with start("events", "q", "--follow", "--json") as process:
+        assert process.stdout is not None
+        assert b'"first"' in process.stdout.readline()
+        server.client().xadd("{chasqui:q}:events", {"e": "completed", "id": "second", "ts": "2"})
+        assert b'"second"' in process.stdout.readline()
+        process.send_signal(2)
+        assert process.wait(20) == 0  # Ctrl-C is how one ends it
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+
+
+def test_following_all_queues_finds_those_that_come_to_be(url: str, server: Server) -> None:
+    with start("events", "--follow", "--json") as process:
+        _until_clients(server, 2)
+        server.client().xadd("{chasqui:late}:events", {"e": "completed", "id": "x", "ts": "1"})
+        assert process.stdout is not None
+        assert b'"late"' in process.stdout.readline()
+        process.send_signal(2)
+        assert process.wait(20) == 0
+
+
+def _until_clients(server: Server, count: int) -> None:
+    client = server.client()
+    eventually(lambda: sum(one["name"] == "tampu" for one in client.client_list()) >= count - 1, "it is connected")
+
+
+def test_a_closed_pipe_ends_a_command_without_a_word(shop: Filled) -> None:
+    for command in ("events", f"events {QUEUE} --follow --json", "top --interval 0.05"):
+        done = run_shell(f"tampu {command} | head -1; echo ${{PIPESTATUS[0]}}")
+        assert done.stdout.splitlines()[-1] == "0", command
+        assert len(done.stdout.splitlines()) == 2, command
+        assert done.stderr == "", command
+
+
+def test_a_follower_notices_that_its_reader_is_gone_although_nothing_happens(shop: Filled) -> None:
+    with start("events", QUEUE, "--follow", "-n", "1") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.wait(20) == 0
+
+
+# --- one job
+
+
+def test_show_tells_each_state(shop: Filled) -> None:
+    states = {
+        job_id: invoke("job", "show", job_id, "--json").json
+        for job_id in (shop.done, shop.dead, shop.hopeless, shop.waiting, shop.delayed)
+    }
+    assert [told["state"] for told in states.values()] == ["done", "dead", "dead", "waiting", "delayed"]
+    assert states[shop.done]["result"] == {"packed": 1}
+    assert states[shop.dead]["dead_letter"]["error"] == "503 Service Unavailable"
+    assert states[shop.dead]["payload"] == {"order": 2, "card": ""}
+    assert states[shop.waiting]["payload"] == {"order": 4}
+    assert all(told["queue"] == QUEUE for told in states.values())
+    text = invoke("job", "show", shop.dead, "--queue", QUEUE).out
+    assert "dead" in text
+    assert "RuntimeError: 503 Service Unavailable" in text
+
+
+def test_show_finds_a_job_that_is_done_and_has_no_result_by_its_events(server: Server, shop: Filled) -> None:
+    server.client().delete(f"{{chasqui:{QUEUE}}}:result:{shop.done}")
+    assert invoke("job", "show", shop.done, "--json").json["state"] == "done"
+
+
+def test_raw_shows_a_payload_as_bytes(shop: Filled) -> None:
+    assert "b'" in invoke("job", "show", shop.waiting, "--raw").out
+    assert set(invoke("job", "show", shop.waiting, "--raw", "--json").json["payload"]) == {"$base64"}
+
+
+def test_a_job_nobody_knows_is_an_error(shop: Filled) -> None:
+    for verb in ("show", "why"):
+        for queue in ((), ("--queue", QUEUE)):
+            done = invoke("job", verb, "01ARZ3NDEKTSV4RRFFQ69G5FAV", *queue)
+            assert done.code == 1
+            assert "nothing is known" in done.complaint
+
+
+def test_why_tells_a_whole_life(shop: Filled) -> None:
+    told = invoke("job", "why", shop.dead, "--json").json
+    whats = [step["what"] for step in told["steps"]]
+    assert whats == ["added", "active", "failed", "retry-scheduled", "waiting", "active", "failed", "dlq"]
+    assert all(step["after_ms"] >= 0 for step in told["steps"])
+    assert "503 Service Unavailable" in told["why"][0]
+    assert f"tampu dlq replay {QUEUE} --id" in told["why"][-1]
+    text = invoke("job", "why", shop.dead).out
+    assert "retry-scheduled" in text
+    assert text.splitlines()[0].split()[:2] == [shop.dead, "pay"]
+
+
+@pytest.mark.parametrize(
+    ("prepare", "why"),
+    [
+        ((), "no worker serves this queue"),
+        (("queue", "pause", QUEUE), f"tampu queue resume {QUEUE}"),
+    ],
+)
+def test_why_tells_what_a_waiting_job_waits_for(
+    shop: Filled, prepare: tuple[str, ...], why: str, server: Server
+) -> None:
+    if prepare:
+        assert invoke(*prepare).code == 0
+    # The names of workers that are gone stay for a while; these were heard of a moment ago.
+    server.client().xgroup_destroy(f"{{chasqui:{QUEUE}}}:stream", "default")
+    assert why in invoke("job", "why", shop.waiting).out
+
+
+def test_why_tells_when_a_delayed_job_runs(fresh_shop: Filled) -> None:
+    assert "it waits for its time, in 59 min" in invoke("job", "why", fresh_shop.delayed).out
+
+
+def test_why_tells_of_replays(shop: Filled) -> None:
+    invoke("dlq", "replay", QUEUE, "--id", shop.dead, "--yes")
+    told = invoke("job", "why", shop.dead, "--json").json
+    assert "replayed, 1 time" in told["why"][0]
+    assert told["state"] == "waiting"
+
+
+def test_why_tells_that_a_worker_has_it(url: str) -> None:
+    async def take() -> str:
+        async with Queue("q", url=url) as queue:
+            job = await queue.add("x", 1)
+            pipe = queue.producer.ready_pipe()
+            await pipe.call("XGROUP", "CREATE", queue.keys.stream, "default", "0")
+            await pipe.call("XREADGROUP", "GROUP", "default", "me", "STREAMS", queue.keys.stream, ">")
+            return job.id
+
+    job_id = asyncio.run(take())
+    assert "it is with me of group default" in invoke("job", "why", job_id).out
+    assert invoke("job", "show", job_id, "--json").json["worker"] == "me"
+
+
+def test_a_payload_that_is_no_messagepack_is_told_as_such(server: Server, url: str) -> None:
+    envelope = b"\x94\xa3bad\xc4\x01\xc1\x01\x00"  # the payload slot holds 0xc1, which no value begins with
+    server.client().xadd("{chasqui:q}:stream", {"d": envelope})
+    eventually(lambda: invoke("inspect", "q").code == 0, "it is there")
+    told = invoke("job", "show", "bad", "--json")
+    assert told.code == 0
+    assert "not MessagePack" in told.json["payload"]["$undecodable"]
+    assert "not readable" in invoke("job", "show", "bad").out

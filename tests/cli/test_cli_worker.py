@@ -1,0 +1,379 @@
+"""`tampu worker`: processes that are supervised, drained, abandoned, restarted and reloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.lab import invoke, run_program, start, worker_program
+from servers.liveness import is_alive
+from servers.process import eventually
+from tampu import Queue
+from tampu.cli.exits import UsageError, exit_code_of, line_of
+from tampu.cli.worker.child import build_worker
+from tampu.cli.worker.plan import WorkerPlan
+from tampu.cli.worker.reload import python_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from servers.process import Server
+
+#: An app as users write it; what its tasks do is written to a file that survives them.
+APP = """
+import asyncio, os, pathlib, time
+from tampu import Queue, Worker
+
+queue = Queue("q")
+other = Queue("other")
+both = [queue, other]
+journal = pathlib.Path(__file__).with_name("journal")
+
+
+def write(*words):
+    with journal.open("a") as file:
+        print(*words, file=file, flush=True)
+
+
+@queue.task
+async def sleep(secs: float) -> str:
+    write("started", os.getpid())
+    await asyncio.sleep(secs)
+    write("done", os.getpid())
+    return "slept"
+
+
+@queue.task
+async def wait_for(path: str) -> None:
+    write("started", os.getpid())
+    while not os.path.exists(path):
+        await asyncio.sleep(0.01)
+    write("done", os.getpid())
+
+
+@queue.task
+async def block(secs: float) -> None:
+    write("started", os.getpid())
+    time.sleep(secs)
+
+
+@queue.task(attempts=1)
+async def fail() -> None:
+    raise ValueError("on purpose")
+
+
+@other.task
+def version() -> str:
+    return "VERSION"
+
+
+@other.task(process=True)
+def pid() -> int:
+    return os.getpid()
+
+
+worker = Worker(queue, concurrency=3, read_block_ms=500)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, url: str) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def add(name: str, *, queue: str = "q", **payload: object) -> str:
+    return invoke("add", queue, name, json.dumps(payload)).out.strip()
+
+
+def journal(folder: Path) -> list[list[str]]:
+    path = folder / "journal"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def until_written(folder: Path, word: str, times: int = 1) -> list[str]:
+    """Wait for lines that begin with a word; their second words."""
+
+    def found() -> list[str] | None:
+        seconds = [words[1] for words in journal(folder) if words[0] == word]
+        return seconds if len(seconds) >= times else None
+
+    return eventually(found, f"{times} times {word!r} in the journal")
+
+
+def results(url: str, queue: str, job_id: str) -> object:
+    async def ask() -> object:
+        async with Queue(queue, url=url) as asked:
+            return await asked.wait_for_result(job_id, 20)
+
+    return asyncio.run(ask())
+
+
+# --- a worker's life
+
+
+def test_a_worker_runs_jobs_and_drains_on_sigterm(app: Path, url: str) -> None:
+    with worker_program(app, "app:both") as worker:
+        assert results(url, "other", add("version", queue="other")) == "VERSION"
+        assert results(url, "other", add("pid", queue="other")) not in (worker.process.pid, *worker.children())
+        add("wait_for", path=str(app / "go"))
+        until_written(app, "started")
+        worker.signal(signal.SIGTERM)
+        worker.until_logged("draining: no more jobs are taken")
+        assert worker.is_alive  # the job still runs
+        (app / "go").touch()
+        assert worker.wait() == 0
+        assert [words[0] for words in journal(app)] == ["started", "done"]
+        worker.until_logged("drained")
+
+
+def test_ctrl_c_drains_as_well(app: Path) -> None:
+    (app / "queue.py").write_text("raise RuntimeError('taken for the module of Python')")
+    with worker_program(app, "app:queue") as worker:
+        add("wait_for", path=str(app / "go"))
+        until_written(app, "started")
+        os.killpg(worker.process.pid, signal.SIGINT)  # as a terminal does: to all processes at once
+        worker.until_logged("draining: no more jobs are taken")
+        (app / "go").touch()
+        assert worker.wait() == 0
+        assert journal(app)[-1][0] == "done"
+
+
+def test_a_second_signal_abandons_what_runs(app: Path) -> None:
+    with worker_program(app, "app:queue") as worker:
+        add("sleep", secs=60)
+        until_written(app, "started")
+        worker.signal(signal.SIGTERM)
+        worker.until_logged("draining: no more jobs are taken")
+        children = worker.children()
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 1
+        worker.until_logged("abandoned")
+        assert not any(is_alive(pid) for pid in children)
+
+
+def test_jobs_that_do_not_end_in_time_are_an_error(app: Path) -> None:
+    with worker_program(app, "app:queue", "--shutdown-deadline", "0s") as worker:
+        add("sleep", secs=60)
+        until_written(app, "started")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 1
+        worker.until_logged("did not end in time")
+
+
+def test_a_child_that_is_killed_is_replaced(app: Path) -> None:
+    with worker_program(app, "app:queue", "--processes", "2") as worker:
+        worker.until_logged("serves q", times=2)
+        first, second = worker.children()
+        os.kill(first, signal.SIGKILL)
+        worker.until_logged("worker-1 was killed by SIGKILL")
+        eventually(lambda: len(worker.children()) == 2 and first not in worker.children(), "another has started")
+        assert second in worker.children()
+        worker.until_logged("serves q", times=3)
+        add("sleep", secs=0)
+        until_written(app, "done")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_children_drain_when_their_supervisor_is_killed(app: Path) -> None:
+    with worker_program(app, "app:queue") as worker:
+        add("wait_for", path=str(app / "go"))
+        [pid] = until_written(app, "started")
+        worker.process.kill()
+        worker.process.wait()
+        eventually(lambda: "the supervisor is gone" in worker.log, "the child has noticed")
+        assert is_alive(int(pid))
+        (app / "go").touch()
+        eventually(lambda: not is_alive(int(pid)), "the child has ended")
+        assert journal(app)[-1][0] == "done"
+
+
+def test_a_worker_waits_for_its_server_and_says_so(app: Path, fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    server.stop()
+    with worker_program(app, "app:queue", "--url", server.url) as worker:
+        worker.until_logged("has no server yet, waiting for it")
+        server.start()
+        worker.until_logged("has its server after")
+        invoke("add", "q", "sleep", '{"secs": 0}', "--url", server.url)
+        until_written(app, "done")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_a_wrong_password_ends_a_worker_at_once(app: Path, fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server(requirepass="right")
+    done = run_program("worker", "app:queue", "--url", f"redis://:wr0ng@127.0.0.1:{server.port}", cwd=app)
+    assert done.code == 1
+    assert "WRONGPASS" in done.err
+    assert "wr0ng" not in done.err
+
+
+def test_options_reach_the_worker(app: Path) -> None:
+    options = ("--concurrency", "7", "--no-promoter", "--no-scheduler", "--group", "g", "--claim-after", "9s")
+    with worker_program(
+        app, "app:queue", *options, "--no-results", "--batch", "3", TAMPU_WORKER_PROCESSES="2"
+    ) as worker:
+        worker.until_logged("serves q, 7 at once", times=2)
+        eventually(lambda: invoke("inspect", "q", "--json").json["groups"][0]["name"] == "g", "the group is made")
+        assert invoke("inspect", "q", "--json").json["promoter"] is None
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_logs_as_json_are_one_object_a_line(app: Path) -> None:
+    with worker_program(app, "app:queue", "--log", "json", "--log-jobs", "all") as worker:
+        job_id = add("fail")
+        add("sleep", secs=0)
+        worker.until_logged("sleep")
+        worker.until_logged("on purpose")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        records = [json.loads(line) for line in worker.log.splitlines()]
+    failed = [record for record in records if record.get("job_id") == job_id]
+    assert [record["level"] for record in failed] == ["warning"]
+    assert failed[0]["role"] == "worker-1"
+    assert all({"ts", "level", "message", "pid"} <= set(record) for record in records)
+
+
+def test_a_changed_file_starts_the_worker_anew(app: Path, url: str) -> None:
+    with worker_program(app, "app:other", "--reload") as worker:
+        assert results(url, "other", add("version", queue="other")) == "VERSION"
+        (app / "app.py").write_text("syntax error")
+        worker.until_logged("app.py changed")
+        worker.until_logged("waiting for a change of the files")
+        (app / "app.py").write_text(APP.replace("VERSION", "2"))
+        worker.until_logged("serves other", times=2)
+        assert results(url, "other", add("version", queue="other")) == "2"
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+
+
+def test_hidden_and_foreign_folders_are_not_watched(tmp_path: Path) -> None:
+    for name in ("app.py", "package/module.py", ".venv/x.py", "node_modules/x.py", "__pycache__/x.py", "notes.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    watched = {os.path.relpath(path, tmp_path) for path, _ in python_files(tmp_path)}
+    assert watched == {"app.py", "package/module.py"}
+
+
+# --- promoter and scheduler by themselves
+
+
+def test_a_promoter_and_a_scheduler_can_run_alone(url: str) -> None:
+    async def schedule() -> None:
+        async with Queue("a", url=url) as queue, Queue("b", url=url) as other:
+            await queue.add("later", {}, delay_ms=50)
+            task = other.task(_nothing)
+            await task.every(0.05, limit=2)
+
+    asyncio.run(schedule())
+    with start("promoter", "a", "b", "--log", "json") as promoter, start("scheduler", "b") as scheduler:
+        eventually(lambda: invoke("inspect", "a", "--json").json["waiting"] == 1, "the promoter has promoted")
+        eventually(lambda: invoke("inspect", "b", "--json").json["waiting"] == 2, "the scheduler has fired")
+        for process in (promoter, scheduler):
+            process.send_signal(signal.SIGTERM)
+        for process in (promoter, scheduler):
+            _, err = process.communicate(timeout=20)
+            assert process.returncode == 0, err
+    told = invoke("inspect", "a", "--json").json
+    assert told["promoter"] is None  # the lock was released
+
+
+async def _nothing() -> None:
+    pass
+
+
+def test_a_promoter_without_a_server_ends_with_one_line() -> None:
+    done = run_program("promoter", "q", "--url", "redis://127.0.0.1:9", "--timeout", "0.2")
+    assert done.code == 1
+    assert "cannot connect to 127.0.0.1:9" in done.err.splitlines()[-1]
+
+
+# --- what app:queue may not be
+
+
+@pytest.mark.parametrize(
+    ("target", "code", "said"),
+    [
+        ("app", 2, "'app' names a module only: write app:NAME; it has app:queue, app:other"),
+        ("app:", 2, "names a module only"),
+        (":queue", 2, "is no module:attribute, such as app:queue"),
+        ("", 2, "is no module:attribute"),
+        ("a b:queue", 2, "is no module:attribute"),
+        ("app.py:queue", 2, "is a path: write the module's name, app:queue"),
+        ("./sub/app.py:queue", 2, "write the module's name, sub.app:queue"),
+        ("nosuch:queue", 2, "there is no module 'nosuch' in"),
+        ("app.sub:queue", 2, "there is no module 'app.sub'"),
+        ("app:quue", 2, "module 'app' has no 'quue' (did you mean 'queue'?)"),
+        ("app:queue.nothing", 2, "has no 'queue.nothing'"),
+        ("app:APP", 2, "has no 'APP'"),
+        ("app:write", 2, "app:write is a function, not a Queue, a list of Queues or a Worker"),
+        ("app:Queue", 2, "is the class Queue"),
+        ("empty:nothing", 2, "is an empty list"),
+        ("empty:mixed", 2, "is a list of other things"),
+        ("empty:bare", 2, "nothing to run"),
+        ("broken:queue", 1, "importing broken failed: ModuleNotFoundError: No module named 'not_there' ("),
+        ("syntax:queue", 1, "importing syntax failed: SyntaxError: "),
+        ("raising:queue", 1, "importing raising failed: ZeroDivisionError: division by zero ("),
+        ("exiting:queue", 1, "importing exiting failed: SystemExit: 7"),
+    ],
+)
+def test_a_wrong_target_is_explained_in_one_line(
+    app: Path, monkeypatch: pytest.MonkeyPatch, target: str, code: int, said: str
+) -> None:
+    modules = {
+        "empty": "from tampu import Queue\nnothing = []\nmixed = [1]\nbare = Queue('bare')\n",
+        "broken": "import not_there\n",
+        "syntax": "def (:\n",
+        "raising": "def fail():\n    1 / 0\nfail()\n",
+        "exiting": "raise SystemExit(7)\n",
+    }
+    for name, text in modules.items():
+        (app / f"{name}.py").write_text(text)
+    _forget(monkeypatch, app, *modules, "app")
+    with pytest.raises(Exception) as caught:
+        build_worker(WorkerPlan(targets=[target]))
+    assert said in line_of(caught.value)
+    assert "\n" not in line_of(caught.value)
+    assert exit_code_of(caught.value) == code
+
+
+def _forget(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> None:
+    """Import these modules anew from this folder, and leave no trace."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
+    for name in modules:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+@pytest.mark.parametrize(("target", "code"), [("app:nothing", 2), ("nosuch:queue", 2), ("raising:queue", 1)])
+def test_a_wrong_target_ends_the_program_with_one_line(app: Path, target: str, code: int) -> None:
+    (app / "raising.py").write_text("1 / 0\n")
+    done = run_program("worker", target, "--processes", "3", cwd=app)
+    assert done.code == code
+    assert len(done.err.splitlines()) == 1
+    assert "Traceback" not in done.err
+
+
+def test_a_worker_object_keeps_its_settings(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forget(monkeypatch, app, "app")
+    assert build_worker(WorkerPlan(targets=["app:worker"])).config.concurrency == 3
+    with pytest.raises(UsageError, match="leave out --concurrency"):
+        build_worker(WorkerPlan(targets=["app:worker"], settings={"concurrency": 5}))
+    with pytest.raises(UsageError, match="a Worker, which runs alone"):
+        build_worker(WorkerPlan(targets=["app:queue", "app:worker"]))
+
+
+def test_several_targets_are_served_together_each_queue_once(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _forget(monkeypatch, app, "app")
+    assert build_worker(WorkerPlan(targets=["app:queue", "app:both"])).name == "q,other"
