@@ -1,0 +1,407 @@
+"""From what the server returns to Arrow batches, column by column. Pure; nothing here refuses an entry.
+
+An entry that cannot be decoded becomes a row with its bytes in `raw` and the reason in `error`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tampu.errors import DecodeError, Error
+from tampu.spark.columns import ARROW_TYPES, arrow_schema, columns_of
+from tampu.wire.delayed import decode_delayed_member
+from tampu.wire.dlq import decode_dlq_fields
+from tampu.wire.entry import first_values, read_job_fields
+from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_value, encode_value
+from tampu.wire.serde import REFUSALS
+from tampu.wire.stored_spec import decode_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tampu.spark.options import Payload, Stream
+    from tampu.wire.job import Job
+    from tampu.wire.repeat import StoredSpec
+
+    #: An entry of a stream: its id, and its fields and values in their order.
+    Entry = tuple[bytes, list[bytes]]
+
+#: The last instant Spark's calendar has, in epoch milliseconds: the end of the year 9999.
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+
+_bin_slot = msgspec.msgpack.Decoder(bytes).decode
+_to_json = msgspec.json.Encoder().encode
+_from_msgpack = msgspec.msgpack.Decoder().decode
+_BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
+
+#: Fields of an event that have a column of their own: field, column, whether it is a number.
+_EVENT_FIELDS = (
+    (b"e", "event", False),
+    (b"id", "job_id", False),
+    (b"n", "name", False),
+    (b"ts", "ts", True),
+    (b"attempt", "attempt", True),
+    (b"created_at_ms", "created_at", True),
+    (b"duration_us", "duration_us", True),
+    (b"reason", "reason", False),
+    (b"backoff_ms", "backoff_ms", True),
+    (b"delay_ms", "delay_ms", True),
+    (b"worker", "worker", False),
+)
+_EVENT_FIELD_NAMES = frozenset(field for field, _, _ in _EVENT_FIELDS)
+
+
+class Batch:
+    """Columns of rows to be; a column that is not set is all null."""
+
+    def __init__(self, stream: Stream, payload: Payload, queue: str, rows: int) -> None:
+        self._kinds = columns_of(stream, payload)
+        self._schema = arrow_schema(stream, payload)
+        self._rows = rows
+        self._columns: dict[str, pa.Array] = {"queue": pa.repeat(pa.scalar(queue, pa.string()), rows)}
+        self.payload = payload
+        self.errors: list[str | None] = [None] * rows
+        self.raws: list[bytes | None] = [None] * rows
+
+    def set(self, name: str, values: Sequence[Any]) -> None:
+        """A column of Python values; timestamps are epoch milliseconds."""
+        kind = self._kinds[name]
+        if kind == "TIMESTAMP":
+            self._columns[name] = self._instants(name, values)
+        else:
+            self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+
+    def set_array(self, name: str, values: pa.Array) -> None:
+        """A column that is Arrow already; numbers of a timestamp are epoch milliseconds."""
+        if self._kinds[name] == "TIMESTAMP":
+            is_out = pc.or_(pc.greater(values, MAX_TIMESTAMP_MS), pc.less(values, 0))
+            if pc.any(is_out).as_py():
+                self._columns[name] = self._instants(name, values.to_pylist())
+                return
+            values = values.cast(pa.timestamp("ms", tz="UTC")).cast(ARROW_TYPES["TIMESTAMP"])
+        self._columns[name] = values
+
+    def set_ids(self, ids: Sequence[bytes]) -> None:
+        """The three columns of an entry's id."""
+        texts = pa.array(ids, pa.binary()).cast(pa.string())
+        halves = pc.split_pattern(texts, "-").flatten().cast(pa.uint64()).cast(pa.int64(), safe=False)
+        numbers = halves.to_numpy()
+        self._columns["entry_id"] = texts
+        self._columns["entry_ms"] = pa.array(numbers[::2])
+        self._columns["entry_seq"] = pa.array(numbers[1::2])
+
+    def fail(self, row: int, error: object, raw: bytes) -> None:
+        """Note that a row could not be decoded, or not wholly."""
+        if self.errors[row] is None:
+            self.errors[row] = str(error)
+            self.raws[row] = raw
+
+    def arrow(self) -> pa.RecordBatch:
+        """The batch, with exactly the columns of the schema."""
+        if any(self.errors):
+            self.set("error", self.errors)
+            self.set("raw", self.raws)
+        columns = [self._columns.get(field.name) for field in self._schema]
+        arrays = [
+            pa.nulls(self._rows, field.type) if column is None else column
+            for field, column in zip(self._schema, columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _instants(self, name: str, values: Sequence[int | None]) -> pa.Array:
+        micros: list[int | None] = []
+        for row, value in enumerate(values):
+            if value is not None and not 0 <= value <= MAX_TIMESTAMP_MS:
+                self.fail(row, f"{name} of {value} ms is beyond the year 9999", b"")
+                value = None
+            micros.append(None if value is None else value * 1000)
+        return pa.array(micros, pa.int64()).cast(ARROW_TYPES["TIMESTAMP"])
+
+
+# --- payloads
+
+
+class _Payloads:
+    """The payload columns, out of the slots of envelopes."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._as_text = batch.payload == "json"
+        self._values: list[Any] = []
+        self._raws: list[bytes | None] = []
+
+    def slot(self, slot: bytes) -> None:
+        """The next row's payload, out of its slot."""
+        if not self._as_text:
+            self._values.append(_bin_slot(slot) if slot[:1] in _BIN_LEADS else slot)
+            return
+        try:
+            packed = _bin_slot(slot) if slot[:1] in _BIN_LEADS else slot
+            self.packed(packed)
+        except REFUSALS:
+            self._values.append(None)
+            self._raws.append(slot)
+
+    def packed(self, packed: bytes | None) -> None:
+        """The next row's payload, as MessagePack."""
+        if not self._as_text:
+            self._values.append(packed)
+            return
+        text, raw = (None, None) if packed is None else json_text(packed)
+        self._values.append(text)
+        self._raws.append(raw)
+
+    def finish(self) -> None:
+        """Give the columns to the batch."""
+        self._batch.set("payload", self._values)
+        if self._as_text:
+            self._batch.set("payload_raw", self._raws)
+
+
+def json_text(packed: bytes) -> tuple[str | None, bytes | None]:
+    """(JSON text, None) of a MessagePack value, or (None, its bytes) when JSON cannot hold it the same."""
+    try:
+        value = _from_msgpack(packed)
+        if not _is_json(value):
+            return None, packed
+        return _to_json(value).decode(), None
+    except (*REFUSALS, ValueError, TypeError):
+        return None, packed
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives the same value back: no bytes, no datetimes, text as keys, finite numbers."""
+    kind = type(value)
+    if kind is str or kind is bool or kind is int or value is None:
+        return True
+    if kind is float:
+        return bool(value - value == 0)
+    if kind is dict:
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    return kind is list and all(map(_is_json, value))
+
+
+# --- streams
+
+
+def decode_jobs(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
+    """Entries of the jobs stream."""
+    batch = Batch("jobs", payload, queue, len(entries))
+    batch.set_ids([entry_id for entry_id, _ in entries])
+    jobs = []
+    for row, (_, fields) in enumerate(entries):
+        envelope, name = read_job_fields(fields)
+        jobs.append(_job(batch, row, envelope, name, fields))
+    _set_jobs(batch, jobs)
+    return batch.arrow()
+
+
+def _job(batch: Batch, row: int, envelope: bytes | None, name: str, fields: Sequence[bytes]) -> Job[Any] | None:
+    if envelope is None:
+        batch.fail(row, "no field d", encode_value(list(fields)))
+        return None
+    try:
+        return decode_job(envelope, name)
+    except DecodeError as error:
+        batch.fail(row, error, envelope)
+        return None
+
+
+def _set_jobs(batch: Batch, jobs: Sequence[Job[Any] | None], *, retries: bool = True) -> None:
+    payloads = _Payloads(batch)
+    put = payloads.slot
+    for row, job in enumerate(jobs):
+        if job is None:
+            payloads.packed(None)
+            continue
+        try:
+            put(job._slot)
+        except REFUSALS as error:
+            batch.fail(row, f"the payload slot is no MessagePack: {error}", job._slot)
+            payloads.packed(None)
+    payloads.finish()
+    batch.set("job_id", [None if job is None else job.id for job in jobs])
+    batch.set("name", [None if job is None else job.name for job in jobs])
+    batch.set("attempt", [None if job is None else job.attempt for job in jobs])
+    batch.set("created_at", [None if job is None else job.created_at_ms for job in jobs])
+    if retries and any(job is not None and job.retry is not None for job in jobs):
+        overrides = [None if job is None else job.retry for job in jobs]
+        batch.set("max_attempts", [None if retry is None else retry.max_attempts for retry in overrides])
+        specs = [None if retry is None else retry.backoff for retry in overrides]
+        batch.set("backoff", [None if spec is None else _to_json(spec.to_dict()).decode() for spec in specs])
+
+
+def decode_events(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
+    """Entries of the events stream."""
+    batch = Batch("events", payload, queue, len(entries))
+    batch.set_ids([entry_id for entry_id, _ in entries])
+    rows = []
+    extras: list[str | None] = [None] * len(entries)
+    has_extras = False
+    known = _EVENT_FIELD_NAMES
+    for row, (_, fields) in enumerate(entries):
+        values = dict(zip(fields[::2], fields[1::2], strict=False))
+        if len(values) * 2 != len(fields):
+            values = first_values(fields)
+        if not known >= values.keys():
+            extras[row] = _extra(values)
+            has_extras = True
+        if b"e" not in values:
+            batch.fail(row, "no field e: not an event", encode_value(list(fields)))
+        rows.append(values)
+    for field, column, is_number in _EVENT_FIELDS:
+        found = [values.get(field) for values in rows]
+        if is_number:
+            batch.set_array(column, _numbers(batch, column, found, entries))
+        else:
+            batch.set_array(column, _texts(found))
+    job_ids = batch._columns["job_id"]
+    batch.set_array("job_id", pc.if_else(pc.equal(job_ids, ""), None, job_ids))
+    batch.set_array("name", pc.fill_null(batch._columns["name"], ""))
+    if has_extras:
+        batch.set("extra", extras)
+    return batch.arrow()
+
+
+def _extra(values: dict[bytes, bytes]) -> str:
+    others = {
+        key.decode(errors="replace"): value.decode(errors="replace")
+        for key, value in values.items()
+        if key not in _EVENT_FIELD_NAMES
+    }
+    return _to_json(others).decode()
+
+
+def _texts(values: Sequence[bytes | None]) -> pa.Array:
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([None if value is None else value.decode(errors="replace") for value in values], pa.string())
+
+
+def _numbers(batch: Batch, column: str, values: Sequence[bytes | None], entries: Sequence[Entry]) -> pa.Array:
+    try:
+        return pa.array(values, pa.binary()).cast(pa.string()).cast(pa.int64())
+    except pa.ArrowInvalid:
+        pass
+    numbers: list[int | None] = []
+    for row, value in enumerate(values):
+        is_number = value is not None and value.isdigit() and int(value) < 2**63
+        numbers.append(int(value) if is_number and value is not None else None)
+        if value is not None and not is_number:
+            batch.fail(row, f"{column} is no number: {value[:40]!r}", encode_value(list(entries[row][1])))
+    return pa.array(numbers, pa.int64())
+
+
+def decode_dead_letters(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
+    """Entries of the dlq stream."""
+    batch = Batch("dlq", payload, queue, len(entries))
+    batch.set_ids([entry_id for entry_id, _ in entries])
+    letters = [decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries]
+    jobs: list[Job[Any] | None] = []
+    for row, (letter, (_, fields)) in enumerate(zip(letters, entries, strict=True)):
+        jobs.append(_job(batch, row, letter.payload or None, letter.name, fields))
+    _set_jobs(batch, jobs, retries=False)
+    batch.set("name", [letter.name for letter in letters])
+    for column, attribute in (
+        ("source_id", "source_id"),
+        ("reason", "reason"),
+        ("detail", "detail"),
+        ("error_type", "error_type"),
+        ("last_error", "error"),
+        ("traceback", "traceback"),
+        ("worker", "worker"),
+        ("failed_at", "failed_at_ms"),
+    ):
+        batch.set(column, [getattr(letter, attribute) for letter in letters])
+    attempts = [letter.attempts for letter in letters]
+    batch.set("attempts", [None if count is None or count >= 2**63 else count for count in attempts])
+    return batch.arrow()
+
+
+# --- snapshots
+
+
+def decode_delayed(queue: str, members: Sequence[tuple[bytes, int]], payload: Payload) -> pa.RecordBatch:
+    """Members of the delayed set and when they are due, in ms."""
+    batch = Batch("delayed", payload, queue, len(members))
+    jobs: list[Job[Any] | None] = []
+    for row, (member, _) in enumerate(members):
+        try:
+            name, envelope = decode_delayed_member(member)
+            jobs.append(decode_job(envelope, name))
+        except DecodeError as error:
+            batch.fail(row, error, member)
+            jobs.append(None)
+    _set_jobs(batch, jobs)
+    batch.set("run_at", [due for _, due in members])
+    return batch.arrow()
+
+
+def decode_repeatables(
+    queue: str, specs: Sequence[tuple[str, int, bytes | None, int]], payload: Payload
+) -> pa.RecordBatch:
+    """Repeatables: key, next fire in ms, stored spec, how often it fired."""
+    batch = Batch("repeat", payload, queue, len(specs))
+    payloads = _Payloads(batch)
+    stored: list[StoredSpec | None] = []
+    for row, (_, _, spec_bytes, _) in enumerate(specs):
+        try:
+            if spec_bytes is None:
+                raise DecodeError("the repeatable has no spec")
+            spec = decode_spec(spec_bytes)
+            payloads.slot(spec.payload_slot)
+            stored.append(spec)
+        except (Error, *REFUSALS) as error:
+            batch.fail(row, error, spec_bytes or b"")
+            payloads.packed(None)
+            stored.append(None)
+    payloads.finish()
+    batch.set("spec_key", [key for key, _, _, _ in specs])
+    batch.set("next_fire_at", [due for _, due, _, _ in specs])
+    batch.set("fired", [fired for _, _, _, fired in specs])
+    of: Callable[[Callable[[Any], Any]], list[Any]] = lambda get: [  # noqa: E731
+        None if spec is None else get(spec) for spec in stored
+    ]
+    batch.set("name", of(lambda spec: spec.job_name))
+    batch.set("pattern", of(_pattern_text))
+    batch.set("tz", of(lambda spec: spec.pattern.tz))
+    batch.set("fire_limit", of(lambda spec: spec.limit))
+    batch.set("start_after", of(lambda spec: spec.start_after_ms))
+    batch.set("end_before", of(lambda spec: spec.end_before_ms))
+    batch.set("missed_fires", of(lambda spec: spec.missed_fires.kind))
+    return batch.arrow()
+
+
+def _pattern_text(spec: Any) -> str:
+    pattern = spec.pattern
+    return f"every {pattern.interval_ms} ms" if pattern.kind == "every" else str(pattern.expression)
+
+
+def decode_results(queue: str, results: Sequence[tuple[str, bytes, int | None]], payload: Payload) -> pa.RecordBatch:
+    """Results: job id, MessagePack, when it expires in ms."""
+    batch = Batch("results", payload, queue, len(results))
+    payloads = _Payloads(batch)
+    for row, (_, packed, _) in enumerate(results):
+        try:
+            decode_value(packed)
+            payloads.packed(packed)
+        except DecodeError as error:
+            batch.fail(row, error, packed)
+            payloads.packed(None)
+    payloads.finish()
+    batch.set("job_id", [job_id for job_id, _, _ in results])
+    batch.set("expires_at", [expires for _, _, expires in results])
+    return batch.arrow()
+
+
+DECODERS: dict[Stream, Callable[[str, Sequence[Entry], Payload], pa.RecordBatch]] = {
+    "events": decode_events,
+    "dlq": decode_dead_letters,
+    "jobs": decode_jobs,
+}

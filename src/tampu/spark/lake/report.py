@@ -1,0 +1,243 @@
+"""`tampu pipeline report`: the gold tables as one HTML page that needs nothing else. Reads Parquet without Spark."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tampu.errors import ConfigError
+from tampu.spark.lake.charts import Series, bar_chart, line_chart
+from tampu.spark.lake.manifest import FILE_NAME, Manifest, count_by_minute, read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+#: Rows of the tables and bars of the plots.
+MOST_ROWS = 12
+#: The forecast looks back, and ahead, so many minutes.
+FORECAST_MINUTES = 15
+
+STYLE = """
+:root{color-scheme:light dark;--ink:#1a1d21;--soft:#5b6470;--paper:#fff;--line:#d9dee4;--card:#f6f8fa}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--paper:#14171a;--line:#30363d;--card:#1c2126}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);
+  max-width:920px;margin:0 auto;padding:24px}
+h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 8px;border-bottom:1px solid var(--line);padding-bottom:4px}
+.sub{color:var(--soft);margin:2px 0 18px}.tiles{display:flex;flex-wrap:wrap;gap:10px}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 16px;min-width:110px}
+.tile b{display:block;font-size:22px}.tile span{color:var(--soft);font-size:13px}
+figure{margin:18px 0}figcaption{font-weight:600;margin-bottom:4px}svg{width:100%;height:auto;display:block}
+svg text{fill:var(--soft);font-size:12px}.grid{stroke:var(--line)}.empty{color:var(--soft)}
+.legend{display:flex;gap:18px;flex-wrap:wrap;font-size:13px;color:var(--soft);padding-left:64px}
+.legend i{display:inline-block;width:12px;height:3px;margin-right:6px;vertical-align:middle}
+table{border-collapse:collapse;width:100%;font-size:13px}
+td,th{text-align:left;padding:5px 8px;border-bottom:1px solid var(--line)}
+td.n,th.n{text-align:right}code{font-size:12px;word-break:break-word}.wide{overflow-x:auto}
+.warn{background:#d55e0022;border:1px solid #d55e00;border-radius:6px;padding:8px 12px;margin:12px 0}
+"""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Where the backlog goes if the last minutes go on."""
+
+    sentence: str
+    points: list[tuple[float, float | None]]
+
+
+def write_report(lake: str | Path, output: str | Path, *, now: datetime | None = None) -> Path:
+    """Write the page; `ConfigError` when there is no lake."""
+    folder, target = Path(lake), Path(output)
+    if not (folder / FILE_NAME).exists():
+        raise ConfigError(f"{folder} is no lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(render(folder, now or datetime.now(UTC)), encoding="utf-8")
+    return target
+
+
+def render(lake: Path, now: datetime) -> str:
+    """The page as text."""
+    manifest = Manifest.load(lake)
+    throughput = read_rows(lake, "gold/throughput")
+    latency = read_rows(lake, "gold/latency")
+    failures = read_rows(lake, "gold/failures")
+    clusters = read_rows(lake, "gold/dlq_clusters")
+    slo = read_rows(lake, "gold/slo")
+    queues = sorted({row["queue"] for rows in (throughput, clusters, failures) for row in rows})
+    backlog, forecast = backlog_of(lake)
+    body = [
+        f"<h1>{escape(', '.join(queues) or 'no jobs yet')}</h1>",
+        f'<p class="sub">tampu, {now:%Y-%m-%d %H:%M} UTC, state {manifest.version} of the lake '
+        f"<code>{escape(str(lake))}</code></p>",
+        _warning(manifest),
+        _tiles(slo, failures, clusters),
+        "<h2>Throughput</h2>",
+        line_chart("Jobs that ended, per minute", "jobs/min", _sums(throughput, ("completed", "dead"))),
+        "<h2>Latency</h2>",
+        line_chart("Waiting for a worker", "ms", _percentiles(latency, "wait"), log=True),
+        line_chart("Running", "ms", _percentiles(latency, "run"), log=True),
+        "<h2>Backlog</h2>",
+        f"<p>{escape(forecast.sentence)}</p>",
+        line_chart(
+            "Jobs created and not ended, of those that events tell of",
+            "jobs",
+            [Series("backlog", backlog), Series("if the last minutes go on", forecast.points, dashed=True)],
+        ),
+        "<h2>Failures</h2>",
+        bar_chart("Failed runs by kind of error", _top(failures, lambda row: row["fingerprint"] or "(no text)")),
+        bar_chart("Failed runs by name", _top(failures, lambda row: row["name"] or "(no name)")),
+        "<h2>Dead letters</h2>",
+        _clusters_table(clusters),
+        "<h2>Per day</h2>",
+        _slo_table(slo),
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        # An icon of nothing: browsers ask for one, and a page in a file has none to give.
+        '<link rel="icon" href="data:,">'
+        f"<title>tampu: {escape(', '.join(queues))}</title><style>{STYLE}</style></head>"
+        f"<body>{''.join(body)}</body></html>\n"
+    )
+
+
+def backlog_of(lake: Path) -> tuple[list[tuple[float, float | None]], Forecast]:
+    """The backlog minute by minute, and where it goes."""
+    changes: dict[datetime, list[int]] = defaultdict(lambda: [0, 0])
+    for side, column in enumerate(("created_at", "done_at")):
+        for minute, count in count_by_minute(lake, "silver/jobs", column):
+            changes[minute][side] += count
+    if not changes:
+        return [], Forecast("No job has been seen yet.", [])
+    size = 0
+    line: list[tuple[float, float | None]] = []
+    for minute in sorted(changes):
+        size += changes[minute][0] - changes[minute][1]
+        line.append((minute.timestamp(), float(size)))
+    return line, forecast_of(changes, size)
+
+
+def forecast_of(changes: dict[datetime, list[int]], size: int) -> Forecast:
+    """A straight line from the rates of the last minutes."""
+    last = max(changes)
+    recent = [counts for minute, counts in changes.items() if minute > last - timedelta(minutes=FORECAST_MINUTES)]
+    span = min(FORECAST_MINUTES, max((last - min(changes)).total_seconds() / 60 + 1, 1))
+    came, went = (sum(counts[side] for counts in recent) / span for side in (0, 1))
+    rates = f"{came:,.1f} jobs came and {went:,.1f} ended per minute lately"
+    ahead = [(last + timedelta(minutes=m)).timestamp() for m in range(FORECAST_MINUTES + 1)]
+    points: list[tuple[float, float | None]] = [
+        (x, max(size + (came - went) * number, 0.0)) for number, x in enumerate(ahead)
+    ]
+    if size == 0:
+        return Forecast(f"Nothing waits: {rates}.", points)
+    if went > came:
+        return Forecast(f"{size:,} wait: {rates}; empty in about {size / (went - came):,.0f} minutes.", points)
+    return Forecast(f"{size:,} wait: {rates}; at this pace the backlog does not shrink.", points)
+
+
+def _warning(manifest: Manifest) -> str:
+    lost = {
+        f"{stream} of {queue}": count
+        for stream, queues in sorted(manifest.trimmed.items())
+        for queue, count in sorted(queues.items())
+        if count
+    }
+    if not lost:
+        return ""
+    told = ", ".join(f"{count:,} {escape(where)}" for where, count in lost.items())
+    return (
+        f'<div class="warn">Not in these figures, trimmed before they could be landed: {told}. Raise '
+        "<code>events_max_stream_len</code>, or run the pipeline more often.</div>"
+    )
+
+
+def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> str:
+    jobs, completed, dead = (sum(row[key] for row in slo) for key in ("jobs", "completed", "dead"))
+    share = f"{completed / jobs:.2%}" if jobs else "-"
+    tiles = (
+        (f"{jobs:,}", "jobs ended"),
+        (share, "completed"),
+        (f"{dead:,}", "dead"),
+        (f"{sum(row['failures'] for row in failures):,}", "failed runs"),
+        (f"{len({row['cluster'] for row in clusters}):,}", "kinds of dead letters"),
+    )
+    return (
+        '<div class="tiles">'
+        + "".join(f'<div class="tile"><b>{value}</b><span>{name}</span></div>' for value, name in tiles)
+        + "</div>"
+    )
+
+
+def _by_minute(rows: Iterable[dict[str, Any]]) -> dict[datetime, list[dict[str, Any]]]:
+    found: dict[datetime, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        found[row["minute"]].append(row)
+    return dict(sorted(found.items()))
+
+
+def _sums(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> list[Series]:
+    by_minute = _by_minute(rows)
+    return [
+        Series(column, [(minute.timestamp(), sum(row[column] for row in found)) for minute, found in by_minute.items()])
+        for column in columns
+    ]
+
+
+def _percentiles(rows: list[dict[str, Any]], what: str) -> list[Series]:
+    """The worst name's of each minute: percentiles of parts cannot be averaged."""
+    by_minute = _by_minute(rows)
+    lines = []
+    for percentile in (50, 95, 99):
+        column = f"{what}_p{percentile}_ms"
+        points: list[tuple[float, float | None]] = []
+        for minute, found in by_minute.items():
+            values = [row[column] for row in found if row[column] is not None]
+            points.append((minute.timestamp(), max(values) if values else None))
+        lines.append(Series(f"p{percentile}", points))
+    return lines
+
+
+def _top(rows: list[dict[str, Any]], label: Callable[[dict[str, Any]], str]) -> list[tuple[str, float]]:
+    counts: dict[str, float] = defaultdict(float)
+    for row in rows:
+        counts[label(row)] += row["failures"]
+    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_ROWS]
+
+
+def _clusters_table(rows: list[dict[str, Any]]) -> str:
+    ordered = sorted(rows, key=lambda row: (-row["letters"], row["cluster"]))[:MOST_ROWS]
+    if not ordered:
+        return '<p class="empty">none</p>'
+    lines = [
+        f"<tr><td><code>{row['cluster']}</code></td><td>{escape(row['queue'])}</td><td>{escape(row['name'] or '')}</td>"
+        f'<td class="n">{row["letters"]:,}</td><td>{escape(row["reason"] or "")}</td>'
+        f"<td><code>{escape(row['error_type'] or '')}: {escape(row['fingerprint'] or '')}</code></td></tr>"
+        for row in ordered
+    ]
+    head = '<tr><th>cluster</th><th>queue</th><th>name</th><th class="n">letters</th><th>reason</th><th>error</th></tr>'
+    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+
+
+def _slo_table(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return '<p class="empty">none</p>'
+    ordered = sorted(rows, key=lambda row: (row["day"], row["queue"], row["name"]), reverse=True)[: MOST_ROWS * 2]
+    lines = []
+    for row in ordered:
+        shares = "".join(
+            f'<td class="n">{row[key] / row["jobs"]:.1%}</td>'
+            for key in ("completed", "first_try", "within_1s", "within_10s", "within_60s")
+        )
+        lines.append(
+            f"<tr><td>{row['day']}</td><td>{escape(row['queue'])}</td><td>{escape(row['name'] or '')}</td>"
+            f'<td class="n">{row["jobs"]:,}</td>{shares}</tr>'
+        )
+    head = "<tr><th>day</th><th>queue</th><th>name</th>" + "".join(
+        f'<th class="n">{name}</th>'
+        for name in ("jobs", "completed", "at first try", "within 1 s", "within 10 s", "within 60 s")
+    )
+    return f'<div class="wide"><table>{head}</tr>{"".join(lines)}</table></div>'

@@ -1,0 +1,49 @@
+"""Silver: one row per job, computed from all of its events. Aggregates of the JVM only, none that depends on order."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+_AT = "struct(entry_ms, entry_seq)"
+_ENDS = "event IN ('completed', 'dlq')"
+_FAILURE = "named_struct('ts', ts, 'attempt', attempt, 'reason', reason, 'entry_ms', entry_ms, 'entry_seq', entry_seq)"
+
+#: Column to its expression over all events of a job.
+COLUMNS = {
+    "name": "max(name)",
+    "created_at": "min(created_at)",
+    "first_active_at": "min(ts) FILTER (WHERE event = 'active')",
+    "done_at": f"max(ts) FILTER (WHERE {_ENDS})",
+    "outcome": f"""coalesce(
+        CASE max_by(event, {_AT}) FILTER (WHERE {_ENDS}) WHEN 'completed' THEN 'completed' WHEN 'dlq' THEN 'dead' END,
+        max_by(event, {_AT}) FILTER (WHERE event <> 'progress')
+    )""",
+    "attempts": "max(attempt) FILTER (WHERE event IN ('completed', 'failed', 'dlq'))",
+    "failures": "count(*) FILTER (WHERE event = 'failed')",
+    "run_us": f"max_by(duration_us, {_AT}) FILTER (WHERE event IN ('completed', 'failed'))",
+    "total_run_us": "sum(duration_us)",
+    "last_error": f"max_by(reason, {_AT}) FILTER (WHERE event = 'failed')",
+    "dlq_reason": f"max_by(reason, {_AT}) FILTER (WHERE event = 'dlq')",
+    "worker": f"max_by(worker, {_AT}) FILTER (WHERE worker IS NOT NULL)",
+    "failure_log": f"array_sort(collect_list({_FAILURE}) FILTER (WHERE event = 'failed'))",
+    "events": "count(*)",
+    "last_entry_ms": "max(entry_ms)",
+}
+
+
+def jobs_of(events: DataFrame) -> DataFrame:
+    """One row per job of these events, which must hold all events of each."""
+    from pyspark.sql import functions as fn
+
+    rows = events.where("job_id IS NOT NULL AND event IS NOT NULL")
+    jobs = rows.groupBy("queue", "job_id", "date").agg(
+        *(fn.expr(expression).alias(name) for name, expression in COLUMNS.items())
+    )
+    return jobs.selectExpr(
+        "*",
+        "timestampdiff(MILLISECOND, created_at, first_active_at) AS wait_ms",
+        "timestampdiff(MILLISECOND, created_at, done_at) AS total_ms",
+    )

@@ -1,0 +1,272 @@
+"""The options of `format("tampu")`, checked before any job starts: an error names the option and what is allowed.
+
+Names are those of Spark's Kafka source where it has them. They arrive in lower case.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tampu.checks import check_queue_name, refuse
+from tampu.errors import ConfigError
+from tampu.redis.settings import parse_url, resolve_url
+from tampu.spark.entry_ids import BEFORE_ALL, EntryId, parse_entry_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Stream = Literal["events", "dlq", "jobs", "delayed", "repeat", "results"]
+Payload = Literal["binary", "json"]
+Dedupe = Literal["chunk", "jobid", "none"]
+
+STREAMS: tuple[Stream, ...] = ("events", "dlq", "jobs", "delayed", "repeat", "results")
+#: Those that are Redis streams: they have ids, so they can be split.
+WITH_IDS: tuple[Stream, ...] = ("events", "dlq", "jobs")
+#: Those that only grow at the end, so that a query can follow them. A worker deletes jobs when they are done.
+FOLLOWABLE: tuple[Stream, ...] = ("events", "dlq")
+
+#: How long the sink remembers which chunks, or which job ids, it wrote, in seconds: 7 days.
+DEFAULT_DEDUPE_TTL_SECS = 7 * 24 * 3600
+#: The length of the jobs stream at which writing pauses, as the producer's cap.
+DEFAULT_MAX_WAITING = 1_000_000
+#: How long writing may stand still at a full queue before it fails, in seconds: an hour.
+DEFAULT_WAIT_TIMEOUT_SECS = 3600
+
+_READ = ("url", "queue", "stream", "payload")
+_WALK = ("startingOffsets", "endingOffsets", "startingTimestamp", "minPartitions", "failOnDataLoss")
+_FOLLOW = ("maxOffsetsPerTrigger",)
+_WRITE = ("url", "queue", "stream", "dedupe", "dedupeTtl", "name", "spread", "maxWaiting", "waitTimeout")
+#: Spark's own options of a streaming query, which it passes on.
+_OF_SPARK = ("checkpointlocation", "queryname", "outputmode")
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    """What to read. `queues` has at least one."""
+
+    url: str
+    queues: tuple[str, ...]
+    stream: Stream
+    #: `binary`: the payload's MessagePack; `json`: as text, and what JSON cannot hold in `payload_raw`.
+    payload: Payload = "binary"
+    #: Per queue the id that reading starts behind; missing: from the start. "latest" for all: only what comes.
+    starting: Mapping[str, EntryId] | Literal["earliest", "latest"] = "earliest"
+    #: Per queue the last id to read; missing: all there is when the query starts.
+    ending: Mapping[str, EntryId] = field(default_factory=dict)
+    #: Entries from this time on, in epoch milliseconds; wins over `starting`.
+    starting_timestamp_ms: int | None = None
+    #: Most entries of one micro-batch, over all queues; 0 = no limit.
+    max_offsets_per_trigger: int = 0
+    #: At least so many partitions if there are entries enough; 0 = by size.
+    min_partitions: int = 0
+    #: Whether entries that were trimmed before they were read are an error; otherwise a warning that counts them.
+    fail_on_data_loss: bool = True
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool | None = False) -> ReadOptions:
+        """Checked options; `ConfigError` (CMQ-004) names the one that is wrong. `streaming=None`: not known yet."""
+        given = _Given(options)
+        stream = cast("Stream", given.choice("stream", STREAMS, "events"))
+        allowed: tuple[str, ...] = _READ
+        if stream in WITH_IDS:
+            allowed += _WALK
+        given.refuse_others(allowed + _FOLLOW, known=_READ + _WALK + _FOLLOW, why=f"with stream={stream}")
+        if streaming and stream not in FOLLOWABLE:
+            raise ConfigError(
+                f"option stream={stream} can only be read as a snapshot, with spark.read: "
+                + ("jobs are deleted when they are done" if stream == "jobs" else "it has no order to follow")
+                + f"; a stream can follow {' and '.join(FOLLOWABLE)}"
+            )
+        if streaming and "endingoffsets" in given.options:
+            raise ConfigError("option endingOffsets is for spark.read: a stream has no end")
+        if streaming is False and "maxoffsetspertrigger" in given.options:
+            raise ConfigError("option maxOffsetsPerTrigger is for spark.readStream: a batch has no triggers")
+        queues = given.queues()
+        starting = given.offsets("startingOffsets", queues)
+        if starting == "latest" and streaming is False:
+            raise ConfigError("option startingOffsets=latest is for spark.readStream: a batch would read nothing")
+        ending = given.offsets("endingOffsets", queues)
+        if ending == "earliest":
+            raise ConfigError("option endingOffsets must be latest or JSON; got earliest, where nothing would be read")
+        timestamp_ms = given.instant_ms("startingTimestamp")
+        if timestamp_ms is not None and "startingoffsets" in given.options:
+            raise ConfigError("options startingTimestamp and startingOffsets say the same thing: give one")
+        return cls(
+            url=given.url(),
+            queues=queues,
+            stream=stream,
+            payload=cast("Payload", given.choice("payload", ("binary", "json"), "binary")),
+            starting=starting or "earliest",
+            ending={} if ending is None or isinstance(ending, str) else ending,
+            starting_timestamp_ms=timestamp_ms,
+            max_offsets_per_trigger=given.number("maxOffsetsPerTrigger", 0, low=1),
+            min_partitions=given.number("minPartitions", 0, low=1),
+            fail_on_data_loss=given.flag("failOnDataLoss", True),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """Where and how to write. `queue` is None when the column `queue` says it."""
+
+    url: str
+    queue: str | None
+    stream: Literal["jobs", "dlq"] = "jobs"
+    dedupe: Dedupe = "chunk"
+    dedupe_ttl_secs: int = DEFAULT_DEDUPE_TTL_SECS
+    #: The name of jobs without a column `name`.
+    name: str = ""
+    #: Run times are spread over so long from now, in milliseconds; 0 = not at all.
+    spread_ms: int = 0
+    #: Writing pauses while the queue is longer than this.
+    max_waiting: int = DEFAULT_MAX_WAITING
+    #: How long it may stand still before it fails, in seconds.
+    wait_timeout_secs: float = DEFAULT_WAIT_TIMEOUT_SECS
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
+        """Checked options; `ConfigError` (CMQ-004) names the one that is wrong."""
+        given = _Given(options)
+        given.refuse_others(_WRITE, known=_READ + _WALK + _FOLLOW, why="when writing")
+        stream = given.choice("stream", STREAMS, "jobs")
+        if stream not in ("jobs", "dlq"):
+            raise ConfigError(
+                f"option stream={stream} cannot be written: jobs adds jobs (delayed ones by a column run_at), "
+                "dlq replays dead letters"
+            )
+        if stream == "dlq":
+            for name in ("dedupe", "spread"):
+                if name in given.options:
+                    raise ConfigError(f"option {name} is for stream=jobs; a replay moves each letter once by itself")
+            if streaming:
+                raise ConfigError("option stream=dlq cannot be written by a stream: replay with df.write")
+        queues = given.queues(required=False)
+        if len(queues) > 1:
+            raise ConfigError("option queue must name one queue; several go by a column named queue")
+        return cls(
+            url=given.url(),
+            queue=queues[0] if queues else None,
+            stream=cast("Literal['jobs', 'dlq']", stream),
+            dedupe=cast("Dedupe", given.choice("dedupe", ("chunk", "jobid", "none"), "chunk")),
+            dedupe_ttl_secs=int(given.duration_secs("dedupeTtl", DEFAULT_DEDUPE_TTL_SECS)) or 1,
+            name=given.options.get("name", ""),
+            spread_ms=round(given.duration_secs("spread", 0) * 1000),
+            max_waiting=given.number("maxWaiting", DEFAULT_MAX_WAITING, low=1),
+            wait_timeout_secs=given.duration_secs("waitTimeout", DEFAULT_WAIT_TIMEOUT_SECS),
+        )
+
+
+class _Given:
+    """The options as they came, read one by one."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self.options = {key.lower(): value for key, value in options.items() if key.lower() not in _OF_SPARK}
+
+    def refuse_others(self, allowed: tuple[str, ...], known: tuple[str, ...], why: str) -> None:
+        allowed_keys = {name.lower() for name in allowed}
+        names = {name.lower(): name for name in (*allowed, *known)}
+        for key in self.options:
+            if key in allowed_keys:
+                continue
+            if key == "path":
+                raise ConfigError(
+                    "format tampu takes no path: give option queue, and call load() or save() without one"
+                )
+            if key in names:
+                raise ConfigError(f"option {names[key]} has no meaning {why}; allowed are {', '.join(allowed)}")
+            raise ConfigError(f"unknown option {key!r}; allowed are {', '.join(allowed)}")
+
+    def url(self) -> str:
+        url = resolve_url(self.options.get("url"))
+        settings = parse_url(url)
+        if settings.kind == "embedded" and settings.data_dir is None:
+            raise ConfigError(
+                "option url=embedded:// is a server of one process, and Spark is several: use embedded:///some/folder, "
+                "which all share, or the redis:// URL that tampu.embedded.acquire().url gives"
+            )
+        return url
+
+    def queues(self, *, required: bool = True) -> tuple[str, ...]:
+        names = tuple(filter(None, (part.strip() for part in self.options.get("queue", "").split(","))))
+        if not names and required:
+            raise ConfigError("option queue is missing: one or more names of queues, comma separated")
+        if len(set(names)) < len(names):
+            raise refuse("option queue", self.options["queue"], "names that differ")
+        return tuple(check_queue_name(name, "option queue") for name in names)
+
+    def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
+        value = self.options.get(name.lower(), default).lower()
+        if value not in allowed:
+            raise refuse(f"option {name}", value, f"one of {', '.join(allowed)}")
+        return value
+
+    def number(self, name: str, default: int, *, low: int) -> int:
+        text = self.options.get(name.lower())
+        if text is None:
+            return default
+        if not (text.isascii() and text.isdigit()) or int(text) < low:
+            raise refuse(f"option {name}", text, f"a whole number of {low} or more")
+        return int(text)
+
+    def flag(self, name: str, default: bool) -> bool:
+        text = self.options.get(name.lower(), str(default)).lower()
+        if text not in ("true", "false"):
+            raise refuse(f"option {name}", text, "true or false")
+        return text == "true"
+
+    def duration_secs(self, name: str, default: float) -> float:
+        text = self.options.get(name.lower())
+        return default if text is None else parse_duration(text, f"option {name}")
+
+    def instant_ms(self, name: str) -> int | None:
+        text = self.options.get(name.lower())
+        if text is None:
+            return None
+        if text.isascii() and text.isdigit():
+            return int(text)
+        try:
+            instant = datetime.fromisoformat(text)
+        except ValueError:
+            raise refuse(f"option {name}", text, "epoch milliseconds, or a time such as 2026-01-31T08:00") from None
+        return round((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() * 1000)
+
+    def offsets(
+        self, name: str, queues: tuple[str, ...]
+    ) -> Mapping[str, EntryId] | Literal["earliest", "latest"] | None:
+        text = self.options.get(name.lower())
+        if text is None or text in ("earliest", "latest"):
+            return cast("Literal['earliest', 'latest'] | None", text)
+        wanted = 'earliest, latest, or JSON such as {"emails": "1700000000000-0"}'
+        try:
+            found: Any = json.loads(text)
+        except ValueError:
+            raise refuse(f"option {name}", text, wanted) from None
+        if not isinstance(found, dict):
+            raise refuse(f"option {name}", text, wanted)
+        for queue in found:
+            if queue not in queues:
+                raise ConfigError(f"option {name} names the queue {queue!r}, which option queue does not")
+        return {queue: offset_of(value, f"option {name}") for queue, value in found.items()}
+
+
+def offset_of(value: Any, where: str) -> EntryId:
+    """An id out of JSON: the text, or an object with the text under `id`, as in a checkpoint."""
+    text = value.get("id") if isinstance(value, dict) else value
+    if text == "earliest":
+        return BEFORE_ALL
+    if not isinstance(text, str):
+        raise refuse(where, value, "a stream id such as '1700000000000-0'")
+    return parse_entry_id(text, where)
+
+
+def parse_duration(text: str, where: str) -> float:
+    """`250ms`, `10s`, `5m`, `6h`, `7d`, in seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
+    if not found:
+        raise refuse(where, text, "a duration such as 250ms, 10s, 5m, 6h or 7d")
+    return float(found[1]) * _UNITS[found[2] or "s"]

@@ -1,0 +1,227 @@
+"""Plans a read: where a stream stands, what was trimmed before it was read, and how it is cut into partitions."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tampu.errors import Error
+from tampu.redis.faults import ServerError
+from tampu.redis.scripts import load_script
+from tampu.spark.entry_ids import BEFORE_ALL, EntryId, parse_entry_id
+from tampu.spark.server import QueueServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tampu.spark.options import ReadOptions, Stream
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.spark")
+
+SPLIT = load_script("spark_split")
+
+#: Entries of one step of the walk over a stream; a longer step keeps the server from others for too long.
+STEP = 1_000
+#: Entries of one partition, unless `minPartitions` asks for smaller ones.
+ROWS_PER_PARTITION = 50_000
+#: A read of some size is cut at least so often, so that all cores of a small machine have work.
+FEW_PARTITIONS = 4
+
+
+class DataLossError(Error):
+    """Entries were trimmed before they were read, and `failOnDataLoss` is true."""
+
+    code = "CMQ-030"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of one queue's stream, both ends included; what one task reads."""
+
+    queue: str
+    first: EntryId
+    last: EntryId
+    rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a queue was read: behind `id`. `added`: how many entries were ever added up to there, if it is known."""
+
+    id: EntryId
+    added: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The form in a checkpoint."""
+        return {"id": str(self.id)} | ({} if self.added is None else {"added": self.added})
+
+    @classmethod
+    def from_json(cls, value: Any) -> Position:
+        """Out of a checkpoint, or an id that a user wrote."""
+        if isinstance(value, str):
+            return cls(parse_entry_id(value, "offset"))
+        return cls(parse_entry_id(value["id"], "offset"), value.get("added"))
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What a stream holds at one moment."""
+
+    length: int
+    #: None when it is empty.
+    first: EntryId | None
+    #: The id given out last, whether or not that entry is still there.
+    last_generated: EntryId
+    #: Entries ever added; None on servers before Redis 7.0.
+    added: int | None
+    #: The highest id deleted by hand, which trimming is not.
+    max_deleted: EntryId
+
+    @property
+    def end(self) -> Position:
+        """Behind all that is there."""
+        return Position(self.last_generated, self.added)
+
+
+EMPTY = Extent(0, None, BEFORE_ALL, 0, BEFORE_ALL)
+
+
+def stream_key(keys: QueueKeys, stream: Stream) -> str:
+    """The key of a stream."""
+    return {"events": keys.events, "dlq": keys.dlq, "jobs": keys.stream}[stream]
+
+
+def extent_of(server: QueueServer, key: str) -> Extent:
+    """What the stream holds now; a key that is not there holds nothing."""
+    try:
+        flat = server.call("XINFO", "STREAM", key)
+    except ServerError as error:
+        if "no such key" in str(error):
+            return EMPTY
+        raise
+    found = dict(zip(flat[::2], flat[1::2], strict=True))
+    first = found[b"first-entry"]
+    return Extent(
+        length=found[b"length"],
+        first=None if first is None else parse_entry_id(first[0]),
+        last_generated=parse_entry_id(found[b"last-generated-id"]),
+        added=found.get(b"entries-added"),
+        max_deleted=parse_entry_id(found.get(b"max-deleted-entry-id", b"0-0")),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Entries that were trimmed before they were read; `entries` is None when they cannot be counted."""
+
+    queue: str
+    stream: str
+    start: EntryId
+    first: EntryId | None
+    entries: int | None
+
+    def __str__(self) -> str:
+        count = "an unknown number of entries were" if self.entries is None else f"{self.entries} entries were"
+        return (
+            f"{self.stream} of queue {self.queue!r}: {count} trimmed before they were read. Requested was what follows "
+            f"{self.start}, the first entry present is {self.first or 'none'}"
+        )
+
+
+def find_gap(queue: str, stream: str, start: Position, end: Position, extent: Extent) -> Gap | None:
+    """What is missing between two positions, as far as it can be told.
+
+    Letters that were replayed or removed by hand are gone on purpose: behind the first of those nothing is claimed.
+    """
+    if start.id == BEFORE_ALL or start.id >= end.id or (extent.first is not None and extent.first <= start.id):
+        return None
+    if extent.added is None:
+        if extent.first is None or extent.first > start.id.next:
+            logger.debug("this server does not count what was added: whether entries were trimmed cannot be told")
+        return None
+    if extent.max_deleted > start.id:
+        return None
+    trimmed = extent.added - extent.length
+    if start.added is None:
+        # Somebody's own id: if anything was ever trimmed and this id lies before what is left, it may be missing.
+        return Gap(queue, stream, start.id, extent.first, None) if trimmed > 0 else None
+    known_end = extent.added if end.added is None else min(end.added, extent.added)
+    lost = min(trimmed, known_end) - start.added
+    return Gap(queue, stream, start.id, extent.first, lost) if lost > 0 else None
+
+
+def report_gap(gap: Gap | None, *, fail: bool) -> None:
+    """Raise, or warn."""
+    if gap is None:
+        return
+    if fail:
+        raise DataLossError(
+            f"{gap}. To go on without them set option failOnDataLoss=false; to keep more of them raise the stream's "
+            "limit (events_max_stream_len, dlq_max_stream_len) or read more often"
+        )
+    logger.warning("%s", gap)
+
+
+def starting_position(options: ReadOptions, queue: str, extent: Extent) -> Position:
+    """Where the first batch of a query starts."""
+    if options.starting_timestamp_ms is not None:
+        return Position(EntryId(options.starting_timestamp_ms, 0).previous)
+    if options.starting == "latest":
+        return extent.end
+    if isinstance(options.starting, str):
+        return Position(BEFORE_ALL)
+    return Position(options.starting.get(queue, BEFORE_ALL))
+
+
+def walk(server: QueueServer, key: str, first: EntryId, last: EntryId, most: int | None = None) -> list[Span]:
+    """The stream from `first` to `last` in steps, each with its number of entries; at most `most` entries in all."""
+    steps: list[Span] = []
+    taken = 0
+    while first <= last and (most is None or taken < most):
+        size = STEP if most is None else min(STEP, most - taken)
+        count, end = server.run(SPLIT, (key,), (str(first), str(last), size))
+        if not count:
+            break
+        taken += count
+        # The last step ends where the caller says: nothing lies between, but the ends of spans must meet.
+        stop = parse_entry_id(end) if count == size else last
+        steps.append(Span(server.keys.queue_name, first, stop, count))
+        first = stop.next
+    return steps
+
+
+def cut(steps: Sequence[Span], min_partitions: int) -> list[Span]:
+    """Steps of one queue joined to partitions of about the same size."""
+    if not steps:
+        return []
+    total = sum(step.rows for step in steps)
+    wanted = max(min_partitions, -(-total // ROWS_PER_PARTITION), min(FEW_PARTITIONS, len(steps)))
+    size = -(-total // wanted)
+    parts: list[Span] = []
+    start, rows = steps[0].first, 0
+    for number, step in enumerate(steps, 1):
+        rows += step.rows
+        if rows >= size or number == len(steps):
+            parts.append(Span(step.queue, start, step.last, rows))
+            start, rows = step.last.next, 0
+    return parts
+
+
+def plan_batch(options: ReadOptions) -> list[Span]:
+    """The partitions of a batch read: all that is there now."""
+    spans: list[Span] = []
+    for queue in options.queues:
+        with QueueServer(options.url, queue, (SPLIT,)) as server:
+            key = stream_key(server.keys, options.stream)
+            extent = extent_of(server, key)
+            start = starting_position(options, queue, extent)
+            last = min(options.ending.get(queue, extent.last_generated), extent.last_generated)
+            if options.stream != "jobs":  # where jobs are deleted when they are done
+                report_gap(
+                    find_gap(queue, options.stream, start, Position(last), extent), fail=options.fail_on_data_loss
+                )
+            steps = walk(server, key, start.id.next, last)
+            spans += cut(steps, -(-options.min_partitions // len(options.queues)))
+    return spans

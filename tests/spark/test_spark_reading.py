@@ -1,0 +1,266 @@
+"""Partitions, gaps and readers as plain classes: no Spark session, a real server."""
+
+from __future__ import annotations
+
+import logging
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from spark.filling import T0, Filled
+from tampu.spark import plan
+from tampu.spark.columns import arrow_schema, spark_schema
+from tampu.spark.entry_ids import EntryId
+from tampu.spark.follow import Follower
+from tampu.spark.options import STREAMS, ReadOptions
+from tampu.spark.plan import DataLossError, Span, cut, plan_batch
+from tampu.spark.readers import read_snapshot, read_span
+from tampu.spark.server import QueueServer
+from tampu.wire.payload import encode_value
+from tampu.wire.repeat import RepeatableSpec, RepeatPattern
+from tampu.wire.stored_spec import encode_spec
+
+
+def options_of(filled: Filled, *, streaming: bool | None = False, **options: str) -> ReadOptions:
+    return ReadOptions.parse({"url": filled.url, "queue": "q"} | options, streaming=streaming)
+
+
+def rows_of(options: ReadOptions) -> list[dict[str, Any]]:
+    if options.stream in ("delayed", "repeat", "results"):
+        batches = [batch for queue in options.queues for batch in read_snapshot(options, queue)]
+    else:
+        batches = [batch for span in plan_batch(options) for batch in read_span(options, span)]
+    for batch in batches:
+        assert batch.schema == arrow_schema(options.stream, options.payload)
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+@pytest.mark.parametrize("payload", ["binary", "json"])
+def test_the_arrow_schema_is_the_one_spark_expects(stream: Any, payload: Any) -> None:
+    from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import BinaryType, LongType, StringType, StructType, TimestampType
+
+    types = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "TIMESTAMP": TimestampType()}
+    struct = StructType()
+    for column in spark_schema(stream, payload).split(", "):
+        name, kind = column.split(" ")
+        struct.add(name.strip("`"), types[kind])
+    assert to_arrow_schema(struct, timezone="UTC") == arrow_schema(stream, payload)
+
+
+@pytest.mark.servers
+def test_jobs_are_read_with_their_envelopes(filled: Filled) -> None:
+    filled.jobs(2_600)
+    rows = rows_of(options_of(filled, stream="jobs", payload="json"))
+    assert [row["job_id"] for row in rows] == [f"job-{number}" for number in range(2_600)]
+    last = rows[-1]
+    assert (last["name"], last["attempt"], last["payload"]) == ("work", 0, '{"n":2599}')
+    assert last["created_at"].timestamp() * 1000 == T0 + 2599
+    assert f"{last['entry_ms']}-{last['entry_seq']}" == last["entry_id"]
+    assert last["error"] is None
+
+
+def test_what_cannot_be_decoded_becomes_a_row_with_its_bytes(filled: Filled) -> None:
+    filled.xadd(filled.keys().stream, "x", "y")
+    filled.xadd(filled.keys().stream, "d", b"\xc1")
+    filled.jobs(1)
+    bad, worse, good = rows_of(options_of(filled, stream="jobs"))
+    assert bad["error"] == "no field d"
+    assert msgspec.msgpack.decode(bad["raw"]) == [b"x", b"y"]
+    assert worse["raw"] == b"\xc1"
+    assert "not a job envelope" in worse["error"]
+    assert msgspec.msgpack.decode(good["payload"]) == {"n": 0}
+
+
+def test_an_event_with_a_bad_number_keeps_the_rest(filled: Filled) -> None:
+    filled.events(1)
+    filled.xadd(filled.keys().events, "e", "failed", "id", "", "ts", "soon", "more", "1", "reason", b"\xff")
+    filled.xadd(filled.keys().events, "e", "failed", "id", "j", "ts", 2**62)
+    good, bad, late = rows_of(options_of(filled))
+    assert (good["event"], good["job_id"], good["duration_us"], good["worker"]) == ("completed", "job-1", 1, "w")
+    assert good["ts"].timestamp() * 1000 == T0 + 1
+    assert (bad["event"], bad["ts"], bad["job_id"], bad["extra"]) == ("failed", None, None, '{"more":"1"}')
+    assert bad["reason"] == "\ufffd"
+    assert "ts is no number" in bad["error"]
+    assert late["ts"] is None
+    assert "9999" in late["error"]
+
+
+def test_a_payload_json_cannot_hold_stays_binary(filled: Filled) -> None:
+    filled.letter("a", {"bytes": b"\x00"})
+    filled.letter("b", {"text": "é"})
+    held, shown = rows_of(options_of(filled, stream="dlq", payload="json"))
+    assert held["payload"] is None
+    assert held["payload_raw"] == encode_value({"bytes": b"\x00"})
+    assert (shown["payload"], shown["payload_raw"]) == ('{"text":"é"}', None)
+    assert (shown["reason"], shown["error_type"], shown["last_error"], shown["attempts"]) == (
+        *("retries_exhausted", "ValueError", "no", 3),
+    )
+
+
+@pytest.mark.servers
+def test_snapshots(filled: Filled) -> None:
+    filled.delayed(5_100)
+    delayed = rows_of(options_of(filled, stream="delayed", payload="json"))
+    assert len({row["job_id"] for row in delayed}) == len(delayed) == 5_100
+    assert delayed[0]["run_at"].timestamp() * 1000 == T0
+
+    spec = RepeatableSpec("tick", RepeatPattern.every(5000), {"a": 1}).stored()
+    filled.client.zadd(filled.keys().repeat, {spec.key: T0})
+    filled.client.hset(filled.keys().repeat_spec(spec.key), mapping={"spec": encode_spec(spec), "fired": 7})
+    (repeat,) = rows_of(options_of(filled, stream="repeat", payload="json"))
+    assert (repeat["name"], repeat["pattern"], repeat["fired"]) == ("tick", "every 5000 ms", 7)
+    assert repeat["payload"] == '{"a":1}'
+
+    for number in range(30):
+        filled.client.set(filled.keys().result(f"job-{number}"), encode_value(number), ex=1000)
+    results = rows_of(options_of(filled, stream="results", payload="json"))
+    assert sorted(int(row["payload"]) for row in results) == list(range(30))
+    assert all(row["expires_at"] is not None for row in results)
+
+
+def test_a_queue_that_is_not_there_is_empty(filled: Filled) -> None:
+    assert rows_of(options_of(filled)) == []
+    assert rows_of(options_of(filled, stream="delayed")) == []
+
+
+def test_several_queues_and_bounds(filled: Filled) -> None:
+    filled.events(10, "a")
+    filled.events(10, "b")
+    start, end = '{"a": "5-0"}', '{"a": "7-0", "b": "2-0"}'
+    rows = rows_of(options_of(filled, queue="a, b", startingOffsets=start, endingOffsets=end))
+    assert [(row["queue"], row["entry_ms"]) for row in rows] == [("a", 6), ("a", 7), ("b", 1), ("b", 2)]
+    rows = rows_of(options_of(filled, queue="b", startingTimestamp="9"))
+    assert [row["entry_ms"] for row in rows] == [9, 10]
+
+
+@pytest.mark.servers
+def test_partitions_meet_and_cover_everything_once(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "STEP", 100)
+    filled.events(1_050)
+    spans = plan_batch(options_of(filled, minPartitions="3"))
+    assert sum(span.rows for span in spans) == 1_050
+    assert len(spans) >= 3
+    for before, after in pairwise(spans):
+        assert after.first == before.last.next
+    assert len(rows_of(options_of(filled))) == 1_050
+
+
+def test_steps_are_joined_to_partitions_of_about_the_same_size() -> None:
+    steps = [Span("q", EntryId(n, 1), EntryId(n + 1, 0), 1_000) for n in range(400)]
+    parts = cut(steps, 0)
+    assert [part.rows for part in parts] == [50_000] * 8
+    assert len(cut(steps, 20)) == 20
+    assert len(cut(steps[:1], 0)) == 1
+    assert cut([], 5) == []
+
+
+# --- following
+
+
+def test_a_query_follows_in_limited_steps_over_all_queues(filled: Filled) -> None:
+    filled.events(100, "a")
+    filled.events(10, "b")
+    follower = Follower(options_of(filled, queue="a,b", streaming=True))
+    offset = follower.initial()
+    sizes = []
+    for _ in range(5):
+        end = follower.latest(offset, 40)
+        sizes.append(sum(span.rows for span in follower.plan(offset, end)))
+        offset = end
+    follower.close()
+    assert sizes == [40, 40, 30, 0, 0]
+    assert offset["a"] == {"id": "100-0", "added": 100}
+
+
+def test_under_available_now_nothing_newer_is_read(filled: Filled) -> None:
+    filled.events(5)
+    follower = Follower(options_of(filled, streaming=True))
+    start = follower.initial()
+    follower.stop_at_now()
+    filled.events(5, start=6)
+    assert follower.latest(start, None)["q"]["id"] == "5-0"
+    assert follower.newest()["q"]["id"] == "10-0"
+    follower.close()
+
+
+def test_latest_starts_behind_what_is_there(filled: Filled) -> None:
+    filled.events(5)
+    follower = Follower(options_of(filled, streaming=True, startingOffsets="latest"))
+    start = follower.initial()
+    filled.events(2, start=6)
+    assert [span.rows for span in follower.plan(start, follower.latest(start, None))] == [2]
+    follower.close()
+
+
+@pytest.mark.servers("valkey", "redis70", "redis86")
+def test_a_trimmed_stream_is_an_error_that_names_and_counts_the_gap(filled: Filled) -> None:
+    filled.events(10)
+    follower = Follower(options_of(filled, streaming=True))
+    offset = follower.latest(follower.initial(), 4)
+    filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
+    end = follower.latest(offset, None)
+    with pytest.raises(DataLossError, match=r"3 entries were trimmed.*follows 4-0, the first entry present is 8-0"):
+        follower.plan(offset, end)
+    follower.close()
+
+
+def test_with_data_loss_allowed_the_gap_is_a_warning(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
+    filled.events(10)
+    follower = Follower(options_of(filled, streaming=True, failOnDataLoss="false"))
+    offset = follower.latest(follower.initial(), 4)
+    filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
+    with caplog.at_level(logging.WARNING, "tampu.spark"):
+        spans = follower.plan(offset, follower.latest(offset, None))
+    follower.close()
+    assert sum(span.rows for span in spans) == 3
+    assert "3 entries were trimmed" in caplog.text
+
+
+def test_a_stream_trimmed_exactly_to_what_was_read_is_no_gap(filled: Filled) -> None:
+    filled.events(10)
+    follower = Follower(options_of(filled, streaming=True))
+    offset = follower.latest(follower.initial(), 7)
+    filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
+    assert sum(span.rows for span in follower.plan(offset, follower.latest(offset, None))) == 3
+    follower.close()
+
+
+def test_letters_that_were_replayed_are_no_gap(filled: Filled) -> None:
+    ids = [filled.letter(f"j{number}", number) for number in range(6)]
+    follower = Follower(options_of(filled, stream="dlq", streaming=True))
+    offset = follower.latest(follower.initial(), 2)
+    filled.client.xdel(filled.keys().dlq, *ids[:4])
+    assert sum(span.rows for span in follower.plan(offset, follower.latest(offset, None))) == 2
+    follower.close()
+
+
+def test_a_batch_from_an_id_that_was_trimmed_is_an_error(filled: Filled) -> None:
+    filled.events(10)
+    filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
+    with pytest.raises(DataLossError, match="first entry present is 8-0"):
+        plan_batch(options_of(filled, startingOffsets='{"q": "2-0"}'))
+    assert len(rows_of(options_of(filled))) == 3
+
+
+def test_a_server_with_tls_and_a_password(fresh_server: Any) -> None:
+    filled = Filled(fresh_server("redis86", tls=True, requirepass="s3cret"))
+    filled.jobs(3)
+    assert len(rows_of(options_of(filled, stream="jobs"))) == 3
+
+
+def test_an_unreachable_server_is_said() -> None:
+    with QueueServer("redis://127.0.0.1:1", "q") as server, pytest.raises(Exception, match=r"127\.0\.0\.1:1"):
+        server.call("PING", patience_secs=0.2)
+
+
+def test_batches_are_arrow(filled: Filled) -> None:
+    filled.events(1)
+    options = options_of(filled)
+    (span,) = plan_batch(options)
+    (batch,) = read_span(options, span)
+    assert isinstance(batch, pa.RecordBatch)
