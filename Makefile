@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers servers lock bench-wire bench-producer bench-worker clean
+.PHONY: help setup demo test check lint format types layers servers lock test-spark bench-wire bench-producer bench-worker clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## create .venv and install everything the project needs into it
 
@@ -30,11 +30,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt scripts/find_python.sh
 	@touch $@
 	@echo "setup: done"
 
-demo: setup ## run one job through an embedded server
-	@$(BIN)/python scripts/demo.py
+demo: setup ## watch a small shop's day on an embedded server (a quarter of a minute)
+	@$(BIN)/tampu demo
 
 test: setup servers ## run all tests on real servers; pytest arguments: make test ARGS="-k foo"
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -m "not spark_cluster" $(ARGS)
+
+test-spark: setup servers ## all Spark tests, those on a standalone cluster of two workers too
+	@$(BIN)/python -m pytest tests/spark $(ARGS)
 
 check: lint types layers ## lint, types and layers: all that is checked without running
 
@@ -54,6 +57,7 @@ layers: setup ## import-linter: imports only point downwards
 
 servers: setup ## install the servers the tests run on (Redis 8.6 is built once, about 2 minutes)
 	@$(BIN)/python scripts/install_servers.py
+	@$(BIN)/python scripts/install_browser.py
 
 lock: ## pin every dependency again in constraints.txt
 	@set -e; \

@@ -12,8 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-
 import redis
+
 from servers.liveness import is_alive
 from servers.process import eventually
 from tampu import embedded

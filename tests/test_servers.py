@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-import redis
 from servers import require as require_module
 from servers.binaries import KINDS, cache_dir, server_binary
 from servers.cluster import MASTERS, SLOTS, Cluster
