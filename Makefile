@@ -34,9 +34,9 @@ demo: setup ## watch a small shop's day on an embedded server (a quarter of a mi
 	@$(BIN)/tampu demo
 
 test: setup servers ## run all tests on real servers; pytest arguments: make test ARGS="-k foo"
-	@$(BIN)/python -m pytest -m "not spark_cluster" $(ARGS)
+	@$(BIN)/python -m pytest -m "not spark_session and not spark_cluster" $(ARGS)
 
-test-spark: setup servers ## all Spark tests, those on a standalone cluster of two workers too
+test-spark: setup servers ## all Spark tests: in a session, and on a standalone cluster of two workers
 	@$(BIN)/python -m pytest tests/spark $(ARGS)
 
 check: lint types layers ## lint, types and layers: all that is checked without running

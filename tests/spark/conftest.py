@@ -7,6 +7,7 @@ and run only when asked for (`make test-spark`).
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,8 +18,8 @@ from spark.filling import Filled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytest.importorskip("pyspark", reason="Spark is missing: pip install 'tampu[spark]'")
-pytest.importorskip("pyarrow", reason="PyArrow is missing: pip install 'tampu[spark]'")
+#: Without the extra `spark` none of these can be imported.
+collect_ignore_glob = [] if find_spec("pyspark") and find_spec("pyarrow") else ["test_*.py"]
 
 #: How long a test with Spark may take on a busy machine; the first one starts the session.
 SPARK_TIMEOUT_SECS = 600

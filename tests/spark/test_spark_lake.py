@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
     from spark.filling import Filled
 
+pytestmark = pytest.mark.spark_session
+
 #: Noon of a day, in ms.
 NOON = int(datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() * 1000)
 DAY_MS = 86_400_000

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from spark.filling import Filled
 
 
+pytestmark = pytest.mark.spark_session
+
+
 def handler(job: Any) -> Any:
     import msgspec
 
