@@ -18,7 +18,7 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_demo_tells_its_story_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run_program("demo", "--hour", "0.3")
+    done = run_program("demo", "--hour", "0.15")
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out
     for words in ("The shop opens", "newsletter", "payment provider is down", "are replayed", "0 lost"):

@@ -95,6 +95,17 @@ def test_names_cannot_drive_the_terminal(server: Server, url: str) -> None:
     assert "\x1b" not in out
 
 
+def test_groups_and_consumers_may_have_any_names(server: Server, shop: Filled) -> None:
+    client = server.client()
+    client.xgroup_create(f"{{chasqui:{QUEUE}}}:stream", b"\xff[bold]", id="0")
+    client.xreadgroup(b"\xff[bold]", b"c\xfe\n", {f"{{chasqui:{QUEUE}}}:stream": ">"}, count=1)
+    assert "\\xff[bold]" in invoke("inspect", QUEUE).out
+    names = [group["name"] for group in invoke("inspect", QUEUE, "--json").json["groups"]]
+    assert names == ["default", "\\xff[bold]"]
+    assert "2 groups" in invoke("doctor", QUEUE).out
+    assert invoke("job", "show", shop.waiting, "--json").json["state"] == "running"
+
+
 def test_an_empty_server_is_no_error(url: str) -> None:
     done = invoke("inspect")
     assert (done.code, done.out) == (0, "")

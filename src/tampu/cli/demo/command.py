@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import tempfile
 import time
@@ -20,7 +21,6 @@ from tampu.cli.demo.view import DayView, Story
 from tampu.cli.output import is_terminal, show, stdout_console, write_line
 from tampu.cli.session import run
 from tampu.embedded import EmbeddedServer
-from tampu.errors import ConfigError
 from tampu.worker import Worker
 
 #: Pictures a second, and looks into the queues.
@@ -36,17 +36,23 @@ def demo(
     ] = 1.0,
 ) -> None:
     """Watch a small shop's day: orders, flaky payments, retries, delayed jobs, dead letters, a replay."""
-    with _server() as server:
+    with contextlib.ExitStack() as stack:
+        server = stack.enter_context(EmbeddedServer(_folder(stack)))
         run(_demo(server, hour))
 
 
-def _server() -> EmbeddedServer:
-    """A server whose data can be looked at afterwards, in the user's cache; elsewhere when that is in use."""
+def _folder(stack: contextlib.ExitStack) -> Path:
+    """Where the data are kept, to be looked at afterwards: in the user's cache, or elsewhere when that is in use."""
     folder = Path(os.environ.get("TAMPU_CACHE") or Path.home() / ".cache" / "tampu") / "demo"
-    if not (folder / "server.json").exists():
-        with contextlib.suppress(ConfigError):
-            return EmbeddedServer(folder).start()
-    return EmbeddedServer(tempfile.mkdtemp(prefix="tampu-demo-"))
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = stack.enter_context((folder / "demo.lock").open("w"))
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another demo would empty this one's queues
+        if not (folder / "server.json").exists():  # somebody is looking at the last demo
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="tampu-demo-"))
 
 
 async def _demo(server: EmbeddedServer, hour_secs: float) -> None:

@@ -26,7 +26,7 @@ REPORTS = 3
 CUSTOMERS = ("ada", "grace", "alan", "edsger", "barbara", "donald", "margaret", "tony", "radia", "linus")
 
 #: Nobody waits longer than so many hours for the queues to run empty.
-PATIENCE_HOURS = 12.0
+PATIENCE_HOURS = 8.0
 
 
 class Teller(Protocol):

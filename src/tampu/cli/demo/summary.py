@@ -39,8 +39,8 @@ def summary(
 
 def _by_task(added: dict[str, int], tally: Tally, *, is_live: bool) -> Table:
     made = Table(box=ROUNDED if is_live else None, border_style="dim", header_style="dim", pad_edge=is_live)
-    made.add_column("task")
-    for column in ("added", "done", "failed runs", "retries", "dead letters", "typical run"):
+    made.add_column("task", no_wrap=True)
+    for column in ("added", "done", "failures", "retries", "died", "typical run"):
         made.add_column(column, justify="right")
     for name, count in added.items():
         task = tally.tasks.get(name)

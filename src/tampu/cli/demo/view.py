@@ -86,7 +86,7 @@ class DayView:
         made.add_column("queue")
         for column in counts:
             made.add_column(column, justify="right")
-        made.add_column("", ratio=1, no_wrap=True)
+        made.add_column("", ratio=1, no_wrap=True, overflow="crop")
         for name, events in self._tally.by_queue.items():
             one = self._tally.snapshots.get(name)
             waiting, pending, delayed, dead = (one.waiting, one.pending, one.delayed, one.dlq) if one else (0, 0, 0, 0)

@@ -144,8 +144,8 @@ async def stalled(pipe: Pipe, keys: QueueKeys, one: QueueSnapshot, limits: Limit
     found = []
     idle_ms = int(limits.claim_min_idle_ms * 2)
     for group in one.groups:
-        pending = await pipe.call("XPENDING", keys.stream, group.name, "IDLE", idle_ms, "-", "+", 100)
-        if pending:
+        [pending] = await ask_each(pipe, [("XPENDING", keys.stream, group.name, "IDLE", idle_ms, "-", "+", 100)])
+        if pending and not isinstance(pending, ServerError):  # a group whose name is no UTF-8 cannot be asked about
             consumers = sorted({text(entry[1]) for entry in pending})
             longest = max(entry[2] for entry in pending)
             count = f"{len(pending)}{' or more' if len(pending) >= 100 else ''}"

@@ -162,7 +162,7 @@ def _number(info: Mapping[str, str], name: str) -> int:
 
 def clock(ahead_ms: float) -> Finding:
     """Delays are measured by the server's clock, instants given by ours."""
-    text = f"the server is {duration(abs(ahead_ms))} {'ahead of' if ahead_ms >= 0 else 'behind'} this machine"
+    text = f"the server is {duration(round(abs(ahead_ms)))} {'ahead of' if ahead_ms >= 0 else 'behind'} this machine"
     if abs(ahead_ms) > MAX_SKEW_MS:
         return wrong("clock", text, "run NTP on both: jobs added for an instant run early or late by as much")
     return ok("clock", text)
