@@ -10,7 +10,7 @@ from typing import Any
 from tampu.checks import refuse
 from tampu.engine.options import AddOptions
 from tampu.errors import ConfigError
-from tampu.wire.repeat import MissedFiresPolicy, RepeatPattern
+from tampu.wire.repeat import MissedFiresPolicy, RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
 
 #: A number of milliseconds, or an instant; a timedelta is understood.
@@ -19,6 +19,10 @@ DelayMs = int | float | datetime | timedelta
 Backoff = int | BackoffSpec | Mapping[str, Any]
 Repeat = RepeatPattern | Mapping[str, Any]
 MissedFires = MissedFiresPolicy | Mapping[str, Any]
+
+#: What an entry of `add_bulk` may have besides `name` and `data`.
+BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
+MISSED_FIRES_ALONE = "missed_fires goes with repeat: give repeat=RepeatPattern.cron(...) or .every(...) too"
 
 
 def wrong_type(field: str, value: object, allowed: str) -> TypeError:
@@ -95,3 +99,20 @@ def missed_fires_policy(policy: MissedFires) -> MissedFiresPolicy:
         return MissedFiresPolicy(**policy)
     except TypeError as error:
         raise ConfigError(f"missed_fires must have the fields of a MissedFiresPolicy: {error}") from None
+
+
+def repeatable_spec(
+    name: str, data: Any, repeat: Repeat, missed_fires: MissedFires | None, **bounds: Any
+) -> RepeatableSpec[Any]:
+    """What is registered for a repeatable job."""
+    policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
+    return RepeatableSpec(name, repeat_pattern(repeat), data, missed_fires=policy, **bounds)
+
+
+def bulk_entry(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry of a bulk that has what it needs and nothing that nobody knows."""
+    for key in job.keys() - {"name", "data", *BULK_OPTIONS}:
+        raise ConfigError(f"an entry of add_bulk has no {key!r}; it has name, data, {', '.join(BULK_OPTIONS)}")
+    if "data" not in job:
+        raise KeyError("data")
+    return job

@@ -12,19 +12,22 @@ print(await job.result(timeout=10))
 from __future__ import annotations
 
 import asyncio
+import threading
 from dataclasses import asdict, fields
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from tampu.add_arguments import (
+    BULK_OPTIONS,
+    MISSED_FIRES_ALONE,
     Backoff,
     DelayMs,
     MissedFires,
     Repeat,
     add_options,
+    bulk_entry,
     delay_or_instant,
-    missed_fires_policy,
     repeat_pattern,
+    repeatable_spec,
 )
 from tampu.checks import check_job_id, refuse
 from tampu.clock import wall_clock_ms
@@ -36,12 +39,11 @@ from tampu.job_state import JobState, find_job
 from tampu.queue_events import QueueEvents
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.sync_queue import SyncQueue
-from tampu.task import CoroutineTask, FunctionTask, Task
+from tampu.task import CoroutineTask, FunctionTask, Task, TaskContext
 from tampu.waiters import Waiters
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import wrap_bin
-from tampu.wire.repeat import MissedFiresPolicy, RepeatableMeta, RepeatableSpec, RepeatPattern
 from tampu.wire.results import decode_result
 
 if TYPE_CHECKING:
@@ -51,27 +53,12 @@ if TYPE_CHECKING:
 
     from tampu.engine.dead_letters import ReplayCount
     from tampu.engine.options import AddOptions
+    from tampu.task import TaskMaker
     from tampu.wire.job import JobId
+    from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: What an entry of `add_bulk` may have besides `name` and `data`.
-_BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
-
-_MISSED_FIRES_ALONE = "missed_fires goes with repeat: give repeat=RepeatPattern.cron(...) or .every(...) too"
-
-
-class TaskMaker(Protocol):
-    """What `@queue.task(...)` is: makes a task of a function, typed like it."""
-
-    # A coroutine is a value too, as the second says; the first that fits counts.
-    @overload
-    def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
-    ) -> CoroutineTask[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
 
 
 class _Encoded:
@@ -116,6 +103,8 @@ class Queue:
         self._producer.encode_with(_encode_or_pass(self._producer))
         self._waiters = Waiters(self._producer.pipe, self._keys, self._follow)
         self._closed = False
+        self._sync: SyncQueue | None = None
+        self._sync_guard = threading.Lock()
         #: The tasks registered here, by name: what a worker of this queue runs.
         self.tasks: dict[str, Task[Any, Any]] = {}
 
@@ -146,13 +135,14 @@ class Queue:
         """The producer underneath."""
         return self._producer
 
-    @cached_property
+    @property
     def sync(self) -> SyncQueue:
         """The same calls for code without an event loop; any number of threads may use it."""
-        return SyncQueue(
-            Queue(self.name, url=self._url, credential_provider=self._credential_provider, **_own(self._config)),
-            self.tasks,
-        )
+        if self._sync is None:
+            twin = Queue(self.name, url=self._url, credential_provider=self._credential_provider, **_own(self._config))
+            with self._sync_guard:  # of several threads that ask first, all get the same
+                self._sync = self._sync or SyncQueue(twin, self.tasks)
+        return self._sync
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
@@ -165,8 +155,8 @@ class Queue:
         self._closed = True
         await self._waiters.close()
         await self._producer.close()
-        if "sync" in self.__dict__:
-            self.sync.close()
+        if self._sync is not None:
+            self._sync.close()
 
     async def __aenter__(self) -> Self:
         return self
@@ -248,12 +238,12 @@ class Queue:
         **bounds: Any,
     ) -> str:
         return await self._producer.ensure_repeatable(
-            _spec(task.name, _Encoded(packed), pattern, missed_fires, **bounds)
+            repeatable_spec(task.name, _Encoded(packed), pattern, missed_fires, **bounds)
         )
 
     def _task_job(self, job_id: str, task: Task[Any, Any], packed: bytes) -> Job[Any]:
         job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, task.name)
-        job._context = _TaskContext(self, task)
+        job._context = TaskContext(self, task)
         return job
 
     # --- adding
@@ -277,7 +267,7 @@ class Queue:
                 name, data, repeat=repeat_pattern(repeat), missed_fires=missed_fires
             )
         if missed_fires is not None:
-            raise ConfigError(_MISSED_FIRES_ALONE)
+            raise ConfigError(MISSED_FIRES_ALONE)
         seconds, instant = delay_or_instant(delay_ms, delay)
         options = add_options(name, job_id, attempts, backoff)
         return self._added(await self._send(data, options, seconds, instant), name, data)
@@ -320,8 +310,8 @@ class Queue:
 
         Should some be refused all the same (a full queue), the error's `accepted` names those that got in.
         """
-        entries = [_bulk_entry(job) for job in jobs]
-        if not any(entry.get(option) is not None for entry in entries for option in _BULK_OPTIONS):
+        entries = [bulk_entry(job) for job in jobs]
+        if not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
             named = [(entry.get("name") or "", entry["data"]) for entry in entries]
             ids = await self._producer.add_bulk_named(named)
             return [self._added(job_id, name, data) for job_id, (name, data) in zip(ids, named, strict=True)]
@@ -350,14 +340,14 @@ class Queue:
         name = name or ""
         payload = _Encoded(self._producer.encode(data))
         if repeat is not None:
-            spec = _spec(name, payload, repeat, missed_fires)
+            spec = repeatable_spec(name, payload, repeat, missed_fires)
 
             async def register() -> Job[Any]:
                 return self._added(await self._producer.upsert_repeatable(spec), name, data)
 
             return register
         if missed_fires is not None:
-            raise ConfigError(_MISSED_FIRES_ALONE)
+            raise ConfigError(MISSED_FIRES_ALONE)
         seconds, instant = delay_or_instant(delay_ms, delay)
         options = add_options(name, job_id, attempts, backoff)
 
@@ -399,7 +389,7 @@ class Queue:
         """
         del attempts, backoff, job_id
         bounds = {"limit": limit, "start_after_ms": start_after_ms, "end_before_ms": end_before_ms}
-        spec = _spec(name, data, repeat, missed_fires, **bounds)
+        spec = repeatable_spec(name, data, repeat, missed_fires, **bounds)
         return self._added(await self._producer.upsert_repeatable(spec), name, data)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
@@ -477,41 +467,12 @@ class Queue:
         return await self._producer.purge(waiting=waiting, delayed=delayed)
 
 
-class _TaskContext:
-    """What a job that a task added is connected to: its result is of the type that the function returns."""
-
-    __slots__ = ("_queue", "_task")
-
-    def __init__(self, queue: Queue, task: Task[Any, Any]) -> None:
-        self._queue = queue
-        self._task = task
-
-    async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
-        return self._task.results.convert(await self._queue.wait_for_result(job_id, timeout_secs))
-
-    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        self._queue.report_progress(job, fraction, note)
-
-
 def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:
     """`TypeError`, as for any argument that a function does not have."""
     allowed = {field.name for field in fields(config)} - {"queue_name"}
     for name in settings:
         if name not in allowed:
             raise TypeError(f"{owner}() got an unexpected setting {name!r}; see {config.__name__} for those it has")
-
-
-def _spec(name: str, data: Any, repeat: Repeat, missed_fires: MissedFires | None, **bounds: Any) -> RepeatableSpec[Any]:
-    policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
-    return RepeatableSpec(name, repeat_pattern(repeat), data, missed_fires=policy, **bounds)
-
-
-def _bulk_entry(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    for key in job.keys() - {"name", "data", *_BULK_OPTIONS}:
-        raise ConfigError(f"an entry of add_bulk has no {key!r}; it has name, data, {', '.join(_BULK_OPTIONS)}")
-    if "data" not in job:
-        raise KeyError("data")
-    return job
 
 
 def _own(config: ProducerConfig) -> dict[str, Any]:

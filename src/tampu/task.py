@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypedDict, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
 from tampu.add_arguments import add_options
 from tampu.arguments import Arguments, Results
@@ -172,6 +172,36 @@ class CoroutineTask(Task[P, R]):
     if TYPE_CHECKING:
 
         def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
+
+
+class TaskMaker(Protocol):
+    """What `@queue.task(...)` is: makes a task of a function, typed like it."""
+
+    # A coroutine is a value too, as the second says; the first that fits counts.
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+
+
+class TaskContext:
+    """What a job that a task added is connected to: its result is of the type that the function returns."""
+
+    __slots__ = ("_queue", "_task")
+
+    def __init__(self, queue: Queue, task: Task[Any, Any]) -> None:
+        self._queue = queue
+        self._task = task
+
+    async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
+        """What the function returned."""
+        return self._task.results.convert(await self._queue.wait_for_result(job_id, timeout_secs))
+
+    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
+        """Only a running job makes progress."""
+        self._queue.report_progress(job, fraction, note)
 
 
 class SyncTask(Generic[P, R]):

@@ -159,6 +159,7 @@ async def test_a_full_worker_leaves_suspects_to_others(view: WorkerView, fleet: 
 
 
 async def test_suspects_get_their_place_although_the_queue_is_never_empty(view: WorkerView, fleet: Fleet) -> None:
+    """A worker that reads ahead is never without work: the reader leaves a place when one is wanted."""
     victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS)
     orphan = view.add(60.0)
     await until(lambda: fleet.journal.of("started"), "it runs")
@@ -172,7 +173,7 @@ async def test_suspects_get_their_place_although_the_queue_is_never_empty(view: 
             view.add()
 
     view.add_many([0] * 200)
-    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, concurrency=4):
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, concurrency=1):
         await until(lambda: orphan in ran, "the orphan ran")
         assert view.length() > 100, "the test needs a full queue"
         await until(view.is_settled, "all are done")

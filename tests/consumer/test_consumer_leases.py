@@ -11,6 +11,7 @@ import pytest
 
 from consumer.views import WorkerView
 from consumer.workers import QUEUE, consuming
+from support.proxy import Proxy
 from support.waiting import until
 from tampu.engine.metrics import InMemorySink
 from tampu.wire.retry import JobRetryOverride
@@ -260,6 +261,28 @@ async def test_an_id_running_in_this_process_is_never_started_again(view: Worker
     assert len(runs) == 2
 
 
+@pytest.mark.servers("valkey", "redis86")
+async def test_an_id_that_is_delivered_again_while_it_runs_here_is_not_started_again(view: WorkerView) -> None:
+    """A group that was deleted and made again delivers all entries once more, those that run included."""
+    release = asyncio.Event()
+    runs: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        runs.append(job.id)
+        if job.payload == "waits":
+            await release.wait()
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=60_000):
+        first = view.add("waits")
+        await until(lambda: runs, "it runs")
+        view.client.xgroup_destroy(view.keys.stream, "default")
+        second = view.add()
+        await until(lambda: second in runs, "what came after it is run")
+        release.set()
+        await until(view.is_settled, "both are settled")
+    assert runs == [first, second]
+
+
 # --- processes and servers that stood still
 
 
@@ -289,27 +312,29 @@ async def test_a_worker_that_stood_still_does_not_start_what_others_have_taken_o
     assert not set(behind) & set(fleet.journal.of("started")) & set(fleet.journal.of("elsewhere"))
 
 
-async def test_what_waited_in_the_socket_of_a_worker_that_stood_still_is_not_started_either(
-    view: WorkerView, fleet: Fleet
-) -> None:
-    frozen = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, concurrency=4)
-    view.add(0.0)
-    await until(lambda: fleet.journal.of("done") and view.is_settled(), "it works")
-    await until(lambda: view.client.info("clients")["blocked_clients"] == 1, "it waits for the next")
-    frozen.pause()
-    stale = view.add(0.0)
-    await until(view.pending, "the next is delivered to it")
+async def test_what_came_too_late_for_its_lease_is_not_started_either(view: WorkerView) -> None:
+    """Delivered to us, but held up on the way, as in the socket of a process that stood still."""
+    ran: list[tuple[str, str]] = []
+    url = view.server.url
 
-    async def handler(job: Job[Any]) -> None:
-        fleet.journal.write("elsewhere", job.id)
+    def handler(where: str) -> Callable[[Job[Any]], Any]:
+        async def handle(job: Job[Any]) -> None:
+            ran.append((where, job.id))
 
-    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS):
-        await until(view.is_settled, "it is done elsewhere")
-    frozen.resume()
-    last = view.add(0.0)
-    await until(lambda: last in fleet.journal.of("started"), "the frozen one works again")
-    assert fleet.journal.of("elsewhere") == [stale]
-    assert stale not in fleet.journal.of("started")
+        return handle
+
+    settings = {"claim_min_idle_ms": CLAIM_MS, "delayed_enabled": False}
+    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler("here"), **settings) as worker:
+        reading = await worker.link(proxy, "_read_pipe")
+        reading.replies_held = True
+        stale = view.add()
+        await until(view.pending, "it is on its way")
+        async with consuming(url, handler("elsewhere"), **settings):
+            await until(view.is_settled, "it is done elsewhere")
+        reading.resume()
+        last = view.add()
+        await until(lambda: ("here", last) in ran, "the reader goes on")
+    assert ran == [("elsewhere", stale), ("here", last)]
 
 
 async def test_after_an_outage_longer_than_leases_last_running_jobs_still_run_once(

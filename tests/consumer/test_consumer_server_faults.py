@@ -465,7 +465,7 @@ async def test_a_window_that_is_sent_again_after_a_lost_reply_neither_loses_nor_
             payloads = ["fails", "dies", "returns", "fine"] if events else ["fine"] * 4
             ids = [view.add(payload, job_id=payload if events else None) for payload in payloads]
             await until(lambda: sum(runs.values()) == 4, "all run")
-            settling = proxy.links[0]
+            settling = await worker.link(proxy, "_pipe")
             settling.replies_held = True
             release.set()
             await until(lambda: view.length() == 0, "the server has written the window")
@@ -486,9 +486,10 @@ async def test_a_window_that_never_arrived_is_sent_again(view: WorkerView) -> No
 
     async def handler(job: Job[Any]) -> None:
         runs.append(job.id)
-        proxy.links[0].cut()
+        settling.cut()
 
     async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, delayed_enabled=False) as worker:
+        settling = await worker.link(proxy, "_pipe")
         job_id = view.add()
         await until(lambda: "completed" in view.event_names(job_id), "it is settled")
         await until(lambda: not worker.running._held, "the worker knows")
@@ -504,9 +505,8 @@ async def test_entries_in_a_reply_that_never_came_are_given_back_and_count_no_ru
         attempts.append(job.attempt)
 
     settings = {"delayed_enabled": False, "claim_min_idle_ms": 60_000}
-    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings):
-        await until(lambda: len(proxy.links) == 2 and proxy.links[1].reply_bytes, "it reads")
-        reading = proxy.links[1]
+    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings) as worker:
+        reading = await worker.link(proxy, "_read_pipe")
         reading.replies_held = True
         view.add(retry=JobRetryOverride(1))
         await until(view.pending, "the server has delivered it")
@@ -528,9 +528,8 @@ async def test_what_a_dead_worker_of_the_same_name_had_is_not_taken_for_unread(v
     view.client.xreadgroup("default", "ada", {view.keys.stream: ">"})
     await until(lambda: view.pending()[0]["time_since_delivered"] > 200, "it died a while ago")
     settings = {"consumer_id": "ada", "delayed_enabled": False, "claim_min_idle_ms": 1000}
-    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings):
-        await until(lambda: len(proxy.links) == 2 and proxy.links[1].reply_bytes, "it reads")
-        reading = proxy.links[1]
+    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings) as worker:
+        reading = await worker.link(proxy, "_read_pipe")
         reading.replies_held = True
         view.add("unread")
         await until(lambda: len(view.pending()) == 2, "the server has delivered it")
@@ -546,14 +545,17 @@ async def test_after_a_reconnect_a_worker_with_one_place_reads_at_once(view: Wor
     async def handler(job: Job[Any]) -> None:
         done.append(job.id)
 
-    settings = {"concurrency": 1, "claim_min_idle_ms": 30_000, "delayed_enabled": False, "block_ms": 50}
+    settings = {"concurrency": 1, "claim_min_idle_ms": 3000, "delayed_enabled": False, "block_ms": 50}
     async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings) as worker:
-        await until(lambda: len(proxy.links) == 2 and proxy.links[1].reply_bytes, "it reads")
+        await worker.is_up()
         for link in list(proxy.links):
             link.cut()
         await until(lambda: worker.running._pipe.connections_made == 2, "it has a new connection")
-        view.add()
-        await until(lambda: done, "the job starts", 3)
+        hold_off_ends = worker.running._reader._reclaims_from
+        assert hold_off_ends > time.monotonic() + 1.5
+        while time.monotonic() < hold_off_ends:
+            job_id = view.add()
+            await until(lambda job_id=job_id: job_id in done, "the job starts", 1)
 
 
 async def test_a_server_that_hangs_for_a_while_costs_no_job(fresh_server: Callable[..., Server]) -> None:

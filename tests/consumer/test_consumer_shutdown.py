@@ -101,6 +101,31 @@ async def test_a_suspect_that_is_handed_back_keeps_its_count(view: WorkerView) -
     assert attempts == [2]
 
 
+@pytest.mark.servers("valkey", "redis86")
+async def test_what_somebody_else_has_taken_over_is_not_handed_back(view: WorkerView) -> None:
+    """It would be in the queue twice."""
+    release = asyncio.Event()
+
+    async def stays(job: Job[Any]) -> None:
+        await release.wait()
+
+    async with consuming(view.server.url, stays, concurrency=1, claim_min_idle_ms=60_000) as drained:
+        view.add()
+        await until(lambda: drained.running and drained.running._pool.running, "one runs")
+        view.add()
+        hold_in_pool(drained, view, 1)
+        taken = view.pending()[1]["message_id"]
+        view.client.xclaim(view.keys.stream, "default", "somebody-else", 0, [taken])
+        running = drained.running
+        drained.shutdown.set()
+        await until(lambda: running._read_pipe._closed, "what was not started has been handed back")
+        release.set()
+        await drained.task
+    (pending,) = view.pending()
+    assert (pending["message_id"], pending["consumer"]) == (taken, b"somebody-else")
+    assert view.length() == 1
+
+
 async def test_a_worker_stops_within_milliseconds_when_it_has_nothing_to_do(view: WorkerView) -> None:
     """A read that waits at the server is ended, not waited for."""
     async with consuming(view.server.url, noop, block_ms=60_000) as worker:
@@ -110,6 +135,8 @@ async def test_a_worker_stops_within_milliseconds_when_it_has_nothing_to_do(view
         started = time.monotonic()
         await worker.stop()
     assert time.monotonic() - started < 0.5
+    ours = [client for client in view.client.client_list() if client["name"] == "tampu"]
+    assert ours == [], "and leaves no connection"
 
 
 async def test_stopping_tells_no_lie_about_a_drained_queue(view: WorkerView) -> None:
@@ -181,10 +208,18 @@ async def test_shutdown_ends_within_its_deadline_although_the_server_is_gone(
 ) -> None:
     server = fresh_server()
     view = WorkerView(server, QUEUE)
-    async with consuming(server.url, noop, shutdown_deadline_secs=1) as worker:
-        job_id = view.add()
-        await until(lambda: "completed" in view.event_names(job_id), "it works")
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        await release.wait()
+
+    async with consuming(server.url, handler, shutdown_deadline_secs=1, concurrency=1) as worker:
+        view.add()
+        await until(lambda: worker.running and worker.running._pool.running, "it runs, and has no place for more")
         server.kill()
+        pipe = worker.running._read_pipe
+        await until(lambda: pipe.connection is None, "the connection is lost")
+        release.set()
         started = time.monotonic()
         await worker.stop()
     assert time.monotonic() - started < 1 + 2
@@ -348,15 +383,15 @@ async def test_a_last_batch_that_is_on_its_way_when_the_signal_comes_is_handed_b
 
     settings = {"delayed_enabled": False, "claim_min_idle_ms": 60_000, "block_ms": 60_000}
     async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings) as worker:
-        await until(lambda: len(proxy.links) == 2 and proxy.links[1].reply_bytes, "it reads")
-        proxy.links[1].replies_held = True
+        reading = await worker.link(proxy, "_read_pipe")
+        reading.replies_held = True
         view.add_many([None] * 3, at_once=True)
         await until(lambda: len(view.pending()) == 3, "the server has delivered")
         running = worker.running
         worker.shutdown.set()
         await until(running._stopping.is_set, "it stops")
         if arrives:
-            proxy.links[1].resume()
+            reading.resume()
         await asyncio.wait({worker.task}, timeout=10)
         assert worker.task.done()
     assert ran == []

@@ -21,6 +21,8 @@ from tampu.wire.retry import RetryConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
 
+    from support.proxy import Link, Proxy
+
 QUEUE = "q"
 
 #: Short waits, so that tests are; everything else as it is by default.
@@ -54,12 +56,17 @@ class Working:
         return self.consumer._running
 
     async def is_up(self) -> None:
-        """Returns when it reads."""
-        await until(lambda: self.task.done() or self.consumer.last_read_at or self._waits_for_entries(), "it reads")
+        """Returns when it is connected and waits for entries."""
+        await until(lambda: self.running and self.running._read_pipe.connection, "it is connected")
+        connection = self.running._read_pipe.connection
+        await until(lambda: connection._waiting, "it waits for entries")
 
-    def _waits_for_entries(self) -> bool:
-        running = self.running
-        return running is not None and running._read_pipe.connection is not None
+    async def link(self, proxy: Proxy, pipe: str) -> Link:
+        """Its connection over a proxy: that of `_pipe` or of `_read_pipe`."""
+        await self.is_up()
+        transport = getattr(self.running, pipe).connection._transport
+        port = transport.get_extra_info("sockname")[1]
+        return next(link for link in proxy.links if link.client.get_extra_info("peername")[1] == port)
 
     async def stop(self) -> None:
         self.shutdown.set()

@@ -31,6 +31,7 @@ from tampu.wire.repeat import StoredSpec
 if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
+    from support.troubles import Troubles
 
 #: A job that is tried twice, the second time at once.
 TWICE = JobRetryOverride(2, BackoffSpec.fixed(1, jitter_ms=0))
@@ -78,6 +79,7 @@ async def test_finding_02_entries_deleted_under_a_worker_leave_the_pending_list(
             await until(lambda: view.client.xpending(stream, "default")["pending"] == 0, "nothing is pending")
 
 
+@pytest.mark.servers("valkey", "redis86")
 async def test_finding_03_an_interval_shorter_than_the_tick_fires(server: Server) -> None:
     view = QueueView(server, "q")
     await register(view, RepeatPattern.every(100))
@@ -86,6 +88,12 @@ async def test_finding_03_an_interval_shorter_than_the_tick_fires(server: Server
         await until(lambda: view.length() >= 11, "it fires again and again")
         # Ten intervals of 100 ms and not ten ticks of 1000 ms.
         assert view.now_ms() - began < 5000
+        # The same when it is looked at late.
+        late = await register(view, RepeatPattern.every(60_000), "late")
+        due = view.now_ms() - 150_000
+        make_due(view, late, due)
+        await until(lambda: fired(view, late), "it fires")
+    assert fire_id(late, due + 120_000) in view.ids()
 
 
 @pytest.mark.servers
@@ -113,6 +121,7 @@ async def test_finding_05_registering_again_starts_a_new_count(server: Server | 
     assert fired(view, key) == 1
 
 
+@pytest.mark.servers("valkey", "redis86")
 async def test_finding_06_registering_at_every_start_does_not_keep_a_job_from_firing(server: Server) -> None:
     view = QueueView(server, "q")
     spec = RepeatableSpec("tick", RepeatPattern.every(400), None)
@@ -146,7 +155,7 @@ async def test_finding_07_dead_letters_keep_all_that_was_there(server: Server | 
 @pytest.mark.servers
 @pytest.mark.parametrize("key", ["dlq", "delayed"])
 async def test_finding_08_an_outcome_that_cannot_be_written_keeps_the_job(
-    server: Server | Cluster, key: str, troubles: list[str]
+    server: Server | Cluster, key: str, troubles: Troubles
 ) -> None:
     view = QueueView(server, "q")
     view.client.set(getattr(view.keys, key), "of a wrong type")
@@ -162,7 +171,9 @@ async def test_finding_08_an_outcome_that_cannot_be_written_keeps_the_job(
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_finding_09_neither_poison_nor_lack_of_memory_ends_promoter_and_scheduler(server: Server) -> None:
+async def test_finding_09_neither_poison_nor_lack_of_memory_ends_promoter_and_scheduler(
+    server: Server, troubles: Troubles
+) -> None:
     view = QueueView(server, "q")
     ran: Counter[str] = Counter()
 
@@ -179,13 +190,14 @@ async def test_finding_09_neither_poison_nor_lack_of_memory_ends_promoter_and_sc
         view.client.hset(view.keys.repeat_spec("bad"), "spec", b"\xc1")
         make_due(view, "bad", 1)
         await until(lambda: dead_letters(view) and next_fire(view, "bad") is None, "the poison is out of the way")
+        await producer.upsert_repeatable(RepeatableSpec("repeated", RepeatPattern.every(300), None))
         delay(view, member_of("due", "delayed"), view.now_ms() + 300)
         server.config_set(maxmemory=1, maxmemory_policy="noeviction")
         await until(lambda: ran["delayed"], "due jobs run even now")
+        await until(lambda: troubles.about("OOM"), "fires are refused")
         server.config_set(maxmemory=0)
         delay(view, member_of("again", "delayed"))
         await producer.add_with_options(1, AddOptions(name="retried", retry=TWICE))
-        await producer.upsert_repeatable(RepeatableSpec("repeated", RepeatPattern.every(50), None))
         await until(lambda: ran["delayed"] == 2, "delayed jobs run")
         await until(lambda: ran["retried"] == 2, "retries run")
         await until(lambda: ran["repeated"] >= 2, "repeatables fire")
@@ -240,7 +252,7 @@ async def test_finding_11_an_add_that_was_a_duplicate_says_so(server: Server | C
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 async def test_finding_12_a_worker_started_without_memory_works_when_there_is_some(
-    server: Server, troubles: list[str]
+    server: Server, troubles: Troubles
 ) -> None:
     ran: list[str] = []
 
@@ -251,6 +263,6 @@ async def test_finding_12_a_worker_started_without_memory_works_when_there_is_so
         job_id = await producer.add(1)
         server.config_set(maxmemory=1, maxmemory_policy="noeviction")
         async with consuming(server.url, note, queue_name="q"):
-            await until(lambda: any("OOM" in text for text in troubles), "it was refused")
+            await until(lambda: troubles.about("OOM"), "it was refused")
             server.config_set(maxmemory=0)
             await until(lambda: ran == [job_id], "it works")

@@ -109,6 +109,7 @@ async def test_finding_24_delays_retries_and_fires_go_by_the_servers_clock(
         assert 0 < due_ms - view.now_ms() <= 60_000
 
 
+@pytest.mark.servers("valkey", "redis86")
 async def test_finding_25_repeatables_with_bad_names_or_zones_are_refused(server: Server) -> None:
     view = QueueView(server, "q")
     with pytest.raises(ConfigError, match=r"job_name must be at most 256 bytes of UTF-8 \(it has 257\)"):

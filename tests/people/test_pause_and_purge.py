@@ -34,10 +34,10 @@ async def test_pause_and_resume_hold_for_all_workers(queue: Queue, server: Serve
         assert await (await work.add(1)).result(20) == 1
         await queue.pause()
         assert await queue.is_paused() is True
-        await until(lambda: _are_paused(first, second), "both have heard of it")
+        await until(lambda: _are_paused(server, first, second), "both have heard of it")
         job = await work.add(2)
         async with working(queue) as third:  # and one that comes later
-            await until(lambda: _are_paused(third), "it has heard of it")
+            await until(lambda: _are_paused(server, third), "it has heard of it")
             assert (await queue.get_job(job.id)).state == "waiting"
             assert server.client().xpending(queue.keys.stream, "default")["pending"] == 0
         assert await queue.resume() is True
@@ -45,11 +45,15 @@ async def test_pause_and_resume_hold_for_all_workers(queue: Queue, server: Serve
     assert await queue.resume() is False
 
 
-def _are_paused(*workers: Worker) -> bool:
-    return all(consumer._running._reader._is_paused for worker in workers for consumer in worker._consumers)  # type: ignore[union-attr]
+def _are_paused(server: Server, *workers: Worker) -> bool:
+    """They have heard of it, and no read of theirs waits at the server any more."""
+    consumers = [consumer._running for worker in workers for consumer in worker._consumers]
+    heard = all(running is not None and running._reader._is_paused for running in consumers)
+    reading = [one for one in server.client().client_list() if one["cmd"] == "xreadgroup" and "b" in one["flags"]]
+    return heard and not reading
 
 
-async def test_what_runs_when_the_queue_is_paused_goes_on(queue: Queue) -> None:
+async def test_what_runs_when_the_queue_is_paused_goes_on(queue: Queue, server: Server) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     @queue.task
@@ -62,7 +66,7 @@ async def test_what_runs_when_the_queue_is_paused_goes_on(queue: Queue) -> None:
         job = await work.add()
         await started.wait()
         await queue.pause()
-        await until(lambda: _are_paused(worker), "it has heard of it")
+        await until(lambda: _are_paused(server, worker), "it has heard of it")
         go_on.set()
         assert await job.result(20) == "done"
 

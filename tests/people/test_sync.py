@@ -120,6 +120,19 @@ def test_many_threads_share_one_connection(queue: Queue, view: QueueView) -> Non
     assert len(names) == 1
 
 
+def test_threads_that_ask_first_get_the_same(server: Server) -> None:
+    for _ in range(20):
+        queue = Queue("q", url=server.url)
+        barrier = threading.Barrier(8)
+
+        def ask(queue: Queue = queue, barrier: threading.Barrier = barrier) -> int:
+            barrier.wait()
+            return id(queue.sync)
+
+        with ThreadPoolExecutor(8) as threads:
+            assert len({*threads.map(lambda _, ask=ask: ask(), range(8))}) == 1
+
+
 def test_the_queue_itself_may_be_used_by_an_event_loop_meanwhile(queue: Queue, view: QueueView) -> None:
     double: Any = queue.tasks["double"]
 

@@ -339,3 +339,21 @@ async def test_a_task_can_be_called_as_the_function_it_is() -> None:
     assert double(4) == 8
     assert await double_later(4) == 8
     assert (double.__name__, double.__doc__, double_later.name) == ("double", "Twice.", "later")
+
+
+# --- pydantic
+
+
+def test_pydantic_models_are_arguments_and_results_like_others() -> None:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+    order = pydantic.create_model("Order", article=(str, ...), count=(int, 1))
+    task = taking(one=order, many=list[order], **{"return": order})
+    value = order(article="tea", count=2)
+    assert sent(task, value, [value]) == {"one": value, "many": [value]}
+    assert on_the_wire(task, value, []) == {"one": {"article": "tea", "count": 2}, "many": []}
+    results = Results(task)
+    assert results.convert(decode_value(results.encode(value))) == value
+    with pytest.raises(EncodeError, match=r"\$\.one"):
+        sent(task, "tea", [])
+    with pytest.raises(DecodeError, match="article"):
+        Arguments(task, "t").decode(encode_value({"one": {"count": 1}, "many": []}))

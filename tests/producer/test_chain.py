@@ -183,6 +183,37 @@ async def test_a_window_answered_behind_its_successor_does_not_turn_the_count_ba
         assert view.ids()[1:] == [*ids, *caught.value.accepted]
 
 
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("refused", [[OOM], [None, OOM], [NOPERM, NOPERM], [None, None, None, OOM], [LOADING], []])
+async def test_what_arrives_late_over_a_broken_connection_adds_nothing_twice(
+    server: Server, refused: list[str | None]
+) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        # Four windows are in the server's mailbox, unread, when the connection breaks. Sent again over another one,
+        # some of them are refused, so that those behind them meet a gap.
+        proxy.hold_requests()
+        old = proxy.link
+        bulk = asyncio.ensure_future(producer.add_bulk(range(8)))
+        await until(lambda: len(producer._chain._sent) == 4 and old._early, "they are under way")
+        proxy.next_refusals.append(refused)
+        old.strand()
+        (outcome,) = await asyncio.gather(bulk, return_exceptions=True)
+        # Only now the server reads the first copies.
+        old.deliver()
+        await old.server_is_done.wait()
+        after = await producer.add_bulk(range(100, 116))
+        view = QueueView(server, "q")
+        found = view.ids()
+        assert len(set(found)) == len(found)
+        assert found[-16:] == after  # nor is what was added later taken for what came late
+        accepted = list(getattr(outcome, "accepted", outcome))
+        unknown = list(getattr(outcome, "ids", ()))
+        middle = found[1:-16]
+        assert set(accepted) <= set(middle) <= {*accepted, *unknown}
+        assert len(accepted) + len(unknown) + 2 * sum(error == OOM for error in refused) >= 8
+
+
 # --- a chain the server has forgotten
 
 
@@ -203,6 +234,23 @@ async def test_a_chain_the_server_lost_is_counted_and_a_new_one_begun(
         assert view.ids() == ids
         (new,) = view.chain_keys()
         assert new != lost
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("kept", [0, 3])
+async def test_a_lost_chain_is_counted_once_however_many_windows_are_under_way(server: Server, kept: int) -> None:
+    async with open_producer(server.url) as producer:
+        ids = [await producer.add(number) for number in range(5)]
+        view = QueueView(server, "q")
+        (key,) = view.chain_keys()
+        if kept:  # a failover to a replica that was behind
+            view.client.hset(view.keys.tag + key, "last", kept)
+        else:
+            view.client.delete(view.keys.tag + key)
+        ids += await producer.add_bulk(range(20))
+        ids += await producer.add_bulk(range(20))
+        assert producer._chain.windows_lost_by_server == 5 - kept
+        assert view.ids() == ids
 
 
 async def test_a_restart_without_persistence_is_counted_and_gone_on_from(fresh_server: Callable[..., Server]) -> None:
@@ -398,6 +446,18 @@ async def test_a_stream_key_of_another_type_is_a_clear_error(server: Server | Cl
         assert view.ids() == [] == view.chain_keys()
         job_id = await producer.add(1)
         assert view.ids() == [job_id]
+
+
+@pytest.mark.servers
+async def test_an_id_that_could_not_be_added_is_not_taken(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    view.client.set(view.keys.stream, "not a stream")
+    # Without a cap to look at, the first to meet the key is the entry itself, and the id's marker is set by then.
+    async with open_producer(server.url, overflow="trim") as producer:
+        with pytest.raises(RedisError, match="job x was not added: WRONGTYPE"):
+            await producer.add_with_id("x", 1)
+        view.client.delete(view.keys.stream)
+        assert (await producer.add_with_id("x", 1)).is_new
 
 
 @pytest.mark.servers

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from servers.process import Server
+    from support.proxy import Link
+    from tampu.engine.config import Overflow
 
 CAP = 30
 WINDOW = 3
@@ -80,20 +82,23 @@ class Call:
 class Machine(RuleBasedStateMachine):
     """What may happen to a producer, its connection and its queue."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, overflow: Overflow) -> None:
         super().__init__()
+        self.overflow = overflow
         self.view = QueueView(server, f"machine {next(_queue_numbers)}")
         self.runner = asyncio.Runner()
         self.calls: list[Call] = []
+        self.later: list[Call] = []
         self.named: dict[str, list[Call]] = {}
         self.taken: list[Any] = []
         self.fillers = 0
+        self.stranded: list[Link] = []
         self.numbers = itertools.count()
         self.runner.run(self._open(server))
 
     async def _open(self, server: Server) -> None:
         self.proxy = await Proxy(server.address).__aenter__()
-        config = ProducerConfig(queue_name=self.view.name, max_stream_len=CAP)
+        config = ProducerConfig(queue_name=self.view.name, max_stream_len=CAP, overflow=self.overflow)
         self.producer: Producer[int] = await Producer(parse_url(self.proxy.url), config).open()
         self.producer._chain._patience = 0.1
 
@@ -130,6 +135,14 @@ class Machine(RuleBasedStateMachine):
         call = self._begin(1, lambda payloads: self.producer.add_with_id(name, payloads[0]))
         self.named.setdefault(name, []).append(call)
 
+    @rule(name=st.sampled_from(["a", "b", "c", "later"]))
+    def add_for_later(self, name: str) -> None:
+        if name == "later":
+            self.later.append(self._begin(1, lambda payloads: self.producer.add_in(1000, payloads[0])))
+        else:
+            call = self._begin(1, lambda payloads: self.producer.add_in_with_id(name, 1000, payloads[0]))
+            self.named.setdefault(name, []).append(call)
+
     # --- trouble
 
     @rule(size=st.integers(0, 3000))
@@ -152,6 +165,27 @@ class Machine(RuleBasedStateMachine):
             self.proxy.cut()
 
         self.runner.run(cut())
+
+    @rule(milliseconds=st.integers(0, 3))
+    def cut_with_requests_still_under_way(self, milliseconds: int) -> None:
+        async def strand() -> None:
+            self.proxy.hold_requests()
+            await asyncio.sleep(milliseconds / 1000)
+            self.stranded.append(self.proxy.link)
+            self.proxy.link.strand()
+
+        self.runner.run(strand())
+
+    @rule()
+    def what_was_under_way_arrives(self) -> None:
+        self.runner.run(self._deliver())
+
+    async def _deliver(self) -> None:
+        while self.stranded:
+            link = self.stranded.pop(0)
+            link.deliver()
+            if link.server is not None:
+                await asyncio.wait_for(link.server_is_done.wait(), 10)
 
     @rule(size=st.integers(0, 12_000))
     def cut_the_next_connection_too(self, size: int) -> None:
@@ -222,9 +256,13 @@ class Machine(RuleBasedStateMachine):
         link = self.proxy.link
         link.request_budget = link.reply_budget = None
         link._refusals.clear()
-        calls = [*self.calls, *itertools.chain.from_iterable(self.named.values())]
+        calls = [*self.calls, *self.later, *itertools.chain.from_iterable(self.named.values())]
         async with asyncio.timeout(20):
-            await asyncio.gather(*(call.task for call in calls), return_exceptions=True)
+            while not all(call.task.done() for call in calls):
+                if self.overflow == "wait":
+                    self.drain(CAP)
+                await asyncio.sleep(0.002)
+        await self._deliver()
         for call in calls:
             call.read()
 
@@ -232,19 +270,20 @@ class Machine(RuleBasedStateMachine):
         for entry_id, fields in self.view.entries():
             self._take(entry_id, fields)
         view = self.view
-        jobs = [decode_job(fields[1]) for _, fields in self.taken]
+        delayed = view.delayed_jobs()
+        jobs = [decode_job(fields[1]) for _, fields in self.taken] + delayed
         times = Counter(job.id for job in jobs)
         payload_of = {job.id: job.payload for job in jobs}
         assert not [job_id for job_id, count in times.items() if count > 1]
         told: set[str] = set(self.named)
-        for call in self.calls:
+        for call in [*self.calls, *self.later]:
             there = [job.id for job in jobs if job.payload in call.payloads]
             assert set(call.accepted) <= set(there), "a confirmed job is missing"
             assert set(there) <= {*call.accepted, *call.unknown}, "a job is there that was said not to be"
             assert not set(call.refused) & set(there)
             # In order: neither bulk nor chain may let one job overtake another.
             assert there == sorted(there, key=payload_of.__getitem__)
-            told |= {*call.accepted, *call.unknown}
+            told |= told_by(call)
         for name, calls in self.named.items():
             confirmed = [call for call in calls if call.accepted]
             new = [call for call in confirmed if call.accepted[0].is_new]  # type: ignore[attr-defined]
@@ -253,6 +292,10 @@ class Machine(RuleBasedStateMachine):
             assert times[name] <= any(call.accepted or call.unknown for call in calls)
             if new:
                 assert [payload_of[name]] == new[0].payloads
+        assert {job.id for job in delayed} <= {
+            *self.named,
+            *(job_id for call in self.later for job_id in told_by(call)),
+        }
         assert set(times) <= told
         assert view.length() == 0
         assert self.producer._chain.windows_lost_by_server == 0
@@ -260,22 +303,30 @@ class Machine(RuleBasedStateMachine):
     async def _close(self) -> None:
         await self.producer.close()
         await self.proxy.__aexit__(None, None, None)
-        self.view.client.delete(self.view.keys.stream)
+        self.view.client.delete(self.view.keys.stream, self.view.keys.delayed)
+
+
+def told_by(call: Call) -> set[str]:
+    return {*call.accepted, *call.unknown}
 
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipe_module, "LAST_BACKOFF_SECS", 0.005)
     monkeypatch.setattr(pipe_module, "FIRST_BACKOFF_SECS", 0.001)
+    monkeypatch.setattr("tampu.engine.chain.FULL_POLL_SECS", 0.001)
     use_small_windows(monkeypatch, WINDOW)
 
 
 @pytest.mark.usefixtures("_quick")
-def test_whatever_happens_each_job_is_added_once_or_its_caller_is_told(server: Server) -> None:
+@pytest.mark.parametrize(("overflow", "examples"), [("reject", 120), ("wait", 60)])
+def test_whatever_happens_each_job_is_added_once_or_its_caller_is_told(
+    server: Server, overflow: Overflow, examples: int
+) -> None:
     run_state_machine_as_test(
-        lambda: Machine(server),
+        lambda: Machine(server, overflow),
         settings=settings(
-            max_examples=150,
+            max_examples=examples,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),

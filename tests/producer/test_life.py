@@ -67,6 +67,7 @@ FORK = """
         flying.append(asyncio.ensure_future(producer.add(["open window", 0])))
         await asyncio.sleep(0)
         assert producer._chain._sent
+        port = producer._pipe.connection._transport.get_extra_info("sockname")[1]
         children = []
         for child in range(3):
             pid = os.fork()
@@ -76,6 +77,7 @@ FORK = """
                 os._exit(0)
             children.append(pid)
         used = await use(producer, "parent")
+        assert used[1] == port, "a child has disturbed its parent's connection"
         ids = [*used[0]]
         for flight in flying:
             result = await flight
@@ -328,6 +330,31 @@ async def test_closing_without_a_server_tells_those_who_wait(server: Server, mon
         assert outcome.ids == QueueView(server, "q").ids()
         assert isinstance(failure, Error)
         assert not isinstance(failure, OutcomeUnknownError)
+
+
+async def test_closing_while_the_server_is_silent_names_what_may_have_been_added(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        proxy.hold_replies()
+        add = asyncio.ensure_future(producer.add("sent"))
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 1, "it has arrived")
+        await producer.close()
+        with pytest.raises(OutcomeUnknownError, match="closed before this was confirmed") as caught:
+            await add
+        assert caught.value.ids == view.ids()
+
+
+async def test_closing_takes_no_longer_than_those_who_wait(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=600) as producer:
+        producer._chain._patience = 0.2
+        proxy.shut()
+        await until(lambda: producer._pipe.connection is None, "the cut is noticed")
+        waiting = asyncio.ensure_future(producer.add("waiting"))
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            await producer.close()
+        with pytest.raises(Error):
+            await waiting
 
 
 async def test_a_producer_may_be_closed_twice_and_takes_nothing_afterwards(server: Server) -> None:

@@ -206,7 +206,7 @@ async def test_a_server_that_cannot_save(fresh_server: Callable[..., Server]) ->
 @pytest.mark.parametrize("kind", ["valkey", "redis62", "redis86"])
 @pytest.mark.parametrize("idempotency", ["sequence", "off"])
 async def test_a_replica_is_an_error_until_it_is_the_master(
-    fresh_server: Callable[..., Server], kind: str, idempotency: str
+    fresh_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, kind: str, idempotency: str
 ) -> None:
     master = fresh_server(kind)
     replica = fresh_server(kind, replicaof=master)
@@ -215,8 +215,12 @@ async def test_a_replica_is_an_error_until_it_is_the_master(
         with pytest.raises(RedisError, match="this is a replica: connect to the master") as caught:
             await producer.add("refused")
         assert caught.value.code == "CMQ-001"
+        producer._chain._patience = 30
+        met = errors_met(producer, monkeypatch)
         adds = [asyncio.ensure_future(producer.add(number)) for number in range(3)]
-        await asyncio.sleep(0)
+        adds += [asyncio.ensure_future(producer.add_with_id(f"id {number}", number)) for number in range(3)]
+        await until(lambda: len(met) >= 2, "all of them have met the replica")
+        assert set(met) == {"READONLY"}
         replica.client().replicaof("NO", "ONE")
         ids = await asyncio.gather(*adds)
         found = QueueView(replica, "q").ids()

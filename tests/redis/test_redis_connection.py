@@ -317,6 +317,17 @@ async def test_a_server_on_a_unix_socket(fresh_server: Callable[..., Server], tm
         assert await pipe.call("GET", "where") == b"here"
 
 
+async def test_a_server_on_ipv6(fresh_server: Callable[..., Server]) -> None:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6 loopback")
+    server = fresh_server(bind="127.0.0.1 ::1")
+    async with open_pipe(f"redis://[::1]:{server.port}") as pipe:
+        assert await pipe.call("PING") == b"PONG"
+
+
 async def test_a_missing_unix_socket_is_unreachable(tmp_path: Path) -> None:
     async with open_pipe(f"unix://{tmp_path}/none") as pipe:
         with pytest.raises(Unreachable, match=f"{tmp_path}/none"):

@@ -15,6 +15,7 @@ from support.users import acl_user
 from support.waiting import until
 from tampu.errors import ConfigError, RedisError
 from tampu.redis.faults import ServerError, Unreachable
+from tampu.redis.scripts import Script
 from tampu.redis.settings import parse_url
 
 if TYPE_CHECKING:
@@ -56,6 +57,16 @@ async def test_a_wrong_password_is_an_error_at_once(server: Server, login: str) 
         assert caught.value.kind == "WRONGPASS"
         assert caught.value.code == "CMQ-001"
         assert "wrong@" not in str(caught.value)
+
+
+async def test_a_wrong_password_is_the_error_whatever_else_follows_from_it(
+    fresh_server: Callable[..., Server],
+) -> None:
+    server = fresh_server("redis86", requirepass="pw")
+    scripts = [Script("one", "return 1"), Script("two", "return 2")]  # loading them is refused as well
+    async with open_pipe(url_of(server, ":wrong@"), scripts=scripts) as pipe, asyncio.timeout(AT_ONCE_SECS):
+        with pytest.raises(ServerError, match="user name or password is wrong"):
+            await pipe.up()
 
 
 async def test_a_missing_password_is_an_error_at_once(fresh_server: Callable[..., Server]) -> None:

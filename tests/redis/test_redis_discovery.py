@@ -84,6 +84,18 @@ async def test_a_master_the_sentinels_do_not_know_is_an_error_that_names_it(
         assert await pipe.call("PING") == b"PONG"
 
 
+async def test_sentinels_have_a_login_of_their_own(fresh_sentinel: Callable[..., SentinelSetup]) -> None:
+    setup = fresh_sentinel()
+    sentinel = setup.sentinels[0].client()
+    sentinel.execute_command("ACL", "SETUSER", "watcher", "on", ">pw", "~*", "&*", "+@all")
+    sentinel.execute_command("ACL", "SETUSER", "default", "off")
+    async with open_pipe(f"{setup.url}?sentinel_username=watcher&sentinel_password=pw") as pipe:
+        assert await pipe.call("PING") == b"PONG"
+    async with open_pipe(setup.url) as pipe:
+        with pytest.raises(Unreachable, match="knows a master"):
+            await pipe.up(0.3)
+
+
 async def test_a_server_the_sentinels_still_call_master_but_is_none_is_not_used(
     fresh_sentinel: Callable[..., SentinelSetup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +109,7 @@ async def test_a_server_the_sentinels_still_call_master_but_is_none_is_not_used(
 
     monkeypatch.setattr(pipe_module, "locate", out_of_date)
     async with open_pipe(setup.url) as pipe:
-        assert await pipe.call("SET", "k", "v") == b"OK"
+        assert (await pipe.call("ROLE"))[0] == b"master"
     assert answers == []
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from support.proxy import Proxy
 from support.waiting import until
+from tampu.errors import ConfigError
 from tampu.rsmq import CannotDecodeMessage, PooledRsmq, QueueNotFound, Rsmq, RsmqOptions
 from tampu.rsmq import subscriber as subscriber_module
 
@@ -84,6 +85,44 @@ async def test_a_listener_wakes_when_a_message_becomes_due(rsmq: Rsmq) -> None:
     ear = Ear(rsmq.listen("q", vt=1, poll_secs=NEVER))
     await until(lambda: ear.heard == ["delayed", "delayed"], "it comes when it is due, and again after its vt")
     await ear.stop()
+
+
+async def test_a_message_sent_just_after_the_look_into_the_queue_wakes_the_listener(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Rsmq(RsmqOptions(url=server.url, realtime=True)) as rsmq, Rsmq(rsmq.options) as sender:
+        await rsmq.create_queue("q")
+        take = rsmq._take
+        looks = 0
+
+        async def look_and_miss(*arguments: Any) -> Any:
+            nonlocal looks
+            looks += 1
+            answer = await take(*arguments)
+            if looks == 2:  # it is subscribed, and nothing is there
+                (heard,) = rsmq._listeners.values()
+                await sender.send_message("q", "missed")
+                await until(heard.is_set, "it is told")
+            return answer
+
+        monkeypatch.setattr(rsmq, "_take", look_and_miss)
+        ear = Ear(rsmq.listen("q", poll_secs=NEVER))
+        await until(lambda: ear.heard == ["missed"], "it looks again")
+        await ear.stop()
+
+
+async def test_listening_in_batches(rsmq: Rsmq) -> None:
+    await rsmq.create_queue("q")
+    await rsmq.send_messages("q", [str(number) for number in range(25)])
+    sizes = []
+    async for batch in rsmq.listen_batches("q", max=10, decoder=int):
+        sizes.append(len(batch))
+        await rsmq.delete_messages("q", [message.id for message in batch])
+        if batch[-1].message == 24:
+            break
+    assert sizes == [10, 10, 5]
+    with pytest.raises(ConfigError, match="max"):
+        rsmq.listen_batches("q", max=1000)
 
 
 async def test_a_batch_is_told_as_if_each_message_had_been_sent_alone(server: Server) -> None:

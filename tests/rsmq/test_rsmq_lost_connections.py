@@ -272,3 +272,19 @@ def test_a_client_may_be_used_in_one_event_loop_after_another(server: Server) ->
             return (await rsmq.get_queue_attributes("q")).msgs
 
     assert asyncio.run(count()) == 40
+
+
+def test_trips_that_died_with_their_event_loop_block_nobody_in_the_next(server: Server) -> None:
+    rsmq = Rsmq(server.url)
+
+    async def send() -> str:
+        async with asyncio.timeout(10):
+            return await rsmq.send_message("q", "x")
+
+    asyncio.run(rsmq.create_queue("q"))
+    asyncio.run(send())
+    lane = rsmq._lanes["send", "q", None]
+    while lane.enter():
+        pass  # as if trips were under way when the loop ended
+    assert len(asyncio.run(send())) == 32
+    asyncio.run(rsmq.close())

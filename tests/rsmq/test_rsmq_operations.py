@@ -326,6 +326,15 @@ async def test_a_key_of_the_wrong_type_stops_every_operation_before_it_writes(
         assert {name: client.dump(name) for name in client.scan_iter("*")} == before, method
 
 
+async def test_what_the_server_refuses_is_not_asked_for_twice(rsmq: Rsmq, server: Server) -> None:
+    client = server.client()
+    client.set("rsmq:q:Q", "no hash")
+    client.config_resetstat()
+    with pytest.raises(RedisError, match="WRONGTYPE"):
+        await rsmq.send_message("q", "x")
+    assert client.info("commandstats")["cmdstat_evalsha"]["calls"] == 1
+
+
 @pytest.mark.servers("cluster86")
 async def test_a_cluster_reached_by_the_url_of_one_node_works_with_a_hash_tag_and_says_when_there_is_none(
     server: Cluster,

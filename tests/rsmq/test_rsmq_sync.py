@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tampu.errors import ShutdownError
+from tampu.loop_thread import LoopThread
 from tampu.rsmq import InvalidFormat, QueueNotFound, RsmqConnectionSync, RsmqOptions, RsmqSync
 
 if TYPE_CHECKING:
@@ -110,6 +112,16 @@ def test_listening_ends_when_another_thread_closes_the_client(server: Server) ->
     closing.join()
 
 
+def test_listening_ends_when_the_client_was_closed_between_two_messages(server: Server) -> None:
+    rsmq = RsmqSync.connect(server.url)
+    rsmq.create_queue("q")
+    rsmq.send_messages("q", ["a", "b"])
+    messages = rsmq.listen("q")
+    assert next(messages).message == "a"
+    rsmq.close()
+    assert list(messages) == []
+
+
 def test_threads_share_one_client(rsmq_sync: RsmqSync) -> None:
     rsmq_sync.create_queue("q")
     with ThreadPoolExecutor(8) as threads:
@@ -128,6 +140,29 @@ def test_a_closed_client_ends_its_thread_and_refuses_work(server: Server) -> Non
         rsmq.list_queues()
     rsmq.close()
     assert threading.active_count() == before
+
+
+def test_stopping_the_loop_releases_those_who_wait_for_it() -> None:
+    loop = LoopThread()
+    started = threading.Event()
+    outcomes: list[BaseException] = []
+
+    async def never() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    def wait() -> None:
+        try:
+            loop.run(never())
+        except BaseException as error:
+            outcomes.append(error)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    started.wait(30)
+    loop.stop()
+    waiting.join(30)
+    assert [type(outcome) for outcome in outcomes] == [CancelledError]
 
 
 def in_child(work: Any) -> dict[str, Any]:

@@ -128,7 +128,7 @@ async def test_a_limit_of_zero_is_none(server: Server) -> None:
 @pytest.mark.servers
 async def test_the_first_fire_comes_after_start_after(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
-    start = view.now_ms() + 150
+    start = view.now_ms() + 1500
     key = await register(view, RepeatPattern.every(100), start_after_ms=start)
     assert next_fire(view, key) == start + 100
     async with running(scheduler(server, tick_interval_ms=NEVER_MS)):

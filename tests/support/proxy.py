@@ -6,6 +6,7 @@
 | the connection cut inside a reply            | `cut_replies_after(bytes)`              |
 | a request refused that the server never sees | `refuse(error, skip=0)`                 |
 | requests or replies held back for a while    | `hold_requests()`, `hold_replies()`     |
+| requests that arrive after the client is gone | `hold_requests()`, `link.strand()`, `link.deliver()` |
 
 A request that has wholly passed before a cut is carried out by the server: its end of the connection is closed only
 after it has answered. Faults concern the newest connection, and the requests on it from now on.
@@ -42,6 +43,7 @@ class Link:
         self.requests_held = False
         self.replies_held = False
         self.is_cut = False
+        self.is_stranded = False
         #: Done when the server has seen everything that was let through.
         self.server_is_done = asyncio.Event()
         self._early = bytearray()  # requests that came before the server's side was there, or while held
@@ -107,7 +109,7 @@ class Link:
     # --- the server's side
 
     def on_reply(self, data: bytes) -> None:
-        if self.is_cut:
+        if self.is_cut or self.is_stranded:
             return
         if self.replies_held:
             self._late += data
@@ -158,7 +160,7 @@ class Link:
 
     def cut(self, *, gently: bool = False) -> None:
         """Cut both sides. `gently` lets the client read what was already passed on to it."""
-        if self.is_cut:
+        if self.is_cut or self.is_stranded:
             return
         self.is_cut = True
         if self.client is not None:
@@ -166,9 +168,22 @@ class Link:
         if self.server is not None and self.server.can_write_eof():
             self.server.write_eof()  # the server reads what was let through, answers into the void, and closes
 
+    def strand(self) -> None:
+        """Cut the client's side only: what was held back is still under way to the server."""
+        self.is_stranded = True
+        if self.client is not None:
+            self.client.abort()
+
+    def deliver(self) -> None:
+        """What was still under way arrives."""
+        early, self._early = bytes(self._early), bytearray()
+        self._to_server(early)
+        if self.server is not None and self.server.can_write_eof():
+            self.server.write_eof()
+
     def server_opened(self, transport: asyncio.Transport) -> None:
         self.server = transport
-        if self.is_cut:
+        if self.is_cut or self.is_stranded:
             transport.abort()
         elif self._early and not self.requests_held:
             early, self._early = bytes(self._early), bytearray()
@@ -177,7 +192,7 @@ class Link:
     def side_closed(self, *, server: bool) -> None:
         if server:
             self.server_is_done.set()
-        if not self.is_cut:
+        if not self.is_cut and (server or not self.is_stranded):
             self.cut(gently=server)
 
 

@@ -74,6 +74,8 @@ class Chain:
         self._connection: Connection | None = None
         #: Answered, but to be sent again, in order.
         self._again: list[Window] = []
+        #: Whether the first window waits for room; those behind it wait here rather than on the server's doorstep.
+        self._waits_for_room = False
         self._trouble: Error | None = None
         #: Since when nothing has been applied, by the loop's clock; None = all is well.
         self._trouble_since: float | None = None
@@ -126,6 +128,7 @@ class Chain:
         self._recovery = None
         self._trouble = None
         self._trouble_since = None
+        self._waits_for_room = False
         self._attempt = 0
         self._begin()
 
@@ -140,7 +143,7 @@ class Chain:
     # --- sending
 
     def _pump(self) -> None:
-        if self._recovery is not None or self._again:
+        if self._recovery is not None or self._again or self._waits_for_room:
             return
         connection = self._pipe.connection
         if connection is None:
@@ -190,6 +193,8 @@ class Chain:
         elif reply[0] == b"gap":
             self._on_gap(window, reply[1])
         else:
+            self._waits_for_room = True
+            self._confirmed = max(self._confirmed, window.number - 1)
             window.codes = reply[2].decode()
             window.first_sent_at = self._now()
             self._trouble_since = None
@@ -206,6 +211,7 @@ class Chain:
             self._confirmed = window.number
         self._attempt = 0
         self._trouble_since = None
+        self._waits_for_room = False
         if window.chain_ttl_secs:
             self._ttl_set_at = self._now()
         window.codes = reply[1].decode()
@@ -229,8 +235,11 @@ class Chain:
                 self.id,
             )
             self._begin()
-        window.may_be_applied = False
-        window.first_sent_at = None
+            # Whoever may have applied these is gone, and what it had.
+            for other in (window, *self._sent):
+                other.may_be_applied = False
+        if not window.may_be_applied:
+            window.first_sent_at = None
         self._send_again(window)
 
     def _on_error(self, window: Window, error: Error) -> None:
@@ -243,6 +252,7 @@ class Chain:
         elif remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
             if window.codes or window.may_be_applied:
                 self._has_spent_number = True
+            self._waits_for_room = False
             self._fail(window, error)
         else:
             if not window.may_be_applied:
@@ -295,20 +305,37 @@ class Chain:
             return
         self._attempt += 1
         self._connection = connection
-        if not any(window.may_be_applied for window in self._again):
-            # None of them was applied, so their numbers are free again, unless somebody else's may not be used.
-            self._next_number = self._confirmed + 1
-            if self._has_spent_number:
-                self._begin()
-            for window in self._again if self._numbered else ():
-                window.number = self._next_number
-                self._next_number += 1
+        if self._numbered:
+            self._close_gap()
         if any(self._is_too_old(window) for window in self._again):
             self._give_up(ConnectionLost("the server no longer remembers windows as old as these"))
             return
         again, self._again = self._again, []
+        behind = again[1:]
+        if self._waits_for_room and behind and not self._has_spent_number and not any(w.may_be_applied for w in behind):
+            self._queue.extendleft(reversed(again[1:]))
+            del again[1:]
+            self._next_number = again[0].number + 1
         for window in again:
             self._send(connection, window)
+
+    def _close_gap(self) -> None:
+        """When a window was refused for good, those behind it take over its number, and so on."""
+        if self._again and self._again[0].number <= self._confirmed + 1:
+            return  # nothing is missing: each under its own number
+        # Of one that was under way when a connection broke, a copy may yet arrive, and be applied under its number.
+        stray = [window for window in self._again if window.may_be_applied]
+        if stray:
+            self._has_spent_number = True
+            self._again = [window for window in self._again if not window.may_be_applied]
+        if self._has_spent_number:
+            self._begin()
+        self._next_number = self._confirmed + 1
+        for window in self._again:
+            window.number = self._next_number
+            self._next_number += 1
+        for window in stray:
+            self._fail(window, RedisError("the connection broke, and then a job added before was refused"))
 
     def _is_too_old(self, window: Window) -> bool:
         """Near the end of the server's memory a resend could meet a forgotten chain and add twice."""
@@ -328,6 +355,7 @@ class Chain:
         self._queue.clear()
         self._attempt = 0
         self._trouble_since = None
+        self._waits_for_room = False
         for window in waiting:
             self._fail(window, error)
         if self._drained is not None:

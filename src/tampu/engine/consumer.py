@@ -136,7 +136,7 @@ class _Running:
         handler: Callable[[Job[Any]], Awaitable[Any]],
         decode_payload: Callable[[bytes], Any] | None,
     ) -> None:
-        self._config = config
+        self._config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
         self._keys = keys = QueueKeys(config.queue_name)
         tag = keys.tag.encode()
         scripts = (

@@ -86,6 +86,10 @@ class MetricsSink:
     Called on the event loop: return quickly.
     """
 
+    def for_queue(self, queue_name: str) -> MetricsSink:
+        """The sink that is told of this queue; itself, for one that does not tell queues apart."""
+        return self
+
     def promoter_tick(self, tick: PromoterTick) -> None:
         """After every round of the promoter."""
 

@@ -54,6 +54,7 @@ class PromoterLoop:
     def __init__(self, pipe: Pipe, config: PromoterConfig) -> None:
         self._pipe = pipe
         self._config = config
+        self._metrics = config.metrics.for_queue(config.queue_name)
         self._keys = keys = QueueKeys(config.queue_name)
         self._leader = Leader(pipe, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
         self._last_failure = ""
@@ -71,9 +72,9 @@ class PromoterLoop:
         # A score may be anything a double can be.
         earliest_ms = max(float(moved.earliest), 0.0) if moved.earliest else float("inf")
         lag_ms = max(int(now_text) - earliest_ms, 0.0)
-        tell(config.metrics.promoter_tick, PromoterTick(moved.promoted, moved.depth, int(lag_ms)))
+        tell(self._metrics.promoter_tick, PromoterTick(moved.promoted, moved.depth, int(lag_ms)))
         for _ in range(moved.buried):
-            tell(config.metrics.dlq_routed, DlqRouted(DlqReason.MALFORMED, 0, ""))
+            tell(self._metrics.dlq_routed, DlqRouted(DlqReason.MALFORMED, 0, ""))
         self._report(moved)
         poll_secs = config.poll_interval_ms / 1000
         if lag_ms:
@@ -119,7 +120,7 @@ class PromoterLoop:
 
     def _on_lock_change(self, is_ours: bool) -> None:
         outcome = LockOutcome.ACQUIRED if is_ours else LockOutcome.HELD
-        tell(self._config.metrics.promoter_lock_outcome, outcome)
+        tell(self._metrics.promoter_lock_outcome, outcome)
 
 
 class Promoter:

@@ -102,6 +102,7 @@ class Rsmq(_Client):
         return self
 
     async def close(self) -> None:
+        self._bind_to_loop()  # what belongs to a loop that has ended cannot be closed in this one
         await self._pipe.close()
         await self._end_listeners()
 

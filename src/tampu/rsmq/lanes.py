@@ -44,7 +44,7 @@ class Lane(Generic[Item, Answer]):
 
     def enter(self) -> bool:
         """Whether one may go alone, at once. Whoever does must `leave` afterwards."""
-        if self._waiting or self._under_way >= MOST_UNDER_WAY:
+        if self._under_way >= MOST_UNDER_WAY:  # only then does anybody wait: nobody is overtaken
             return False
         self._under_way += 1
         return True

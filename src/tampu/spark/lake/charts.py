@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 WIDTH, HEIGHT = 860, 260
-LEFT, RIGHT, TOP, BOTTOM = 64, 16, 14, 34
+LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 34
 #: Colours by position; those of Okabe and Ito, which the colour-blind can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
@@ -117,7 +117,7 @@ def _y_axis(ticks: Sequence[float], py: object, unit: str) -> str:
         f'<text x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
         for tick in ticks
     )
-    return "".join(lines) + f'<text class="unit" x="4" y="{TOP - 3}">{escape(unit)}</text>'
+    return "".join(lines) + f'<text class="unit" x="4" y="{TOP - 16}">{escape(unit)}</text>'
 
 
 def _x_axis(low: float, high: float, px: object) -> str:

@@ -1,0 +1,70 @@
+"""The bound on bytes under way: in order, without holes, whoever leaves the line."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tampu.redis.budget import ByteBudget
+
+
+async def in_line(budget: ByteBudget, *sizes: int) -> list[asyncio.Task[None]]:
+    waiting = [asyncio.ensure_future(budget.take(size)) for size in sizes]
+    await asyncio.sleep(0)
+    return waiting
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_room_that_is_left_goes_to_those_behind() -> None:
+    budget = ByteBudget(10)
+    await budget.take(10)
+    first, second, third, fourth = await in_line(budget, 3, 3, 3, 3)
+    await turns()
+    assert not first.done()
+    budget.give_back(10)
+    await turns()
+    assert first.done()
+    assert second.done()
+    assert third.done()
+    assert not fourth.done()
+    budget.give_back(3)
+    await turns()
+    assert fourth.done()
+
+
+async def test_who_is_called_and_leaves_gives_its_place_to_the_next() -> None:
+    budget = ByteBudget(10)
+    await budget.take(10)
+    first, second = await in_line(budget, 10, 10)
+    budget.give_back(10)
+    first.cancel()  # in the same turn in which it was called
+    await turns()
+    assert first.cancelled()
+    assert second.done()
+
+
+async def test_what_is_larger_than_all_of_it_goes_alone() -> None:
+    budget = ByteBudget(10)
+    await asyncio.wait_for(budget.take(100), 1)
+    (small,) = await in_line(budget, 1)
+    await turns()
+    assert not small.done()
+    budget.give_back(100)
+    await small
+
+
+async def test_a_reset_forgets_everybody() -> None:
+    budget = ByteBudget(10)
+    await budget.take(10)
+    (waiting,) = await in_line(budget, 10)
+    budget.reset()
+    await asyncio.wait_for(budget.take(10), 1)
+    assert not waiting.done()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
