@@ -42,8 +42,7 @@ async def test_jobs_added_before_the_first_worker_are_delivered_in_their_order(v
     assert seen == list(range(200))
 
 
-async def test_two_groups_worked_for_by_two_workers_do_not_disturb_each_other_at_the_start(view: WorkerView) -> None:
-    """A second start finds the group there."""
+async def test_a_second_worker_finds_the_group_there_and_shares_the_work(view: WorkerView) -> None:
     async with consuming(view.server.url, noop), consuming(view.server.url, noop):
         ids = view.add_many([None] * 20)
         await until(view.is_settled, "all are done")

@@ -79,16 +79,33 @@ async def test_at_most_four_a_second_and_the_latest_follows(
     job = running_job(reporter)
     job.progress(0.1, "first")
     await until(lambda: told(server, queue) == [("0.1", "first")], "the first is told at once")
-    monkeypatch.setattr(progress, "INTERVAL_SECS", 1.0)
+    clock[0] = 0.05
+    scheduled: list[Any] = []
+    monkeypatch.setattr(reporter, "_schedule", lambda told, wait_secs: scheduled.append((told, wait_secs)))
     for percent in range(11, 50):
         job.progress(percent / 100, str(percent))
-    running_job(reporter, "other").progress(0.2, "of another job")
-    await until(lambda: len(told(server, queue)) == 2, "that of another job is told at once")
-    assert told(server, queue)[1] == ("0.2", "of another job")
-    await until(lambda: told(server, queue)[2:] == [("0.49", "49")], "when the interval is over only the latest")
+    await until(lambda: scheduled, "the next is scheduled")
+    [(next_one, wait_secs)] = scheduled
+    assert wait_secs == pytest.approx(0.2)
+    monkeypatch.undo()
+    clock[0] = 0.25
+    reporter._send(next_one)
+    await until(lambda: told(server, queue)[1:] == [("0.49", "49")], "when the interval is over only the latest")
     clock[0] = 5.0
     job.progress(0.5)
-    await until(lambda: told(server, queue)[3:] == [("0.5", "")], "later it is told at once again")
+    await until(lambda: told(server, queue)[2:] == [("0.5", "")], "later it is told at once again")
+
+
+async def test_the_end_does_not_wait_for_the_interval(
+    reporter: ProgressReporter, queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_SECS", 3600.0)
+    job = running_job(reporter)
+    job.progress(0.1)
+    await until(lambda: told(server, queue) == [("0.1", "")], "the first is told at once")
+    job.progress(0.5)
+    job.progress(1.0)
+    await until(lambda: told(server, queue)[1:] == [("1", "")], "the end is told at once")
 
 
 async def test_the_end_is_told_at_once_and_once(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
@@ -162,7 +179,7 @@ def _reporter_of_a_loop_that_ended(server: Server, queue: Queue) -> ProgressRepo
 async def test_without_events_nothing_is_told_and_nothing_fails(queue: Queue, server: Server) -> None:
     @queue.task
     async def resize() -> str:
-        current_job().progress(0.5)
+        current_job().progress(1.0)
         return "done"
 
     async with working(queue, events_enabled=False):

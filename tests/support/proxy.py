@@ -170,12 +170,14 @@ class Link:
 
     def strand(self) -> None:
         """Cut the client's side only: what was held back is still under way to the server."""
-        self.is_stranded = True
+        self.is_stranded = not self.is_cut
         if self.client is not None:
             self.client.abort()
 
     def deliver(self) -> None:
         """What was still under way arrives."""
+        if self.is_cut:
+            return
         early, self._early = bytes(self._early), bytearray()
         self._to_server(early)
         if self.server is not None and self.server.can_write_eof():

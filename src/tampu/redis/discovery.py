@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import redis.asyncio as redis_py
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from redis.credentials import CredentialProvider
 
 
+#: How long a question to a Cluster may still take when nobody wants the answer any more, in seconds.
+LAST_ANSWER_SECS = 1.0
 #: The nodes a Cluster consisted of when it was last asked, by the addresses of its URL, which may all be down by now.
 _learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
 
@@ -104,6 +107,18 @@ async def _ask_sentinels(settings: ConnectionSettings) -> Address:
 
 
 async def _ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
+    """The node of a key's slot. Who is cancelled lets the question end first: redis-py would leave sockets open."""
+    asking = asyncio.ensure_future(_ask_for_slots(settings, routing_key))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await asyncio.wait([asking], timeout=LAST_ANSWER_SECS)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        raise
+
+
+async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Address:
     learned = _learned_nodes.get(settings.addresses, ())
     cluster: RedisCluster = RedisCluster(
         startup_nodes=[ClusterNode(address.host, address.port) for address in (*settings.addresses, *learned)],
