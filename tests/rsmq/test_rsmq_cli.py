@@ -146,6 +146,8 @@ def test_the_namespace_and_the_unit_are_options(invoke: Callable[..., str], serv
         (["list", "--url", "http://x"], 2, "tampu: url scheme"),
         (["list", "--url", "redis://127.0.0.1:1", "--timeout", "0.2"], 1, "tampu: no connection to 127.0.0.1:1"),
         (["list", "--url", "redis+cluster://127.0.0.1:1"], 2, "tampu: ns must carry a hash tag"),
+        (["create", "a b", "--url", "redis://127.0.0.1:1"], 2, "tampu: Invalid qname format"),
+        (["listen", "there", "--url", "redis://127.0.0.1:1", "--timeout", "0.2"], 1, "tampu: no connection to"),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(

@@ -277,6 +277,7 @@ def listen(
 
     async def print_all(rsmq: Rsmq) -> None:
         count = 0
+        await rsmq.get_queue_attributes(qname)  # a listener would wait for a server that is not there
         async with contextlib.aclosing(rsmq.listen(qname, vt, poll_secs=poll)) as messages:
             async for message in messages:
                 write_json_line(message_as_json(message)) if as_json else write_line(message_as_line(message))

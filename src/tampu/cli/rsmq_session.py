@@ -72,12 +72,15 @@ class Place:
             patience_secs=self.timeout_secs,
         )
 
-        async def connected() -> T:
-            async with Rsmq(options) as rsmq:
+        async def do() -> T:
+            rsmq = Rsmq(options)  # it connects when it is first asked: a wrong argument is told without a server
+            try:
                 return await work(rsmq)
+            finally:
+                await rsmq.close()
 
         try:
-            return run(connected())
+            return run(do())
         except RsmqError as error:
             text = ": ".join([str(error), *getattr(error, "__notes__", [])])
             if isinstance(error, _USAGE):
