@@ -102,13 +102,17 @@ class Table:
         path.write_text(json.dumps({"at": time.time(), "samples": self.samples}, indent=1))
 
 
-def interleave(rounds: int, contestants: dict[str, Callable[[], float]], table: Table) -> None:
-    """Each contestant once a round, in an order that rotates."""
+def interleave(
+    rounds: int, contestants: dict[str, Callable[[], float] | Callable[[], dict[str, float]]], table: Table
+) -> None:
+    """Each contestant once a round, in an order that rotates. One that takes several measures names them."""
     names = [*contestants]
     for number in range(rounds):
         for name in names[number % len(names) :] + names[: number % len(names)]:
-            table.add(name, contestants[name]())
-            print(f"  round {number + 1}/{rounds}  {name:<44} {table.samples[name][-1]:>12,.1f}", file=sys.stderr)
+            found = contestants[name]()
+            for measure, value in found.items() if isinstance(found, dict) else [(name, found)]:
+                table.add(measure, value)
+                print(f"  round {number + 1}/{rounds}  {measure:<44} {value:>12,.1f}", file=sys.stderr)
 
 
 def peers_python() -> str:

@@ -149,7 +149,7 @@ async def measure(server: Server, rounds: int, messages: int) -> dict[str, float
     """Messages per second: the median of the rounds."""
     rates: dict[str, list[float]] = defaultdict(list)
     share = max(messages // SLICES, 1)
-    many = max(share * 4 // CALLERS, 1) * CALLERS
+    many = max(share * 20 // CALLERS, 1) * CALLERS
     send = ("sendMessage", {"qname": "bench", "message": BODY})
     receive = (("receiveMessage", {"qname": "bench"}), ("deleteMessage", {"qname": "bench", "id": "LAST"}))
     async with Rsmq(server.url) as rsmq, JsRsmq(server.port) as js, PyRsmq(server.port) as pyrsmq:

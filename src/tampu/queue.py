@@ -151,7 +151,6 @@ class Queue:
         """Send what was added and close the connections."""
         if self._closed:
             return
-        self._producer.ready_pipe()  # on this event loop, should it have been another one's before
         self._closed = True
         await self._waiters.close()
         await self._producer.close()

@@ -38,9 +38,9 @@ async def test_finding_13_a_handler_longer_than_the_claim_time_runs_once(server:
 
     async def slow(job: Job[Any]) -> None:
         starts.append(job.attempt)
-        await asyncio.sleep(1.5)  # five times the claim time
+        await asyncio.sleep(2)  # four times the claim time
 
-    two = [consuming(server.url, slow, queue_name="q", claim_min_idle_ms=300, shutdown_deadline_secs=5) for _ in "ab"]
+    two = [consuming(server.url, slow, queue_name="q", claim_min_idle_ms=500, shutdown_deadline_secs=5) for _ in "ab"]
     async with open_producer(server.url) as producer, two[0], two[1]:
         job_id = await producer.add(1)
         await until(lambda: view.length() == 0, "it is done")
@@ -56,14 +56,14 @@ async def test_finding_14_jobs_that_wait_inside_a_worker_are_not_run_by_another_
 
     async def slow(job: Job[int]) -> None:
         runs[job.payload] += 1
-        await asyncio.sleep(0.25)  # what is read with it waits for longer than the claim time
+        await asyncio.sleep(0.6)  # what is read with it waits for longer than the claim time
 
-    settings: dict[str, Any] = {"queue_name": "q", "concurrency": 1, "batch": 64, "claim_min_idle_ms": 200}
+    settings: dict[str, Any] = {"queue_name": "q", "concurrency": 1, "batch": 64, "claim_min_idle_ms": 500}
     async with open_producer(server.url) as producer:
-        await producer.add_bulk([*range(10)])
+        await producer.add_bulk([*range(6)])
         async with consuming(server.url, slow, **settings), consuming(server.url, slow, **settings):
             await until(lambda: view.length() == 0, "all are done")
-    assert runs == dict.fromkeys(range(10), 1)
+    assert runs == dict.fromkeys(range(6), 1)
 
 
 @pytest.mark.servers

@@ -56,13 +56,13 @@ async def test_the_acl_user_of_the_page_can_do_everything(server: Server) -> Non
     [line] = re.findall(r"^ACL SETUSER (.*)$", page, re.MULTILINE)
     client = server.client()
     client.execute_command("ACL", "SETUSER", *line.split())
+    client.acl_log_reset()
     try:
         await _do_everything(server.url.replace("redis://", "redis://app:secret@"))
         denied = [entry["username"] for entry in client.acl_log()]
         assert denied == []
     finally:
         client.execute_command("ACL", "DELUSER", "app")
-        client.acl_log_reset()
 
 
 async def _do_everything(url: str) -> None:

@@ -378,17 +378,17 @@ def test_the_url_comes_from_the_arguments_or_the_environment(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("options", "error", "says"),
     [
-        ({"max_stream_len": -1}, ValueError),
-        ({"max_delay_secs": -1}, ValueError),
-        ({"bogus": 1}, TypeError),
-        ({"redis_url": "nonsense"}, RuntimeError),
-        ({"queue_name": "x"}, TypeError),
+        ({"max_stream_len": -1}, ValueError, "max_stream_len must be"),
+        ({"max_delay_secs": -1}, ValueError, "max_delay_secs must be"),
+        ({"bogus": 1}, TypeError, r"Queue\(\) got an unexpected setting 'bogus'; see ProducerConfig"),
+        ({"redis_url": "nonsense"}, RuntimeError, "url scheme must be"),
+        ({"queue_name": "x"}, TypeError, "unexpected setting 'queue_name'"),
     ],
 )
-def test_bad_settings_of_a_queue_are_refused(options: dict[str, Any], error: type[Exception]) -> None:
-    with pytest.raises(error):
+def test_bad_settings_of_a_queue_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
         Queue("q", **options)
 
 

@@ -12,7 +12,9 @@ from support.producers import errors_met, open_producer, use_small_windows
 from support.proxy import Proxy
 from support.queues import QueueView
 from support.waiting import until
+from tampu.engine.answers import LoneWindow, SharedWindow
 from tampu.engine.chain import CHAIN_TTL_SECS
+from tampu.engine.window import NOW, pack_part
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
 from tampu.redis import pipe as pipe_module
 from tampu.redis.faults import ServerError, Unreachable
@@ -45,6 +47,24 @@ class Clock:
     def __init__(self, producer: Producer[Any]) -> None:
         self.now = 1_000_000.0
         producer._chain._now = lambda: self.now
+
+
+# --- what is sent
+
+
+@pytest.mark.parametrize("name", ["", "mail"])
+@pytest.mark.parametrize("ttl", [0, CHAIN_TTL_SECS])
+async def test_a_job_that_goes_alone_is_packed_as_in_any_window(server: Server, name: str, ttl: int) -> None:
+    async with open_producer(server.url) as producer:
+        header = producer._chain._header
+    envelope = pack_part(b"envelope")
+    lone = LoneWindow("id", name.encode(), envelope, asyncio.get_running_loop().create_future())
+    shared = SharedWindow()
+    shared.put("id", NOW, name.encode(), envelope)
+    for window in (lone, shared):
+        window.number, window.chain_ttl_secs = 123, ttl
+    assert lone.packed(header) == shared.packed(header)
+    assert lone.ids == shared.ids
 
 
 # --- refused in the middle

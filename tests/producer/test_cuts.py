@@ -135,7 +135,7 @@ async def test_ten_thousand_jobs_through_a_connection_that_keeps_breaking(
             if chance.random() < 0.5:
                 proxy.next_budgets.append((greeting + chance.randrange(15_000), None))
             else:
-                proxy.next_budgets.append((None, greeted + chance.randrange(120)))
+                proxy.next_budgets.append((None, greeted + chance.randrange(30)))
         proxy.cut()
         in_flight = InFlight(producer, monkeypatch)
         ids = await producer.add_bulk({"number": number, "text": "x" * 50} for number in range(10_000))
@@ -162,7 +162,7 @@ async def test_single_adds_through_a_connection_that_keeps_breaking(
                 if chance.random() < 0.1:
                     proxy.cut_requests_after(chance.randrange(400))
                 elif chance.random() < 0.1:
-                    proxy.cut_replies_after(chance.randrange(40))
+                    proxy.cut_replies_after(chance.randrange(10))
             return ids
 
         by_user = await asyncio.gather(*(user(number) for number in range(25)))

@@ -283,6 +283,56 @@ async def _drained(bulk: asyncio.Future[Any], view: QueueView) -> Any:
     return await bulk
 
 
+async def test_only_the_first_window_asks_for_room_again_and_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 2)
+    monkeypatch.setattr("tampu.engine.chain.FULL_POLL_SECS", 0.001)
+    async with open_producer(server.url, max_stream_len=3, overflow="wait") as producer:
+        sent: list[list[str]] = []
+        send = producer._chain._send
+
+        def note(connection: Any, window: Any) -> None:
+            sent.append(window.ids)
+            send(connection, window)
+
+        monkeypatch.setattr(producer._chain, "_send", note)
+        bulk = asyncio.ensure_future(producer.add_bulk(range(12)))
+        await until(lambda: len(sent) > 30, "it has asked many times")
+        # Behind the second, which found room for half of it, the third and the fourth came once.
+        assert len({job_id for ids in sent[-20:] for job_id in ids}) == 2
+        assert len(sent) - sum(ids == sent[-1] for ids in sent) <= 4
+        taken = await drain(QueueView(server, "q"), 12, 3)
+        assert [job.id for job in taken] == await bulk
+        assert [job.payload for job in taken] == list(range(12))
+
+
+async def test_a_window_taken_in_part_behind_one_that_is_unknown_is_not_begun_again(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 2)
+    monkeypatch.setattr("tampu.engine.chain.FULL_POLL_SECS", 0.001)
+    async with (
+        Proxy(server.address) as proxy,
+        open_producer(proxy.url, max_stream_len=3, overflow="wait") as producer,
+    ):
+        view = QueueView(server, "q")
+        proxy.hold_replies()
+        bulk = asyncio.ensure_future(producer.add_bulk(range(4)))
+        await until(lambda: view.length() == 3, "the first window is there, and half of the second")
+        proxy.next_refusals.append(["NOPERM this user has no permissions"])
+        proxy.cut()
+        taken = await drain(view, 4, 3)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await bulk
+        ids = [job.id for job in taken]
+        assert caught.value.ids == ids[:2]
+        assert list(caught.value.accepted) == ids[2:]
+        assert [job.payload for job in taken] == list(range(4))
+        after = await producer.add("after")
+        assert view.ids() == [after]
+
+
 async def test_single_adds_wait_for_room_too(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tampu.engine.chain.FULL_POLL_SECS", 0.001)
     async with open_producer(server.url, max_stream_len=2, overflow="wait") as producer:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from servers.process import Server
 
-OK_REPLY = b"*3\r\n$2\r\nok\r\n$0\r\n\r\n$0\r\n\r\n"
+OK_REPLY = b"$0\r\n\r\n"
 
 
 @pytest.fixture

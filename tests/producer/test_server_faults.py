@@ -138,6 +138,22 @@ async def test_a_user_needs_no_more_than_the_queues_keys_and_commands(server: Se
             assert await producer.peek_dlq() == []
 
 
+@pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
+async def test_a_window_that_may_not_add_leaves_no_trace(server: Server) -> None:
+    """Its number is taken before its first job is added: when that is refused, it is given back."""
+    with acl_user(server, "ada", "pw"):
+        async with open_producer(server.url.replace("redis://", "redis://ada:pw@")) as producer:
+            client = server.client()
+            client.execute_command("ACL", "SETUSER", "ada", "-xadd")
+            for jobs in (["lone"], ["first", "second"]):
+                with pytest.raises(RedisError, match="permission|can.t run this command"):
+                    await producer.add_bulk(jobs)
+            assert client.keys("*") == []
+            client.execute_command("ACL", "SETUSER", "ada", "+xadd")
+            ids = [await producer.add("after"), *await producer.add_bulk(["and", "on"])]
+    assert QueueView(server, "q").ids() == ids
+
+
 # --- full, read-only, busy
 
 

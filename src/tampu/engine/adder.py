@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tampu.engine.answers import BulkWindow, Collector, SharedWindow
+from tampu.engine.answers import BulkWindow, Collector, LoneWindow, SharedWindow
 from tampu.engine.window import (
     DELAYED,
     DELAYED_WITH_ID,
@@ -88,7 +88,16 @@ class Adder:
     def add(self, payload: Any, options: AddOptions, due: Due | None = None) -> asyncio.Future[JobId]:
         """Put one job into the open window; the future tells its id or why it was refused."""
         body = self.encode_payload(payload)
+        future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
         explicit = options.id
+        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
+        leaves_at_once = self._open is None and self._chain.is_idle()
+        if leaves_at_once and explicit is None and due is None:
+            job_id, now_ms = self._minter.mint()
+            head, tail = _frame(now_ms, options.retry)
+            envelope = pack_envelope(b"%b\xba%b" % (head, job_id.encode()), body, tail, self._inline)
+            self._chain.submit(LoneWindow(job_id, options.name.encode(), envelope, future))
+            return future
         if explicit is None:
             job_id, now_ms = self._minter.mint()
         else:
@@ -96,9 +105,6 @@ class Adder:
             now_ms = self._minter.now_ms()
         envelope = self._pack(job_id, body, now_ms, options.retry)
         kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
-        future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
-        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
-        leaves_at_once = self._open is None and self._chain.is_idle()
         window = SharedWindow() if leaves_at_once else self._window_for(len(envelope))
         window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
         window.futures.append(future)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from typing import TYPE_CHECKING
 
 from tampu.engine.window import Window
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
 from tampu.redis.faults import ServerError
 from tampu.wire.job import DuplicateJobId, JobId
+
+if TYPE_CHECKING:
+    from tampu.engine.window import WindowHeader
 
 #: Windows of one bulk that are packed or under way; what is behind them waits in the caller's iterable.
 BULK_WINDOWS_AHEAD = 4
@@ -36,6 +40,33 @@ class SharedWindow(Window):
             else:
                 is_duplicate = _code_of(self, position) == "d"
                 future.set_result(DuplicateJobId(job_id) if is_duplicate else JobId(job_id))
+
+
+class LoneWindow(Window):
+    """The window of one job that is to run now and leaves at once. Its way to the server is the shortest there is."""
+
+    def __init__(self, job_id: str, name: bytes, envelope: bytes, future: asyncio.Future[JobId]) -> None:
+        self._job_id = job_id
+        self._name = name
+        self._envelope = envelope
+        self._future = future
+
+    @property
+    def ids(self) -> list[str]:  # type: ignore[override]  # a list of its own for each, made when somebody asks
+        return [self._job_id]
+
+    def packed(self, header: WindowHeader) -> bytes:
+        return header.packed_of_one(self, self._name, self._envelope)
+
+    def tell(self) -> None:
+        future = self._future
+        if future.done():  # its caller went away
+            return
+        error = _error_of(self, 0, self._job_id) if self.codes or self.error is not None else None
+        if error is None:
+            future.set_result(JobId(self._job_id))
+        else:
+            future.set_exception(error)
 
 
 class BulkWindow(Window):

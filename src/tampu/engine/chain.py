@@ -151,10 +151,11 @@ class Chain:
                 self._recover()
             return
         self._connection = connection
-        if not self._sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:
+        queue, sent = self._queue, self._sent
+        if not sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:
             self._begin()  # the server forgets an idle chain; with nothing under way, nothing is lost with it
-        while self._queue and len(self._sent) < MAX_IN_FLIGHT:
-            window = self._queue.popleft()
+        while queue and len(sent) < MAX_IN_FLIGHT:
+            window = queue.popleft()
             if self._numbered:
                 window.number = self._next_number
                 self._next_number += 1
@@ -183,12 +184,13 @@ class Chain:
         self._on_reply(window, count if isinstance(count, ConnectionLost) else window.reply)
 
     def _on_reply(self, window: Window, reply: Reply) -> None:
-        if not self._sent or self._sent[0] is not window:
+        sent = self._sent
+        if not sent or sent[0] is not window:
             return  # an answer to what was given up meanwhile
-        self._sent.popleft()
+        sent.popleft()
         if isinstance(reply, Error):
             self._on_error(window, reply)
-        elif reply[0] == b"ok":
+        elif not reply or reply[0] == b"ok":
             self._on_applied(window, reply)
         elif reply[0] == b"gap":
             self._on_gap(window, reply[1])
@@ -206,7 +208,7 @@ class Chain:
         if self._drained is not None and self.is_idle():
             self._drained.set()
 
-    def _on_applied(self, window: Window, reply: list[Any]) -> None:
+    def _on_applied(self, window: Window, reply: Reply) -> None:
         if window.number > self._confirmed:  # one sent again may come behind its successor
             self._confirmed = window.number
         self._attempt = 0
@@ -214,8 +216,8 @@ class Chain:
         self._waits_for_room = False
         if window.chain_ttl_secs:
             self._ttl_set_at = self._now()
-        window.codes = reply[1].decode()
-        window.failure = reply[2].decode(errors="replace")
+        if reply:
+            window.codes, window.failure = reply[1].decode(), reply[2].decode(errors="replace")
         if window.replicas < self._min_replicas:
             window.codes = (window.codes or "a" * len(window.ids)).replace("a", "u")
             window.error = OutcomeUnknownError(

@@ -138,7 +138,7 @@ class Window:
 class WindowHeader:
     """What all windows of one chain have in common, packed once."""
 
-    __slots__ = ("_after_ttl", "_before_keys", "_shared_keys", "_without_extra_keys")
+    __slots__ = ("_after_ttl", "_after_ttl_of_one", "_before_keys", "_before_number", "_shared_keys")
 
     def __init__(
         self,
@@ -154,13 +154,14 @@ class WindowHeader:
     ) -> None:
         self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
         self._shared_keys = b"".join(pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
-        self._without_extra_keys = self._before_keys + pack_part(b"3") + self._shared_keys
+        self._before_number = self._before_keys + pack_part(b"3") + self._shared_keys
         fixed: tuple[Any, ...] = (cap, overflow, dedup_ttl_secs, idmp_producer)
         self._after_ttl = b"".join(pack_part(str(value).encode()) for value in fixed)
+        self._after_ttl_of_one = self._after_ttl + b"".join(map(pack_part, (b"1", NOW, b"1")))
 
     def packed(self, window: Window) -> bytes:
         """Everything before the window's body: command, keys, and the fixed arguments."""
-        keys = self._without_extra_keys
+        keys = self._before_number
         if window.keys:
             keys = b"%b%b%b%b" % (
                 *(self._before_keys, pack_part(b"%d" % (3 + window.keys))),
@@ -172,4 +173,13 @@ class WindowHeader:
             *(13 + window.keys + window.arguments, keys, len(number), number),
             b"$1\r\n0\r\n" if window.chain_ttl_secs == 0 else pack_part(b"%d" % window.chain_ttl_secs),
             *(self._after_ttl, len(jobs), jobs),
+        )
+
+    def packed_of_one(self, window: Window, name: bytes, envelope: bytes) -> bytes:
+        """The whole command for one job that is to run now: the same bytes, in one step."""
+        number = b"%d" % window.number
+        return b"*17\r\n%b$%d\r\n%b\r\n%b%b$%d\r\n%b\r\n%b" % (
+            *(self._before_number, len(number), number),
+            b"$1\r\n0\r\n" if window.chain_ttl_secs == 0 else pack_part(b"%d" % window.chain_ttl_secs),
+            *(self._after_ttl_of_one, len(name), name, envelope),
         )

@@ -1,7 +1,7 @@
 """Lets calls that many tasks make at once share a trip to the server.
 
-The first calls leave at once, alone. Those that come while so many are under way wait for the next answer and then
-leave together, as one batch: a lone caller never waits for company, and a hundred of them need a few scripts.
+The first calls leave at once, alone. Those that come while so many are under way wait until these are back, and then
+leave together, as one batch: a few callers never wait for company, and a hundred of them need a few scripts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
-#: Trips of one lane under way at a time: while the server works on one, this side makes up the next.
-MOST_UNDER_WAY = 2
+#: Trips of one lane under way at a time.
+MOST_UNDER_WAY = 4
 #: Most calls, and most bytes, in one trip.
 MOST_CALLS = 256
 MOST_BYTES = 256 * 1024
@@ -44,7 +44,7 @@ class Lane(Generic[Item, Answer]):
 
     def enter(self) -> bool:
         """Whether one may go alone, at once. Whoever does must `leave` afterwards."""
-        if self._under_way >= MOST_UNDER_WAY:  # only then does anybody wait: nobody is overtaken
+        if self._waiting or self._under_way >= MOST_UNDER_WAY:  # nobody is overtaken
             return False
         self._under_way += 1
         return True
@@ -52,7 +52,8 @@ class Lane(Generic[Item, Answer]):
     def leave(self) -> None:
         """Say that a trip is over."""
         self._under_way -= 1
-        if self._waiting:
+        # Not before all are back: the more go together, the less each of them costs.
+        if self._waiting and not self._under_way:
             self._depart()
 
     async def join(self, item: Item) -> Answer:

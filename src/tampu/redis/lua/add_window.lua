@@ -8,33 +8,76 @@
 -- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
 -- Due   '+ms' from now by this server's clock, or an epoch time in ms.
 --
--- Reply {'ok', codes, error}: one letter a job, a added, d duplicate, f full, e error (its text follows);
---       codes is '' when all were added
+-- Reply '' or {'ok', codes, error}: one letter a job, a added, d duplicate, f full, e error (its text follows);
+--       '' and no codes mean that all were added
 --       {'gap', last}: a window before this one is missing; nothing was written
 --       {'full', taken, codes}: wait only; so many were taken from the front, send the same window again
 --
--- A window that was applied answers with its stored reply. One that was refused does not advance the chain, so that
+-- A window that was applied answers with its stored codes, if any. One that was refused does not advance the chain, so that
 -- the windows behind it answer 'gap' and nothing is overtaken. Errors of single jobs are caught: after the first
 -- write nothing may raise, or a resend would add the first jobs again.
 
 local chain, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
 local number, cap, overflow = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[4]
-local dedup_ttl, producer, total = tonumber(ARGV[5]), ARGV[6], tonumber(ARGV[7])
+local producer, total = ARGV[6], tonumber(ARGV[7])
+
+local function keep_chain()
+  if ARGV[2] ~= '0' then
+    redis.pcall('EXPIRE', chain, ARGV[2])
+  end
+end
+
+-- The common case in as few steps as can be: jobs alike, all to be added now, the next of the chain, and room for them.
+if ARGV[8] == 'n' and ARGV[9] == ARGV[7] and overflow == 'reject' and producer == '' and number > 0
+    and redis.call('XLEN', stream) + total <= cap then
+  local added, failure = 0, nil
+  if redis.call('HINCRBY', chain, 'last', 1) == number then
+    local name = ARGV[10]
+    while added < total and not failure do
+      local reply
+      if name == '' then
+        reply = redis.pcall('XADD', stream, '*', 'd', ARGV[11 + added])
+      else
+        reply = redis.pcall('XADD', stream, '*', 'd', ARGV[11 + added], 'n', name)
+      end
+      if type(reply) == 'table' then
+        failure = reply
+      else
+        added = added + 1
+      end
+    end
+    if added > 0 then
+      keep_chain()
+      if not failure then
+        return ''
+      end
+      local codes = string.rep('a', added) .. string.rep('e', total - added)
+      redis.pcall('HSET', chain, 'r' .. number % 8, ARGV[1] .. ':' .. codes)
+      return {'ok', codes, failure.err}
+    end
+  end
+  if redis.call('HINCRBY', chain, 'last', -1) == 0 then
+    redis.call('DEL', chain)
+  end
+  if failure then
+    return failure
+  end
+end
 
 local earlier = ''  -- letters of the jobs that an earlier, stopped run of this window has dealt with
 if number > 0 then
-  local state = redis.call('HMGET', chain, 'last', 'part', 'r' .. number % 8)
-  local last = tonumber(state[1] or 0)
+  local last = tonumber(redis.call('HGET', chain, 'last') or 0)
   if number <= last then
-    if ARGV[2] ~= '0' then
-      redis.pcall('EXPIRE', chain, ARGV[2])
-    end
-    return {'ok', state[3] or '', ''}
+    keep_chain()
+    local of, codes = string.match(redis.call('HGET', chain, 'r' .. number % 8) or '', '^(%d+):(.*)$')
+    return {'ok', of == ARGV[1] and codes or '', ''}
   end
   if number > last + 1 then
     return {'gap', last}
   end
-  earlier = state[2] or ''
+  if overflow == 'wait' then
+    earlier = redis.call('HGET', chain, 'part') or ''
+  end
 end
 
 local free = math.huge
@@ -42,31 +85,7 @@ if overflow ~= 'trim' then
   free = cap - redis.call('XLEN', stream)
 end
 
-local function remember(text)
-  if number > 0 then
-    redis.call('HSET', chain, 'last', ARGV[1], 'r' .. number % 8, text)
-    if ARGV[2] ~= '0' then
-      redis.call('EXPIRE', chain, ARGV[2])
-    end
-  end
-end
-
--- The common case in a few steps: jobs alike, all to be added now, and there is room for them.
-if ARGV[8] == 'n' and tonumber(ARGV[9]) == total and total <= free and overflow ~= 'trim' and producer == ''
-    and earlier == '' then
-  local name = ARGV[10]
-  for i = 11, 10 + total do
-    -- The first may raise, nothing is written yet; the others fail no more than it does.
-    if name == '' then
-      redis.call('XADD', stream, '*', 'd', ARGV[i])
-    else
-      redis.call('XADD', stream, '*', 'd', ARGV[i], 'n', name)
-    end
-  end
-  remember('')
-  return {'ok', '', ''}
-end
-
+local dedup_ttl = tonumber(ARGV[5])
 local now_ms
 local function now()
   if not now_ms then
@@ -217,9 +236,7 @@ local text = earlier .. (codes and table.concat(codes) or string.rep('a', taken 
 if stopped then
   if number > 0 then
     redis.call('HSET', chain, 'part', text)
-    if ARGV[2] ~= '0' then
-      redis.call('EXPIRE', chain, ARGV[2])
-    end
+    keep_chain()
   end
   return {'full', taken, text}
 end
@@ -231,5 +248,11 @@ end
 if earlier ~= '' then
   redis.call('HDEL', chain, 'part')
 end
-remember(text)
+if number > 0 then
+  redis.call('HSET', chain, 'last', ARGV[1])
+  if text ~= '' then
+    redis.call('HSET', chain, 'r' .. number % 8, ARGV[1] .. ':' .. text)
+  end
+  keep_chain()
+end
 return {'ok', text, failure}
