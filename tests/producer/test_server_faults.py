@@ -146,7 +146,7 @@ async def test_a_window_that_may_not_add_leaves_no_trace(server: Server) -> None
             client = server.client()
             client.execute_command("ACL", "SETUSER", "ada", "-xadd")
             for jobs in (["lone"], ["first", "second"]):
-                with pytest.raises(RedisError, match="permission|can.t run this command"):
+                with pytest.raises(RedisError, match=r"permission|can.t run this command"):
                     await producer.add_bulk(jobs)
             assert client.keys("*") == []
             client.execute_command("ACL", "SETUSER", "ada", "+xadd")

@@ -23,7 +23,7 @@ import logging
 import time
 import uuid
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
 from tampu.redis.connection import pack_command
