@@ -12,6 +12,7 @@ from support.parts import consuming, running
 from support.queues import QueueView
 from support.waiting import until
 from tampu import InMemorySink, Job, Producer, ProducerConfig, Promoter, PromoterConfig
+from tampu.redis.pipe import Pipe
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster
@@ -225,6 +226,24 @@ async def test_poison_that_cannot_be_buried_stays_and_the_others_go_on(server: S
         view.client.delete(view.keys.dlq)
         await until(lambda: dead_letters(view), "it is buried when it can be")
     assert dead_letters(view)[0][b"d"] == b"ab"
+
+
+async def test_what_is_put_off_just_before_it_is_moved_stays(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = QueueView(server, "q")
+    put_off, due = delay(view, member_of("put off")), delay(view, member_of("due"))
+    run = Pipe.run
+
+    async def put_off_first(pipe: Pipe, script: Any, *arguments: Any, **options: Any) -> Any:
+        if script.name == "promote":
+            view.client.zadd(view.keys.delayed, {put_off: view.now_ms() + 60_000})
+        return await run(pipe, script, *arguments, **options)
+
+    monkeypatch.setattr(Pipe, "run", put_off_first)
+    async with running(promoter(server)):
+        await until(view.length, "the other is in the stream")
+    assert view.ids() == ["due"]
+    assert [member for member, _ in view.delayed()] == [put_off]
+    assert due != put_off
 
 
 @pytest.mark.servers

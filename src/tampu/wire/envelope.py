@@ -84,6 +84,16 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
     )
 
 
+def decode_id_and_time(data: bytes) -> tuple[str, int]:
+    """(job id, created at in ms) of an envelope, for those who only pass it on; `DecodeError` when there is none."""
+    try:
+        envelope = _decode_envelope(data)
+    except REFUSALS:
+        job = _decode_leniently(data, "")
+        return job.id, job.created_at_ms
+    return envelope.id, envelope.created_at_ms
+
+
 def _decode_leniently(data: bytes, name: str) -> Job[Any]:
     """The forms no writer of today uses but 1.3.0 reads; slower, and where every refusal gets its text."""
     try:

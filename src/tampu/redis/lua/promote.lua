@@ -1,21 +1,22 @@
 -- Moves due members of the delayed set into the stream, each once whoever asks: added first, removed last.
 --
 -- KEYS  1 delayed set, 2 stream, 3 dlq, 4 events, then per job its didx
--- ARGV  1 cap of the stream, 2 events to keep (0: no events), 3 dead letters to keep, 4 number of jobs, then per
---       job: member, job id, created at (ms); then per unreadable member: member, detail
--- Reply {promoted, buried, 1 when the stream is full, depth, score of the earliest member left or '', error}: buried
---       are the unreadable ones that became dead letters; error is why one could not ('' otherwise)
+-- ARGV  1 cap of the stream, 2 events to keep (0: no events), 3 dead letters to keep, 4 number of jobs (some hundreds
+--       at most), then the member of each; with events, job id and created at (ms) of each; then per unreadable
+--       member: member, detail
+-- Reply {promoted, buried, 1 when the stream is full, error}: buried are the unreadable ones that became dead letters;
+--       error is why one could not ('' otherwise)
 
 local delayed, stream, dlq, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local time = redis.call('TIME')
 local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 local room = tonumber(ARGV[1]) - redis.call('XLEN', stream)
-local jobs = tonumber(ARGV[4])
+local jobs, has_events = tonumber(ARGV[4]), ARGV[2] ~= '0'
 local promoted, buried, full, failure = 0, 0, 0, ''
 
 -- A wrong-typed or forbidden events key costs the events, never a job.
 local function tell(event, job, name, ...)
-  if ARGV[2] == '0' then
+  if not has_events then
     return
   end
   if name == '' then
@@ -29,32 +30,59 @@ end
 -- that has written something ZREM may do goes on at maxmemory: rightly, as the move frees what it takes.
 redis.call('ZREM', delayed, 'no such member')
 
-local at = 5
-for i = 1, jobs do
-  local member, job, created = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  at = at + 3
-  if redis.call('ZSCORE', delayed, member) then
-    if promoted >= room then
-      full = 1
-      break
+-- Commands over many keys and members at once: one for each job would cost more than what it does.
+local moved, refusal = {}, nil
+if jobs > 0 then
+  -- Since they were read some may have been moved by another, or put off.
+  local scores = redis.call('ZMSCORE', delayed, unpack(ARGV, 5, 4 + jobs))
+  local due_until = tonumber(now)
+  for i = 1, jobs do
+    if scores[i] and tonumber(scores[i]) <= due_until then
+      if promoted >= room then
+        full = 1
+        break
+      end
+      local member, name, reply = ARGV[4 + i], '', nil
+      local size = struct.unpack('<I4', member)
+      if size == 0 then
+        reply = redis.pcall('XADD', stream, '*', 'd', string.sub(member, 5))
+      else
+        name = string.sub(member, 5, 4 + size)
+        reply = redis.pcall('XADD', stream, '*', 'd', string.sub(member, 5 + size), 'n', name)
+      end
+      if type(reply) == 'table' then
+        refusal = reply
+        break
+      end
+      promoted = promoted + 1
+      moved[promoted] = member
+      if has_events then
+        tell('waiting', ARGV[3 + jobs + 2 * i], name, 'created_at_ms', ARGV[4 + jobs + 2 * i])
+      end
     end
-    local size = struct.unpack('<I4', member)
-    local name, envelope = string.sub(member, 5, 4 + size), string.sub(member, 5 + size)
-    if name == '' then
-      redis.call('XADD', stream, '*', 'd', envelope)
-    else
-      redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
-    end
-    redis.call('ZREM', delayed, member)
-    -- A job of the same id may have been delayed again meanwhile: its index stays.
-    if redis.pcall('GET', KEYS[4 + i]) == member then
-      redis.call('DEL', KEYS[4 + i])
-    end
-    tell('waiting', job, name, 'created_at_ms', created)
-    promoted = promoted + 1
+  end
+  if refusal and promoted == 0 then
+    return refusal
   end
 end
-for i = 5 + jobs * 3, #ARGV, 2 do
+if promoted > 0 then
+  redis.call('ZREM', delayed, unpack(moved))
+  -- A job of the same id may have been delayed again meanwhile: its index stays.
+  local indexed, next_moved, stale = redis.call('MGET', unpack(KEYS, 5, 4 + jobs)), 1, {}
+  for i = 1, jobs do
+    if ARGV[4 + i] == moved[next_moved] then
+      next_moved = next_moved + 1
+      if indexed[i] == ARGV[4 + i] then
+        stale[#stale + 1] = KEYS[4 + i]
+      end
+    end
+  end
+  if #stale > 0 then
+    redis.call('DEL', unpack(stale))
+  end
+end
+
+for i = 5 + jobs * (has_events and 3 or 1), #ARGV, 2 do
   if redis.call('ZSCORE', delayed, ARGV[i]) then
     local reply = redis.pcall('XADD', dlq, 'MAXLEN', '~', ARGV[3], '*', 'd', ARGV[i], 'source_id', '', 'reason',
       'malformed', 'detail', ARGV[i + 1], 'ts', now)
@@ -67,5 +95,4 @@ for i = 5 + jobs * 3, #ARGV, 2 do
     end
   end
 end
-local earliest = redis.call('ZRANGE', delayed, 0, 0, 'WITHSCORES')
-return {promoted, buried, full, redis.call('ZCARD', delayed), earliest[2] or '', failure}
+return {promoted, buried, full, failure}
