@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers servers lock test-spark bench-wire bench-producer bench-worker clean
+.PHONY: help setup demo test check lint format types layers servers lock test-spark bench bench-quick bench-report bench-wire profile clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -69,14 +69,21 @@ lock: ## pin every dependency again in constraints.txt
 	"$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --all-extras \
 		--no-emit-index-url --no-header --no-annotate pyproject.toml -o constraints.txt
 
+bench: setup servers ## everybody in everything, then the page, plots and README's table (under 20 minutes)
+	@$(BIN)/python scripts/install_peers.py --all || true
+	@$(BIN)/python -m bench full --publish $(ARGS)
+
+bench-quick: setup servers ## the bars: ours beside chasquimq 1.3.0, RSMQ's others and the limit (under 3 minutes)
+	@$(BIN)/python -m bench quick $(ARGS)
+
+bench-report: setup ## make docs/benchmarks.md, its plots and the README's table from a run: ARGS="--file RUN.json"
+	@$(BIN)/python -m bench report $(ARGS)
+
 bench-wire: setup ## time the codecs
 	@$(BIN)/python bench/wire.py
 
-bench-producer: setup servers ## adding jobs, beside chasquimq 1.3.0 and redis-benchmark (about 1 minute)
-	@$(BIN)/python bench/compare.py producer $(ARGS)
-
-bench-worker: setup servers ## running jobs, beside chasquimq 1.3.0 and a bare loop (about 3 minutes)
-	@$(BIN)/python bench/compare.py worker $(ARGS)
+profile: setup servers ## flame graphs of our hot paths, into build/profile
+	@$(BIN)/python -m bench.profile $(ARGS)
 
 clean: ## remove .venv and every cache in the checkout (the server cache stays)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache dist build

@@ -1,9 +1,9 @@
 """The Spark part beside plain Python: reading, writing, landing events, running jobs.
 
-    .venv/bin/python bench/spark.py [--rows 300000] [--rounds 3] [--only read,sink,bronze,worker]
+    .venv/bin/python -m bench.spark [--rows 300000] [--rounds 3] [--only read,sink,bronze,worker]
 
-One session of `local[2,4]`, warmed up by one unmeasured run of each contestant; rounds take turns; medians are
-reported. "Plain Python" is one process of the same machine doing the same work without Spark.
+A process of its own; the full run starts it too. One session of `local[2,4]`, warmed up by one unmeasured run of each
+contestant; rounds take turns. "Plain Python" is one process of the same machine doing the same work without Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import os
 import resource
 import shutil
@@ -22,14 +21,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("PYTHONPATH", "")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ["PYTHONPATH"])))
+# Spark's own Python processes import `bench.spark_tuples`.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, (str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")))
+)
 
 import msgspec
 import redis
-from harness import Bar, Table, fresh_server, interleave
-from spark_tuples import TupleSource
 
+from bench import bars
+from bench.record import Record, new_record
+from bench.runner import Measure, interleave
+from bench.server import fresh_server
+from bench.spark_tuples import TupleSource
 from tampu.engine.config import ConsumerConfig, ProducerConfig
 from tampu.engine.consumer import Consumer
 from tampu.engine.sync_producer import SyncProducer
@@ -217,72 +221,78 @@ async def no_op(job: Any) -> None:
     return None
 
 
-def main() -> None:
+def measures(bench: Bench, spark: Any, folder: Path, parts: list[str]) -> list[Measure]:
+    """The contestants of the parts asked for; fills the server for them."""
+    rows = bench.rows
+    found: dict[tuple[str, str], Any] = {}
+    if "read" in parts:
+        bench.fill("read", rows)
+        found |= {
+            ("spark-read", "plain Python"): bench.read_plain,
+            ("spark-read", "Spark, Arrow"): lambda: bench.read_spark("tampu"),
+            ("spark-read", "Spark, Arrow, JSON payloads"): lambda: bench.read_spark("tampu", payload="json"),
+            ("spark-read", "Spark, tuples"): lambda: bench.read_spark("tampu_tuples"),
+        }
+    if "sink" in parts:
+        source = folder / "jobs"
+        packed = msgspec.msgpack.encode(PAYLOAD).hex()
+        spark.range(rows, numPartitions=4).selectExpr(f"unhex('{packed}') AS payload").write.parquet(str(source))
+        found |= {
+            ("spark-sink", "redis-py pipeline"): bench.write_redis_py,
+            ("spark-sink", "Spark"): lambda: bench.write_spark(source),
+        }
+    if "bronze" in parts:
+        bench.fill_events("events")
+        found |= {
+            ("spark-bronze", "plain Python, decoding only"): bench.read_events_plain,
+            ("spark-bronze", "Spark"): lambda: bench.land(folder),
+        }
+    if "worker" in parts:
+        found |= {("spark-worker", "plain Python"): bench.run_plain, ("spark-worker", "Spark"): bench.run_spark}
+    return [
+        Measure(scenario, contestant, lambda run=run: {"rate": run()}, {"rows": rows})  # type: ignore[misc]
+        for (scenario, contestant), run in found.items()
+    ]
+
+
+def measure(rows: int, rounds: int, parts: list[str]) -> Record:
+    """Everything in one session on one server."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+    with fresh_server() as server, tempfile.TemporaryDirectory() as folder:
+        record = new_record("spark", f"Redis {server.version}")
+        spark = spark_session("tampu-bench", master="local[2,4]", conf={"spark.driver.memory": "1g"})
+        spark.dataSource.register(TupleSource)
+        contestants = measures(Bench(spark, server.url, rows), spark, Path(folder), parts)
+        for contestant in contestants:
+            print(f"  warming up: {contestant.scenario}, {contestant.contestant}", file=sys.stderr)
+            contestant.run()
+        interleave(contestants, rounds, record, lambda: None)
+        record.contestants["Spark"] = {
+            "versions": {"pyspark": spark.version},
+            "settings": {"session": "local[2,4], 1 GB for the driver, warmed up by one run of each"},
+        }
+        spark.stop()
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    record.add("spark-driver", "Spark", 0, {"rows": rows}, {"python_peak_mb": peak_mb})
+    return record
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=300_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="read,sink,bronze,worker")
-    parser.add_argument("--save", type=Path)
+    parser.add_argument("--file", type=Path)
     arguments = parser.parse_args()
-    parts = arguments.only.split(",")
-    from pyspark import cloudpickle
-
-    cloudpickle.register_pickle_by_value(sys.modules["__main__"])
-    table = Table()
-    bars: list[Bar] = []
-    with fresh_server() as server, tempfile.TemporaryDirectory() as folder:
-        spark = spark_session("tampu-bench", master="local[2,4]", conf={"spark.driver.memory": "1g"})
-        spark.dataSource.register(TupleSource)
-        bench = Bench(spark, server.url, arguments.rows)
-        contestants: dict[str, Any] = {}
-        if "read" in parts:
-            bench.fill("read", arguments.rows)
-            contestants |= {
-                "read: one plain Python process": bench.read_plain,
-                "read: Spark, Arrow": lambda: bench.read_spark("tampu"),
-                "read: Spark, Arrow, JSON payloads": lambda: bench.read_spark("tampu", payload="json"),
-                "read: Spark, tuples": lambda: bench.read_spark("tampu_tuples"),
-            }
-            bars += [
-                Bar("read-vs-plain", 0.75, "read: Spark, Arrow", "read: one plain Python process"),
-                Bar("read-vs-tuples", 1.25, "read: Spark, Arrow", "read: Spark, tuples"),
-            ]
-        if "sink" in parts:
-            source = Path(folder) / "jobs"
-            packed = msgspec.msgpack.encode(PAYLOAD).hex()
-            spark.range(arguments.rows, numPartitions=4).selectExpr(f"unhex('{packed}') AS payload").write.parquet(
-                str(source)
-            )
-            contestants |= {
-                "sink: redis-py pipeline, one process": bench.write_redis_py,
-                "sink: Spark, dedupe=chunk": lambda: bench.write_spark(source),
-            }
-            bars.append(
-                Bar("sink-vs-redis-py", 1.5, "sink: Spark, dedupe=chunk", "sink: redis-py pipeline, one process")
-            )
-        if "bronze" in parts:
-            bench.fill_events("events")
-            contestants |= {
-                "bronze: one process decoding events": bench.read_events_plain,
-                "bronze: Spark into Parquet": lambda: bench.land(Path(folder)),
-            }
-        if "worker" in parts:
-            contestants |= {"worker: one plain process": bench.run_plain, "worker: Spark, 2 slots": bench.run_spark}
-        for name, contestant in contestants.items():
-            print(f"  warming up: {name}", file=sys.stderr)
-            contestant()
-        interleave(arguments.rounds, contestants, table)
-        spark.stop()
-    if arguments.save:
-        table.save(arguments.save)
-    holds = table.report(bars)
-    for name, least in (("bronze: Spark into Parquet", 70_000), ("worker: Spark, 2 slots", 25_000)):
-        if name in table.samples:
-            print(f"bar {name} {table.median(name):,.0f}/s needs {least:,}/s")
-    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    print(json.dumps({"driver_python_peak_mb": peak_mb}))
-    sys.exit(0 if holds else 1)
+    record = measure(arguments.rows, arguments.rounds, arguments.only.split(","))
+    lines = bars.judge(record)
+    if arguments.file:
+        record.save(arguments.file)
+    print("\n".join(lines))
+    return 0 if all(bar["holds"] for bar in record.bars) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

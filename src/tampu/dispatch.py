@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tampu.arguments import Arguments
-from tampu.current_job import set_current_job
-from tampu.embedded import acquire, release
+from tampu.embedded import acquire, join_throw_away, release
 from tampu.engine.callers import in_process, in_thread, is_coroutine_handler, on_loop
 from tampu.engine.handlers import Cancel, PutBack, Retry, UnrecoverableError
 from tampu.engine.processes import Processes
 from tampu.errors import DecodeError, EncodeError
+from tampu.job_context import set_current_job
 from tampu.loop_thread import LoopThread
 from tampu.progress import ProgressReporter
 from tampu.redis.settings import parse_url
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: How long a job of an unknown name waits for a worker that knows it, each time and in all.
+#: How long a job of an unknown name waits for a worker that knows it: the first times, at the most, and in all.
+#: In between it waits for a quarter of the time that it has been unknown: each time is four events, and an hour of
+#: seconds would push everybody else's out of the events stream.
 UNKNOWN_DELAY_MS = 1000
+UNKNOWN_LONGEST_DELAY_MS = 30_000
 UNKNOWN_PATIENCE_SECS = 3600.0
 #: An unknown job that was not seen for so long has been somewhere else meanwhile: its patience starts anew.
 UNKNOWN_ABSENCE_SECS = 600.0
@@ -134,7 +137,8 @@ class UnknownNames:
         if len(self._seen) > MAX_REMEMBERED:
             self._seen.pop(next(iter(self._seen)))
         self._complain(job, text, now)
-        return PutBack(UNKNOWN_DELAY_MS, text)
+        delay_ms = min(max(UNKNOWN_DELAY_MS, int((now - first) * 250)), UNKNOWN_LONGEST_DELAY_MS)
+        return PutBack(delay_ms, text)
 
     def _complain(self, job: Job[Any], text: str, now: float) -> None:
         if now - self._complained_at.get(job.name, float("-inf")) < COMPLAINT_SECS:
@@ -169,8 +173,9 @@ class RemoteTaskCall:
     module: str
     name: str
     queue_name: str
-    #: Where the queue is; of a throw-away server its address, since there `embedded://` would mean another one.
     url: str = field(repr=False)
+    #: The folder of the worker's throw-away server, if the queue is there: in a child `embedded://` would be another.
+    throw_away: str | None
     worker: str
     events_kept: int
 
@@ -178,13 +183,13 @@ class RemoteTaskCall:
     def of(cls, task: Task[Any, Any], worker: str, events_kept: int) -> RemoteTaskCall:
         """The call of a task, to be sent."""
         settings = task.queue._connection_settings
-        url = task.queue.url
+        throw_away = None
         if settings.kind == "embedded" and settings.data_dir is None:
             server = acquire()
-            url = server.url
+            throw_away = str(server.data_dir)
             release(server)
-        function = task.function
-        return cls(function.__module__, function.__qualname__, task.queue.name, url, worker, events_kept)
+        function, queue = task.function, task.queue
+        return cls(function.__module__, function.__qualname__, queue.name, queue.url, throw_away, worker, events_kept)
 
     def __call__(self, job: Job[Any]) -> Any:
         call, reporter = _found(self)
@@ -205,6 +210,8 @@ class RemoteCalls:
 @functools.cache
 def _found(remote: RemoteTaskCall) -> tuple[TaskCall, ProgressReporter]:
     """In the child: the task's call, and where its progress goes."""
+    if remote.throw_away is not None:
+        join_throw_away(remote.throw_away)
     found: Any = importlib.import_module(remote.module)
     for part in remote.name.split("."):
         found = getattr(found, part)

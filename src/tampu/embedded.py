@@ -304,6 +304,13 @@ def acquire(data_dir: str | os.PathLike[str] | None = None) -> EmbeddedServer:
         return server
 
 
+def join_throw_away(folder: str) -> None:
+    """Have `embedded://` mean, in this process, the throw-away server of another one: of the worker it belongs to."""
+    with _shared_guard:
+        if None not in _shared:
+            _shared[None] = EmbeddedServer(folder), 0
+
+
 def release(server: EmbeddedServer) -> None:
     """Gives back what `acquire` gave; the last one to do so stops the server.
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from tampu.add_arguments import Backoff, MissedFires
     from tampu.queue import Queue
+    from tampu.wire.job import JobContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -191,7 +192,7 @@ class TaskContext:
 
     __slots__ = ("_queue", "_task")
 
-    def __init__(self, queue: Queue, task: Task[Any, Any]) -> None:
+    def __init__(self, queue: JobContext, task: Task[Any, Any]) -> None:
         self._queue = queue
         self._task = task
 

@@ -100,11 +100,11 @@ def run_shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 class Terminal:
-    """A command in a terminal of its own, 120 columns by 40 lines; Ctrl-C typed there reaches it as from a keyboard."""
+    """A command in a terminal of its own, of 40 lines; Ctrl-C typed there reaches it as from a keyboard."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
+    def __init__(self, *arguments: str, cwd: Path | None = None, columns: int = 120) -> None:
         self._master, slave = pty.openpty()
-        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = os.environ | {"TERM": "xterm-256color"}
         environment.pop("COLUMNS", None)
         self.process = subprocess.Popen(

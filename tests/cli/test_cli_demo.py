@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 
 from cli.lab import Terminal, invoke, run_program
+from tampu.cli.demo.summary import _activation
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMPU_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TAMPU_DEMO_SPARK", "false")  # its part of the demo is tested in tests/spark
 
 
 def test_the_demo_tells_its_story_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,3 +55,20 @@ def test_ctrl_c_ends_the_demo_with_one_line() -> None:
         assert terminal.wait() == 130
         assert "Traceback" not in terminal.shown
         assert terminal.shown.rstrip().endswith("tampu: interrupted")
+
+
+def test_who_has_tampu_in_an_environment_is_told_how_to_enter_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "activate").touch()
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "")
+    assert _activation() == ["source .venv/bin/activate"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert _activation() == [f"source {tmp_path}/.venv/bin/activate"]
+    (tmp_path / ".venv" / "bin" / "tampu").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path / ".venv" / "bin"))
+    assert _activation() == []

@@ -8,9 +8,11 @@ import signal
 import socket
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cli.lab import run_program, worker_program
 from cli.test_cli_worker import APP, add, until_written
@@ -125,6 +127,33 @@ def test_only_get_and_head_of_known_paths_are_answered(app: Path, url: str) -> N
         status, page = ask(base, "/metrics")
         assert status == 200
         assert 'process="1"' in page
+
+
+def test_prometheus_can_read_the_jobs_of_all_processes(app: Path, url: str) -> None:
+    with worker_program(app, "app:queue", "--health-port", "0", "--processes", "2") as worker:
+        base = endpoint(worker)
+        eventually(lambda: health(base)[0] == 200, "it is healthy")
+        for _ in range(3):
+            add("sleep", secs=0)
+        add("fail")
+        until_written(app, "done", 3)
+
+        def runs(page: str) -> dict[tuple[str, str], float]:
+            """Runs of all processes, by task and outcome."""
+            counted: dict[tuple[str, str], float] = {}
+            families = [one for one in text_string_to_metric_families(page) if one.name == "tampu_job_runs"]
+            for sample in families[0].samples if families else ():
+                if sample.name == "tampu_job_runs_total":
+                    assert sample.labels["process"] in ("1", "2")
+                    key = sample.labels["name"], sample.labels["outcome"]
+                    counted[key] = counted.get(key, 0.0) + sample.value
+            return counted
+
+        wanted = {("sleep", "ok"): 3.0, ("fail", "err"): 1.0}
+        eventually(lambda: runs(ask(base, "/metrics")[1]) == wanted, "all runs are counted")
+        with ThreadPoolExecutor(4) as threads:  # as many scrapers as you like
+            pages = [*threads.map(lambda _: ask(base, "/metrics"), range(8))]
+        assert [(status, runs(page)) for status, page in pages] == [(200, wanted)] * 8
 
 
 def test_a_port_that_is_taken_is_one_line(app: Path, url: str) -> None:

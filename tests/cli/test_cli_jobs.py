@@ -10,7 +10,8 @@ import pytest
 from cli.lab import invoke, run_shell, start
 from cli.shop import QUEUE, Filled
 from servers.process import eventually
-from tampu import Queue
+from tampu import JobState, Queue, QueueEvent
+from tampu.cli.timeline import condensed, steps_of
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -190,3 +191,26 @@ def test_a_payload_that_is_no_messagepack_is_told_as_such(server: Server, url: s
     assert told.code == 0
     assert "not MessagePack" in told.json["payload"]["$undecodable"]
     assert "not readable" in invoke("job", "show", "bad").out
+
+
+def progress(at_ms: int, part: float) -> tuple[str, QueueEvent]:
+    return f"{at_ms}-1", QueueEvent("progress", "j", "n", {"ts": at_ms, "progress": part})
+
+
+def test_progress_is_told_after_the_start_it_shares_a_millisecond_with() -> None:
+    """`active` rides with the next window, and so is written behind progress that was told at once."""
+    active = ("1001-0", QueueEvent("active", "j", "n", {"ts": 1000, "attempt": 1}))
+    entries = [progress(1000, 0.0), progress(1000, 0.1), active, progress(1200, 0.2)]
+    whats = [(step.what, step.note) for step in steps_of(JobState(id="j", state="running"), entries)]
+    assert whats == [("active", "attempt 1"), ("progress", "0 %"), ("progress", "10 %"), ("progress", "20 %")]
+
+
+def test_a_long_row_of_progress_is_told_in_three_lines() -> None:
+    steps = steps_of(JobState(id="j", state="running"), [progress(1000 + n * 100, n / 100) for n in range(100)])
+    assert len(steps) == 100
+    assert [(step.note, step.after_ms) for step in condensed(steps)] == [
+        ("0 %", 0),
+        ("98 more in between", 9800),
+        ("99 %", 100),
+    ]
+    assert condensed(steps[:5]) == steps[:5]

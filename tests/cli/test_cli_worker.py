@@ -146,6 +146,21 @@ def test_ctrl_c_drains_as_well(app: Path) -> None:
         assert journal(app)[-1][0] == "done"
 
 
+def test_a_file_named_like_a_module_of_python_does_not_break_processes(app: Path, url: str) -> None:
+    """A process of `process=True` tasks takes over the path where modules are looked for before it imports anything."""
+    (app / "queue.py").write_text("raise RuntimeError('taken for the module of Python')")
+    with worker_program(app, "app:other") as worker:
+        assert results(url, "other", add("pid", queue="other")) not in (worker.process.pid, *worker.children())
+        assert "RuntimeError" not in worker.log
+
+
+def test_the_apps_folder_comes_before_what_is_installed(app: Path, url: str) -> None:
+    (app / "typer.py").write_text("VERSION = 'mine'")
+    (app / "app.py").write_text((app / "app.py").read_text().replace('"VERSION"', '__import__("typer").VERSION'))
+    with worker_program(app, "app:other"):
+        assert results(url, "other", add("version", queue="other")) == "mine"
+
+
 def test_a_second_signal_abandons_what_runs(app: Path) -> None:
     with worker_program(app, "app:queue") as worker:
         add("sleep", secs=60)
@@ -314,6 +329,7 @@ def test_a_promoter_without_a_server_ends_with_one_line() -> None:
         ("./sub/app.py:queue", 2, "write the module's name, sub.app:queue"),
         ("nosuch:queue", 2, "there is no module 'nosuch' in"),
         ("app.sub:queue", 2, "there is no module 'app.sub'"),
+        ("queue:queue", 2, "'queue' is a module of Python's own, which a file of that name cannot replace: rename it"),
         ("app:quue", 2, "module 'app' has no 'quue' (did you mean 'queue'?)"),
         ("app:queue.nothing", 2, "has no 'queue.nothing'"),
         ("app:APP", 2, "has no 'APP'"),

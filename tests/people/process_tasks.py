@@ -58,3 +58,17 @@ def _kept_its_name(number: int) -> int:
 
 
 doubled = queue.task(process=True, name="doubled")(_kept_its_name)
+
+
+def _raise_deep_down() -> None:
+    raise LookupError("far down")
+
+
+@queue.task(process=True, attempts=1)
+def raises_deep_down() -> None:
+    _raise_deep_down()
+
+
+@queue.task(process=True, attempts=1)
+async def raises_deep_down_later() -> None:
+    _raise_deep_down()

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 #: Pages of others have tests of their own.
-PAGES = sorted(page for page in DOCS.rglob("*.md") if page.name not in ("architecture.md", "rsmq.md", "spark.md"))
+PAGES = [
+    DOCS.parent / "README.md",
+    *sorted(page for page in DOCS.rglob("*.md") if page.name not in ("architecture.md", "rsmq.md", "spark.md")),
+]
 
 
-@pytest.mark.parametrize("page", [*filter(has_code, PAGES)], ids=lambda page: str(page.relative_to(DOCS)))
+@pytest.mark.parametrize("page", [*filter(has_code, PAGES)], ids=lambda page: str(page.relative_to(DOCS.parent)))
 async def test_the_code_of_a_page_runs(
     server: Server, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,3 +125,11 @@ def test_the_reference_is_found_out_when_it_is_not(tmp_path: Path) -> None:
 )
 def test_dots_stand_for_anything(expected: str, output: str, fit: bool) -> None:
     assert fits(expected, output) is fit
+
+
+def test_the_readme_keeps_a_place_for_measured_figures_and_names_every_peer() -> None:
+    text = (DOCS.parent / "README.md").read_text()
+    assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")
+    peers = "chasquimq Celery Dramatiq RQ arq SAQ streaQ taskiq BullMQ RSMQ".split()
+    for page in (text, (DOCS / "comparison.md").read_text()):
+        assert [peer for peer in peers if f"| **{peer}**" not in page] == []

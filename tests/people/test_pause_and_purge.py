@@ -11,7 +11,7 @@ from people.workers import working
 from support.queues import QueueView
 from support.waiting import until
 from tampu import Queue, RepeatPattern
-from tampu.engine import reader
+from tampu.engine import producer, reader
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -107,3 +107,55 @@ async def test_purge_may_take_one_kind_only(queue: Queue, server: Server) -> Non
     await queue.add_bulk(jobs)
     assert await queue.purge(delayed=False) == 2
     assert (view.length(), len(view.delayed())) == (0, 1)
+
+
+@pytest.mark.servers
+async def test_purge_leaves_no_marker_behind(queue: Queue, server: Server) -> None:
+    """An id that was purged may be used again at once, and nothing waits for its expiry."""
+    long_id, odd_id = "x" * 300, "ä" * 20
+    for job_id in ("now", long_id):
+        await queue.add("work", 1, job_id=job_id)
+    for job_id in ("later", odd_id):
+        await queue.add("work", 1, job_id=job_id, delay_ms=3_600_000)
+    assert await queue.purge() == 4
+    left = {key.decode() for key in server.client().keys("*")}
+    assert {key for key in left if ":dlid:" in key or ":didx:" in key} == set()
+    assert (await queue.add("work", 1, job_id="now")).id.is_new
+    assert (await queue.add("work", 1, job_id="later", delay_ms=3_600_000)).id.is_new
+
+
+async def test_purge_keeps_the_markers_of_what_stays(queue: Queue) -> None:
+    await queue.add("work", 1, job_id="now")
+    await queue.add("work", 1, job_id="later", delay_ms=3_600_000)
+    assert await queue.purge(delayed=False) == 1
+    assert not (await queue.add("work", 1, job_id="later", delay_ms=3_600_000)).id.is_new
+    assert await queue.cancel_delayed("later")
+
+
+async def test_purge_takes_what_is_no_job_too(queue: Queue, server: Server) -> None:
+    client = server.client()
+    for d in (b"", b"\x92", b"\x92\xd9", b"\x92\xda\x00", b"\xc1", b"\xdc\x00"):
+        client.xadd(queue.keys.stream, {"d": d})
+        client.zadd(queue.keys.delayed, {b"\x00\x00\x00\x00" + d: 2e12, b"\xff\xff\xff\xff" + d: 2e12, d: 2e12})
+    client.xadd(queue.keys.stream, {"other": b"field"})
+    assert await queue.purge() == 7 + 18
+    assert (client.xlen(queue.keys.stream), client.exists(queue.keys.delayed)) == (0, 0)
+
+
+async def test_purge_goes_no_further_than_what_was_there(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy producer must not keep it going for ever."""
+    monkeypatch.setattr(producer, "PURGE_BATCH", 2)
+    jobs: list[dict[str, Any]] = [{"name": "", "data": n} for n in range(5)]
+    await queue.add_bulk(jobs + [job | {"delay_ms": 3_600_000} for job in jobs])
+    pipe = queue.producer.ready_pipe()
+    run = pipe.run
+
+    async def run_while_others_add(*args: Any, **options: Any) -> Any:
+        reply = await run(*args, **options)
+        if args[0] is producer.PURGE:
+            await queue.add_bulk([{"name": "", "data": 0}, {"name": "", "data": 0, "delay_ms": 7_200_000}])
+        return reply
+
+    monkeypatch.setattr(pipe, "run", run_while_others_add)
+    assert await queue.purge() == 10
+    assert (await pipe.call("XLEN", queue.keys.stream), await pipe.call("ZCARD", queue.keys.delayed)) == (3, 3)

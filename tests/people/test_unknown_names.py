@@ -79,11 +79,25 @@ def job(job_id: str = "j", name: str = "n") -> Job[Any]:
 
 def test_a_job_is_put_back_for_an_hour_and_then_a_dead_letter(unknown: UnknownNames, clock: Clock) -> None:
     while clock.now <= 3600:
-        assert unknown.outcome_of(job()) == PutBack(1000, "no handler named 'n'")
+        outcome = unknown.outcome_of(job())
+        assert isinstance(outcome, PutBack)
+        assert outcome.why == "no handler named 'n'"
         clock.now += 60
     assert unknown.outcome_of(job()) == Cancel("no handler named 'n'")
     assert unknown._seen == {}
     assert isinstance(unknown.outcome_of(job()), PutBack)  # replayed: it has its hour again
+
+
+def test_the_longer_a_job_is_unknown_the_longer_it_waits(unknown: UnknownNames, clock: Clock) -> None:
+    """Each time is four events: an hour of seconds would push everybody else's out of the events stream."""
+    waits = []
+    while isinstance(outcome := unknown.outcome_of(job()), PutBack):
+        waits.append(outcome.after_ms)
+        clock.now += outcome.after_ms / 1000
+    assert waits[:4] == [1000, 1000, 1000, 1000]  # a deploy takes seconds
+    assert waits == sorted(waits)
+    assert waits[-1] == 30_000
+    assert len(waits) < 150
 
 
 def test_patience_starts_anew_after_an_absence(unknown: UnknownNames, clock: Clock) -> None:

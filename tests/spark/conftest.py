@@ -1,8 +1,8 @@
 """Fixtures of the Spark tests: one session for the whole run, and queues with known contents.
 
 Tiers: files without the fixture `spark` test plain classes and need no Java; those with it share one session of
-`local[2,4]` (a failed task is tried again, as on a cluster); those marked `spark_cluster` start a standalone cluster
-and run only when asked for (`make test-spark`).
+`local[2,4]` (a failed task is tried again, as on a cluster); those marked `spark_cluster` start a standalone cluster.
+`make test` leaves out both of the latter, `make test-spark` runs all.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ if TYPE_CHECKING:
 #: Without the extra `spark` none of these can be imported.
 collect_ignore_glob = [] if find_spec("pyspark") and find_spec("pyarrow") else ["test_*.py"]
 
+#: For the Javas of tests, which live for seconds: compiling thoroughly would take longer than it saves (half the time).
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: How long a test with Spark may take on a busy machine; the first one starts the session.
 SPARK_TIMEOUT_SECS = 600
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Cluster tests only when they are asked for by `-m`; and all with Spark get the time it needs."""
-    asked = "spark_cluster" in (config.getoption("-m") or "")
+    """All tests with Spark get the time it needs, unless they say otherwise."""
     for item in items:
-        if item.get_closest_marker("spark_cluster"):
-            item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
-            if not asked:
-                item.add_marker(pytest.mark.skip(reason="a standalone Spark cluster takes minutes: make test-spark"))
-        elif "spark" in getattr(item, "fixturenames", ()):
+        needs_time = item.get_closest_marker("spark_cluster") or "spark" in getattr(item, "fixturenames", ())
+        if needs_time and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
 
 
@@ -49,6 +47,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         master="local[2,4]",
         conf={
             "spark.driver.memory": "700m",
+            "spark.driver.extraJavaOptions": QUICK_JAVA,
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),

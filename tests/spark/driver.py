@@ -11,7 +11,7 @@ from tampu.spark import spark_session
 
 CONF = {
     "spark.driver.memory": "500m",
-    "spark.executor.memory": "450m",
+    "spark.executor.memory": "520m",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "256",
     "spark.executorEnv.PYTHONPATH": os.environ.get("PYTHONPATH", ""),

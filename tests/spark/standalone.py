@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from servers.process import HOST, eventually, free_port
+from spark.conftest import QUICK_JAVA
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -92,6 +93,7 @@ class StandaloneCluster:
     def _start(self, name: str, role: str, *arguments: str) -> None:
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role.lower()}.{role}"]
         environment = os.environ | {"SPARK_DAEMON_MEMORY": DAEMON_MEMORY, "SPARK_LOCAL_IP": HOST}
+        environment["JAVA_TOOL_OPTIONS"] = QUICK_JAVA  # of the daemons, and of the executors that they start
         with (self._folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen([*command, *arguments], stdout=log, stderr=log, env=environment)
         self._daemons.append(process)
@@ -100,7 +102,7 @@ class StandaloneCluster:
 def start_driver(log_path: Path, master: str, *arguments: str) -> subprocess.Popen[bytes]:
     """A driver program in a process group of its own, so that its JVM can be killed with it."""
     source = Path(__file__).resolve().parents[2] / "src"
-    environment = os.environ | {"SPARK_LOCAL_IP": HOST, "PYTHONPATH": str(source)}
+    environment = os.environ | {"SPARK_LOCAL_IP": HOST, "PYTHONPATH": str(source), "JAVA_TOOL_OPTIONS": QUICK_JAVA}
     with log_path.open("wb") as log:
         return subprocess.Popen(
             [sys.executable, str(DRIVER), master, *arguments],

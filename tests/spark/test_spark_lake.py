@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from servers.require import require
+from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
+from tampu.spark.lake.charts import COLOURS
 from tampu.spark.lake.manifest import Manifest, read_rows
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.report import forecast_of, write_report
@@ -244,19 +247,37 @@ def test_a_lake_that_is_none_is_said(tmp_path: Path) -> None:
         write_report(tmp_path, tmp_path / "report.html")
 
 
-def test_a_real_browser_shows_the_plots_without_an_error(drawn: Path, tmp_path: Path) -> None:
+def look_at(page: Path, folder: Path) -> tuple[Path, str]:
+    """A screenshot of a page in Chromium, and what its console says."""
     browser = require("chromium")
-    picture = tmp_path / "report.png"
+    picture = folder / "report.png"
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1000,2600"]
     # It must not call home: a test talks to nobody but this machine.
     options += ["--no-first-run", "--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    options.append(f"--user-data-dir={tmp_path / 'profile'}")
+    options.append(f"--user-data-dir={folder / 'profile'}")
     said = subprocess.run(
-        [browser, *options, "--enable-logging=stderr", f"--screenshot={picture}", drawn.as_uri()],
+        [browser, *options, "--enable-logging=stderr", f"--screenshot={picture}", page.as_uri()],
         capture_output=True,
         text=True,
         timeout=90,
         check=True,
     ).stderr
-    assert "CONSOLE" not in said
-    assert picture.stat().st_size > 40_000  # a page without its plots is a tenth of that
+    return picture, "\n".join(line for line in said.splitlines() if "CONSOLE" in line)
+
+
+def test_a_real_browser_shows_the_plots_without_an_error(drawn: Path, tmp_path: Path) -> None:
+    picture, console = look_at(drawn, tmp_path)
+    assert console == ""
+    pixels = pixels_of(picture)
+    # Three lines across the page in the first colours, and the bars in the second.
+    for number, least in ((0, 500), (1, 5_000), (2, 200)):
+        assert count_colour(pixels, COLOURS[number]) > least, COLOURS[number]
+
+
+def test_what_is_looked_for_would_be_seen(drawn: Path, tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    text = re.sub(r"<svg.*?</svg>", "", drawn.read_text(), flags=re.DOTALL)
+    page.write_text(text.replace("</body>", "<script>nothing.here()</script></body>"))
+    picture, console = look_at(page, tmp_path)
+    assert "nothing is not defined" in console
+    assert count_colour(pixels_of(picture), COLOURS[1]) < 500

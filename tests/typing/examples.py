@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
 
+import tampu
 from tampu import (
     BackoffSpec,
     ConsumerConfig,
@@ -35,6 +36,9 @@ from tampu.task import CoroutineTask, FunctionTask, TaskJob
 from tampu.testing import run_until_empty
 
 queue = Queue("emails")
+
+tampu.Quue  # E
+tampu.Queue("a name that is loaded when it is used is typed all the same", max_delay_secs="1")  # E
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """`tampu events [QUEUE]`: what happened to jobs, and with `--follow` what happens."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
@@ -73,7 +74,7 @@ async def _show_events(
         history: list[Entry] = []
         for pipe, keys in views if limit else ():
             history += await newest_events(pipe, keys, last_ids[keys.queue_name], wanted.matches, limit)
-        history.sort(key=lambda entry: _order(entry[1]))
+        history.sort(key=_order)
         for entry in history[-limit:] if limit else ():
             _write(entry, with_queue=name is None, as_json=as_json)
         if follows:
@@ -108,9 +109,11 @@ async def newest_events(pipe: Pipe, keys: QueueKeys, last_id: str, matches: Any,
         end = "(" + entries[-1][0].decode()
 
 
-def _order(entry_id: str) -> tuple[int, int]:
+def _order(entry: Entry) -> tuple[int, int, int]:
+    """By the time that is shown: `active` is written a little later than it happened."""
+    _, entry_id, event = entry
     ms, _, number = entry_id.partition("-")
-    return int(ms), int(number or 0)
+    return event_ms(entry_id, event), int(ms), int(number or 0)
 
 
 async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, with_queue: bool, as_json: bool) -> None:
@@ -162,10 +165,10 @@ def to_json(entry: Entry) -> dict[str, Any]:
     }
 
 
-def to_line(entry: Entry, *, with_queue: bool) -> str:
-    """An event in one line for people."""
+def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = instant) -> str:
+    """An event in one line for people; `when` writes its time."""
     queue, entry_id, event = entry
-    parts = [instant(event_ms(entry_id, event))]
+    parts = [when(event_ms(entry_id, event))]
     if with_queue:
         parts.append(f"{queue:<10}")
     parts += [f"{event.name:<15}", event.job_id or "-", event.job_name, details(event)]
@@ -178,6 +181,14 @@ def event_ms(entry_id: str, event: QueueEvent) -> int:
     return told if isinstance(told, int) else entry_ms(entry_id.encode())
 
 
+def _percent(progress: object) -> str:
+    """A part of one in percent; what others write there stays as it is."""
+    try:
+        return f"{float(str(progress)) * 100:.0f} %"
+    except ValueError:
+        return f"progress {progress}"
+
+
 def details(event: QueueEvent) -> str:
     """What an event adds, in words."""
     fields = event.fields
@@ -185,7 +196,7 @@ def details(event: QueueEvent) -> str:
     if "attempt" in fields:
         found.append(f"attempt {fields['attempt']}")
     if "progress" in fields:
-        found.append(f"progress {fields['progress']}")
+        found.append(_percent(fields["progress"]))
     found += [str(fields[name]) for name in ("reason", "note") if fields.get(name)]
     if isinstance(duration_us := fields.get("duration_us"), int):
         found.append(f"took {duration(duration_us / 1000)}")

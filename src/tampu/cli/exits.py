@@ -13,10 +13,7 @@ from __future__ import annotations
 
 import os
 
-from redis.exceptions import RedisError as RedisPyError
-
 from tampu.errors import ConfigError, Error
-from tampu.redis.faults import Unreachable
 
 OK = 0
 ERROR = 1
@@ -54,6 +51,10 @@ def exit_code_of(error: BaseException) -> int:
 
 def line_of(error: BaseException) -> str:
     """An error in one line."""
+    from redis.exceptions import RedisError as RedisPyError  # a command that went well need not load it
+
+    from tampu.redis.faults import Unreachable
+
     text = " ".join(str(error).split())
     if isinstance(error, Unreachable):
         return f"{text}; is a server running there? --url or TAMPU_URL says where to look"

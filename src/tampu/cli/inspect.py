@@ -11,6 +11,7 @@ from rich.console import Group
 from rich.text import Text
 
 from tampu.cli.exits import BREACHED
+from tampu.cli.fitting import Facts, FittingTable
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, OptionalQueueName, Timeout, Url
 from tampu.cli.output import cell, say, show, table, write_json
 from tampu.cli.rates import UNKNOWN_FLOW, Flow, flow_between
@@ -122,10 +123,11 @@ def breaches_of(
     return found
 
 
-def queues_table(looks: list[Look]) -> Table:
+def queues_table(looks: list[Look]) -> FittingTable:
     """All queues, one a line."""
     counts = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "done", "failed", "bytes")
-    made = table("queue", *counts, numbers=counts)
+    spare = ("bytes", "due", "failed", "done", "oldest", "workers")
+    made = FittingTable("queue", *counts, numbers=counts, spare=spare)
     for look in looks:
         one = look.snapshot
         made.add_row(
@@ -148,11 +150,7 @@ def queue_view(look: Look) -> Group:
     """One queue in full."""
     one = look.snapshot
     state = Text(" paused", style="yellow") if one.is_paused else Text("")
-    facts = table("", "", "", "", title=None)
-    facts.show_header = False
-    for left, right in zip(_depths(one), _movement(look), strict=True):
-        facts.add_row(Text(left[0], style="dim"), left[1], Text(f"    {right[0]}", style="dim"), right[1])
-    parts: list[Any] = [Text.assemble(cell(one.queue, "bold"), state), facts]
+    parts: list[Any] = [Text.assemble(cell(one.queue, "bold"), state), Facts(_depths(one), _movement(look))]
     for group in one.groups:
         parts += [Text(""), _group_table(group)]
     if not one.groups:

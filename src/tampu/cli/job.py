@@ -9,13 +9,14 @@ from rich.text import Text
 
 from tampu.cli import letters
 from tampu.cli.exits import CliError
+from tampu.cli.fitting import FittingTable
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, QueueOption, Raw, Timeout, Url
 from tampu.cli.output import cell, show, table, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of
 from tampu.cli.progress import progress_bar
 from tampu.cli.session import Session, run
 from tampu.cli.snapshot import QueueSnapshot, take_snapshot
-from tampu.cli.timeline import Step, explain, read_events, steps_of
+from tampu.cli.timeline import Step, condensed, explain, read_events, steps_of
 from tampu.cli.units import duration, instant, iso, plural, time_of_day
 from tampu.job_state import JobState, find_job
 from tampu.redis.pipe import Pipe
@@ -209,8 +210,8 @@ def _timeline_view(queue: str, state: JobState, steps: list[Step], reasons: list
         cell(state.state if state.state != "unknown" else "gone", _STYLES[state.state]),
         cell(total, "dim"),
     )
-    rows = table("time", "after", "what", "", "worker", numbers=("after",))
-    for number, step in enumerate(steps):
+    rows = FittingTable("time", "after", "what", "", "worker", numbers=("after",), spare=("worker",))
+    for number, step in enumerate(condensed(steps)):
         rows.add_row(
             cell(time_of_day(step.at_ms)),
             cell(f"+{duration(step.after_ms)}" if number else "", "yellow" if step.after_ms >= 1000 else "dim"),

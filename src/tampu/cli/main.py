@@ -7,26 +7,14 @@ import logging
 import os
 import sys
 import traceback
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import tampu
-from tampu.cli import dlq, job, queue, repeatable, rsmq
-from tampu.cli.add import add, cancel
-from tampu.cli.demo.command import demo
-from tampu.cli.doctor.command import doctor
-from tampu.cli.events import events
+from tampu.cli.catalogue import LoadingGroup, list_in
 from tampu.cli.exits import INTERRUPTED, OK, exit_code_of, line_of, wants_traceback
-from tampu.cli.inspect import inspect
 from tampu.cli.output import printable, use_lenient_streams
-from tampu.cli.watch import top, watch
-from tampu.cli.worker.command import worker
-from tampu.cli.worker.parts import promoter, scheduler
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: What typer raises for a wrong argument. (The class has no public name in all versions.)
 _ArgumentError: Any = typer.BadParameter.__mro__[2]
@@ -36,7 +24,7 @@ class ReaderGone(Exception):  # noqa: N818 - what happened, not a kind of error
     """Nobody reads our output any more (`| head`)."""
 
 
-class QuietRoot(TyperGroup):
+class QuietRoot(LoadingGroup):
     """Left to typer, a closed pipe would be exit code 1."""
 
     def invoke(self, ctx: Any) -> Any:
@@ -72,23 +60,7 @@ def root(
     pass
 
 
-#: Every command by the panel of the help it stands in.
-_COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
-    "Run": (demo, worker, promoter, scheduler),
-    "Look": (inspect, watch, top, events, doctor),
-    "Change": (add, cancel),
-}
-_GROUPS: dict[str, dict[str, typer.Typer]] = {
-    "Look": {"job": job.app},
-    "Change": {"queue": queue.app, "dlq": dlq.app, "repeatable": repeatable.app},
-    "Others": {"rsmq": rsmq.app},
-}
-for panel, commands in _COMMANDS.items():
-    for command in commands:
-        app.command(rich_help_panel=panel)(command)
-for panel, groups in _GROUPS.items():
-    for name, group in groups.items():
-        app.add_typer(group, name=name, rich_help_panel=panel)
+list_in(app)
 
 
 def main() -> None:

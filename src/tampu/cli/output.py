@@ -18,8 +18,6 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tampu.cli.payloads import jsonable
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -48,7 +46,8 @@ def stderr_console() -> Console:
 
 def _console(stream: Any) -> Console:
     # A pipe has no width; a table in it is for `less -S` or a file.
-    width = None if stream.isatty() else int(os.environ.get("COLUMNS") or PIPE_WIDTH)
+    columns = os.environ.get("COLUMNS", "")
+    width = None if stream.isatty() else int(columns) if columns.isdecimal() and int(columns) else PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, emoji=False, markup=False)
 
 
@@ -99,11 +98,15 @@ def say(text: str, style: str = "") -> None:
 
 def write_json(value: Any) -> None:
     """One JSON document, the only thing on stdout."""
+    from tampu.cli.payloads import jsonable  # loads the wire format, which `tampu --help` can do without
+
     sys.stdout.write(json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
 def write_json_line(value: Any) -> None:
     """One line of a stream of JSON documents, at once."""
+    from tampu.cli.payloads import jsonable
+
     sys.stdout.write(json.dumps(jsonable(value), allow_nan=False, separators=(",", ":")) + "\n")
     sys.stdout.flush()
 

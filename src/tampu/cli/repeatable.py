@@ -6,8 +6,9 @@ import typer
 
 from tampu.cli.confirm import may_go_on
 from tampu.cli.exits import CliError
+from tampu.cli.fitting import FittingTable
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, DryRun, QueueName, Timeout, Url, Yes
-from tampu.cli.output import cell, say, show, table, write_json
+from tampu.cli.output import cell, say, show, write_json
 from tampu.cli.session import Session, run, server_now_ms
 from tampu.cli.units import duration, instant, iso, plural
 from tampu.errors import DecodeError
@@ -36,7 +37,8 @@ def list_(
     if not found:
         say(f"{queue} has no repeatable jobs" + (f" that can be read, of {total:,}" if total else ""))
         return
-    made = table("key", "job", "pattern", "next fire", "in", "fired", "limit", numbers=("in", "fired", "limit"))
+    columns = ("key", "job", "pattern", "next fire", "in", "fired", "limit")
+    made = FittingTable(*columns, numbers=("in", "fired", "limit"), spare=("limit", "fired", "next fire", "job"))
     for meta, count in zip(found, fired, strict=True):
         made.add_row(
             cell(meta.key, "bold"),

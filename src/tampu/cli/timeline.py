@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tampu.cli.events import details, event_ms
 from tampu.cli.units import duration, iso, plural
 from tampu.errors import DecodeError
-from tampu.wire.events import QueueEvent, decode_event_fields
+from tampu.wire.events import EventName, QueueEvent, decode_event_fields
 from tampu.wire.ulid import decode_ulid_time
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Events read in one step.
 PAGE = 1000
+#: Steps of progress in a row that are shown each.
+MOST_PROGRESS = 5
 #: Clocks of producers and servers differ by less, it is hoped, in milliseconds.
 CLOCK_SLACK_MS = 60_000
 
@@ -89,11 +92,36 @@ def steps_of(state: JobState, entries: list[tuple[str, QueueEvent]]) -> list[Ste
         )
     # `active` is written a little later than it happened: by time, and what was written first first.
     raw.sort(key=lambda step: step.at_ms)
+    _put_starts_before_their_progress(raw)
     steps: list[Step] = []
     for step in raw:
         after_ms = max(step.at_ms - steps[-1].at_ms, 0) if steps else 0
         steps.append(Step(step.at_ms, step.what, step.note, after_ms, step.worker))
     return steps
+
+
+def _put_starts_before_their_progress(steps: list[Step]) -> None:
+    """Progress that was told within the start's millisecond was written before the start; it came after it."""
+    for place, step in enumerate(steps):
+        first = place
+        while first and steps[first - 1].what == EventName.PROGRESS and steps[first - 1].at_ms == step.at_ms:
+            first -= 1
+        if step.what == EventName.ACTIVE and first < place:
+            steps.insert(first, steps.pop(place))
+
+
+def condensed(steps: list[Step]) -> list[Step]:
+    """For people: of a long row of progress the first and the last, and how many there were in between."""
+    found: list[Step] = []
+    for what, row in groupby(steps, key=lambda step: step.what):
+        same = list(row)
+        if what == EventName.PROGRESS and len(same) > MOST_PROGRESS:
+            between = same[1:-1]
+            after_ms = sum(step.after_ms for step in between)
+            note = f"{len(between):,} more in between"
+            same = [same[0], replace(between[-1], note=note, after_ms=after_ms), same[-1]]
+        found += same
+    return found
 
 
 def _created_ms(state: JobState, entries: list[tuple[str, QueueEvent]]) -> int | None:
@@ -149,7 +177,12 @@ def _why_delayed(state: JobState, entries: list[tuple[str, QueueEvent]], queue: 
     why = f"it waits for retry {len(failed)}" if failed else "it waits for its time"
     lines = [f"{why}, in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
     if failed:
-        lines.append(f"last error: {failed[-1].fields.get('reason', '')}")
+        reason = str(failed[-1].fields.get("reason", ""))
+        lines.append(f"last error: {reason}")
+        if reason.startswith("no handler named "):
+            lines.append(
+                "it waits for a worker whose app has a task of that name, for an hour; then it is a dead letter"
+            )
     if left < -2000 and queue.promoter is None:
         lines.append(f"no promoter runs: start a worker, or tampu promoter {queue.queue}")
     return lines

@@ -12,10 +12,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from tampu.cli.events import Entry, newest_events, to_line
+from tampu.cli.fitting import FittingTable
 from tampu.cli.inspect import Look, queue_view
 from tampu.cli.live import run_live
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, QueueName, Timeout, Url
-from tampu.cli.output import cell, table
+from tampu.cli.output import cell
 from tampu.cli.rates import flow_between
 from tampu.cli.session import Session
 from tampu.cli.snapshot import QueueSnapshot, take_snapshot
@@ -104,9 +105,16 @@ def _watch_view(one: Round) -> Group:
         Text.assemble(("added    ", "dim"), (sparkline(one.added), "cyan"), f" {rate(flow.added_per_sec)}"),
         Text.assemble(("settled  ", "dim"), (sparkline(one.settled), "green"), f" {rate(flow.settled_per_sec)}"),
         Text(""),
-        *(cell(to_line(entry, with_queue=False), "dim") for entry in one.events),
+        *(_event_line(entry) for entry in one.events),
     ]
     return Group(*parts)
+
+
+def _event_line(entry: Entry) -> Text:
+    """One line, whatever its length: events that wrap would push each other off the screen."""
+    line = cell(to_line(entry, with_queue=False, when=time_of_day), "dim")
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
 
 
 def sparkline(values: deque[float]) -> str:
@@ -159,7 +167,7 @@ async def _top(url: str | None, timeout_secs: float, interval: float, rounds: in
 
 def _top_view(looks: list[Look]) -> Group:
     counts = ("waiting", "oldest", "running", "delayed", "dead", "workers", "added", "settled", "bytes")
-    made = table("queue", *counts, numbers=counts)
+    made = FittingTable("queue", *counts, numbers=counts, spare=("bytes", "oldest", "workers", "delayed", "added"))
     for look in looks:
         one = look.snapshot
         made.add_row(

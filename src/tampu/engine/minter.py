@@ -15,10 +15,22 @@ if TYPE_CHECKING:
 BLOCK = 256
 
 
+#: Stands for this process, and is another after a fork. Asking for the pid would be a system call for every id.
+_process = object()
+
+
+def _after_fork_in_child() -> None:
+    global _process
+    _process = object()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
 class Minter:
     """A source of ids. The random bits of the ids to come are drawn in blocks: a system call per id costs more."""
 
-    __slots__ = ("_drawn_by", "_now_ms", "_position", "_random_bytes", "_text", "_time_ms", "_time_text")
+    __slots__ = ("_drawn_in", "_now_ms", "_position", "_random_bytes", "_text", "_time_ms", "_time_text")
 
     def __init__(
         self, now_ms: Callable[[], int] = wall_clock_ms, random_bytes: Callable[[int], bytes] = os.urandom
@@ -27,7 +39,7 @@ class Minter:
         self._random_bytes = random_bytes
         self._text = ""
         self._position = 0
-        self._drawn_by = 0
+        self._drawn_in = _process
         self._time_ms = -1
         self._time_text = ""
 
@@ -42,10 +54,10 @@ class Minter:
             self._time_text = encode_time(now_ms)
             self._time_ms = now_ms
         start = self._position
-        if start >= len(self._text) or self._drawn_by != os.getpid():
-            # After a fork parent and child hold the same block: whoever is not its owner draws a new one.
+        if start >= len(self._text) or self._drawn_in is not _process:
+            # After a fork parent and child hold the same block: the child draws a new one.
             self._text = random_text(self._random_bytes(RANDOM_BYTES * BLOCK))
-            self._drawn_by = os.getpid()
+            self._drawn_in = _process
             start = 0
         self._position = start + RANDOM_BYTES
         return self._time_text + self._text[start : start + RANDOM_BYTES], now_ms

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
 from typing import TYPE_CHECKING, Any
 
-from tampu.engine.processes import RemoteError
+from tampu.engine.processes import RemoteError, traceback_text
 from tampu.wire.delayed import encode_delayed_member
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
 from tampu.wire.envelope import encode_job
@@ -127,4 +126,4 @@ def traceback_tail(error: BaseException) -> str | None:
         return error.remote_traceback[-MAX_TRACEBACK_TEXT:]
     if error.__traceback__ is None:
         return None
-    return "".join(traceback.format_exception(error))[-MAX_TRACEBACK_TEXT:]
+    return traceback_text(error)[-MAX_TRACEBACK_TEXT:]

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from tampu.wire.dlq import DlqReason
 
 
+#: The modules that stand between a worker's loop and a handler.
+_CALLERS = ("tampu.engine.", "tampu.worker", "tampu.dispatch", "asyncio.")
+
+
 class ProcessDied(BaseException):
     """The process died while it ran the job; counted as a panic."""
 
@@ -53,7 +57,12 @@ class _Child:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of ours may hold
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, handler), name="tampu-handler", daemon=True)
-        self._process.start()
+        # Held back until it can say that Ctrl-C is not for it, which is after it has imported everything.
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
         theirs.close()
         #: Not to be given another job.
         self.is_spent = False
@@ -94,6 +103,7 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
     """The child's whole life: take a job, run the handler, answer."""
     # Ctrl-C is for the worker, which drains; and whose end is ours, however long the handler would go on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     threading.Thread(target=_end_with_parent, name="tampu-parent-watch", daemon=True).start()
     pipe.send("ready")
     while True:
@@ -108,8 +118,16 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
                 result = asyncio.run(_awaited(result))
             pipe.send(("ok", result))
         except Exception as error:
-            text = "".join(traceback.format_exception(error))
+            text = traceback_text(error)
             pipe.send(("error", type(error).__name__, str(error), text, reason_to_give_up(error, job.id)))
+
+
+def traceback_text(error: BaseException) -> str:
+    """Its traceback, from the first frame that is not ours on: what led there is the same for every handler."""
+    first = error.__traceback__
+    while first is not None and str(first.tb_frame.f_globals.get("__name__", "")).startswith(_CALLERS):
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
 
 
 async def _awaited(result: Any) -> Any:

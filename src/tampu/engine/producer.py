@@ -44,8 +44,8 @@ T = TypeVar("T")
 ADD_WINDOW = load_script("add_window")
 CANCEL = load_script("cancel")
 PURGE = load_script("purge")
-#: Entries looked at in one call of `purge`.
-PURGE_BATCH = 1000
+#: Jobs of each kind deleted in one step of `purge`.
+PURGE_BATCH = 500
 #: Members looked at in one step when a delayed job is searched without an index.
 SCAN_COUNT = 500
 
@@ -377,15 +377,17 @@ class Producer(Generic[T]):
     # --- the whole queue
 
     async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
-        """Delete jobs that wait, now or for their time. What a worker holds is left alone; how many were deleted."""
+        """Delete jobs that wait, now or for their time, and what is kept under their ids; how many were deleted.
+
+        What a worker holds is left alone, and so is what is added meanwhile. A queue of thousands is purged in steps,
+        each of which is atomic.
+        """
         pipe = self.ready_pipe()
-        deleted = 0
-        if delayed:
-            count, _ = await pipe.call_many([("ZCARD", self._keys.delayed), ("UNLINK", self._keys.delayed)])
+        keys = (self._keys.stream, self._keys.delayed)
+        deleted, delayed_to_go, last = 0, -1 if delayed else 0, b"+" if waiting else b""
+        while delayed_to_go or last:
+            count, delayed_to_go, last = await pipe.run(PURGE, keys, (self._keys.tag, PURGE_BATCH, delayed_to_go, last))
             deleted += count
-        if waiting:
-            while (count := await pipe.run(PURGE, (self._keys.stream,), (PURGE_BATCH,))) > 0:
-                deleted += count
         return deleted
 
     # --- results

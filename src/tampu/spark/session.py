@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tampu.errors import ConfigError
-from tampu.spark.java import use_java
+from tampu.spark.java import find_java_home, use_java
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
 
@@ -46,17 +48,34 @@ DEFAULTS = {
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
+#: For sessions that live for a minute on little data: compiling thoroughly takes longer than it saves.
+SHORT_LIVED = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+}
+
+
+def require_spark(*, java: bool = True) -> None:
+    """`ConfigError` with the remedy where a session cannot be made. `java=False`: where Parquet is only read."""
+    for name in ("pyspark", "pyarrow") if java else ("pyarrow",):
+        if find_spec(name) is None:
+            raise ConfigError(f"this needs {name}, which is not installed: pip install 'tampu[spark]'")
+    if java:
+        find_java_home()
+
 
 def spark_session(
-    app_name: str = "tampu", *, master: str | None = None, conf: Mapping[str, str] | None = None
+    app_name: str = "tampu",
+    *,
+    master: str | None = None,
+    conf: Mapping[str, str] | None = None,
+    log_file: Path | None = None,
 ) -> SparkSession:
-    """The running session, or a new one. `conf` wins over `DEFAULTS`."""
-    try:
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise ConfigError("Spark is not installed: pip install 'tampu[spark]'") from error
-
+    """The running session, or a new one. `conf` wins over `DEFAULTS`; what Java says goes to `log_file`, if given."""
+    require_spark()
     use_java()
+    from pyspark.sql import SparkSession
+
     # Executors must run the Python that has tampu, whatever `python3` is on their path.
     os.environ.setdefault("PYSPARK_PYTHON", quick_python() if _is_local(master) else sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
@@ -65,9 +84,26 @@ def spark_session(
     builder = SparkSession.builder.appName(app_name).master(_master(master))
     for key, value in {**DEFAULTS, **(conf or {})}.items():
         builder = builder.config(key, value)
-    session = builder.getOrCreate()
+    with contextlib.nullcontext() if log_file is None else _stderr_into(log_file):
+        session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+@contextlib.contextmanager
+def _stderr_into(path: Path) -> Iterator[None]:
+    """What is started meanwhile keeps this file as its stderr: Java writes dozens of lines that nobody can act on."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stderr.flush()
+    former = os.dup(2)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(former, 2)
+        os.close(former)
 
 
 def quick_python() -> str:

@@ -25,18 +25,21 @@ import sys
 import threading
 import time
 import uuid
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from tampu.checks import shown
 from tampu.errors import ConfigError, RedisError
+from tampu.queue import Queue
 from tampu.redis.pipe import Pipe
-from tampu.redis.settings import parse_url, resolve_url
+from tampu.redis.settings import URL_VARIABLE, parse_url, resolve_url
 from tampu.spark.server import QueueServer
 from tampu.spark.session import spark_session
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -65,6 +68,10 @@ class Duty:
     target: str | None = None
     handler: Callable[..., Any] | None = None
     config: ConsumerConfig | None = None
+    #: Settings of the Worker that runs the target's tasks.
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    #: The server of queues that name none. An executor has its own environment, which may say something else.
+    default_url: str = ""
     #: Where the driver looked for modules first.
     folder: str = ""
 
@@ -74,7 +81,8 @@ class SparkWorker:
 
     | call | what runs |
     |---|---|
-    | `SparkWorker(spark, "app:queue")` | the tasks of the `Queue` named `queue` in the module `app`, imported there |
+    | `SparkWorker(spark, "app:queue")` | the tasks of the `Queue` (or list of them) `queue` of `app`, imported there |
+    | `SparkWorker(spark, "app:queue", settings={"concurrency": 8})` | the same, with settings of `Worker` |
     | `SparkWorker(spark, handler=f, config=ConsumerConfig(...), url=...)` | `f(job)`, shipped from here |
     """
 
@@ -87,18 +95,21 @@ class SparkWorker:
         config: ConsumerConfig | None = None,
         url: str | None = None,
         slots: int | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> None:
         if (target is None) == (handler is None):
             raise ConfigError("give either a target such as 'app:queue' or handler=..., not both")
         if handler is not None and config is None:
             raise ConfigError("handler=... needs config=ConsumerConfig(queue_name=...)")
+        if handler is not None and settings:
+            raise ConfigError("settings=... go with a target; those of handler=... are in config=")
         if slots is not None and slots < 1:
             raise ConfigError(f"slots must be 1 or more; got {slots}")
         self._spark = spark
         self._slots = slots or spark.sparkContext.defaultParallelism
         if target is not None:
-            queue = load_target(target)
-            queue_name, server_url = queue.name, queue.url
+            first, *_ = load_target(target)
+            queue_name, server_url = first.name, first.url
         else:
             assert config is not None  # noqa: S101 - checked above; for the type checker
             queue_name, server_url = config.queue_name, resolve_url(url)
@@ -111,22 +122,45 @@ class SparkWorker:
             target=target,
             handler=handler,
             config=config,
+            settings=dict(settings or {}),
+            default_url=resolve_url(url),
             folder=os.getcwd(),
         )
         self._stopping = threading.Event()
+        #: Whether jobs that still ran were given up.
+        self.abandoned = False
 
     @property
     def id(self) -> str:
         """The name of this fleet; its consumers' names start with it."""
         return self._id
 
+    @property
+    def slots(self) -> int:
+        """How many workers there are to be."""
+        return self._slots
+
     def stop(self) -> None:
         """Have all tasks finish what they run, settle it and end; `run` returns then. From any thread."""
         self._stopping.set()
 
+    def abandon(self) -> None:
+        """Cancel the tasks; the jobs that they ran are run elsewhere when their leases run out."""
+        self.abandoned = True
+        self._stopping.set()
+        self._spark.sparkContext.cancelAllJobs()
+
+    def _on_signal(self) -> None:
+        if self._stopping.is_set():
+            logger.warning("abandoning the jobs that still run")
+            self.abandon()
+        else:
+            logger.info("draining; a second signal abandons the jobs that still run")
+            self.stop()
+
     def run(self) -> int:
-        """Work until `stop`, SIGTERM or SIGINT; how many tasks ended in good order."""
-        with _signals(self.stop), QueueServer(self._duty.url, self._duty.queue) as server:
+        """Work until `stop` or SIGTERM or SIGINT, of which a second abandons; how many tasks ended in good order."""
+        with _signals(self._on_signal), QueueServer(self._duty.url, self._duty.queue) as server:
             server.call("SET", self._duty.alive_key, "1", "EX", ALIVE_SECS)
             renewer = threading.Thread(target=self._keep_alive, args=(server,), name="tampu-spark-alive", daemon=True)
             renewer.start()
@@ -167,20 +201,35 @@ class SparkWorker:
                 return ended
 
 
-def run_on_spark(target: str, *, master: str | None = None, slots: int | None = None) -> int:
-    """What `tampu worker app:queue --on spark` does: a session of its own, workers until SIGTERM or SIGINT."""
+def run_on_spark(
+    target: str,
+    *,
+    master: str | None = None,
+    slots: int | None = None,
+    settings: Mapping[str, Any] | None = None,
+    log_file: Path | None = None,
+) -> bool:
+    """What `tampu worker app:queue --on spark` does: a session of its own, workers until SIGTERM or SIGINT.
+
+    Returns whether all of them ended in good order.
+    """
     # An executor may die any number of times in a worker's life; a second copy of a task would never end.
-    spark = spark_session(
-        "tampu-worker", master=master, conf={"spark.task.maxFailures": "1000", "spark.speculation": "false"}
-    )
+    conf = {"spark.task.maxFailures": "1000", "spark.speculation": "false"}
+    spark = spark_session("tampu-worker", master=master, conf=conf, log_file=log_file)
     try:
-        return SparkWorker(spark, target, slots=slots).run()
+        worker = SparkWorker(spark, target, slots=slots, settings=settings)
+        logger.info("serves %s in %d slots of %s", worker._duty.queue, worker.slots, spark.sparkContext.master)
+        ended = worker.run()
+        if not worker.abandoned:
+            logger.info("drained")
+        return not worker.abandoned and ended == worker.slots
     finally:
-        spark.stop()
+        with contextlib.suppress(Exception):  # Java may be gone already
+            spark.stop()
 
 
-def load_target(target: str, folder: str = "") -> Any:
-    """The Queue that `module:attribute` names."""
+def load_target(target: str, folder: str = "") -> list[Queue]:
+    """The queues that `module:attribute` names: one, or a list of them."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
         raise ConfigError(f"target must be module:attribute, such as app:queue; got {target!r}")
@@ -188,9 +237,15 @@ def load_target(target: str, folder: str = "") -> Any:
         if path and path not in sys.path:
             sys.path.insert(0, path)
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"target {target!r} cannot be loaded on {socket.gethostname()}: {error}") from error
+    queues = list(found) if isinstance(found, list | tuple | set) else [found]
+    if not queues or not all(isinstance(queue, Queue) for queue in queues):
+        raise ConfigError(f"target {target!r} must be a Queue or a list of them; got {shown(found)}")
+    return queues
 
 
 # --- on an executor
@@ -198,6 +253,9 @@ def load_target(target: str, folder: str = "") -> Any:
 
 def run_slot(duty: Duty, index: int) -> Iterator[int]:
     """One task: a worker that lives as long as the fleet's key."""
+    if threading.current_thread() is threading.main_thread():
+        # Ctrl-C reaches every process of a terminal; the driver is the one who decides what it means.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_work(duty, f"{duty.alive_key.rpartition(':')[2]}-{socket.gethostname()}-{index}"))
     yield 1
@@ -217,7 +275,9 @@ async def _work(duty: Duty, name: str) -> None:
         else:
             from tampu.worker import Worker
 
-            worker = Worker(load_target(duty.target or "", duty.folder), consumer_id=consumer_id)
+            os.environ[URL_VARIABLE] = duty.default_url
+            queues = load_target(duty.target or "", duty.folder)
+            worker = Worker(queues, **{**duty.settings, "consumer_id": consumer_id})
             running = asyncio.create_task(worker.run())
             stopping = asyncio.create_task(shutdown.wait())
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -14,6 +14,7 @@ import typer
 from rich.live import Live
 
 from tampu.cli.demo.day import REPORTS, DayClock, live_a_day
+from tampu.cli.demo.history import write_history
 from tampu.cli.demo.shop import Shop
 from tampu.cli.demo.summary import summary
 from tampu.cli.demo.tally import Tally
@@ -34,11 +35,19 @@ def demo(
     hour: Annotated[
         float, typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="How long an hour of the day takes.")
     ] = 1.0,
+    spark: Annotated[
+        bool | None,
+        typer.Option(
+            "--spark/--no-spark", help="End with tables and a report by Spark.", show_default="if it is installed"
+        ),
+    ] = None,
 ) -> None:
     """Watch a small shop's day: orders, flaky payments, retries, delayed jobs, dead letters, a replay."""
     with contextlib.ExitStack() as stack:
-        server = stack.enter_context(EmbeddedServer(_folder(stack)))
-        run(_demo(server, hour))
+        folder = _folder(stack)
+        server = stack.enter_context(EmbeddedServer(folder))
+        names = run(_demo(server, hour))
+        write_history(folder, f"embedded://{server.data_dir}", names, wanted=spark)
 
 
 def _folder(stack: contextlib.ExitStack) -> Path:
@@ -55,7 +64,8 @@ def _folder(stack: contextlib.ExitStack) -> Path:
     return Path(tempfile.mkdtemp(prefix="tampu-demo-"))
 
 
-async def _demo(server: EmbeddedServer, hour_secs: float) -> None:
+async def _demo(server: EmbeddedServer, hour_secs: float) -> list[str]:
+    """The day; the names of its queues."""
     started = time.monotonic()
     url = f"embedded://{server.data_dir}"
     is_live = is_terminal()
@@ -77,6 +87,7 @@ async def _demo(server: EmbeddedServer, hour_secs: float) -> None:
         added = shop.added | {"sales_report": REPORTS}
         secs = time.monotonic() - started
         show(summary(added, tally, replayed=replayed, secs=secs, url=url, is_live=is_live))
+        return [queue.name for queue in shop.queues]
     finally:
         await shop.close()
 

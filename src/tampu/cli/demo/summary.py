@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import ROUNDED
@@ -69,6 +73,16 @@ def _next(tally: Tally, url: str) -> list[Text]:
         ("tampu doctor", "is all well?"),
     ]
     width = max(len(command) for command, _ in commands)
-    lines = [Text("The shop's data are kept. Have a look:", style="bold"), Text(f"  export TAMPU_URL={url}")]
+    lines = [Text("The shop's data are kept. Have a look:", style="bold")]
+    lines += [Text(f"  {command}") for command in (*_activation(), f"export TAMPU_URL={shlex.quote(url)}")]
     lines += [Text.assemble(f"  {command:<{width}}  ", (f"# {about}", "dim")) for command, about in commands]
     return lines
+
+
+def _activation() -> list[str]:
+    """What makes `tampu` a command here: whoever ran `make demo` has it in an environment of its own."""
+    activate = Path(sys.executable).parent / "activate"
+    if shutil.which("tampu") or not activate.exists():
+        return []
+    here = Path.cwd()
+    return [f"source {shlex.quote(str(activate.relative_to(here) if activate.is_relative_to(here) else activate))}"]

@@ -6,6 +6,7 @@ import difflib
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from typing import TYPE_CHECKING, Any
 
@@ -60,10 +61,12 @@ def _load_one(target: str) -> Worker | list[Queue]:
 
 
 def import_app(name: str) -> ModuleType:
-    """A module of the user's, looked for in the current folder first."""
+    """A module of the user's, looked for in the current folder before all that is installed."""
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.insert(_behind_the_standard_library(), here)
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        raise UsageError(f"{name!r} is a module of Python's own, which a file of that name cannot replace: rename it")
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
@@ -73,6 +76,21 @@ def import_app(name: str) -> ModuleType:
         raise _failed(name, error) from error
     except (Exception, SystemExit) as error:
         raise _failed(name, error) from error
+
+
+def _behind_the_standard_library() -> int:
+    """The place in `sys.path` where the user's modules come before installed ones, but not before Python's own.
+
+    A file named queue.py there would break every process that has yet to import Python's queue: those of
+    `process=True` tasks take over this path before they import anything.
+    """
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), *_extension_folders()}
+    return max((place + 1 for place, folder in enumerate(sys.path) if folder in own), default=0)
+
+
+def _extension_folders() -> set[str]:
+    """Where Python's own modules that are written in C are."""
+    return {folder for folder in sys.path if folder.endswith("lib-dynload")}
 
 
 def _failed(name: str, error: BaseException) -> CliError:

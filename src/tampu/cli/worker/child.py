@@ -51,6 +51,7 @@ def main() -> None:
     """`python -m tampu.cli.worker.child PLAN FD NUMBER`; ends the process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))  # the supervisor held them back
     signal.signal(signal.SIGTERM, lambda *_: os._exit(OK))  # until there is something to drain
     plan = WorkerPlan.from_argument(sys.argv[1])
     use_lenient_streams()

@@ -13,6 +13,7 @@ from tampu.cli.options import LogFormat, LogLevel, Url
 from tampu.cli.units import parse_duration
 from tampu.cli.worker.health import HealthServer
 from tampu.cli.worker.logs import check_log_options, set_up_logs
+from tampu.cli.worker.on_spark import serve_on_spark
 from tampu.cli.worker.plan import WorkerPlan
 from tampu.cli.worker.reload import changes
 from tampu.cli.worker.supervisor import Supervisor
@@ -23,6 +24,8 @@ logger = logging.getLogger("tampu.cli.worker")
 JOB_LOGS = ("none", "failed", "all")
 _TUNING = "Tuning"
 _OPERATION = "Operation"
+_SPARK = "Spark"
+PLACES = ("local", "spark")
 
 
 def worker(
@@ -113,12 +116,42 @@ def worker(
         bool | None,
         typer.Option("--scheduler/--no-scheduler", help="Fire repeatable jobs too.", rich_help_panel=_TUNING),
     ] = None,
+    on: Annotated[
+        str,
+        typer.Option(
+            "--on", metavar="|".join(PLACES), help="Where jobs run: here, or on Spark.", rich_help_panel=_SPARK
+        ),
+    ] = "local",
+    master: Annotated[
+        str | None,
+        typer.Option(
+            "--master",
+            metavar="URL",
+            envvar="TAMPU_SPARK_MASTER",
+            show_default="local[*,4]",
+            help="The Spark master.",
+            rich_help_panel=_SPARK,
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        typer.Option(
+            "--slots",
+            min=1,
+            show_default="one per core",
+            help="Workers, each a task of one long Spark job.",
+            rich_help_panel=_SPARK,
+        ),
+    ] = None,
     url: Url = None,
 ) -> None:
     """Run the jobs of queues, in one or several supervised processes.
 
-    A first Ctrl-C or SIGTERM drains, a second abandons what still runs.
+    With --on spark they run in the slots of a Spark cluster instead. A first Ctrl-C or SIGTERM drains, a second
+    abandons what still runs.
     """
+    if on not in PLACES:
+        raise UsageError(f"--on must be one of {', '.join(PLACES)}; got {on!r}")
     check_log_options(log, log_level)
     if log_jobs not in JOB_LOGS:
         raise UsageError(f"--log-jobs must be one of {', '.join(JOB_LOGS)}; got {log_jobs!r}")
@@ -137,9 +170,16 @@ def worker(
         "delayed_enabled": promoter,
         "run_scheduler": scheduler,
     }
+    given = {name: value for name, value in settings.items() if value is not None}
+    if on == "spark":
+        _refuse_with_spark(processes=processes > 1, reload=reload, health_port=health_port is not None)
+        set_up_logs(log, log_level, "worker")
+        raise typer.Exit(serve_on_spark(targets, given, master=master, slots=slots))
+    if slots is not None:
+        raise UsageError("--slots goes with --on spark; processes on this machine are --processes")
     plan = WorkerPlan(
         targets=targets,
-        settings={name: value for name, value in settings.items() if value is not None},
+        settings=given,
         log_format=log,
         log_level=log_level,
         log_jobs=log_jobs,
@@ -149,6 +189,12 @@ def worker(
     set_up_logs(log, log_level, "worker")
     code = asyncio.run(_supervise(plan, processes, reload, health_port, health_host, silence_secs))
     raise typer.Exit(code)
+
+
+def _refuse_with_spark(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"--{name.replace('_', '-')} is for workers on this machine: leave it out with --on spark")
 
 
 async def _supervise(

@@ -118,8 +118,9 @@ class HealthServer:
             is_well, told = health_of(self._supervisor, self._max_silence_secs)
             return (200 if is_well else 503), "application/json", json.dumps(told, indent=2).encode() + b"\n"
         if path == b"/metrics":
-            children = [(slot.number, slot.child) for slot in self._supervisor.slots if slot.child is not None]
-            texts = {number: await child.metrics() for number, child in children}
+            children = {slot.number: slot.child for slot in self._supervisor.slots if slot.child is not None}
+            pages = await asyncio.gather(*(child.metrics() for child in children.values()))
+            texts = dict(zip(children, pages, strict=True))
             if not any(texts.values()):
                 return 404, "text/plain", b"no metrics here: pip install 'tampu[metrics]'\n"
             return 200, "text/plain; version=0.0.4; charset=utf-8", merge(texts).encode()

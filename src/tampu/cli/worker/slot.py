@@ -15,12 +15,14 @@ from tampu.cli.worker.link import ASK_METRICS, Link
 from tampu.cli.worker.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from tampu.cli.worker.plan import Report, WorkerPlan
 
 logger = logging.getLogger("tampu.cli.worker")
 
+#: What the terminal sends to the whole process group, and children leave to the supervisor.
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
 #: Waits before a dead process is replaced, in seconds: doubling from the first to the last.
 FIRST_BACKOFF_SECS = 0.2
 LAST_BACKOFF_SECS = 30.0
@@ -73,12 +75,14 @@ class Child:
         return self.report.silent_secs + time.monotonic() - self.reported_at
 
     async def metrics(self) -> str:
-        """Its metrics; empty when it does not answer."""
-        self._metrics = asyncio.get_running_loop().create_future()
-        self.link.send_line(ASK_METRICS)
+        """Its metrics; empty when it does not answer. Who asks while another waits gets the same answer."""
+        if self._metrics is None or self._metrics.done():
+            self._metrics = asyncio.get_running_loop().create_future()
+            self.link.send_line(ASK_METRICS)
         try:
-            return await asyncio.wait_for(self._metrics, METRICS_SECS)
+            return await asyncio.wait_for(asyncio.shield(self._metrics), METRICS_SECS)
         except TimeoutError:
+            self._metrics.cancel()
             return ""
 
     def signal(self, number: signal.Signals) -> None:
@@ -144,7 +148,7 @@ class Slot:
     async def start(self) -> Child:
         """Start a process."""
         ours, theirs = socket.socketpair()
-        with theirs:
+        with theirs, _held_back(TERMINAL_SIGNALS):
             process = await asyncio.create_subprocess_exec(
                 # -P: a file of the user's named queue.py must not take the place of Python's own.
                 *(sys.executable, "-P", "-m", "tampu.cli.worker.child"),
@@ -178,6 +182,16 @@ class Slot:
         self._wake.clear()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._wake.wait(), secs)
+
+
+@contextlib.contextmanager
+def _held_back(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
+    """Signals wait meanwhile. A process started now inherits that, and so is not hit before it can say what to do."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # not as before: two slots may be in here
 
 
 def exit_text(code: int) -> str:

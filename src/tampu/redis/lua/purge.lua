@@ -1,35 +1,103 @@
--- Deletes entries of the stream that no group has delivered yet: from behind the last one delivered, oldest first.
+-- Deletes jobs that wait, for their time or for a worker, together with what is kept under their ids (didx, dlid): a
+-- job is there with all that belongs to it, or gone with it, and its id may be used again.
 --
--- KEYS  1 stream
--- ARGV  1 most entries
--- Reply number deleted
+-- What was delivered is left alone: of the stream only entries behind the last one that a group has taken. What is added
+-- meanwhile is left alone too: the first call says how far the others go.
+--
+-- KEYS  1 stream, 2 delayed set; the keys of the ids begin with the same tag, and so are in the same slot
+-- ARGV  1 tag, 2 most of each kind, 3 delayed jobs to go (-1: all there are now), 4 last entry to go ('+': the last there
+--       is now, '': none)
+-- Reply {deleted, delayed jobs to go, last entry to go ('' when there is none left)}
 
-local from = '-'
+local stream, delayed = KEYS[1], KEYS[2]
+local tag, most, delayed_to_go, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+
+-- The id in an envelope: the first of a MessagePack array. nil when it is none: then nothing is kept under it either.
+local function id_of(envelope)
+  local head, at = string.byte(envelope, 1), 2
+  if head == 0xdc then
+    at = 4
+  elseif not head or head < 0x91 or head > 0x9f then
+    return nil
+  end
+  local kind, size = string.byte(envelope, at), nil
+  if not kind then
+    return nil
+  elseif kind >= 0xa0 and kind <= 0xbf then
+    size, at = kind - 0xa0, at + 1
+  elseif kind == 0xd9 and #envelope > at then
+    size, at = string.byte(envelope, at + 1), at + 2
+  elseif kind == 0xda and #envelope > at + 1 then
+    size, at = struct.unpack('>I2', string.sub(envelope, at + 1, at + 2)), at + 3
+  else
+    return nil
+  end
+  return string.sub(envelope, at, at + size - 1)
+end
+
+local deleted = 0
+if delayed_to_go < 0 then
+  delayed_to_go = redis.call('ZCARD', delayed)
+end
+if delayed_to_go > 0 then
+  local members = redis.call('ZRANGE', delayed, 0, math.min(delayed_to_go, most) - 1)
+  for _, member in ipairs(members) do
+    local size = #member >= 4 and struct.unpack('<I4', member) or 0
+    local id = id_of(string.sub(member, 5 + size))
+    -- A job of the same id that is another member keeps its own.
+    if id and redis.call('GET', tag .. ':didx:' .. id) == member then
+      redis.call('DEL', tag .. ':didx:' .. id, tag .. ':dlid:' .. id)
+    end
+    deleted = deleted + redis.call('ZREM', delayed, member)
+  end
+  delayed_to_go = #members > 0 and delayed_to_go - #members or 0
+end
+
 local function number(id)
   local ms, seq = string.match(id, '(%d+)-(%d+)')
   return tonumber(ms), tonumber(seq)
 end
-local groups = redis.pcall('XINFO', 'GROUPS', KEYS[1])
-if groups.err then
-  return 0
-end
-local last_ms, last_seq = -1, -1
-for _, flat in ipairs(groups) do
-  for i = 1, #flat, 2 do
-    if flat[i] == 'last-delivered-id' then
-      local ms, seq = number(flat[i + 1])
-      if ms > last_ms or ms == last_ms and seq > last_seq then
-        last_ms, last_seq = ms, seq
-        from = '(' .. flat[i + 1]
+
+if last ~= '' then
+  local groups = redis.pcall('XINFO', 'GROUPS', stream)
+  if groups.err then
+    return {deleted, delayed_to_go, ''}
+  end
+  local from, last_ms, last_seq = '-', -1, -1
+  for _, flat in ipairs(groups) do
+    for i = 1, #flat, 2 do
+      if flat[i] == 'last-delivered-id' then
+        local ms, seq = number(flat[i + 1])
+        if ms > last_ms or ms == last_ms and seq > last_seq then
+          last_ms, last_seq = ms, seq
+          from = '(' .. flat[i + 1]
+        end
       end
     end
   end
+  if last == '+' then
+    local newest = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
+    last = newest[1] and newest[1][1] or ''
+  end
+  local entries = last ~= '' and redis.call('XRANGE', stream, from, last, 'COUNT', most) or {}
+  local ids, markers = {}, {}
+  for i, entry in ipairs(entries) do
+    ids[i] = entry[1]
+    for at = 1, #entry[2], 2 do
+      local id = entry[2][at] == 'd' and id_of(entry[2][at + 1])
+      if id then
+        markers[#markers + 1] = tag .. ':dlid:' .. id
+      end
+    end
+  end
+  if #ids > 0 then
+    deleted = deleted + redis.call('XDEL', stream, unpack(ids))
+  end
+  if #markers > 0 then
+    redis.call('DEL', unpack(markers))
+  end
+  if #ids < most then
+    last = ''
+  end
 end
-local ids = {}
-for i, entry in ipairs(redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[1])) do
-  ids[i] = entry[1]
-end
-if #ids == 0 then
-  return 0
-end
-return redis.call('XDEL', KEYS[1], unpack(ids))
+return {deleted, delayed_to_go, last}

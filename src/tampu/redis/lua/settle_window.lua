@@ -63,7 +63,7 @@ if outcomes > 0 then
 end
 
 local codes, acks = {}, {}
-local key = 5
+local key, now_ms = 5, nil
 for i = 1, outcomes do
   local kind, id, job, name, ts = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local attempt, duration, created = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
@@ -92,9 +92,12 @@ for i = 1, outcomes do
     at = at + 2
   elseif kind == 't' then
     if code == 'k' then
-      local time = redis.call('TIME')
-      local due = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000) + tonumber(ARGV[at + 1])
-      if failed(redis.pcall('ZADD', delayed, string.format('%.0f', due), ARGV[at + 2])) then
+      if not now_ms then
+        local time = redis.call('TIME')
+        now_ms = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+      end
+      local due = string.format('%.0f', now_ms + tonumber(ARGV[at + 1]))
+      if failed(redis.pcall('ZADD', delayed, due, ARGV[at + 2])) then
         code = 'h'
       else
         failed(redis.pcall('SET', KEYS[key], ARGV[at + 2], 'EX', ARGV[at + 3]))

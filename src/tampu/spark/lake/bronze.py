@@ -6,7 +6,10 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from tampu.spark.source import HAS_ADMISSION_CONTROL
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +21,8 @@ MAX_PER_BATCH = 1_000_000
 #: What Spark says when a Python process takes longer than its 10 s, which cannot be set, and how often to try.
 SLOW_START = "failed to connect back"
 MAX_STARTS = 3
+#: How often a query is asked how far it is, in seconds.
+PROGRESS_SECS = 1
 #: Partitions for jobs whose ids tell no day.
 HASH_PARTITIONS = 32
 
@@ -46,14 +51,17 @@ def follow(spark: SparkSession, url: str, queues: list[str], stream: str, max_pe
         stream=stream,
         # What was trimmed before it came is counted and shown; it cannot be had any more.
         failOnDataLoss="false",
-        maxOffsetsPerTrigger=str(max_per_batch),
         payload="json" if stream == "dlq" else "binary",
     )
+    if HAS_ADMISSION_CONTROL:  # before PySpark 4.2 all there is comes in one micro-batch
+        reader = reader.option("maxOffsetsPerTrigger", str(max_per_batch))
     return reader.load().selectExpr("*", f"{DATE_OF_JOB} AS date")
 
 
-def land(spark: SparkSession, frame: DataFrame, lake: Path, stream: str) -> dict[str, Any] | None:
-    """Land all there is; the offsets reached, None when there was nothing new."""
+def land(
+    spark: SparkSession, frame: DataFrame, lake: Path, stream: str, on_rows: Callable[[int], None] = lambda rows: None
+) -> dict[str, Any] | None:
+    """Land all there is; the offsets reached, None when there was nothing new. `on_rows` is told how many it has."""
     from pyspark.errors import StreamingQueryException
 
     for attempt in range(1, MAX_STARTS + 1):
@@ -67,7 +75,12 @@ def land(spark: SparkSession, frame: DataFrame, lake: Path, stream: str) -> dict
             .start()
         )
         try:
-            query.awaitTermination()
+            batches: dict[int, int] = {}  # kept here: Spark forgets all but the last hundred
+            while not query.awaitTermination(PROGRESS_SECS):
+                known = len(batches)
+                batches |= {progress["batchId"]: progress["numInputRows"] for progress in query.recentProgress}
+                if len(batches) > known:
+                    on_rows(sum(batches.values()))
             break
         except StreamingQueryException as error:
             if SLOW_START not in str(error) or attempt == MAX_STARTS:

@@ -127,7 +127,8 @@ def _x_axis(low: float, high: float, px: object) -> str:
     for number in range(6):
         x = low + (high - low) * number / 5
         label = datetime.fromtimestamp(x, UTC).strftime(form)
-        marks.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 12}" text-anchor="middle">{label}</text>')
+        anchor = "end" if number == 5 else "middle"  # the last would stand half outside
+        marks.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 12}" text-anchor="{anchor}">{label}</text>')
     return "".join(marks)
 
 

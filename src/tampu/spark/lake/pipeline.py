@@ -10,6 +10,7 @@ import hashlib
 import logging
 import shutil
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
@@ -35,14 +36,14 @@ class Summary:
     """What one run did."""
 
     landed: dict[str, int] = field(default_factory=dict)
-    #: Entries that were trimmed before they could be landed, ever, per stream.
+    #: Entries that were gone before they could be landed, ever, per stream: trimmed, or letters that were replayed.
     trimmed: dict[str, int] = field(default_factory=dict)
     silver_partitions: int = 0
     gold_partitions: int = 0
 
 
 class Pipeline:
-    """One lake and the queues that flow into it. `checkpoint(step)` is called between steps, to show progress."""
+    """One lake and the queues that flow into it. `on_step` is told what comes next, and how far landing is."""
 
     def __init__(
         self,
@@ -69,7 +70,8 @@ class Pipeline:
             for stream in STREAMS:
                 self._on_step(f"landing {stream}")
                 frame = bronze.follow(self._spark, self._url, self._queues, stream, self._max_per_batch)
-                self._note_offsets(manifest, stream, bronze.land(self._spark, frame, self._lake, stream))
+                reached = bronze.land(self._spark, frame, self._lake, stream, partial(self._on_rows, stream))
+                self._note_offsets(manifest, stream, reached)
             touched = {stream: self._note_sources(manifest, stream) for stream in STREAMS}
             summary = Summary()
             for stream in STREAMS:
@@ -85,6 +87,9 @@ class Pipeline:
             return summary
 
     # --- bronze
+
+    def _on_rows(self, stream: str, rows: int) -> None:
+        self._on_step(f"landing {stream}: {rows:,} so far")
 
     def _note_offsets(self, manifest: Manifest, stream: str, offsets: dict[str, Any] | None) -> None:
         for queue, offset in (offsets or {}).items():

@@ -1,0 +1,135 @@
+"""`python -m bench quick | full | report`: what `make bench-quick`, `make bench` and `make bench-report` run."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bench import bars, plan
+from bench.contestants import PeerFailed, Program, own_command, peer_command
+from bench.paths import PUBLISHED, RESULTS, ROOT
+from bench.record import Record, new_record
+from bench.runner import interleave
+from bench.server import fresh_server
+
+#: Spark's part is the longest by far; three rounds, and five minutes at most.
+SPARK_ROUNDS = 3
+SPARK_PATIENCE_SECS = 330
+
+
+def start(names: list[str], server: Any, record: Record, stack: contextlib.ExitStack) -> list[Program]:
+    """Every contestant that can be had; why one cannot is said here, in the file and in the table."""
+    from install_peers import PACKAGES, Unavailable
+
+    started = []
+    own = {"tampu": "bench.ours", "bare loop": "bench.limit"}
+    for name in names:
+        try:
+            command = own_command(own[name]) if name in own else peer_command(name)
+            program = Program(name, command, server.url, server.pid)
+        except (Unavailable, PeerFailed) as reason:
+            print(f"bench: {name} takes no part: {reason}", file=sys.stderr)
+            record.contestants[name] = {"unavailable": str(reason)}
+            continue
+        stack.callback(program.close)
+        versions = program.about["versions"]
+        if name in PACKAGES and PACKAGES[name].is_node:
+            versions = {name.removesuffix("-node"): PACKAGES[name].version, **versions}
+        record.contestants[name] = {"versions": versions, "settings": program.about["settings"]}
+        started.append(program)
+    return started
+
+
+def run_quick(arguments: argparse.Namespace) -> Record:
+    """The bars, in under 3 minutes."""
+    with fresh_server() as server, contextlib.ExitStack() as stack:
+        record = new_record("quick", f"Redis {server.version}")
+        programs = start(["tampu", "chasquimq", "bare loop", *plan.RSMQ_PEERS], server, record, stack)
+        scenarios = [
+            scenario
+            for scenario in (*plan.ADDING, *plan.WORKING)
+            if scenario.name in plan.QUICK_ADDING | plan.QUICK_WORKING
+        ]
+        measures = plan.core(programs, server, scenarios) + plan.latencies(programs[:1], (100, 1000), 2.0, rounds=2)
+        measures += plan.rsmq(programs, slices=6, rounds=3)
+        reset = server.client().flushall
+        interleave(measures, arguments.rounds or 5, record, reset)
+    return record
+
+
+def run_full(arguments: argparse.Namespace) -> Record:
+    """Everybody in everything, in under 20 minutes."""
+    with fresh_server() as server, contextlib.ExitStack() as stack:
+        record = new_record("full", f"Redis {server.version}")
+        names = arguments.only.split(",") if arguments.only else [*plan.PEERS, *plan.RSMQ_PEERS]
+        programs = start(["tampu", *names, "bare loop"], server, record, stack)
+        ours = programs[0]
+        measures = plan.core(programs, server, [*plan.ADDING, *plan.WORKING])
+        if not arguments.only:
+            measures += plan.payloads(programs) + plan.latencies(programs) + plan.processes(ours) + plan.memory(ours)
+            measures += plan.rsmq(programs)
+        deadline = time.monotonic() + arguments.minutes * 60
+        interleave(measures, arguments.rounds or 5, record, server.client().flushall, deadline)
+    if not arguments.no_spark and not arguments.only:
+        add_spark(record)
+    return record
+
+
+def add_spark(record: Record) -> None:
+    """The Spark part, in a process of its own, with a server of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spark.json"
+        command = [sys.executable, "-m", "bench.spark", "--rounds", str(SPARK_ROUNDS), "--file", str(path)]
+        try:
+            subprocess.run(command, check=False, stdout=subprocess.DEVNULL, timeout=SPARK_PATIENCE_SECS, cwd=ROOT)
+        except subprocess.TimeoutExpired:
+            print(f"bench: Spark was not done within {SPARK_PATIENCE_SECS} s", file=sys.stderr)
+        if not path.exists():
+            record.contestants["Spark"] = {"unavailable": "it did not run; see what was printed above"}
+            return
+        spark = Record.load(path)
+        record.samples += spark.samples
+        record.contestants |= spark.contestants
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="bench", description=__doc__)
+    parser.add_argument("verb", choices=["quick", "full", "report"])
+    parser.add_argument("--rounds", type=int, help="5 if not said")
+    parser.add_argument("--minutes", type=float, default=12.0, help="after so long no new round begins (full)")
+    parser.add_argument("--only", help="full: only these peers, by commas; only the scenarios they share")
+    parser.add_argument("--publish", action="store_true", help="make the page, the plots and the README's table of it")
+    parser.add_argument("--no-spark", action="store_true", help="full: without Spark")
+    parser.add_argument("--file", type=Path, help="where the samples are written, or read from by `report`")
+    arguments = parser.parse_args()
+    if arguments.verb == "report":
+        from bench.report import publish
+
+        publish(Record.load(arguments.file or PUBLISHED))
+        return 0
+    began = time.monotonic()
+    record = run_quick(arguments) if arguments.verb == "quick" else run_full(arguments)
+    lines = bars.judge(record)
+    record.seconds = time.monotonic() - began
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    path = arguments.file or RESULTS / f"{arguments.verb}-{stamp}.json"
+    record.save(path)
+    print(f"bench: {len(record.samples)} samples in {record.seconds:.0f} s, written to {path}", file=sys.stderr)
+    if arguments.publish:
+        from bench.report import publish
+
+        publish(record)
+    print("\n".join(lines))
+    # The full run is for looking; the quick one is the gate.
+    return 0 if arguments.verb == "full" or all(bar["holds"] for bar in record.bars) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""The ratios that must hold, as the issues of producer, consumer, RSMQ and Spark set them; medians of one run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from bench.record import Record
+
+US, THEM = "tampu", "chasquimq"
+BULK_50, BULK_1000 = "queue-add-bulk-50", "queue-add-bulk-1000"
+C_LIMIT = "redis-benchmark"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Where a number of a run is found."""
+
+    scenario: str
+    contestant: str = US
+    figure: str = "rate"
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Ours over theirs must be at least, or at most, `needs`."""
+
+    name: str
+    needs: float
+    ours: Figure
+    #: A figure, or a fixed number.
+    theirs: Figure | float
+    is_at_most: bool = False
+
+
+def _beside(name: str, needs: float, scenario: str, other: str = THEM) -> Bar:
+    return Bar(name, needs, Figure(scenario), Figure(scenario, other))
+
+
+PRODUCER = [
+    _beside("add-bulk-50", 2.2, BULK_50),
+    _beside("add-bulk-1000", 2.6, BULK_1000),
+    Bar("add-bulk-iterator", 4, Figure("queue-add-iterator"), Figure(BULK_1000, THEM)),
+    _beside("add-bulk-50-of-limit", 0.28, BULK_50, C_LIMIT),
+    _beside("add-bulk-1000-of-limit", 0.45, BULK_1000, C_LIMIT),
+    Bar("add-bulk-iterator-of-limit", 0.70, Figure("queue-add-iterator"), Figure(BULK_1000, C_LIMIT)),
+    _beside("add-concurrent", 4.5, "queue-add-concurrent"),
+    Bar(
+        "add-one-over-ping",
+        1.3,
+        Figure("one-add-beside-one-ping", US, "add_us"),
+        Figure("one-add-beside-one-ping", US, "ping_us"),
+        is_at_most=True,
+    ),
+]
+CONSUMER = [
+    _beside("worker-concurrent", 7, "worker-concurrent"),
+    _beside("worker-concurrent-events", 5, "worker-concurrent-events"),
+    _beside("worker-concurrent-of-limit", 0.6, "worker-concurrent", "bare loop"),
+    _beside("worker-delayed-end-to-end", 4, "worker-delayed-end-to-end"),
+    _beside("worker-retry-throughput", 4, "worker-retry-throughput"),
+    Bar("pickup-p50-idle-of-2-ms", 1, Figure("latency-100", US, "p50_ms"), 2.0, is_at_most=True),
+    Bar("pickup-p99-of-10-ms", 1, Figure("latency-1000", US, "p99_ms"), 10.0, is_at_most=True),
+]
+MEMORY = [
+    Bar("worker-memory-of-150-mb", 1, Figure("memory", US, "worker_mb"), 150.0, is_at_most=True),
+]
+RSMQ = [
+    _beside("rsmq-send-js", 1.5, "rsmq-send", "rsmq (npm)"),
+    _beside("rsmq-receive-delete-js", 1.3, "rsmq-receive-delete", "rsmq (npm)"),
+    _beside("rsmq-send-pyrsmq", 2.5, "rsmq-send", "PyRSMQ"),
+    _beside("rsmq-receive-delete-pyrsmq", 2.5, "rsmq-receive-delete", "PyRSMQ"),
+    *(
+        Bar(f"rsmq-{what}-{how.replace(' ', '-')}", 8, Figure(f"rsmq-{what}", f"tampu, {how}"), Figure(f"rsmq-{what}"))
+        for how in ("100 callers", "batches")
+        for what in ("send", "receive-delete")
+    ),
+]
+SPARK = [
+    Bar("spark-read-of-plain", 0.75, Figure("spark-read", "Spark, Arrow"), Figure("spark-read", "plain Python")),
+    Bar("spark-read-over-tuples", 1.25, Figure("spark-read", "Spark, Arrow"), Figure("spark-read", "Spark, tuples")),
+    Bar("spark-sink-over-redis-py", 1.5, Figure("spark-sink", "Spark"), Figure("spark-sink", "redis-py pipeline")),
+    Bar("spark-bronze-of-70k", 1, Figure("spark-bronze", "Spark"), 70_000.0),
+    Bar("spark-worker-of-25k", 1, Figure("spark-worker", "Spark"), 25_000.0),
+]
+ALL = [*PRODUCER, *CONSUMER, *MEMORY, *RSMQ, *SPARK]
+
+
+def judge(record: Record, bars: list[Bar] = ALL) -> list[str]:
+    """Fills the record's bars with those it has figures for; one line each."""
+    lines = []
+    for bar in bars:
+        ours = record.median(bar.ours.scenario, bar.ours.contestant, bar.ours.figure)
+        theirs = (
+            bar.theirs
+            if isinstance(bar.theirs, float)
+            else record.median(bar.theirs.scenario, bar.theirs.contestant, bar.theirs.figure)
+        )
+        if ours is None or not theirs:
+            continue
+        ratio = ours / theirs
+        holds = ratio <= bar.needs if bar.is_at_most else ratio >= bar.needs
+        record.bars.append(
+            {"name": bar.name, "ratio": ratio, "needs": bar.needs, "is_at_most": bar.is_at_most, "holds": holds}
+        )
+        lines.append(f"bar {bar.name} ratio {ratio:.2f} needs {bar.needs:g} {'ok' if holds else 'short'}")
+    return lines

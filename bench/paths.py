@@ -1,0 +1,15 @@
+"""Where things are: the checkout, and the parts of it that are no packages."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+#: Every run's file, outside what is kept in the repository.
+RESULTS = ROOT / "build" / "bench"
+#: What the published page is made from.
+PUBLISHED = ROOT / "docs" / "benchmarks" / "full.json"
+
+# At the end: `tests/redis` must not hide the package.
+sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]

@@ -1,0 +1,151 @@
+"""chasquimq 1.3.0: the Rust original behind its Python API."""
+
+import asyncio
+import time
+
+from chasquimq import BackoffSpec, Queue, Worker
+
+from bench.program.driver import serve
+from bench.program.latency import percentiles, send_on_time
+from bench.program.payloads import PAYLOAD, payload_of
+from bench.program.stopwatch import Stopwatch
+
+AN_HOUR_MS = 3_600_000
+
+
+async def queue_add(url, total):
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add("", PAYLOAD)
+        watch = Stopwatch()
+        for _ in range(total):
+            await queue.add("", PAYLOAD)
+        return watch.stop(total)
+
+
+async def queue_add_bulk(url, total, size, payload_bytes=0):
+    payload = payload_of(payload_bytes) if payload_bytes else PAYLOAD
+    jobs = [{"name": "", "data": payload}] * size
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add_bulk(jobs)
+        watch = Stopwatch()
+        for _ in range(total // size):
+            await queue.add_bulk(jobs)
+        return watch.stop(total)
+
+
+async def queue_add_concurrent(url, total):
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add("", PAYLOAD)
+        watch = Stopwatch()
+        await asyncio.gather(*(queue.add("", PAYLOAD) for _ in range(total)))
+        return watch.stop(total)
+
+
+async def queue_add_delayed(url, total):
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add("", PAYLOAD, delay_ms=AN_HOUR_MS)
+        watch = Stopwatch()
+        for _ in range(total):
+            await queue.add("", PAYLOAD, delay_ms=AN_HOUR_MS)
+        return watch.stop(total)
+
+
+async def queue_add_delayed_concurrent(url, total):
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add("", PAYLOAD, delay_ms=AN_HOUR_MS)
+        watch = Stopwatch()
+        await asyncio.gather(*(queue.add("", PAYLOAD, delay_ms=AN_HOUR_MS) for _ in range(total)))
+        return watch.stop(total)
+
+
+async def work(url, total, *, fails_once=False, **options):
+    """A worker drains what is there; timed from its start to the last handler."""
+    done = 0
+    finished = asyncio.Event()
+
+    async def handler(job):
+        nonlocal done
+        if fails_once and job.attempt == 0:
+            raise ValueError("first run")
+        done += 1
+        if done == total:
+            finished.set()
+        return {"sent": True}
+
+    made = Worker("bench", handler, redis_url=url, read_block_ms=100, **options)
+    watch = Stopwatch()
+    running = asyncio.ensure_future(made.run())
+    await finished.wait()
+    figures = watch.stop(total)
+    await made.close()
+    await running
+    return figures
+
+
+async def worker(url, total, concurrency=100, events=False, results=False, payload_bytes=0):
+    payload = payload_of(payload_bytes) if payload_bytes else PAYLOAD
+    async with Queue("bench", redis_url=url) as queue:
+        for start in range(0, total, 1000):
+            await queue.add_bulk([{"name": "", "data": payload}] * min(1000, total - start))
+    return await work(url, total, concurrency=concurrency, events_enabled=events, store_results=results)
+
+
+async def worker_delayed(url, total):
+    """Jobs due at one instant, added by the peer's own way, until the last has run."""
+    async with Queue("bench", redis_url=url) as queue:
+        await asyncio.gather(*(queue.add("", PAYLOAD, delay_ms=1) for _ in range(total)))
+    return await work(url, total, concurrency=100, events_enabled=False)
+
+
+async def worker_retry(url, total):
+    """Every job fails once and is retried at once; timed until all have succeeded."""
+    backoff = BackoffSpec.fixed(1, jitter_ms=0)
+    async with Queue("bench", redis_url=url) as queue:
+        await asyncio.gather(*(queue.add("", PAYLOAD, attempts=3, backoff=backoff) for _ in range(total)))
+    return await work(url, total, fails_once=True, concurrency=100, events_enabled=False)
+
+
+async def pickup_latency(url, rate, seconds=3.0):
+    total = int(rate * seconds)
+    latencies = []
+    finished = asyncio.Event()
+
+    async def handler(job):
+        latencies.append(time.perf_counter() - job.data)
+        if len(latencies) == total:
+            finished.set()
+
+    made = Worker("bench", handler, redis_url=url, events_enabled=False)
+    async with Queue("bench", redis_url=url) as queue:
+        running = asyncio.ensure_future(made.run())
+        await asyncio.sleep(0.3)
+        watch = Stopwatch()
+        await send_on_time(lambda due: queue.add("", due), rate, total)
+        async with asyncio.timeout(30):
+            await finished.wait()
+        figures = watch.stop(total)
+        await made.close()
+        await running
+    return {**percentiles(latencies), "client_us": figures["client_us"], "server_us": figures["server_us"]}
+
+
+if __name__ == "__main__":
+    serve(
+        "chasquimq",
+        {
+            "queue-add": queue_add,
+            "queue-add-bulk": queue_add_bulk,
+            "queue-add-concurrent": queue_add_concurrent,
+            "queue-add-delayed": queue_add_delayed,
+            "queue-add-delayed-concurrent": queue_add_delayed_concurrent,
+            "worker": worker,
+            "worker-delayed": worker_delayed,
+            "worker-retry": worker_retry,
+            "pickup-latency": pickup_latency,
+        },
+        packages=("chasquimq",),
+        settings={
+            "adding": "Queue.add, add_bulk; uvloop",
+            "working": "Worker, concurrency=100 (its default and its best), uvloop, one process",
+        },
+    )

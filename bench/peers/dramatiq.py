@@ -1,0 +1,71 @@
+"""dramatiq on the Redis broker."""
+
+import os
+import sys
+
+os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
+os.environ["dramatiq_queue_prefetch"] = "256"  # noqa: SIM112 - so it is called
+
+from bench.peers.dramatiq_app import fails_once, nothing
+from bench.program.counter import drained_by, script_of
+from bench.program.driver import serve
+from bench.program.payloads import PAYLOAD
+from bench.program.stopwatch import Stopwatch
+
+
+def drained(total, processes=2, threads=8):
+    command = [script_of("dramatiq"), "bench.peers.dramatiq_app", "--processes", str(processes)]
+    return drained_by([*command, "--threads", str(threads), "--skip-logging"], total)
+
+
+def queue_add(url, total):
+    nothing.send(PAYLOAD)
+    watch = Stopwatch()
+    for _ in range(total):
+        nothing.send(PAYLOAD)
+    return watch.stop(total)
+
+
+def queue_add_delayed(url, total):
+    nothing.send_with_options(args=(PAYLOAD,), delay=3_600_000)
+    watch = Stopwatch()
+    for _ in range(total):
+        nothing.send_with_options(args=(PAYLOAD,), delay=3_600_000)
+    return watch.stop(total)
+
+
+def worker(url, total, concurrency=100):
+    for _ in range(total):
+        nothing.send(PAYLOAD)
+    return drained(total, 1, 1) if concurrency == 1 else drained(total)
+
+
+def worker_delayed(url, total):
+    for _ in range(total):
+        nothing.send_with_options(args=(PAYLOAD,), delay=1)
+    return drained(total)
+
+
+def worker_retry(url, total):
+    for _ in range(total):
+        fails_once.send(PAYLOAD)
+    return drained(total)
+
+
+if __name__ == "__main__":
+    serve(
+        "dramatiq",
+        {
+            "queue-add": queue_add,
+            "queue-add-delayed": queue_add_delayed,
+            "worker": worker,
+            "worker-delayed": worker_delayed,
+            "worker-retry": worker_retry,
+        },
+        packages=("dramatiq",),
+        settings={
+            "adding": "actor.send, JSON",
+            "working": "2 processes (one per core, its default) of 8 threads (its default), queue prefetch 256, only "
+            "the middleware that retries need",
+        },
+    )

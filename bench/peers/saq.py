@@ -1,0 +1,109 @@
+"""SAQ."""
+
+import asyncio
+import time
+
+from saq import Queue, Worker
+
+from bench.program.driver import serve
+from bench.program.payloads import PAYLOAD
+from bench.program.stopwatch import Stopwatch
+
+
+async def queue_at(url, **options):
+    queue = Queue.from_url(url, **options)
+    await queue.connect()
+    return queue
+
+
+async def queue_add(url, total):
+    queue = await queue_at(url)
+    await queue.enqueue("nothing", payload=PAYLOAD, ttl=-1)
+    watch = Stopwatch()
+    for _ in range(total):
+        await queue.enqueue("nothing", payload=PAYLOAD, ttl=-1)
+    figures = watch.stop(total)
+    await queue.disconnect()
+    return figures
+
+
+async def queue_add_concurrent(url, total):
+    queue = await queue_at(url)
+    await queue.enqueue("nothing", payload=PAYLOAD, ttl=-1)
+    watch = Stopwatch()
+    await asyncio.gather(*(queue.enqueue("nothing", payload=PAYLOAD, ttl=-1) for _ in range(total)))
+    figures = watch.stop(total)
+    await queue.disconnect()
+    return figures
+
+
+async def queue_add_delayed(url, total):
+    queue = await queue_at(url)
+    later = time.time() + 3600
+    await queue.enqueue("nothing", payload=PAYLOAD, scheduled=later)
+    watch = Stopwatch()
+    for _ in range(total):
+        await queue.enqueue("nothing", payload=PAYLOAD, scheduled=later)
+    figures = watch.stop(total)
+    await queue.disconnect()
+    return figures
+
+
+async def drained(url, total, name, concurrency=100, **options):
+    queue = await queue_at(url)
+    await asyncio.gather(*(queue.enqueue(name, payload=PAYLOAD, ttl=-1, **options) for _ in range(total)))
+    done = 0
+    finished = asyncio.Event()
+
+    async def nothing(ctx, *, payload):
+        nonlocal done
+        done += 1
+        if done == total:
+            finished.set()
+
+    async def fails_once(ctx, *, payload):
+        if ctx["job"].attempts == 1:
+            raise ValueError("first run")
+        await nothing(ctx, payload=payload)
+
+    worker = Worker(queue, [("nothing", nothing), ("fails_once", fails_once)], concurrency=concurrency)
+    watch = Stopwatch()
+    running = asyncio.ensure_future(worker.start())
+    await finished.wait()
+    figures = watch.stop(total)
+    await worker.stop()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await queue.disconnect()
+    return figures
+
+
+async def worker(url, total, concurrency=100):
+    return await drained(url, total, "nothing", concurrency)
+
+
+async def worker_delayed(url, total):
+    return await drained(url, total, "nothing", scheduled=time.time() + 0.001)
+
+
+async def worker_retry(url, total):
+    return await drained(url, total, "fails_once", retries=3, retry_delay=0.0)
+
+
+if __name__ == "__main__":
+    serve(
+        "saq",
+        {
+            "queue-add": queue_add,
+            "queue-add-concurrent": queue_add_concurrent,
+            "queue-add-delayed": queue_add_delayed,
+            "worker": worker,
+            "worker-delayed": worker_delayed,
+            "worker-retry": worker_retry,
+        },
+        packages=("saq",),
+        settings={
+            "adding": "enqueue, ttl=-1 (nothing kept); 20 at once (its default); uvloop, hiredis",
+            "working": "concurrency=100, uvloop, one process",
+        },
+    )

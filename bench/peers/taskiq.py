@@ -1,0 +1,90 @@
+"""taskiq-redis, the broker on streams."""
+
+import asyncio
+import os
+import sys
+
+os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
+
+from taskiq_redis import RedisStreamBroker
+
+from bench.peers.taskiq_app import fails_once, nothing
+from bench.program.counter import drained_by, script_of
+from bench.program.driver import serve
+from bench.program.payloads import PAYLOAD
+from bench.program.stopwatch import Stopwatch
+
+
+async def started():
+    """A broker of this event loop."""
+    broker = RedisStreamBroker(os.environ["BENCH_URL"], queue_name="bench", consumer_id="0")
+    await broker.startup()
+    return broker
+
+
+def drained(total, processes=2, concurrency=100):
+    command = [script_of("taskiq"), "worker", "bench.peers.taskiq_app:broker", "--workers", str(processes)]
+    options = ["--max-async-tasks", str(concurrency), "--log-level", "CRITICAL", "--no-parse"]
+    return drained_by([*command, *options], total)
+
+
+async def queue_add(url, total):
+    broker = await started()
+    await nothing.kicker().with_broker(broker).kiq(PAYLOAD)
+    watch = Stopwatch()
+    for _ in range(total):
+        await nothing.kicker().with_broker(broker).kiq(PAYLOAD)
+    figures = watch.stop(total)
+    await broker.shutdown()
+    return figures
+
+
+async def queue_add_concurrent(url, total):
+    broker = await started()
+    turns = asyncio.Semaphore(50)
+
+    async def add():
+        async with turns:
+            await nothing.kicker().with_broker(broker).kiq(PAYLOAD)
+
+    await add()
+    watch = Stopwatch()
+    await asyncio.gather(*(add() for _ in range(total)))
+    figures = watch.stop(total)
+    await broker.shutdown()
+    return figures
+
+
+async def _fill(task, total):
+    broker = await started()
+    for start in range(0, total, 50):
+        await asyncio.gather(*(task.kicker().with_broker(broker).kiq(PAYLOAD) for _ in range(min(50, total - start))))
+    await broker.shutdown()
+
+
+def worker(url, total, concurrency=100):
+    asyncio.run(_fill(nothing, total))
+    return drained(total, 1, 1) if concurrency == 1 else drained(total)
+
+
+def worker_retry(url, total):
+    asyncio.run(_fill(fails_once, total))
+    return drained(total)
+
+
+if __name__ == "__main__":
+    serve(
+        "taskiq",
+        {
+            "queue-add": queue_add,
+            "queue-add-concurrent": queue_add_concurrent,
+            "worker": worker,
+            "worker-retry": worker_retry,
+        },
+        packages=("taskiq-redis", "taskiq"),
+        settings={
+            "adding": "kiq on RedisStreamBroker; concurrent: 50 at once; uvloop, hiredis",
+            "working": "RedisStreamBroker, 2 worker processes (its default) of 100 tasks, xread_count=256, no parsing, "
+            "no result backend",
+        },
+    )

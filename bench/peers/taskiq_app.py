@@ -1,0 +1,24 @@
+"""taskiq's tasks on Redis streams."""
+
+import os
+
+from taskiq import Context, SimpleRetryMiddleware, TaskiqDepends
+from taskiq_redis import RedisStreamBroker
+
+from bench.program.counter import tick
+
+# Reads what was there before the group: the queue is filled first.
+broker = RedisStreamBroker(os.environ["BENCH_URL"], queue_name="bench", consumer_id="0", xread_count=256)
+broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=3))
+
+
+@broker.task("nothing")
+async def nothing(payload: dict) -> None:
+    tick()
+
+
+@broker.task("fails_once", retry_on_error=True)
+async def fails_once(payload: dict, context: Context = TaskiqDepends()) -> None:  # noqa: B008 - taskiq's way
+    if not context.message.labels.get("_retries"):
+        raise ValueError("first run")
+    tick()

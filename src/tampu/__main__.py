@@ -1,0 +1,6 @@
+"""`python -m tampu`: the same as `tampu`."""
+
+from tampu.cli.entry import main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Counts what one job costs: requests to the server, commands the server runs, Python calls and instructions of ours.
+
+Counts and not seconds, so that a busy machine does not matter. What a clock drives (leases, promoter, scheduler) is a
+handful whatever the number of jobs, and vanishes when it is divided by it.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+from tampu.redis.connection import Connection
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    import pytest
+    import redis
+
+
+@dataclass
+class Meter:
+    """`with Meter(client, monkeypatch) as meter: ...`, then `meter.per_job(jobs)`."""
+
+    client: redis.Redis
+    monkeypatch: pytest.MonkeyPatch
+    requests: int = 0
+    calls: int = 0
+    instructions: int = 0
+    commands: dict[str, int] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        plain = Connection.request
+
+        def request(connection: Connection, *arguments: Any) -> None:
+            self.requests += 1
+            plain(connection, *arguments)
+
+        self.monkeypatch.setattr(Connection, "request", request)
+        self.client.config_resetstat()
+        self._former = sys.gettrace()
+        sys.settrace(self._trace)
+        # The frames that wait already, such as a consumer's loops, are traced when they go on: each begins anew.
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(self._former)
+        self.monkeypatch.undo()
+        self.commands = {
+            name.removeprefix("cmdstat_"): stats["calls"]
+            for name, stats in self.client.info("commandstats").items()
+            if name not in ("cmdstat_config|resetstat", "cmdstat_info")
+        }
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if not frame.f_globals.get("__name__", "").startswith("tampu."):
+            return None
+        self.calls += 1
+        frame.f_trace_lines = False
+        frame.f_trace_opcodes = True
+        return self._count
+
+    def _count(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "opcode":
+            self.instructions += 1
+        return self._count
+
+    def per_job(self, jobs: int) -> dict[str, Any]:
+        """Requests, calls and instructions per job, and the commands the server runs for every single one."""
+        rounded = {name: round(calls / jobs) for name, calls in sorted(self.commands.items())}
+        return {
+            "requests": round(self.requests / jobs, 2),
+            "calls": round(self.calls / jobs, 1),
+            "instructions": round(self.instructions / jobs),
+            "commands": {name: count for name, count in rounded.items() if count},
+        }

@@ -1,0 +1,126 @@
+"""What is published is made from a run's file: tables, plots, bars."""
+
+from __future__ import annotations
+
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT))
+from bench.contestants import PeerFailed, Program  # noqa: E402
+from bench.profile import draw, own_costs, tree  # noqa: E402
+from bench.program.latency import percentiles  # noqa: E402
+from bench.record import Record, new_record  # noqa: E402
+from bench.runner import Measure, interleave  # noqa: E402
+
+from bench import bars, report  # noqa: E402 - found there only now
+
+
+@pytest.fixture
+def record() -> Record:
+    made = new_record("full", "Redis 8.6.3")
+    made.rounds = 3
+    made.contestants = {
+        "tampu": {"versions": {"tampu": "0.1.0"}, "settings": {"adding": "as it is", "working": "batch=256"}},
+        "chasquimq": {"versions": {"chasquimq": "1.3.0"}, "settings": {"adding": "", "working": ""}},
+        "streaq": {"unavailable": "streaq 7.2.0 cannot be installed: no matching distribution"},
+    }
+    for number, ours, theirs, limit in ((0, 90_000.0, 10_000.0, 200_000.0), (1, 100_000.0, 12_500.0, 180_000.0)):
+        made.add("worker-concurrent", "tampu", number, {"batch": 256}, {"rate": ours, "client_us": 6, "server_us": 4})
+        made.add("worker-concurrent", "chasquimq", number, {}, {"rate": theirs, "client_us": 60, "server_us": 5})
+        made.add("worker-concurrent", "bare loop", number, {}, {"rate": limit})
+    made.add("worker-concurrent", "arq", 0, {}, {"error": "arq did not answer within 60 s: worker"})
+    return made
+
+
+def test_a_record_is_the_same_after_it_was_written(record: Record, tmp_path: Path) -> None:
+    record.save(tmp_path / "run.json")
+    assert Record.load(tmp_path / "run.json") == record
+
+
+def test_bars_compare_medians(record: Record) -> None:
+    lines = bars.judge(record)
+    assert lines == [
+        "bar worker-concurrent ratio 8.44 needs 7 ok",
+        "bar worker-concurrent-of-limit ratio 0.50 needs 0.6 short",
+    ]
+    assert [bar["holds"] for bar in record.bars] == [True, False]
+
+
+def test_the_page_tells_figures_failures_and_what_is_missing(record: Record) -> None:
+    bars.judge(record)
+    page = report.page(record)
+    assert "| **tampu** | **95,000** |" in page
+    assert "| chasquimq | 11,200 (8.4) |" in page
+    assert "| arq | failed |" in page
+    assert "streaq | could not be installed: streaq 7.2.0 cannot be installed: no matching distribution" in page
+    assert "| `worker-concurrent-of-limit` | 0.50 | at least 0.6 | **short** |" in page
+    assert "## Spark" not in page, "the run had none"
+
+
+def test_the_readme_keeps_all_but_its_table(record: Record) -> None:
+    readme = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
+    made = report.with_table(readme, report.readme_table(record))
+    assert made.startswith(f"before\n{report.BEGIN}\n| jobs per second | tampu |")
+    assert made.endswith(f"{report.END}\nafter\n")
+    assert "old" not in made
+    assert "Could not be installed for this run: streaq" in made
+
+
+def test_plots_are_well_formed(record: Record) -> None:
+    for number in (1, 2):
+        record.add(f"processes-{number}", "tampu", 0, {}, {"rate": 80_000.0 * number})
+    drawn = report.plots(record)
+    assert set(drawn) == {"worker-concurrent", "processes"}
+    for svg in drawn.values():
+        assert ET.fromstring(svg).tag.endswith("svg")
+
+
+def test_contestants_take_turns_in_an_order_that_rotates() -> None:
+    order: list[str] = []
+    made = new_record("quick", "Redis 8.6.3")
+
+    def contestant(name: str) -> Measure:
+        return Measure("queue-add", name, lambda: order.append(name) or {"rate": 1.0})  # type: ignore[func-returns-value]
+
+    interleave([contestant("a"), contestant("b"), contestant("c")], 3, made, lambda: order.append("empty"))
+    assert "".join(name for name in order if name != "empty") == "abcbcacab"
+    assert order[::2] == ["empty"] * 10
+    assert made.values("queue-add", "b") == [1.0, 1.0, 1.0]
+
+
+def test_a_contestant_that_fails_is_said_so_and_not_asked_again() -> None:
+    made = new_record("quick", "Redis 8.6.3")
+
+    def fail() -> Any:
+        raise PeerFailed("arq is gone")
+
+    interleave([Measure("queue-add", "arq", fail)], 3, made, lambda: None)
+    assert made.error("queue-add", "arq") == "arq is gone"
+    assert len(made.samples) == 1
+
+
+def test_a_program_that_cannot_start_says_why() -> None:
+    with pytest.raises(PeerFailed, match="nope ended in its start with exit code 3: no such module"):
+        Program(
+            "nope", [sys.executable, "-c", "import sys; print('no such module', file=sys.stderr); sys.exit(3)"], "", 0
+        )
+
+
+def test_percentiles_are_in_milliseconds() -> None:
+    found = percentiles([number / 1000 for number in range(1, 101)])
+    assert found["p50_ms"] == pytest.approx(51)
+    assert found["p99_ms"] == pytest.approx(100)
+    assert found["max_ms"] == pytest.approx(100)
+
+
+def test_a_flame_graph_shows_where_samples_were() -> None:
+    folded = "main (a.py:1);work (tampu/b.py:7) 30\nmain (a.py:1);work (tampu/b.py:9);write (libc.so.6) 70"
+    assert own_costs(folded) == [("write (libc.so.6)", 0.7), ("work (tampu/b.py)", 0.3)]
+    svg = draw("worker", tree(folded))
+    assert "write (libc.so.6): 70.0%" in svg
+    ET.fromstring(svg)

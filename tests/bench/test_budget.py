@@ -1,0 +1,187 @@
+"""No job may come to cost more than is written down in `budget.json`: a guard that counts and does not time.
+
+Each figure is the best of a few attempts: how many jobs share a window depends on the moment, but a command, a call or
+a line that is added for every job is there in every attempt. After a change that is meant, record anew with
+`TAMPU_RECORD_BUDGET=1 pytest tests/bench` and say in the commit why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from meter import Meter
+
+from tampu import AddOptions, BackoffSpec, Consumer, ConsumerConfig, JobRetryOverride, Producer, ProducerConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from servers.process import Server
+
+BUDGET = Path(__file__).with_name("budget.json")
+ATTEMPTS = 6
+QUEUE = "budget"
+PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
+#: What a figure may be over its budget: less than one request or call for each job, and a line's worth of instructions.
+SLACK = {"requests": 0.3, "calls": 0.7, "instructions": 12}
+SHARE = 0.05
+#: Calls and instructions differ from one Python to the next; the commands and requests do not.
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+async def one_by_one(url: str, meter: Meter) -> int:
+    async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+        await producer.add(PAYLOAD)
+        with meter:
+            for _ in range(200):
+                await producer.add(PAYLOAD)
+    return 200
+
+
+async def in_a_gather(url: str, meter: Meter) -> int:
+    async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+        await producer.add(PAYLOAD)
+        with meter:
+            await asyncio.gather(*(producer.add(PAYLOAD) for _ in range(1000)))
+    return 1000
+
+
+async def in_a_bulk(url: str, meter: Meter) -> int:
+    async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+        await producer.add(PAYLOAD)
+        with meter:
+            await producer.add_bulk([PAYLOAD] * 1024)
+    return 1024
+
+
+async def delayed_in_a_bulk(url: str, meter: Meter) -> int:
+    async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+        await producer.add(PAYLOAD)
+        with meter:
+            await producer.add_in_bulk(3600, [PAYLOAD] * 1024)
+    return 1024
+
+
+def worked_off(*, fails_once: bool = False, **settings: Any) -> Callable[[str, Meter], Awaitable[int]]:
+    async def scenario(url: str, meter: Meter) -> int:
+        jobs, done = 1024, 0
+        retry = JobRetryOverride(3, BackoffSpec.fixed(1, jitter_ms=0))
+        options = AddOptions(retry=retry) if fails_once else AddOptions()
+        async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+            await producer.add_bulk_with_options([PAYLOAD] * jobs, options)
+        shutdown = asyncio.Event()
+
+        async def handler(job: Any) -> Any:
+            nonlocal done
+            if fails_once and job.attempt == 0:
+                raise ValueError("first run")
+            done += 1
+            if done == jobs:
+                shutdown.set()
+            return b"\x81\xa4sent\xc3"
+
+        config = ConsumerConfig(queue_name=QUEUE, block_ms=100, batch=256, **settings)
+        with meter:
+            await Consumer(url, config).run(handler, shutdown)
+        return jobs
+
+    return scenario
+
+
+SCENARIOS: dict[str, Callable[[str, Meter], Awaitable[int]]] = {
+    "one add after the other": one_by_one,
+    "adds in a gather": in_a_gather,
+    "a bulk": in_a_bulk,
+    "a delayed bulk": delayed_in_a_bulk,
+    "running": worked_off(events_enabled=False),
+    "running, events on": worked_off(events_enabled=True),
+    "running, results stored": worked_off(events_enabled=False, store_results=True),
+    "failing once": worked_off(events_enabled=False, fails_once=True),
+}
+
+
+def best_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
+    """The least of each figure."""
+    names = set.intersection(*(set(each["commands"]) for each in attempts))
+    least: dict[str, Any] = {
+        figure: min(each[figure] for each in attempts) for figure in ("requests", "calls", "instructions")
+    }
+    return {**least, "commands": {name: min(each["commands"][name] for each in attempts) for name in sorted(names)}}
+
+
+def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
+    """What costs more than it may, in words."""
+    over = [
+        f"{found['commands'][name]} {name} per job, {allowed['commands'].get(name, 0)} allowed"
+        for name in found["commands"]
+        if found["commands"][name] > allowed["commands"].get(name, 0)
+    ]
+    for figure, slack in SLACK.items():
+        limit = allowed[figure] if figure == "requests" else allowed.get(PYTHON, {}).get(figure)
+        # Of what takes thousands of instructions, some depend on how many jobs share a window.
+        if limit is not None and found[figure] > limit + max(slack, limit * SHARE):
+            over.append(f"{found[figure]} {figure} per job, {limit} allowed")
+    return over
+
+
+@pytest.mark.servers("valkey", "redis86")
+@pytest.mark.parametrize("name", SCENARIOS)
+async def test_a_job_costs_no_more_than_its_budget(
+    name: str, server: Server, server_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts: list[dict[str, Any]] = []
+    budget = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
+    allowed = budget.get(name, {}).get(server_kind)
+    is_recording = bool(os.environ.get("TAMPU_RECORD_BUDGET"))
+    while len(attempts) < ATTEMPTS:
+        client = server.client()
+        client.flushall()
+        meter = Meter(client, monkeypatch)
+        jobs = await SCENARIOS[name](server.url, meter)
+        attempts.append(meter.per_job(jobs))
+        if not is_recording and not over_budget(best_of(attempts), allowed):
+            return
+    found = best_of(attempts)
+    if is_recording:
+        budget.setdefault(name, {})[server_kind] = {
+            **(allowed or {}),
+            "commands": found["commands"],
+            "requests": found["requests"],
+            PYTHON: {"calls": found["calls"], "instructions": found["instructions"]},
+        }
+        BUDGET.write_text(json.dumps(budget, indent=1, sort_keys=True) + "\n")
+        return
+    pytest.fail(f"{name}: " + "; ".join(over_budget(found, allowed)))
+
+
+@pytest.mark.servers("valkey", "redis86")
+async def test_one_more_command_for_every_job_is_over_budget(
+    server: Server, server_kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Meter(server.client(), monkeypatch)
+    async with Producer.connect(server.url, ProducerConfig(queue_name=QUEUE)) as producer:
+        await producer.add(PAYLOAD)
+        with meter:
+            for _ in range(50):
+                await producer.add(PAYLOAD)
+                await producer.pipe.call("INCR", "added")
+    allowed = json.loads(BUDGET.read_text())["one add after the other"][server_kind]
+    said = over_budget(meter.per_job(50), allowed)
+    assert said[0] == "1 incr per job, 0 allowed"
+    assert any("requests" in line for line in said)
+
+
+def test_what_is_over_budget_is_said() -> None:
+    allowed = {"commands": {"xadd": 1}, "requests": 0.02, PYTHON: {"calls": 8.0, "instructions": 400}}
+    found = {"commands": {"xadd": 1, "set": 1}, "requests": 0.02, "calls": 8.0, "instructions": 400}
+    assert over_budget(found, allowed) == ["1 set per job, 0 allowed"]
+    assert over_budget({**found, "commands": {"xadd": 2}}, allowed) == ["2 xadd per job, 1 allowed"]
+    assert over_budget({**found, "commands": {"xadd": 1}, "requests": 1.02}, allowed)
+    assert over_budget({**found, "commands": {"xadd": 1}, "calls": 9.0}, allowed)
+    assert not over_budget({**found, "commands": {"xadd": 1}}, allowed)

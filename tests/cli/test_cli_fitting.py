@@ -1,0 +1,59 @@
+"""Tables in terminals of any width: a column is there as a whole, or not at all."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from cli.lab import Terminal
+from cli.shop import QUEUE, Filled
+from tampu.cli.fitting import Facts, FittingTable
+
+
+def shown(renderable: object, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(renderable)
+    written: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return [line.rstrip() for line in written.splitlines()]
+
+
+@pytest.fixture
+def counts() -> FittingTable:
+    made = FittingTable(
+        "queue", "waiting", "bytes", "done", numbers=("waiting", "bytes", "done"), spare=("bytes", "done")
+    )
+    made.add_row("emails", "1,234", "12 KiB", "99/s")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("width", "lines"),
+    [
+        (80, ["queue   waiting   bytes  done", "emails    1,234  12 KiB  99/s"]),
+        (29, ["queue   waiting   bytes  done", "emails    1,234  12 KiB  99/s"]),
+        (28, ["queue   waiting  done", "emails    1,234  99/s"]),
+        (20, ["queue   waiting", "emails    1,234"]),
+    ],
+)
+def test_a_narrow_terminal_gets_fewer_columns(counts: FittingTable, width: int, lines: list[str]) -> None:
+    assert shown(counts, width) == lines
+
+
+def test_facts_stand_side_by_side_or_below_each_other() -> None:
+    facts = Facts([("waiting", Text("1")), ("dead", Text("2"))], [("added", Text("3/s")), ("memory", Text("4 KiB"))])
+    assert shown(facts, 60) == ["waiting  1      added   3/s", "dead     2      memory  4 KiB"]
+    assert shown(facts, 20) == ["waiting  1", "dead     2", "added    3/s", "memory   4 KiB"]
+
+
+@pytest.mark.parametrize(
+    ("command", "text"),
+    [(("inspect",), QUEUE), (("top", "--rounds", "1"), QUEUE), (("repeatable", "list", QUEUE), "daily")],
+)
+def test_what_matters_most_is_there_in_40_columns(shop: Filled, command: tuple[str, ...], text: str) -> None:
+    with Terminal(*command, columns=40) as terminal:
+        assert terminal.wait() == 0
+        assert text in terminal.shown
+        assert "…" not in terminal.shown

