@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
 import time
@@ -383,6 +384,20 @@ async def test_a_process_that_dies_between_two_jobs_costs_none(view: WorkerView)
         os.kill(pid, 9)
         await until(lambda: not is_alive(pid), "it is dead")
         second = view.add()
+        other = int(await until(lambda: view.result(second), "the second is done", 60))
+    assert other != pid
+    assert not view.dead_letters()
+
+
+async def test_a_process_that_dies_before_it_takes_its_job_costs_none(view: WorkerView) -> None:
+    options = {"store_results": True, "max_attempts": 1, "concurrency": 1}
+    async with consuming(view.server.url, pid_of_child, process=True, **options):
+        first = view.add()
+        pid = int(await until(lambda: view.result(first), "the first is done", 60))
+        os.kill(pid, signal.SIGSTOP)
+        second = view.add()
+        await until(lambda: "active" in view.event_names(second), "it is given to the process that stands still")
+        os.kill(pid, signal.SIGKILL)
         other = int(await until(lambda: view.result(second), "the second is done", 60))
     assert other != pid
     assert not view.dead_letters()

@@ -75,11 +75,34 @@ async def test_the_first_calls_leave_at_once_and_the_others_together() -> None:
     assert len(ferry.loads) == 4  # it may not overtake those who wait, and they go when all are back
     await ferry.arrive()
     assert ferry.loads[4:] == [[4, 5, 6, 7, 8, 9, 10]]
-    later = await start(lane, ferry, 11)
-    assert ferry.loads[5:] == [[11]]
     await ferry.arrive()
+    assert await asyncio.gather(*calls, *late) == [f"{number}!" for number in range(11)]
+    assert lane.is_idle
+
+
+async def test_in_a_crowd_those_who_were_just_answered_leave_together_again() -> None:
+    ferry = Ferry()
+    lane: Lane[Any, Any] = Lane(ferry.carry)
+
+    async def calling_twice(item: int) -> list[Any]:
+        return [await call(lane, ferry, item), await call(lane, ferry, item + 10)]
+
+    callers = [asyncio.create_task(calling_twice(item)) for item in range(10)]
+    await asyncio.sleep(0)
+    for _ in range(MOST_UNDER_WAY):  # these went alone, and wait for the second time
+        await ferry.arrive()
+    assert ferry.loads[4:] == [[4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
     await ferry.arrive()
-    assert await asyncio.gather(*calls, *late, *later) == [f"{number}!" for number in range(12)]
+    assert ferry.loads[5:] == [[14, 15, 16, 17, 18, 19]]
+    lone = await start(lane, ferry, 20)
+    assert len(ferry.loads) == 6  # all but this one are under way
+    await ferry.arrive()
+    assert ferry.loads[6:] == [[20]]
+    await ferry.arrive()
+    assert lane.enter()  # the crowd is gone
+    lane.leave()
+    assert await asyncio.gather(*callers) == [[f"{item}!", f"{item + 10}!"] for item in range(10)]
+    assert await asyncio.gather(*lone) == ["20!"]
     assert lane.is_idle
 
 
@@ -104,6 +127,7 @@ async def test_an_error_of_one_call_is_its_own_and_an_error_of_a_trip_is_everybo
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(outcome, ValueError) for outcome in outcomes] == [True, False, False, False, False, True, False]
 
+    lane = Lane(ferry.carry)
     calls = await start(lane, ferry, *range(7))
     await ferry.arrive(OSError("first"))
     for _ in range(MOST_UNDER_WAY - 1):

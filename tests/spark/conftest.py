@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: Without the extra `spark` none of these can be imported.
 collect_ignore_glob = [] if find_spec("pyspark") and find_spec("pyarrow") else ["test_*.py"]
 
-#: For the Javas of tests, which live for seconds: compiling thoroughly would take longer than it saves (half the time).
+#: For the Javas of tests, which live for seconds: compiling thoroughly would take longer than it saves.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 #: How long a test with Spark may take on a busy machine; the first one starts the session.
 SPARK_TIMEOUT_SECS = 600

@@ -39,6 +39,10 @@ class ProcessDied(BaseException):
     """The process died while it ran the job; counted as a panic."""
 
 
+class _DiedIdle(ProcessDied):
+    """The process died before it took the job."""
+
+
 class RemoteError(Exception):
     """A handler's error in another process. `error_type` is its type's name, the text is its own."""
 
@@ -72,6 +76,10 @@ class _Child:
         """Run one job there and wait for it; blocks."""
         with contextlib.suppress(OSError):  # it has died: receiving says so
             self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name))
+        try:
+            self._receive()  # that it has taken the job
+        except ProcessDied as error:
+            raise _DiedIdle(str(error)) from None
         outcome = self._receive()
         if outcome[0] == "ok":
             return outcome[1]
@@ -111,6 +119,7 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
             parts = pipe.recv()
         except EOFError:
             return
+        pipe.send("taken")
         job: Job[Any] = Job.from_wire(*parts)
         try:
             result = handler(job)
@@ -178,10 +187,16 @@ class Processes:
 
     async def run(self, job: Job[Any], timeout_secs: float | None) -> Any:
         """Run one job in a process; `TimeoutError` after the process was killed."""
+        while (child := self._take_free()) is not None:
+            # It may have died meanwhile, or be about to, which shows only when it does not take the job.
+            with contextlib.suppress(_DiedIdle):
+                return await self._run_in(child, job, timeout_secs)
         loop = asyncio.get_running_loop()
-        child = self._take_free()
-        if child is None:
-            child = await loop.run_in_executor(self._threads, _Child, self._handler)
+        child = await loop.run_in_executor(self._threads, _Child, self._handler)
+        return await self._run_in(child, job, timeout_secs)
+
+    async def _run_in(self, child: _Child, job: Job[Any], timeout_secs: float | None) -> Any:
+        loop = asyncio.get_running_loop()
         self._busy.add(child)
         call = loop.run_in_executor(self._threads, child.call, job)
         try:
