@@ -190,6 +190,10 @@ async def test_finding_09_neither_poison_nor_lack_of_memory_ends_promoter_and_sc
         view.client.hset(view.keys.repeat_spec("bad"), "spec", b"\xc1")
         make_due(view, "bad", 1)
         await until(lambda: dead_letters(view) and next_fire(view, "bad") is None, "the poison is out of the way")
+        # The promoter's own calls fail for a while: without memory they do not.
+        view.client.set(view.keys.delayed, "of a wrong type")
+        await until(lambda: troubles.about("promoter of q is in trouble"), "the promoter is refused")
+        view.client.delete(view.keys.delayed)
         await producer.upsert_repeatable(RepeatableSpec("repeated", RepeatPattern.every(300), None))
         delay(view, member_of("due", "delayed"), view.now_ms() + 300)
         server.config_set(maxmemory=1, maxmemory_policy="noeviction")

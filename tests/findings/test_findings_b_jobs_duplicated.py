@@ -15,7 +15,7 @@ from support.pipes import open_pipe
 from support.producers import open_producer
 from support.proxy import Proxy
 from support.queues import QueueView
-from support.repeating import fired, next_fire, repeat_keys, write_spec
+from support.repeating import fired, make_due, next_fire, repeat_keys, write_spec
 from support.waiting import until
 from tampu import InMemorySink, Job, Promoter, PromoterConfig, RepeatPattern, Scheduler, SchedulerConfig
 from tampu.engine.scheduler import FIRE
@@ -127,10 +127,16 @@ async def test_finding_18_a_repeatable_removed_during_a_round_does_not_come_back
     async with open_producer(server.url) as producer, open_pipe(server.url, scripts=(FIRE,)) as pipe:
         assert await producer.remove_repeatable("k")
         keys = (view.keys.stream, view.keys.delayed, view.keys.repeat, view.keys.repeat_spec("k"))
-        reply = await pipe.run(FIRE, keys, (due, due + HOUR_MS, 1000, "k", 2, packed, "n", due, b"envelope"))
-    assert reply == [-1, 0, b""]
+        arguments = (due, due + HOUR_MS, 1000, "k", 2, packed, "n", due, b"envelope")
+        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
+        assert repeat_keys(view) == set()
+        # Nor is it fired when half of it is there: its spec without a next fire, a next fire without its spec.
+        view.client.hset(view.keys.repeat_spec("k"), "spec", packed)
+        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
+        view.client.delete(view.keys.repeat_spec("k"))
+        make_due(view, "k", due)
+        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
     assert view.length() == 0
-    assert repeat_keys(view) == set()
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
