@@ -39,9 +39,8 @@ def write_history(folder: Path, url: str, queues: Sequence[str], *, wanted: bool
 
     lake = folder / "lake"
     shutil.rmtree(lake, ignore_errors=True)  # the last demo's: its events are gone, and these are others
-    write_line(
-        "\nThe day's history as tables, by Spark (under a minute, most of it Spark's start; --no-spark skips it):"
-    )
+    write_line("")
+    write_line("The day's history as tables, by Spark (under a minute, most of it Spark's start; --no-spark skips it):")
     try:
         build_lake(url, list(queues), lake, conf=SHORT_LIVED)
     except Stopped as stop:
