@@ -30,7 +30,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt scripts/find_python.sh
 	@touch $@
 	@echo "setup: done"
 
-demo: setup ## watch a small shop's day on an embedded server (a quarter of a minute)
+demo: setup ## watch a small shop's day on an embedded server (a quarter of a minute; with Java one more for the pipeline)
 	@$(BIN)/tampu demo
 
 test: setup servers ## run all tests on real servers; pytest arguments: make test ARGS="-k foo"

@@ -65,6 +65,7 @@ CONSUMER = [
 ]
 MEMORY = [
     Bar("worker-memory-of-150-mb", 1, Figure("memory", US, "worker_mb"), 150.0, is_at_most=True),
+    Bar("producer-memory-of-200-mb", 1, Figure("memory", US, "producer_mb"), 200.0, is_at_most=True),
 ]
 RSMQ = [
     _beside("rsmq-send-js", 1.5, "rsmq-send", "rsmq (npm)"),

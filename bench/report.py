@@ -102,7 +102,6 @@ def page(record: Record) -> str:
         _section(
             "Worker processes",
             process_table(record),
-            "One queue, `worker-concurrent` in each process; the server needs one of the cores for itself.",
             "![processes](benchmarks/processes.svg)",
         ),
         _section("Memory", memory_text(record)),
@@ -130,7 +129,8 @@ def how(record: Record) -> str:
         "about 100 bytes, handlers do nothing. Each peer runs in an environment of its own with its makers' settings "
         "for throughput, listed below. Workers that are programs of their own are timed from their first job on, so "
         "their start-up does not count; ours, chasquimq, arq, SAQ, streaQ and BullMQ from the worker's start, with "
-        "connecting. In the worker scenarios ours reads 256 jobs at a time (`batch=256`); the default of 64 is listed. "
+        "connecting. Ours reads 256 jobs at a time (`batch=256`) where a sample's arguments in the file say so, as in "
+        "`worker-concurrent`, whose default of 64 is listed; otherwise 64. "
         "Compare within one run only."
     )
 
@@ -249,15 +249,18 @@ def process_table(record: Record) -> str:
 
 
 def memory_text(record: Record) -> str:
-    per_job, worker, bulk = (
-        record.median("memory", "tampu", figure) for figure in ("server_bytes_per_job", "worker_mb", "bulk_added_mb")
+    per_job, worker, producer = (
+        record.median("memory", "tampu", figure) for figure in ("server_bytes_per_job", "worker_mb", "producer_mb")
     )
     if per_job is None:
         return ""
-    return (
+    text = (
         f"With 1,000,000 jobs waiting the server holds {per_job:.0f} bytes per job; a worker on that queue has "
-        f"{worker:.0f} MB resident at most. Adding the million from a generator took {bulk:.0f} MB in the producer."
+        f"{worker:.0f} MB resident at most."
     )
+    if producer is not None:
+        text += f" The producer that added the million from a generator had {producer:.0f} MB, their ids included."
+    return text
 
 
 def rsmq_table(record: Record) -> str:

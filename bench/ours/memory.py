@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from typing import Any
 
 from bench.ours.adding import CONFIG, QUEUE
-from bench.program.payloads import PAYLOAD
 from bench.program.stopwatch import resident_mb
 from tampu import Consumer, ConsumerConfig, Producer
 
@@ -16,12 +16,10 @@ LOOKED_AT_AFTER = 200_000
 
 
 async def memory_with_waiting(url: str, total: int, batch: int = 256) -> dict[str, float]:
-    """The server's bytes per waiting job, and a worker's resident memory while it works on the queue."""
+    """The server's bytes per waiting job, and what is resident in the producer and in a worker."""
     async with Producer.connect(url, CONFIG) as producer:
         empty = await _used_memory(producer)
-        before_mb = resident_mb([os.getpid()])
-        await producer.add_bulk(PAYLOAD for _ in range(total))
-        filled_mb = resident_mb([os.getpid()])
+        producer_mb = await _peak_of_a_bulk(url, total)
         bytes_per_job = (await _used_memory(producer) - empty) / total
     done, most_mb = 0, 0.0
     shutdown = asyncio.Event()
@@ -38,9 +36,16 @@ async def memory_with_waiting(url: str, total: int, batch: int = 256) -> dict[st
     await Consumer(url, config).run(handler, shutdown)
     return {
         "server_bytes_per_job": bytes_per_job,
-        "bulk_added_mb": filled_mb - before_mb,
+        "producer_mb": producer_mb,
         "worker_mb": most_mb,
     }
+
+
+async def _peak_of_a_bulk(url: str, total: int) -> float:
+    command = (sys.executable, "-m", "bench.ours.bulk", url, str(total))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    told, _ = await process.communicate()
+    return float(told)
 
 
 async def _used_memory(producer: Any) -> int:

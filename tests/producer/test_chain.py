@@ -14,10 +14,12 @@ from support.queues import QueueView
 from support.waiting import until
 from tampu.engine.answers import LoneWindow, SharedWindow
 from tampu.engine.chain import CHAIN_TTL_SECS
+from tampu.engine.options import AddOptions
 from tampu.engine.window import NOW, pack_part
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
 from tampu.redis import pipe as pipe_module
 from tampu.redis.faults import ServerError, Unreachable
+from tampu.wire.envelope import decode_job
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +70,25 @@ async def test_a_job_that_goes_alone_is_packed_as_in_any_window(server: Server, 
 
 
 # --- refused in the middle
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("name", ["", "mail"])
+async def test_a_window_that_fails_after_its_first_jobs_tells_which_are_in(server: Server | Cluster, name: str) -> None:
+    """A stream has a last id: behind it XADD fails, here for the third and the fourth job of a window."""
+    view = QueueView(server, "q")
+    view.client.xadd(view.keys.stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 3}")
+    async with open_producer(server.url) as producer:
+        with pytest.raises(RedisError, match="last possible") as caught:
+            await producer.add_bulk_with_options(range(4), AddOptions(name=name))
+        entries = view.entries()
+        assert len(caught.value.accepted) == len(entries) - 1 == 2
+        assert [decode_job(fields[1]).id for _, fields in entries[1:]] == caught.value.accepted
+        with pytest.raises(RedisError, match="last possible"):
+            await producer.add("nor is there room for this one")
+        view.client.delete(view.keys.stream)
+        after = await producer.add("after")
+    assert view.ids() == [after]
 
 
 @pytest.mark.usefixtures("two_a_window")

@@ -93,6 +93,7 @@ class Adder:
         # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
         leaves_at_once = self._open is None and self._chain.is_idle()
         if leaves_at_once and explicit is None and due is None:
+            # What follows below, without the steps that such a job does not need: most of its time is spent here.
             job_id, now_ms = self._minter.mint()
             head, tail = _frame(now_ms, options.retry)
             envelope = pack_envelope(b"%b\xba%b" % (head, job_id.encode()), body, tail, self._inline)

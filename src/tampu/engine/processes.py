@@ -62,11 +62,11 @@ class _Child:
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, handler), name="tampu-handler", daemon=True)
         # Held back until it can say that Ctrl-C is not for it, which is after it has imported everything.
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             self._process.start()
         finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         #: Not to be given another job.
         self.is_spent = False

@@ -96,7 +96,7 @@ class PromoterLoop:
         poll_secs = self._config.poll_interval_ms / 1000
         if not due.lag_ms:
             return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, poll_secs)
-        if moves[-1].is_full or not any(move.promoted or move.buried for move in moves):
+        if any(move.is_full for move in moves) or not any(move.promoted or move.buried for move in moves):
             return poll_secs
         self._found = due
         return 0.0
