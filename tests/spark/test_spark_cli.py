@@ -253,7 +253,7 @@ class TestPipeline:
         whole, cut = tmp_path / "whole", tmp_path / "cut"
         tell(filled, 0, 300)
         began = time.monotonic()
-        assert programs(*run_options(filled, whole, "--max-per-batch", "200")).wait() == 0
+        assert programs(*run_options(filled, whole, "--max-per-batch", "500")).wait() == 0
         took = time.monotonic() - began
         moments: list[float] = []
         for number in range(1, 11):
@@ -261,7 +261,7 @@ class TestPipeline:
                 break
             tell(filled, number * 300, 300)
             moment = random.uniform(0.3, 1.0) * took
-            program = programs(*run_options(filled, cut, "--max-per-batch", "200"))
+            program = programs(*run_options(filled, cut, "--max-per-batch", "500"))
             try:
                 program.wait(moment)
             except subprocess.TimeoutExpired:

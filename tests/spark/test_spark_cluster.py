@@ -78,13 +78,13 @@ def copy_events_with_killed_drivers(
     submit: Callable[..., subprocess.Popen[bytes]], filled: Filled, tmp_path: Path
 ) -> None:
     """A streaming query turns events into jobs; its driver is killed in the middle of micro-batches, twice."""
-    rows = 12_000
+    rows = 8_000
     pipe = filled.client.pipeline(transaction=False)
     for number in range(1, rows + 1):
         pipe.execute_command("XADD", filled.keys().events, f"{number}-0", "e", "completed", "id", "x", "ts", number)
     pipe.execute()
     arguments = ("stream", filled.url, str(tmp_path / "checkpoint"))
-    for least in (3_000, 7_000):
+    for least in (1_000, 4_000):
         driver = submit(*arguments)
         until_some(filled, "copies", least)
         kill_driver(driver)

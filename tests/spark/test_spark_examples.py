@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,9 +49,6 @@ def test_dead_letters_are_repaired_and_replayed(tmp_path: Path) -> None:
     assert "200 replays are counted" in said
 
 
-@pytest.mark.skipif(
-    not (find_spec("grpc") and find_spec("yaml")), reason="spark-pipelines needs pip install 'pyspark[pipelines]'"
-)
 def test_the_tables_as_a_declarative_pipeline_run_twice(filled: Filled, tmp_path: Path) -> None:
     fill(filled)
     folder = tmp_path / "declarative"
@@ -63,7 +59,8 @@ def test_the_tables_as_a_declarative_pipeline_run_twice(filled: Filled, tmp_path
     )
     spec.write_text(text.replace("file:///tmp/tampu-declarative", tmp_path.as_uri()))
     for _ in range(2):  # the second finds the tables of the first
-        run(str(spark_home() / "bin" / "spark-pipelines"), "run", "--spec", str(spec), cwd=folder)
+        program = str(spark_home() / "bin" / "spark-pipelines")
+        run(program, "run", "--spec", str(spec), "--conf", "spark.sql.catalogImplementation=hive", cwd=folder)
     jobs = pq.read_table(folder / "spark-warehouse" / "silver_jobs").to_pylist()
     assert len(jobs) == 42
     assert sum(row["completed"] for row in pq.read_table(folder / "spark-warehouse" / "gold_slo").to_pylist()) == 40

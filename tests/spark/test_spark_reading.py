@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,12 +13,14 @@ import pyarrow as pa
 import pytest
 
 from spark.filling import T0, Filled
-from tampu.spark import plan
+from tampu.spark import partitions
+from tampu.spark.collector import with_few_collections
 from tampu.spark.columns import arrow_schema, spark_schema
 from tampu.spark.entry_ids import EntryId
 from tampu.spark.follow import Follower
 from tampu.spark.options import STREAMS, ReadOptions
-from tampu.spark.plan import DataLossError, Span, cut, plan_batch
+from tampu.spark.partitions import Span, cut
+from tampu.spark.plan import DataLossError, Extent, Position, count_between, plan_batch
 from tampu.spark.readers import read_snapshot, read_span
 from tampu.spark.server import QueueServer
 from tampu.wire.payload import encode_value
@@ -140,7 +144,7 @@ def test_several_queues_and_bounds(filled: Filled) -> None:
 
 @pytest.mark.servers
 def test_partitions_meet_and_cover_everything_once(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "STEP", 100)
+    monkeypatch.setattr(partitions, "STEP", 100)
     filled.events(1_050)
     spans = plan_batch(options_of(filled, minPartitions="3"))
     assert sum(span.rows for span in spans) == 1_050
@@ -157,6 +161,65 @@ def test_steps_are_joined_to_partitions_of_about_the_same_size() -> None:
     assert len(cut(steps, 20)) == 20
     assert len(cut(steps[:1], 0)) == 1
     assert cut([], 5) == []
+
+
+FEW = [(n * 60_000, 0) for n in range(1, 2_001)]
+#: Milliseconds and sequence numbers of 12,000 entries in shapes that streams have.
+SHAPES = {
+    "one bulk": [(5_000 + n // 200, n % 200) for n in range(12_000)],
+    "all day": [(n * 7_200, 0) for n in range(1, 12_001)],
+    "a burst each minute": [(60_000 * (1 + n // 600) + n % 600 // 30, n % 30) for n in range(12_000)],
+    "few, then a burst": [(n * 60_000, 0) for n in range(1, 2_001)]
+    + [(120_001_000 + n // 100, n % 100) for n in range(10_000)],
+    "a burst, then few": [(1 + n // 100, n % 100) for n in range(10_000)] + [(n * 60_000, 0) for n in range(1, 2_001)],
+    "a burst hidden in the middle": sorted(
+        [(n * 60_000, 0) for n in range(1, 2_001)] + [(60_000_123 + n // 100, n % 100) for n in range(10_000)]
+    ),
+    "ids of somebody's own": [(7, n * n * 10**9) for n in range(1, 12_001)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_long_streams_are_cut_by_estimates(shape: str, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "WORTH_ESTIMATING", 10_000)
+    monkeypatch.setattr(partitions, "ENTRIES_PER_LOOK", 20)
+    monkeypatch.setattr(partitions, "ROWS_PER_PARTITION", 1_500)
+    pipe = filled.client.pipeline(transaction=False)
+    for ms, seq in SHAPES[shape]:
+        pipe.execute_command("XADD", filled.keys().events, f"{ms}-{seq}", "e", "completed", "id", "x", "ts", 1)
+    pipe.execute()
+    options = options_of(filled)
+    if shape != "ids of somebody's own":  # which tell nothing
+        monkeypatch.delattr(partitions, "walk")
+    spans = plan_batch(options)
+    sizes = [sum(batch.num_rows for batch in read_span(options, span)) for span in spans]
+    assert sum(sizes) == 12_000
+    for before, after in pairwise(spans):
+        assert after.first == before.last.next
+    assert 6 <= len(spans) <= 9
+    assert max(sizes) < 1.6 * 1_500, sizes
+
+
+def test_what_estimates_do_not_explain_is_walked_over(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "WORTH_ESTIMATING", 1_000)
+    filled.events(3_000)
+    monkeypatch.setattr(partitions, "ENTRIES_PER_LOOK", 3_000)  # one look is not enough
+    spans = plan_batch(options_of(filled))
+    assert [span.rows for span in spans] == [1_000, 1_000, 1_000]
+
+
+def test_how_many_entries_lie_between_is_told_as_far_as_it_can_be() -> None:
+    extent = Extent(60, EntryId(41, 0), EntryId(100, 0), added=100, max_deleted=EntryId(0, 0))
+    start, end = Position(EntryId(0, 0)), Position(EntryId(100, 0))
+    assert count_between(start, end, extent) == 60
+    assert count_between(Position(EntryId(90, 0), 90), end, extent) == 10
+    assert count_between(start, Position(EntryId(50, 0), 50), extent) == 10
+    assert count_between(Position(EntryId(90, 0)), end, extent) is None
+    assert count_between(start, Position(EntryId(50, 0)), extent) is None
+    before_redis_7 = replace(extent, added=None)
+    assert count_between(start, end, before_redis_7) == 60
+    assert count_between(Position(EntryId(90, 0), 90), end, before_redis_7) is None
+    assert count_between(start, end, replace(extent, first=None)) == 0
 
 
 # --- following
@@ -264,3 +327,12 @@ def test_batches_are_arrow(filled: Filled) -> None:
     (span,) = plan_batch(options)
     (batch,) = read_span(options, span)
     assert isinstance(batch, pa.RecordBatch)
+
+
+def test_the_garbage_collector_rests_between_batches_and_works_again_behind_them() -> None:
+    seen = [(number, gc.isenabled()) for number in with_few_collections(range(3))]
+    assert seen == [(0, False), (1, False), (2, False)]
+    assert gc.isenabled()
+    for _ in with_few_collections(range(3)):
+        break  # a limit: the rest is never asked for
+    assert gc.isenabled()

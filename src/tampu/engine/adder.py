@@ -25,7 +25,7 @@ from tampu.engine.window import (
     pack_part,
 )
 from tampu.errors import EncodeError
-from tampu.wire.retry import to_wire_retry
+from tampu.wire.envelope import fresh_frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,7 +95,7 @@ class Adder:
         if leaves_at_once and explicit is None and due is None:
             # What follows below, without the steps that such a job does not need: most of its time is spent here.
             job_id, now_ms = self._minter.mint()
-            head, tail = _frame(now_ms, options.retry)
+            head, tail = fresh_frame(now_ms, options.retry)
             envelope = pack_envelope(b"%b\xba%b" % (head, job_id.encode()), body, tail, self._inline)
             self._chain.submit(LoneWindow(job_id, options.name.encode(), envelope, future))
             return future
@@ -125,7 +125,7 @@ class Adder:
         return DELAYED_WITH_ID, due.packed, (pack_part(self._marker_prefix + job_id.encode()), index)
 
     def _pack(self, job_id: str, body: bytes, now_ms: int, retry: JobRetryOverride | None) -> bytes:
-        head, tail = _frame(now_ms, retry)
+        head, tail = fresh_frame(now_ms, retry)
         return pack_envelope(head + _encode(job_id), body, tail, self._inline)
 
     def _window_for(self, size: int) -> SharedWindow:
@@ -221,7 +221,7 @@ class Adder:
         self, ids: list[str], payloads: Sequence[Any], now_ms: int, retry: JobRetryOverride | None, position: int = 0
     ) -> list[bytes]:
         """The envelopes of fresh jobs with minted ids, as packed arguments. The producer's innermost loop."""
-        head, tail = _frame(now_ms, retry)
+        head, tail = fresh_frame(now_ms, retry)
         head += b"\xba"  # a text of 26 bytes: every ULID
         encode = self.encode_payload
         fixed = len(head) + 26 + 2 + len(tail)
@@ -239,12 +239,6 @@ class Adder:
         except EncodeError as error:
             raise EncodeError(f"payload {position + len(packed)} of this bulk: {error}") from error
         return packed
-
-
-def _frame(now_ms: int, retry: JobRetryOverride | None) -> tuple[bytes, bytes]:
-    """What surrounds id and payload in a fresh envelope."""
-    tail = _encode(now_ms) + b"\x00"
-    return (b"\x94", tail) if retry is None else (b"\x95", tail + _encode(to_wire_retry(retry)))
 
 
 def _slices(envelopes: list[bytes]) -> Iterator[tuple[int, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -16,8 +17,9 @@ from tampu.spark.columns import ARROW_TYPES, arrow_schema, columns_of
 from tampu.wire.delayed import decode_delayed_member
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import first_values, read_job_fields
-from tampu.wire.envelope import decode_job
+from tampu.wire.envelope import decode_bin_envelopes, decode_job
 from tampu.wire.payload import decode_value, encode_value
+from tampu.wire.retry import from_wire_retry
 from tampu.wire.serde import REFUSALS
 from tampu.wire.stored_spec import decode_spec
 
@@ -71,10 +73,13 @@ class Batch:
     def set(self, name: str, values: Sequence[Any]) -> None:
         """A column of Python values; timestamps are epoch milliseconds."""
         kind = self._kinds[name]
-        if kind == "TIMESTAMP":
-            self._columns[name] = self._instants(name, values)
-        else:
+        if kind != "TIMESTAMP":
             self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+            return
+        try:
+            self.set_array(name, pa.array(values, pa.int64()))
+        except OverflowError:
+            self._columns[name] = self._instants(name, values)
 
     def set_array(self, name: str, values: pa.Array) -> None:
         """A column that is Arrow already; numbers of a timestamp are epoch milliseconds."""
@@ -156,6 +161,14 @@ class _Payloads:
         self._values.append(text)
         self._raws.append(raw)
 
+    def all_packed(self, values: Sequence[bytes]) -> None:
+        """The payloads of all rows, as MessagePack."""
+        if self._as_text:
+            for packed in values:
+                self.packed(packed)
+        else:
+            self._values = list(values)
+
     def finish(self) -> None:
         """Give the columns to the batch."""
         self._batch.set("payload", self._values)
@@ -193,17 +206,43 @@ def decode_jobs(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.Re
     """Entries of the jobs stream."""
     batch = Batch("jobs", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
-    jobs = []
-    for row, (_, fields) in enumerate(entries):
-        envelope, name = read_job_fields(fields)
-        jobs.append(_job(batch, row, envelope, name, fields))
-    _set_jobs(batch, jobs)
+    pairs = [read_job_fields(fields) for _, fields in entries]
+    _set_jobs(batch, pairs, lambda row: encode_value(list(entries[row][1])))
     return batch.arrow()
 
 
-def _job(batch: Batch, row: int, envelope: bytes | None, name: str, fields: Sequence[bytes]) -> Job[Any] | None:
+def _set_jobs(
+    batch: Batch, pairs: Sequence[tuple[bytes | None, str]], raw_of: Callable[[int], bytes], *, retries: bool = True
+) -> None:
+    """The columns out of (envelope, name) of each row; `raw_of` gives the bytes of a row without an envelope."""
+    payloads = _Payloads(batch)
+    envelopes = decode_bin_envelopes([envelope for envelope, _ in pairs])
+    overrides: list[Any]
+    if envelopes is not None:
+        payloads.all_packed([envelope.payload for envelope in envelopes])
+        batch.set("job_id", [envelope.id for envelope in envelopes])
+        batch.set("name", [name for _, name in pairs])
+        batch.set("attempt", [envelope.attempt for envelope in envelopes])
+        batch.set("created_at", [envelope.created_at_ms for envelope in envelopes])
+        overrides = [None if envelope.retry is None else from_wire_retry(envelope.retry) for envelope in envelopes]
+    else:
+        jobs = [_job(batch, row, envelope, name, raw_of) for row, (envelope, name) in enumerate(pairs)]
+        _put_payloads(batch, payloads, jobs)
+        batch.set("job_id", [None if job is None else job.id for job in jobs])
+        batch.set("name", [None if job is None else job.name for job in jobs])
+        batch.set("attempt", [None if job is None else job.attempt for job in jobs])
+        batch.set("created_at", [None if job is None else job.created_at_ms for job in jobs])
+        overrides = [None if job is None else job.retry for job in jobs]
+    payloads.finish()
+    if retries and any(overrides):
+        batch.set("max_attempts", [None if retry is None else retry.max_attempts for retry in overrides])
+        specs = [None if retry is None else retry.backoff for retry in overrides]
+        batch.set("backoff", [None if spec is None else _to_json(spec.to_dict()).decode() for spec in specs])
+
+
+def _job(batch: Batch, row: int, envelope: bytes | None, name: str, raw_of: Callable[[int], bytes]) -> Job[Any] | None:
     if envelope is None:
-        batch.fail(row, "no field d", encode_value(list(fields)))
+        batch.fail(row, "no field d", raw_of(row))
         return None
     try:
         return decode_job(envelope, name)
@@ -212,50 +251,38 @@ def _job(batch: Batch, row: int, envelope: bytes | None, name: str, fields: Sequ
         return None
 
 
-def _set_jobs(batch: Batch, jobs: Sequence[Job[Any] | None], *, retries: bool = True) -> None:
-    payloads = _Payloads(batch)
-    put = payloads.slot
+def _put_payloads(batch: Batch, payloads: _Payloads, jobs: Sequence[Job[Any] | None]) -> None:
     for row, job in enumerate(jobs):
         if job is None:
             payloads.packed(None)
             continue
         try:
-            put(job._slot)
+            payloads.slot(job._slot)
         except REFUSALS as error:
             batch.fail(row, f"the payload slot is no MessagePack: {error}", job._slot)
             payloads.packed(None)
-    payloads.finish()
-    batch.set("job_id", [None if job is None else job.id for job in jobs])
-    batch.set("name", [None if job is None else job.name for job in jobs])
-    batch.set("attempt", [None if job is None else job.attempt for job in jobs])
-    batch.set("created_at", [None if job is None else job.created_at_ms for job in jobs])
-    if retries and any(job is not None and job.retry is not None for job in jobs):
-        overrides = [None if job is None else job.retry for job in jobs]
-        batch.set("max_attempts", [None if retry is None else retry.max_attempts for retry in overrides])
-        specs = [None if retry is None else retry.backoff for retry in overrides]
-        batch.set("backoff", [None if spec is None else _to_json(spec.to_dict()).decode() for spec in specs])
 
 
 def decode_events(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
     """Entries of the events stream."""
     batch = Batch("events", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
-    rows = []
-    extras: list[str | None] = [None] * len(entries)
-    has_extras = False
-    known = _EVENT_FIELD_NAMES
+    # Events of one kind have the same fields in the same order: taken together, a field is a column at once.
+    layouts: dict[tuple[bytes, ...], list[int]] = {}
     for row, (_, fields) in enumerate(entries):
-        values = dict(zip(fields[::2], fields[1::2], strict=False))
-        if len(values) * 2 != len(fields):
-            values = first_values(fields)
-        if not known >= values.keys():
-            extras[row] = _extra(values)
-            has_extras = True
-        if b"e" not in values:
-            batch.fail(row, "no field e: not an event", encode_value(list(fields)))
-        rows.append(values)
+        layouts.setdefault(tuple(fields[::2]), []).append(row)
+    groups: list[dict[bytes, Sequence[bytes]]] = []
+    for names, rows in layouts.items():
+        values = list(zip(*(entries[row][1][1::2] for row in rows), strict=True))
+        # Of a field that is there twice the first counts: it is set last.
+        groups.append(dict(zip(reversed(names), reversed(values), strict=True)))
+        if b"e" not in names:
+            for row in rows:
+                batch.fail(row, "no field e: not an event", encode_value(list(entries[row][1])))
+    sizes = [len(rows) for rows in layouts.values()]
+    order = None if len(sizes) == 1 else np.argsort(np.concatenate([*layouts.values()]))
     for field, column, is_number in _EVENT_FIELDS:
-        found = [values.get(field) for values in rows]
+        found = _column([group.get(field) for group in groups], sizes, order)
         if is_number:
             batch.set_array(column, _numbers(batch, column, found, entries))
         else:
@@ -263,36 +290,48 @@ def decode_events(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.
     job_ids = batch._columns["job_id"]
     batch.set_array("job_id", pc.if_else(pc.equal(job_ids, ""), None, job_ids))
     batch.set_array("name", pc.fill_null(batch._columns["name"], ""))
-    if has_extras:
-        batch.set("extra", extras)
+    if any(not _EVENT_FIELD_NAMES.issuperset(names) for names in layouts):
+        batch.set("extra", [_extra(first_values(fields)) for _, fields in entries])
     return batch.arrow()
 
 
-def _extra(values: dict[bytes, bytes]) -> str:
+def _column(groups: list[Sequence[bytes] | None], sizes: list[int], order: Any) -> pa.Array:
+    """One field of all rows, out of its values in each layout; `order` puts the rows where they belong."""
+    if order is None:
+        return pa.nulls(sizes[0], pa.binary()) if groups[0] is None else pa.array(groups[0], pa.binary())
+    parts = [
+        pa.nulls(size, pa.binary()) if values is None else pa.array(values, pa.binary())
+        for values, size in zip(groups, sizes, strict=True)
+    ]
+    return pa.concat_arrays(parts).take(pa.array(order))
+
+
+def _extra(values: dict[bytes, bytes]) -> str | None:
     others = {
         key.decode(errors="replace"): value.decode(errors="replace")
         for key, value in values.items()
         if key not in _EVENT_FIELD_NAMES
     }
-    return _to_json(others).decode()
+    return _to_json(others).decode() if others else None
 
 
-def _texts(values: Sequence[bytes | None]) -> pa.Array:
+def _texts(values: pa.Array) -> pa.Array:
     try:
-        return pa.array(values, pa.binary()).cast(pa.string())
+        return values.cast(pa.string())
     except pa.ArrowInvalid:
-        return pa.array([None if value is None else value.decode(errors="replace") for value in values], pa.string())
+        texts = [None if value is None else value.decode(errors="replace") for value in values.to_pylist()]
+        return pa.array(texts, pa.string())
 
 
-def _numbers(batch: Batch, column: str, values: Sequence[bytes | None], entries: Sequence[Entry]) -> pa.Array:
+def _numbers(batch: Batch, column: str, values: pa.Array, entries: Sequence[Entry]) -> pa.Array:
     try:
-        return pa.array(values, pa.binary()).cast(pa.string()).cast(pa.int64())
+        return values.cast(pa.string()).cast(pa.int64())
     except pa.ArrowInvalid:
         pass
     numbers: list[int | None] = []
-    for row, value in enumerate(values):
+    for row, value in enumerate(values.to_pylist()):
         is_number = value is not None and value.isdigit() and int(value) < 2**63
-        numbers.append(int(value) if is_number and value is not None else None)
+        numbers.append(int(value) if is_number else None)
         if value is not None and not is_number:
             batch.fail(row, f"{column} is no number: {value[:40]!r}", encode_value(list(entries[row][1])))
     return pa.array(numbers, pa.int64())
@@ -303,10 +342,8 @@ def decode_dead_letters(queue: str, entries: Sequence[Entry], payload: Payload) 
     batch = Batch("dlq", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
     letters = [decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries]
-    jobs: list[Job[Any] | None] = []
-    for row, (letter, (_, fields)) in enumerate(zip(letters, entries, strict=True)):
-        jobs.append(_job(batch, row, letter.payload or None, letter.name, fields))
-    _set_jobs(batch, jobs, retries=False)
+    pairs = [(letter.payload or None, letter.name) for letter in letters]
+    _set_jobs(batch, pairs, lambda row: encode_value(list(entries[row][1])), retries=False)
     batch.set("name", [letter.name for letter in letters])
     for column, attribute in (
         ("source_id", "source_id"),
@@ -330,15 +367,15 @@ def decode_dead_letters(queue: str, entries: Sequence[Entry], payload: Payload) 
 def decode_delayed(queue: str, members: Sequence[tuple[bytes, int]], payload: Payload) -> pa.RecordBatch:
     """Members of the delayed set and when they are due, in ms."""
     batch = Batch("delayed", payload, queue, len(members))
-    jobs: list[Job[Any] | None] = []
+    pairs: list[tuple[bytes | None, str]] = []
     for row, (member, _) in enumerate(members):
         try:
             name, envelope = decode_delayed_member(member)
-            jobs.append(decode_job(envelope, name))
+            pairs.append((envelope, name))
         except DecodeError as error:
             batch.fail(row, error, member)
-            jobs.append(None)
-    _set_jobs(batch, jobs)
+            pairs.append((None, ""))
+    _set_jobs(batch, pairs, lambda row: members[row][0])
     batch.set("run_at", [due for _, due in members])
     return batch.arrow()
 

@@ -9,18 +9,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tampu.spark.entry_ids import BEFORE_ALL
+from tampu.spark.partitions import SCRIPTS, Span, cut, split, walk
 from tampu.spark.plan import (
-    SPLIT,
     Extent,
     Position,
-    Span,
-    cut,
+    count_between,
     extent_of,
     find_gap,
     report_gap,
     starting_position,
     stream_key,
-    walk,
 )
 from tampu.spark.server import QueueServer
 
@@ -35,7 +33,7 @@ class Follower:
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
-        self._servers = {queue: QueueServer(options.url, queue, (SPLIT,)) for queue in options.queues}
+        self._servers = {queue: QueueServer(options.url, queue, SCRIPTS) for queue in options.queues}
         self._stop_at: dict[str, Position] = {}
         #: Steps of the walk that found an end, by (queue, start, end): planning that batch need not walk again.
         self._walked: dict[tuple[str, str, str], list[Span]] = {}
@@ -68,7 +66,7 @@ class Follower:
         extents = {queue: self._extent(queue) for queue in self._options.queues}
         left = most
         # Those with the least to read first: what they leave of their share goes to the others.
-        by_backlog = sorted(extents, key=lambda queue: _backlog(self._position(start, queue), extents[queue]))
+        by_backlog = sorted(extents, key=lambda queue: self._backlog(start, queue, extents[queue]))
         for number, queue in enumerate(by_backlog):
             begin = self._position(start, queue)
             end = self._stop_at.get(queue, extents[queue].end)
@@ -90,13 +88,17 @@ class Follower:
             if stop is None or (begin is not None and begin.id >= stop.id):
                 continue
             begin = begin or starting_position(options, queue, self._extent(queue))
-            gap = find_gap(queue, options.stream, begin, stop, self._extent(queue))
-            report_gap(gap, fail=options.fail_on_data_loss)
+            extent = self._extent(queue)
+            report_gap(find_gap(queue, options.stream, begin, stop, extent), fail=options.fail_on_data_loss)
+            least = -(-options.min_partitions // len(options.queues))
             steps = self._walked.pop((queue, str(begin.id), str(stop.id)), None)
             if steps is None:
                 server = self._servers[queue]
-                steps = walk(server, stream_key(server.keys, options.stream), begin.id.next, stop.id)
-            spans += cut(steps, -(-options.min_partitions // len(options.queues)))
+                key = stream_key(server.keys, options.stream)
+                rows = count_between(begin, stop, extent)
+                spans += split(server, key, begin.id.next, stop.id, rows, least)
+            else:
+                spans += cut(steps, least)
         return spans
 
     def _position(self, offsets: Offsets | None, queue: str) -> Position | None:
@@ -109,6 +111,9 @@ class Follower:
         return extent_of(server, stream_key(server.keys, self._options.stream))
 
     def _limited(self, queue: str, begin: Position, end: Position, extent: Extent, most: int) -> tuple[Position, int]:
+        waiting = count_between(begin, end, extent)
+        if waiting is not None and waiting <= most:
+            return end, waiting
         server = self._servers[queue]
         steps = walk(server, stream_key(server.keys, self._options.stream), begin.id.next, end.id, most)
         taken = sum(step.rows for step in steps)
@@ -120,9 +125,7 @@ class Follower:
         self._walked[queue, str(begin.id), str(end.id)] = steps
         return end, taken
 
-
-def _backlog(begin: Position | None, extent: Extent) -> int:
-    """About how many entries wait to be read."""
-    if begin is None or begin.added is None or extent.added is None:
-        return extent.length
-    return extent.added - begin.added
+    def _backlog(self, start: Offsets | None, queue: str, extent: Extent) -> int:
+        begin = self._position(start, queue)
+        count = None if begin is None else count_between(begin, extent.end, extent)
+        return extent.length if count is None else count

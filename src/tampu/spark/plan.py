@@ -8,42 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.errors import Error
 from tampu.redis.faults import ServerError
-from tampu.redis.scripts import load_script
 from tampu.spark.entry_ids import BEFORE_ALL, EntryId, parse_entry_id
+from tampu.spark.partitions import SCRIPTS, Span, split
 from tampu.spark.server import QueueServer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from tampu.spark.options import ReadOptions, Stream
     from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.spark")
-
-SPLIT = load_script("spark_split")
-
-#: Entries of one step of the walk over a stream; a longer step keeps the server from others for too long.
-STEP = 1_000
-#: Entries of one partition, unless `minPartitions` asks for smaller ones.
-ROWS_PER_PARTITION = 50_000
-#: A read of some size is cut at least so often, so that all cores of a small machine have work.
-FEW_PARTITIONS = 4
 
 
 class DataLossError(Error):
     """Entries were trimmed before they were read, and `failOnDataLoss` is true."""
 
     code = "CMQ-030"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of one queue's stream, both ends included; what one task reads."""
-
-    queue: str
-    first: EntryId
-    last: EntryId
-    rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,45 +154,25 @@ def starting_position(options: ReadOptions, queue: str, extent: Extent) -> Posit
     return Position(options.starting.get(queue, BEFORE_ALL))
 
 
-def walk(server: QueueServer, key: str, first: EntryId, last: EntryId, most: int | None = None) -> list[Span]:
-    """The stream from `first` to `last` in steps, each with its number of entries; at most `most` entries in all."""
-    steps: list[Span] = []
-    taken = 0
-    while first <= last and (most is None or taken < most):
-        size = STEP if most is None else min(STEP, most - taken)
-        count, end = server.run(SPLIT, (key,), (str(first), str(last), size))
-        if not count:
-            break
-        taken += count
-        # The last step ends where the caller says: nothing lies between, but the ends of spans must meet.
-        stop = parse_entry_id(end) if count == size else last
-        steps.append(Span(server.keys.queue_name, first, stop, count))
-        first = stop.next
-    return steps
-
-
-def cut(steps: Sequence[Span], min_partitions: int) -> list[Span]:
-    """Steps of one queue joined to partitions of about the same size."""
-    if not steps:
-        return []
-    total = sum(step.rows for step in steps)
-    wanted = max(min_partitions, -(-total // ROWS_PER_PARTITION), min(FEW_PARTITIONS, len(steps)))
-    size = -(-total // wanted)
-    parts: list[Span] = []
-    start, rows = steps[0].first, 0
-    for number, step in enumerate(steps, 1):
-        rows += step.rows
-        if rows >= size or number == len(steps):
-            parts.append(Span(step.queue, start, step.last, rows))
-            start, rows = step.last.next, 0
-    return parts
+def count_between(start: Position, end: Position, extent: Extent) -> int | None:
+    """About how many entries lie between two positions; None when only reading them would tell."""
+    if extent.first is None:
+        return 0
+    is_from_first, is_to_last = start.id < extent.first, end.id >= extent.last_generated
+    if is_from_first and is_to_last:
+        return extent.length
+    if extent.added is None:
+        return None
+    before = extent.added - extent.length if is_from_first else start.added
+    until = extent.added if is_to_last else end.added
+    return None if before is None or until is None else max(0, until - before)
 
 
 def plan_batch(options: ReadOptions) -> list[Span]:
     """The partitions of a batch read: all that is there now."""
     spans: list[Span] = []
     for queue in options.queues:
-        with QueueServer(options.url, queue, (SPLIT,)) as server:
+        with QueueServer(options.url, queue, SCRIPTS) as server:
             key = stream_key(server.keys, options.stream)
             extent = extent_of(server, key)
             start = starting_position(options, queue, extent)
@@ -222,6 +181,7 @@ def plan_batch(options: ReadOptions) -> list[Span]:
                 report_gap(
                     find_gap(queue, options.stream, start, Position(last), extent), fail=options.fail_on_data_loss
                 )
-            steps = walk(server, key, start.id.next, last)
-            spans += cut(steps, -(-options.min_partitions // len(options.queues)))
+            rows = count_between(start, Position(last), extent)
+            least = -(-options.min_partitions // len(options.queues))
+            spans += split(server, key, start.id.next, last, rows, least)
     return spans

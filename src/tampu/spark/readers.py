@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tampu.spark import decode
-from tampu.spark.plan import Span, stream_key
+from tampu.spark.plan import stream_key
 from tampu.spark.server import Pages, QueueServer
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from tampu.redis.pipe import Pipe
     from tampu.spark.options import ReadOptions
+    from tampu.spark.partitions import Span
 
 #: Entries of one read from the server, and rows of one Arrow batch.
 PAGE = 2_500

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
@@ -46,8 +46,7 @@ _from_json = msgspec.json.Decoder().decode
 _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
 
-@dataclass(frozen=True, slots=True)
-class JobRow:
+class JobRow(NamedTuple):
     """One job to add: its payload as MessagePack, and what its row says besides."""
 
     packed: bytes

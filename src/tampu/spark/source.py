@@ -20,10 +20,11 @@ from pyspark.sql.datasource import (
 )
 
 from tampu.errors import ConfigError
+from tampu.spark.collector import with_few_collections
 from tampu.spark.columns import columns_of, spark_schema
 from tampu.spark.follow import Follower
 from tampu.spark.options import WITH_IDS, ReadOptions
-from tampu.spark.plan import Span, plan_batch
+from tampu.spark.plan import plan_batch
 from tampu.spark.readers import read_snapshot, read_span
 from tampu.spark.writers import BatchWriter, Plan, stream_writer
 
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
+
+    from tampu.spark.partitions import Span
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -75,9 +78,9 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SnapshotPartition):
-            return read_snapshot(self._options, partition.queue)
+            return with_few_collections(read_snapshot(self._options, partition.queue))
         if isinstance(partition, SpanPartition):
-            return read_span(self._options, partition.span)
+            return with_few_collections(read_span(self._options, partition.span))
         return iter(())  # Spark's stand-in for "no partitions at all"
 
 
@@ -106,7 +109,7 @@ class _StreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SpanPartition):
-            return read_span(self._options, partition.span)
+            return with_few_collections(read_span(self._options, partition.span))
         return iter(())
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ wide integers, ids as bin, bytes behind the envelope; beyond it, payloads of eit
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -24,6 +24,9 @@ from tampu.wire.retry import (
 from tampu.wire.scan import NIL
 from tampu.wire.serde import REFUSALS, U32, U64, fields_of, read_text, reader, variant_of
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 
 class _Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
     id: str
@@ -33,7 +36,18 @@ class _Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
     retry: WireRetry | None = None
 
 
+class BinEnvelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """An envelope whose payload is in format 'bin': `payload` is the user's value as MessagePack."""
+
+    id: str
+    payload: bytes
+    created_at_ms: U64
+    attempt: U32 = 0
+    retry: WireRetry | None = None
+
+
 _decode_envelope = msgspec.msgpack.Decoder(_Envelope).decode
+_decode_bin_envelope = msgspec.msgpack.Decoder(BinEnvelope).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 _read_u64 = reader(U64)
@@ -62,6 +76,12 @@ def encode_envelope(
     return b"\x95%b%b%b%b" % (head, slot, tail, _encode(to_wire_retry(retry)))
 
 
+def fresh_frame(created_at_ms: int, retry: JobRetryOverride | None = None) -> tuple[bytes, bytes]:
+    """What stands before the id and behind the payload of an envelope that was never run, for many at once."""
+    tail = _encode(created_at_ms) + b"\x00"
+    return (b"\x94", tail) if retry is None else (b"\x95", tail + _encode(to_wire_retry(retry)))
+
+
 def encode_job(job: Job[Any]) -> bytes:
     """The envelope of a job. Its name is not part of it: it travels as a field of its own."""
     return encode_envelope(job.id, job._slot, job.created_at_ms, job.attempt, job.retry)
@@ -82,6 +102,17 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
         None if retry is None else from_wire_retry(retry),
         name,
     )
+
+
+def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | None:
+    """Envelopes as nearly all writers write them, for those who read many at once.
+
+    None when one of them is not of that form: then `decode_job` reads each, or says why not.
+    """
+    try:
+        return list(map(_decode_bin_envelope, many))  # type: ignore[arg-type]
+    except (*REFUSALS, TypeError):
+        return None
 
 
 def decode_id_and_time(data: bytes) -> tuple[str, int]:

@@ -87,7 +87,11 @@ def land(
                 raise
             logger.warning("this machine is too busy to start a Python process in 10 s; trying again")
     progress = query.lastProgress
-    return None if progress is None else json.loads(progress["sources"][0]["endOffset"] or "null")
+    if progress is None:
+        return None
+    # From the text: before PySpark 4.2 the object holds the offset as Python would print it.
+    offsets: dict[str, Any] | None = json.loads(progress.json)["sources"][0]["endOffset"]
+    return offsets
 
 
 def has_landed(lake: Path, stream: str) -> bool:
