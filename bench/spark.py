@@ -1,6 +1,6 @@
 """The Spark part beside plain Python: reading, writing, landing events, running jobs.
 
-    .venv/bin/python -m bench.spark [--rows 300000] [--rounds 3] [--only read,sink,bronze,worker]
+    .venv/bin/python -m bench.spark [--rows 1000000] [--rounds 3] [--only read,sink,bronze,worker]
 
 A process of its own; the full run starts it too. One session of `local[2,4]`, warmed up by one unmeasured run of each
 contestant; rounds take turns. "Plain Python" is one process of the same machine doing the same work without Spark.
@@ -281,7 +281,7 @@ def measure(rows: int, rounds: int, parts: list[str]) -> Record:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=300_000)
+    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="read,sink,bronze,worker")
     parser.add_argument("--file", type=Path)

@@ -171,11 +171,9 @@ async def _look(pipe: Pipe, key: str, pieces: list[tuple[EntryId, EntryId]]) -> 
 def _part(first: EntryId, last: EntryId, reply: list[Any]) -> _Part:
     if len(reply) == 1:
         return _Part(first, last, reply[0], is_known=True)
-    head_rows, tail_rows = reply[0], reply[3]
-    head_first, head_last, tail_first, tail_last = (parse_entry_id(reply[place]) for place in (1, 2, 4, 5))
-    width = tail_last.ms - head_first.ms + 1
+    first, last = parse_entry_id(reply[0]), parse_entry_id(reply[1])
+    head_rows, head_width, tail_rows, tail_width = reply[2:]
+    width = last.ms - first.ms + 1
     # The larger one: a part that holds less than it seems is only cut once more.
-    rows = max(
-        head_rows * width / (head_last.ms - head_first.ms + 1), tail_rows * width / (tail_last.ms - tail_first.ms + 1)
-    )
-    return _Part(head_first, tail_last, rows, is_known=width == 1)
+    rows = width * max(head_rows / max(1, head_width), tail_rows / max(1, tail_width))
+    return _Part(first, last, rows, is_known=width == 1)

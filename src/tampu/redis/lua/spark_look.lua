@@ -3,39 +3,49 @@
 --
 -- KEYS  1 stream
 -- ARGV  1 first id, 2 last id, 3 entries to look at on each side
--- Reply {entries} when there are no more than that; otherwise {entries seen from the first on, first id, id of the last
---       one seen, entries seen back from the last, id of the last one seen, last id}
+-- Reply {entries} when there are no more than that; otherwise {first id, last id, and for either side: entries,
+--       milliseconds they lie in}
 --
--- Ids that the server gave out count the entries of one millisecond: where a look does not get beyond that, the
--- sequence numbers tell how many there are.
+-- The millisecond in which a look ends is seen in part, and is left out. A look that does not get beyond its first one
+-- takes the count from the sequence numbers, which the server gives out one by one.
 
 local most = tonumber(ARGV[3])
 
 local function halves(id)
   local ms, seq = string.match(id, '^(%d+)-(%d+)$')
-  return ms, tonumber(seq)
+  return ms, tonumber(ms), tonumber(seq)
+end
+
+local function before_the_last_ms(entries, last_ms)
+  local lead = last_ms .. '-'
+  for place = #entries, 1, -1 do
+    if string.sub(entries[place][1], 1, #lead) ~= lead then
+      return place
+    end
+  end
 end
 
 local head = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', most + 1)
 if #head <= most then
   return {#head}
 end
-local tail = redis.call('XREVRANGE', KEYS[1], ARGV[2], ARGV[1], 'COUNT', most)
+local tail = redis.call('XREVRANGE', KEYS[1], ARGV[2], ARGV[1], 'COUNT', most + 1)
 
-local head_first, head_last = head[1][1], head[most][1]
-local head_count = most
-local ms, seq = halves(head_first)
-if ms == halves(head_last) then
-  local last_of_ms = redis.call('XREVRANGE', KEYS[1], ms, ms, 'COUNT', 1)[1][1]
-  local _, last_seq = halves(last_of_ms)
-  head_count = last_seq - seq + 1
+local first, last = head[1][1], tail[1][1]
+
+local first_text, first_ms, first_seq = halves(first)
+local text, ms = halves(head[#head][1])
+local head_count, head_width = before_the_last_ms(head, text), ms - first_ms
+if text == first_text then
+  local _, _, last_seq = halves(redis.call('XREVRANGE', KEYS[1], text, text, 'COUNT', 1)[1][1])
+  head_count, head_width = last_seq - first_seq + 1, 1
 end
 
-local tail_first, tail_last = tail[most][1], tail[1][1]
-local tail_count = most
-ms, seq = halves(tail_last)
-if ms == halves(tail_first) then
-  tail_count = seq + 1
+local last_text, last_ms, last_seq = halves(last)
+text, ms = halves(tail[#tail][1])
+local tail_count, tail_width = before_the_last_ms(tail, text), last_ms - ms
+if text == last_text then
+  tail_count, tail_width = last_seq + 1, 1
 end
 
-return {head_count, head_first, head_last, tail_count, tail_first, tail_last}
+return {first, last, head_count, head_width, tail_count, tail_width}
