@@ -125,12 +125,13 @@ def job_rows(
     encode = payload_encoder(columns["payload"])
     queues, names, ids = lists["queue"], lists["name"], lists["job_id"]
     instants, limits, backoffs = lists["run_at"], lists["max_attempts"], lists["backoff"]
-    plain = not (names or ids or instants or limits or backoffs or queues)
-    for row, value in enumerate(batch.column("payload").to_pylist()):
+    payloads = batch.column("payload").to_pylist()
+    if default_queue is not None and not any(lists.values()):  # nothing but payloads
+        for row, value in enumerate(payloads):
+            yield default_queue, JobRow(_encoded(encode, value, row), default_name)
+        return
+    for row, value in enumerate(payloads):
         packed = _encoded(encode, value, row)
-        if plain and default_queue is not None:
-            yield default_queue, JobRow(packed, default_name)
-            continue
         column = ""
         try:
             column = "queue"

@@ -116,11 +116,13 @@ class JobSink:
                 if chunk is None:
                     chunk = chunks[queue] = _Chunk()
                 # Cut by what is the same in every run: the payload's size, not that of minted ids.
-                if chunk.rows and (len(chunk.rows) >= MAX_JOBS or chunk.size + len(row.packed) > MAX_BYTES):
+                size = chunk.size + len(row[0])
+                if size > MAX_BYTES or len(chunk.rows) == MAX_JOBS:
                     self._lane(queue).send(chunk.rows)
                     chunk = chunks[queue] = _Chunk()
+                    size = len(row[0])
                 chunk.rows.append(row)
-                chunk.size += len(row.packed) + 64
+                chunk.size = size + 64
             for queue, chunk in chunks.items():
                 self._lane(queue).send(chunk.rows)
             for lane in self._lanes.values():
@@ -203,33 +205,57 @@ class _Lane:
         options, keys = self._options, self.server.keys
         ids, now_ms = self._minter.mint_many(len(rows))
         used: list[str] = [self._marker, keys.stream, keys.delayed]
-        parts: list[Part] = []
         digest = hashlib.blake2b(digest_size=8)
+        name = _name_of_all(rows)
+        if name is not None and options.dedupe != "jobid" and not options.spread_ms:
+            parts = self._same_parts(rows, ids, now_ms, name, digest)
+        else:
+            parts = self._each_parts(rows, ids, now_ms, used, digest)
+        number = self._number if options.dedupe == "chunk" else -1
+        head: list[Part] = [number, digest.hexdigest(), options.dedupe_ttl_secs, options.max_waiting, len(rows)]
+        return used, head + parts
+
+    def _same_parts(self, rows: list[JobRow], ids: list[str], now_ms: int, name: str, digest: Any) -> list[Part]:
+        """Rows that are nothing but payloads, as most are."""
         lead, tail = fresh_frame(now_ms)
         lead += b"\xba"  # a text of 26 bytes: every ULID
-        all_now = options.dedupe != "jobid" and not options.spread_ms
+        payloads = [row.packed for row in rows]
+        digest.update(b"".join(payloads))
+        envelopes = [
+            b"%b%b%b%b" % (lead, minted.encode(), wrap_bin(packed), tail)
+            for minted, packed in zip(ids, payloads, strict=True)
+        ]
+        return [b"same", name, *envelopes]
+
+    def _each_parts(self, rows: list[JobRow], ids: list[str], now_ms: int, used: list[str], digest: Any) -> list[Part]:
+        """Rows of any kind; the keys they need are put behind those in `used`."""
+        options, keys = self._options, self.server.keys
+        parts: list[Part] = [b"each"]
         for row, minted in zip(rows, ids, strict=True):
-            packed, name, job_id, due, retry = row
-            digest.update(packed)
-            if all_now and job_id is None and due is None and retry is None:  # nearly all rows
-                parts += (b"n", name, b"%b%b%b%b" % (lead, minted.encode(), wrap_bin(packed), tail))
-                continue
+            digest.update(row.packed)
+            job_id = row.job_id
             if job_id is None and options.dedupe == "jobid":
                 job_id = content_id(row)
+            due = row.run_at_ms
             if due is None and options.spread_ms:
                 due = now_ms + self._sink._random_below(options.spread_ms)
-            envelope = encode_envelope(job_id or minted, wrap_bin(packed), now_ms, 0, retry)
+            envelope = encode_envelope(job_id or minted, wrap_bin(row.packed), now_ms, 0, row.retry)
             if job_id is not None:
                 digest.update(job_id.encode())
                 used.append(keys.dedup_marker(job_id))
             if due is None:
-                parts += (b"n" if job_id is None else b"i", name, envelope)
+                parts += (b"n" if job_id is None else b"i", row.name, envelope)
             else:
                 used.append(keys.delayed_index(job_id or minted))
-                parts += (b"d" if job_id is None else b"e", name, envelope, due)
-        number = self._number if options.dedupe == "chunk" else -1
-        head: list[Part] = [number, digest.hexdigest(), options.dedupe_ttl_secs, options.max_waiting, len(rows)]
-        return used, head + parts
+                parts += (b"d" if job_id is None else b"e", row.name, envelope, due)
+        return parts
+
+
+def _name_of_all(rows: list[JobRow]) -> str | None:
+    """The name that all rows share; None when they do not, or say more than payload and name."""
+    kinds = {row[1:] for row in rows}
+    (name, *others) = kinds.pop()
+    return name if not kinds and others == [None, None, None] else None
 
 
 def content_id(row: JobRow) -> str:

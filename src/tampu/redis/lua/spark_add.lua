@@ -3,7 +3,8 @@
 -- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, didx
 -- ARGV  1 number of the chunk in its partition, from 0 (-1: no marker)   2 its digest   3 TTL of markers, seconds
 --       4 length of the stream at which nothing is added   5 number of jobs
---       then per job: kind, name, envelope, and for the delayed kinds when it is due (epoch ms)
+--       6 'same': all jobs run now, under one name: 7 that name, then their envelopes
+--         'each': then per job: kind, name, envelope, and for the delayed kinds when it is due (epoch ms)
 -- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
 --
 -- Reply {'ok', added, duplicates}
@@ -31,9 +32,10 @@ end
 
 local length = redis.call('XLEN', stream)  -- raises when it is no stream
 redis.call('ZCARD', delayed)
-local now_count = 0
-local at = 6
-for _ = 1, total do
+local are_same = ARGV[6] == 'same'
+local now_count = are_same and total or 0
+local at = 7
+for _ = 1, are_same and 0 or total do
   local kind = ARGV[at]
   if kind == 'n' or kind == 'i' then
     now_count = now_count + 1
@@ -50,7 +52,18 @@ end
 local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local added, duplicates, key = 0, 0, 4
-at = 6
+if are_same then
+  local call, name = redis.call, ARGV[7]
+  for place = 8, 7 + total do
+    if name == '' then
+      call('XADD', stream, '*', 'd', ARGV[place])
+    else
+      call('XADD', stream, '*', 'd', ARGV[place], 'n', name)
+    end
+  end
+  added, total = total, 0
+end
+at = 7
 for _ = 1, total do
   local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
   at = at + 3
