@@ -20,6 +20,7 @@ from spark.test_spark_lake import NOON, TABLES, History, jobs_of, sorted_rows, u
 from tampu.cli.demo.history import HOW_TO_GET_IT
 from tampu.spark import session
 from tampu.spark.lake.manifest import Manifest, sole_writer
+from tampu.spark.lake.pipeline import Pipeline
 from tampu.wire.results import decode_result
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ class TestPipeline:
         assert "bad amount &lt;n&gt;" in (tmp_path / "report.html").read_text()
 
     def test_ctrl_c_ends_a_single_run_and_the_next_one_goes_on(
-        self, programs: Any, filled: Filled, tmp_path: Path
+        self, programs: Any, filled: Filled, tmp_path: Path, spark: Any
     ) -> None:
         tell(filled, 0, 200)
         program = programs(*run_options(filled, tmp_path / "lake", "--max-per-batch", "50"))
@@ -243,17 +244,18 @@ class TestPipeline:
         assert program.said.rstrip().endswith("stopped; the next run goes on from here\ntampu: interrupted")
         assert "Traceback" not in program.said
         assert Manifest.load(tmp_path / "lake").version == 0
-        assert programs(*run_options(filled, tmp_path / "lake")).wait() == 0
+        Pipeline(spark, filled.url, ["q"], tmp_path / "lake").run()
         assert len(jobs_of(tmp_path / "lake")) == 200
 
-    @pytest.mark.timeout(900)  # eight runs, each with a Spark session of its own
+    @pytest.mark.timeout(900)  # seven runs, each with a Spark session of its own
     def test_killed_five_times_it_gives_the_lake_of_runs_that_nobody_killed(
-        self, programs: Any, filled: Filled, tmp_path: Path
+        self, programs: Any, filled: Filled, tmp_path: Path, spark: Any
     ) -> None:
         whole, cut = tmp_path / "whole", tmp_path / "cut"
         tell(filled, 0, 300)
+        Pipeline(spark, filled.url, ["q"], whole).run()
         began = time.monotonic()
-        assert programs(*run_options(filled, whole, "--max-per-batch", "500")).wait() == 0
+        assert programs(*run_options(filled, cut, "--max-per-batch", "500")).wait() == 0
         took = time.monotonic() - began
         moments: list[float] = []
         for number in range(1, 11):
@@ -273,8 +275,8 @@ class TestPipeline:
                 eventually(lambda program=program: not program.has_left_something(), "Java ends too", 60)
             program.kill()
         assert len(moments) == 5, (moments, took)
-        for lake in (cut, whole):
-            assert programs(*run_options(filled, lake)).wait() == 0
+        assert programs(*run_options(filled, cut)).wait() == 0
+        Pipeline(spark, filled.url, ["q"], whole).run()
         for table in TABLES:
             assert sorted_rows(cut, table) == sorted_rows(whole, table), (table, moments, took)
         jobs = jobs_of(cut)
