@@ -11,8 +11,11 @@ from support.delayed import LONG_AGO_MS, dead_letters, delay, events, member_of
 from support.parts import consuming, running
 from support.queues import QueueView
 from support.waiting import until
-from tampu import InMemorySink, Job, Producer, ProducerConfig, Promoter, PromoterConfig
+from tampu import BackoffSpec, InMemorySink, Job, JobRetryOverride, Producer, ProducerConfig, Promoter, PromoterConfig
 from tampu.redis.pipe import Pipe
+from tampu.wire.delayed import encode_delayed_member
+from tampu.wire.envelope import encode_envelope
+from tampu.wire.payload import encode_slot
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster
@@ -244,6 +247,57 @@ async def test_what_is_put_off_just_before_it_is_moved_stays(server: Server, mon
     assert view.ids() == ["due"]
     assert [member for member, _ in view.delayed()] == [put_off]
     assert due != put_off
+
+
+@pytest.mark.servers
+async def test_jobs_that_are_put_before_others_just_before_those_are_moved_are_no_trouble(
+    server: Server | Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view = QueueView(server, "q")
+    for number in range(600):
+        delay(view, member_of(f"b{number:03}"), LONG_AGO_MS + number)
+    early = iter(range(20))
+    run = Pipe.run
+
+    async def put_one_before(pipe: Pipe, script: Any, *arguments: Any, **options: Any) -> Any:
+        if script.name == "promote" and (number := next(early, None)) is not None:
+            delay(view, member_of(f"a{number:02}"), LONG_AGO_MS - 1)
+        return await run(pipe, script, *arguments, **options)
+
+    monkeypatch.setattr(Pipe, "run", put_one_before)
+    async with running(promoter(server, promote_batch=50, poll_interval_ms=NEVER_MS)):
+        await until(lambda: view.length() == 620, "all are in the stream")
+    assert sorted(view.ids()) == [f"a{n:02}" for n in range(20)] + [f"b{n:03}" for n in range(600)]
+    assert view.delayed() == []
+
+
+@pytest.mark.servers
+async def test_members_of_every_form_move_side_by_side(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    slot, made_ms = encode_slot({"n": 1}, "bin"), 1_700_000_000_000
+    retry = JobRetryOverride(7, BackoffSpec.fixed(5))
+    envelopes = {
+        "usual": encode_envelope("usual", slot, made_ms),
+        "retried": encode_envelope("retried", slot, made_ms, 3),
+        "often retried": encode_envelope("often retried", slot, made_ms, 300),
+        "overrides": encode_envelope("overrides", slot, made_ms, 0, retry),
+        "small time": encode_envelope("small time", slot, 7),
+        "long id " + "x" * 40: encode_envelope("long id " + "x" * 40, slot, made_ms),
+        "inline": encode_envelope("inline", encode_slot([1, {"a": "b"}], "inline"), made_ms),
+    }
+    due = LONG_AGO_MS
+    for name in ("", "mail", "naïve"):
+        for envelope in envelopes.values():
+            delay(view, encode_delayed_member(name, envelope), due)
+            due += 1
+    async with running(promoter(server, events_enabled=True)):
+        await until(lambda: len(events(view)) == 21, "all are in the stream, and told")
+    assert view.ids() == [*envelopes] * 3
+    assert [(event["id"], event.get("n", ""), event["created_at_ms"]) for event in events(view)] == [
+        (job_id, name, "7" if job_id == "small time" else str(made_ms))
+        for name in ("", "mail", "naïve")
+        for job_id in envelopes
+    ]
 
 
 @pytest.mark.servers
