@@ -56,6 +56,11 @@ def test_a_wrong_read_option_is_named(options: dict[str, str], named: str) -> No
         read(**options)
 
 
+def test_a_limit_that_leaves_nothing_for_some_queue_is_refused() -> None:
+    with pytest.raises(ConfigError, match="maxOffsetsPerTrigger=2 is shared by 3 queues"):
+        read(streaming=True, queue="a,b,c", maxOffsetsPerTrigger="2")
+
+
 @pytest.mark.parametrize("stream", ["jobs", "delayed", "repeat", "results"])
 def test_a_snapshot_cannot_be_followed(stream: str) -> None:
     with pytest.raises(ConfigError, match=f"stream={stream} can only be read as a snapshot"):

@@ -6,7 +6,7 @@ import gc
 import logging
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pytest
 
 from spark.filling import T0, Filled
 from tampu.spark import partitions
-from tampu.spark.collector import with_few_collections
+from tampu.spark.collector import made_without_collections, resting_collector
 from tampu.spark.columns import arrow_schema, spark_schema
 from tampu.spark.entry_ids import EntryId
 from tampu.spark.follow import Follower
@@ -26,6 +26,9 @@ from tampu.spark.server import QueueServer
 from tampu.wire.payload import encode_value
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern
 from tampu.wire.stored_spec import encode_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def options_of(filled: Filled, *, streaming: bool | None = False, **options: str) -> ReadOptions:
@@ -78,6 +81,14 @@ def test_what_cannot_be_decoded_becomes_a_row_with_its_bytes(filled: Filled) -> 
     assert worse["raw"] == b"\xc1"
     assert "not a job envelope" in worse["error"]
     assert msgspec.msgpack.decode(good["payload"]) == {"n": 0}
+
+
+def test_a_delayed_member_that_cannot_be_decoded_is_kept_whole(filled: Filled) -> None:
+    members = [b"\x04\x00\x00\x00mail\xc1", b"\x01"]
+    filled.client.zadd(filled.keys().delayed, {member: number for number, member in enumerate(members)})
+    rows = rows_of(options_of(filled, stream="delayed"))
+    assert [row["raw"] for row in rows] == members
+    assert all(row["error"] for row in rows)
 
 
 def test_an_event_with_a_bad_number_keeps_the_rest(filled: Filled) -> None:
@@ -176,6 +187,7 @@ SHAPES = {
         [(n * 60_000, 0) for n in range(1, 2_001)] + [(60_000_123 + n // 100, n % 100) for n in range(10_000)]
     ),
     "ids of somebody's own": [(7, n * n * 10**9) for n in range(1, 12_001)],
+    "one millisecond": [(7, n) for n in range(12_000)],
 }
 
 
@@ -189,7 +201,7 @@ def test_long_streams_are_cut_by_estimates(shape: str, filled: Filled, monkeypat
         pipe.execute_command("XADD", filled.keys().events, f"{ms}-{seq}", "e", "completed", "id", "x", "ts", 1)
     pipe.execute()
     options = options_of(filled)
-    if shape != "ids of somebody's own":  # which tell nothing
+    if shape not in ("ids of somebody's own", "one millisecond"):  # which tell nothing
         monkeypatch.delattr(partitions, "walk")
     spans = plan_batch(options)
     sizes = [sum(batch.num_rows for batch in read_span(options, span)) for span in spans]
@@ -220,6 +232,7 @@ def test_how_many_entries_lie_between_is_told_as_far_as_it_can_be() -> None:
     assert count_between(start, end, before_redis_7) == 60
     assert count_between(Position(EntryId(90, 0), 90), end, before_redis_7) is None
     assert count_between(start, end, replace(extent, first=None)) == 0
+    assert count_between(Position(EntryId(90, 0), 900), end, extent) is None  # the counter was reset
 
 
 # --- following
@@ -238,6 +251,23 @@ def test_a_query_follows_in_limited_steps_over_all_queues(filled: Filled) -> Non
     follower.close()
     assert sizes == [40, 40, 30, 0, 0]
     assert offset["a"] == {"id": "100-0", "added": 100}
+
+
+def test_the_limit_holds_whatever_was_deleted_behind_it(filled: Filled) -> None:
+    for number in range(300):
+        filled.letter(f"j{number}", number)
+    follower = Follower(options_of(filled, stream="dlq", streaming=True))
+    start = follower.initial()
+    follower.stop_at_now()
+    later = [filled.letter(f"later{number}", number) for number in range(280)]
+    filled.client.xdel(filled.keys().dlq, *later)
+    sizes = []
+    for _ in range(4):
+        end = follower.latest(start, 100)
+        sizes.append(sum(span.rows for span in follower.plan(start, end)))
+        start = end
+    follower.close()
+    assert sizes == [100, 100, 100, 0]
 
 
 def test_under_available_now_nothing_newer_is_read(filled: Filled) -> None:
@@ -329,10 +359,13 @@ def test_batches_are_arrow(filled: Filled) -> None:
     assert isinstance(batch, pa.RecordBatch)
 
 
-def test_the_garbage_collector_rests_between_batches_and_works_again_behind_them() -> None:
-    seen = [(number, gc.isenabled()) for number in with_few_collections(range(3))]
-    assert seen == [(0, False), (1, False), (2, False)]
-    assert gc.isenabled()
-    for _ in with_few_collections(range(3)):
-        break  # a limit: the rest is never asked for
+def test_the_garbage_collector_rests_while_batches_are_made_and_only_then() -> None:
+    def batches() -> Iterator[bool]:
+        for _ in range(3):
+            yield gc.isenabled()
+
+    seen = [(was_enabled, gc.isenabled()) for was_enabled in made_without_collections(batches())]
+    assert seen == [(False, True)] * 3
+    with pytest.raises(ZeroDivisionError), resting_collector():
+        raise ZeroDivisionError(gc.isenabled())
     assert gc.isenabled()

@@ -207,14 +207,14 @@ def decode_jobs(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.Re
     batch = Batch("jobs", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
     pairs = [read_job_fields(fields) for _, fields in entries]
-    _set_jobs(batch, pairs, lambda row: encode_value(list(entries[row][1])))
+    _set_jobs(batch, pairs, lambda row: pairs[row][0] or encode_value(list(entries[row][1])))
     return batch.arrow()
 
 
 def _set_jobs(
     batch: Batch, pairs: Sequence[tuple[bytes | None, str]], raw_of: Callable[[int], bytes], *, retries: bool = True
 ) -> None:
-    """The columns out of (envelope, name) of each row; `raw_of` gives the bytes of a row without an envelope."""
+    """The columns out of (envelope, name) of each row; `raw_of` gives the bytes of a row that holds no job."""
     payloads = _Payloads(batch)
     envelopes = decode_bin_envelopes([envelope for envelope, _ in pairs])
     overrides: list[Any]
@@ -247,7 +247,7 @@ def _job(batch: Batch, row: int, envelope: bytes | None, name: str, raw_of: Call
     try:
         return decode_job(envelope, name)
     except DecodeError as error:
-        batch.fail(row, error, envelope)
+        batch.fail(row, error, raw_of(row))
         return None
 
 
@@ -343,7 +343,7 @@ def decode_dead_letters(queue: str, entries: Sequence[Entry], payload: Payload) 
     batch.set_ids([entry_id for entry_id, _ in entries])
     letters = [decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries]
     pairs = [(letter.payload or None, letter.name) for letter in letters]
-    _set_jobs(batch, pairs, lambda row: encode_value(list(entries[row][1])), retries=False)
+    _set_jobs(batch, pairs, lambda row: pairs[row][0] or encode_value(list(entries[row][1])), retries=False)
     batch.set("name", [letter.name for letter in letters])
     for column, attribute in (
         ("source_id", "source_id"),

@@ -111,9 +111,9 @@ class Follower:
         return extent_of(server, stream_key(server.keys, self._options.stream))
 
     def _limited(self, queue: str, begin: Position, end: Position, extent: Extent, most: int) -> tuple[Position, int]:
-        waiting = count_between(begin, end, extent)
-        if waiting is not None and waiting <= most:
-            return end, waiting
+        if extent.length <= most:  # all of it is allowed, so nothing need be counted
+            count = count_between(begin, end, extent)
+            return end, extent.length if count is None else min(count, extent.length)
         server = self._servers[queue]
         steps = walk(server, stream_key(server.keys, self._options.stream), begin.id.next, end.id, most)
         taken = sum(step.rows for step in steps)

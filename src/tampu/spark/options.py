@@ -93,6 +93,11 @@ class ReadOptions:
         ending = given.offsets("endingOffsets", queues)
         if ending == "earliest":
             raise ConfigError("option endingOffsets must be latest or JSON; got earliest, where nothing would be read")
+        most = given.number("maxOffsetsPerTrigger", 0, low=1)
+        if 0 < most < len(queues):
+            raise ConfigError(
+                f"option maxOffsetsPerTrigger={most} is shared by {len(queues)} queues: give at least {len(queues)}"
+            )
         timestamp_ms = given.instant_ms("startingTimestamp")
         if timestamp_ms is not None and "startingoffsets" in given.options:
             raise ConfigError("options startingTimestamp and startingOffsets say the same thing: give one")
@@ -104,7 +109,7 @@ class ReadOptions:
             starting=starting or "earliest",
             ending={} if ending is None or isinstance(ending, str) else ending,
             starting_timestamp_ms=timestamp_ms,
-            max_offsets_per_trigger=given.number("maxOffsetsPerTrigger", 0, low=1),
+            max_offsets_per_trigger=most,
             min_partitions=given.number("minPartitions", 0, low=1),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
         )

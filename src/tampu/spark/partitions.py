@@ -153,6 +153,8 @@ def _estimate(
                 return None
     if sum(part.rows for part in parts) > MOST_EXPLAINED * rows:
         return None
+    if max(part.rows for part in parts) > PARTS_PER_PARTITION * largest:
+        return None  # more than a partition within one millisecond, which time cannot cut
     parts.sort(key=lambda part: part.first)
     queue = server.keys.queue_name
     ends = [part.last for part in parts[:-1]] + [last]

@@ -155,7 +155,10 @@ def starting_position(options: ReadOptions, queue: str, extent: Extent) -> Posit
 
 
 def count_between(start: Position, end: Position, extent: Extent) -> int | None:
-    """About how many entries lie between two positions; None when only reading them would tell."""
+    """About how many entries lie between two positions; None when only reading them would tell.
+
+    An estimate: entries deleted by hand are not told apart from trimmed ones, and counters may have been reset.
+    """
     if extent.first is None:
         return 0
     is_from_first, is_to_last = start.id < extent.first, end.id >= extent.last_generated
@@ -165,7 +168,7 @@ def count_between(start: Position, end: Position, extent: Extent) -> int | None:
         return None
     before = extent.added - extent.length if is_from_first else start.added
     until = extent.added if is_to_last else end.added
-    return None if before is None or until is None else max(0, until - before)
+    return None if before is None or until is None or until < before else until - before
 
 
 def plan_batch(options: ReadOptions) -> list[Span]:

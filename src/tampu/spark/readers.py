@@ -40,8 +40,9 @@ def read_span(options: ReadOptions, span: Span) -> Iterator[pa.RecordBatch]:
         for page in Pages(server, str(span.first), fetch):
             entries += page
             if len(entries) >= BATCH_ROWS:
-                yield decoder(span.queue, entries, options.payload)
+                batch = decoder(span.queue, entries, options.payload)
                 entries = []
+                yield batch
         if entries:
             yield decoder(span.queue, entries, options.payload)
 

@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 )
 
 from tampu.errors import ConfigError
-from tampu.spark.collector import with_few_collections
+from tampu.spark.collector import made_without_collections
 from tampu.spark.columns import columns_of, spark_schema
 from tampu.spark.follow import Follower
 from tampu.spark.options import WITH_IDS, ReadOptions
@@ -78,9 +78,9 @@ class BatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SnapshotPartition):
-            return with_few_collections(read_snapshot(self._options, partition.queue))
+            return made_without_collections(read_snapshot(self._options, partition.queue))
         if isinstance(partition, SpanPartition):
-            return with_few_collections(read_span(self._options, partition.span))
+            return made_without_collections(read_span(self._options, partition.span))
         return iter(())  # Spark's stand-in for "no partitions at all"
 
 
@@ -109,7 +109,7 @@ class _StreamReader(DataSourceStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, SpanPartition):
-            return with_few_collections(read_span(self._options, partition.span))
+            return made_without_collections(read_span(self._options, partition.span))
         return iter(())
 
     def stop(self) -> None:

@@ -12,7 +12,7 @@ from pyspark.sql import datasource
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
 
 from tampu.errors import ConfigError
-from tampu.spark.collector import with_few_collections
+from tampu.spark.collector import resting_collector
 from tampu.spark.options import WriteOptions
 from tampu.spark.replay import ReplaySink
 from tampu.spark.rows import check_job_columns, check_letter_columns, job_rows, letter_rows
@@ -57,12 +57,13 @@ class Plan:
     def write(self, batches: Iterable[pa.RecordBatch], task: TaskIdentity) -> Report:
         """Write the rows of one task."""
         options = self.options
-        batches = with_few_collections(batches)
         if options.stream == "dlq":
             letters = (pair for batch in batches for pair in letter_rows(batch, self.columns, options.queue))
-            return Report(ReplaySink(options).write(letters))
+            with resting_collector():
+                return Report(ReplaySink(options).write(letters))
         rows = (pair for batch in batches for pair in job_rows(batch, self.columns, options.name, options.queue))
-        return Report(JobSink(options, task).write(rows))
+        with resting_collector():
+            return Report(JobSink(options, task).write(rows))
 
 
 def _log(messages: list[WriterCommitMessage | None]) -> None:
