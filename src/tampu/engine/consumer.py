@@ -139,11 +139,10 @@ class _Running:
         self._config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
         self._keys = keys = QueueKeys(config.queue_name)
         tag = keys.tag.encode()
-        scripts = (
-            *(SETTLE, ACK, RENEW, RECLAIM, HAND_BACK, FORGET_CONSUMER),
-            *(script for script in {*PROMOTER_SCRIPTS, *SCHEDULER_SCRIPTS}),
-        )
+        scripts = (SETTLE, ACK, RENEW, RECLAIM, HAND_BACK, FORGET_CONSUMER, *SCHEDULER_SCRIPTS)
         self._pipe = Pipe(settings, tag, scripts)
+        # One of its own: what is done would wait to be written while the server moves hundreds of jobs.
+        self._promoter_pipe = Pipe(settings, tag, PROMOTER_SCRIPTS) if config.delayed_enabled else None
         read_timeout = config.block_ms / 1000 + READ_MARGIN_SECS
         self._read_pipe = Pipe(settings, tag, response_timeout_secs=read_timeout)
         #: Everything delivered to us and not settled: whose leases are renewed, and which is never started twice.
@@ -232,7 +231,7 @@ class _Running:
             "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
             "tampu-pause": supervise("watching for a pause", self._reader.watch_pause, is_over),
         }
-        if config.delayed_enabled:
+        if self._promoter_pipe is not None:
             promoter = PromoterConfig(
                 queue_name=config.queue_name,
                 poll_interval_ms=config.delayed_poll_interval_ms,
@@ -245,7 +244,7 @@ class _Running:
                 dlq_max_stream_len=config.dlq_max_stream_len,
                 metrics=config.metrics,
             )
-            loops["tampu-promoter"] = PromoterLoop(self._pipe, promoter).run(self._stopping)
+            loops["tampu-promoter"] = PromoterLoop(self._promoter_pipe, promoter).run(self._stopping)
         if config.run_scheduler:
             scheduler = replace(config.scheduler, queue_name=config.queue_name)
             loops["tampu-scheduler"] = SchedulerLoop(self._pipe, scheduler).run(self._stopping)
@@ -279,6 +278,8 @@ class _Running:
             for task in late:
                 task.cancel()
             await asyncio.gather(*loops.values(), return_exceptions=True)
+        if self._promoter_pipe is not None:
+            await self._promoter_pipe.close()
         await self._quietly(self._forget_name)
         await self._pipe.close()
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tampu.checks import MAX_U32
 from tampu.engine.processes import RemoteError, traceback_text
 from tampu.wire.delayed import encode_delayed_member
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
-from tampu.wire.envelope import encode_job
+from tampu.wire.envelope import encode_envelope, encode_job
 
 if TYPE_CHECKING:
     from tampu.engine.delivery import Delivery
@@ -74,7 +75,9 @@ def retry(
 ) -> Outcome:
     """Failed, to be run again after `backoff_ms`; or, when it does not count, only put back."""
     job = delivery.job
-    member = encode_delayed_member(job.name, encode_job(job.with_attempt(job.attempt + 1) if counts else job))
+    attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
+    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry)
+    member = encode_delayed_member(job.name, envelope)
     ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
     return Outcome(
         b"t", delivery, finished_at_ms, duration_us, (reason.encode(errors="replace"), backoff_ms, member, ttl_secs)

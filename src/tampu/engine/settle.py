@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from tampu.engine.delivery import entry_order
@@ -76,7 +77,8 @@ class Settler:
         self._trouble_on: Connection | None = None
         self._attempt = 0
         self._last_failure = ""
-        self._room = asyncio.Event()
+        #: Those who wait until more retries, or dead letters, are taken.
+        self._waiters: dict[bytes, deque[asyncio.Future[None]]] = {b"t": deque(), b"x": deque()}
         self._idle = asyncio.Event()
         self._closed = False
         self.unsettled_retries = 0
@@ -118,18 +120,35 @@ class Settler:
             event = pack_command(("XADD", self._keys.events, "MAXLEN", "~", limit, "*", *fields))
             connection.request(event, lambda reply: None)
 
-    def is_crowded(self, kind: bytes) -> bool:
-        """Whether whoever makes more retries (`t`) or dead letters (`x`) must wait."""
+    def _room_for(self, kind: bytes) -> int:
+        """How many more retries (`t`) or dead letters (`x`) are taken before whoever makes them must wait."""
         if kind == b"t":
-            return self.unsettled_retries >= self._config.retry_inflight
-        return kind == b"x" and self.unsettled_letters >= self._config.dlq_inflight
+            return self._config.retry_inflight - self.unsettled_retries
+        return self._config.dlq_inflight - self.unsettled_letters
 
     async def wait_for_room(self, kind: bytes) -> None:
-        """Wait until more of this kind are taken."""
-        while self.is_crowded(kind):
-            self._room.clear()
-            self._pump(partial=True)
-            await self._room.wait()
+        """Wait until more retries (`t`) or dead letters (`x`) are taken; of the other kinds any number is."""
+        if kind not in self._waiters:
+            return
+        while self._room_for(kind) <= 0:
+            waiter = self._loop.create_future()
+            self._waiters[kind].append(waiter)
+            if self._in_flight < MAX_IN_FLIGHT:
+                self._pump(partial=True)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._wake_waiters()  # the turn may have been given to this one, who has no use for it
+                raise
+
+    def _wake_waiters(self) -> None:
+        for kind, waiters in self._waiters.items():
+            room = self._room_for(kind)
+            while waiters and room > 0:
+                waiter = waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    room -= 1
 
     async def drain(self, timeout_secs: float) -> bool:
         """Write everything; False when that took too long and something is left."""
@@ -277,6 +296,7 @@ class Settler:
         else:
             self._attempt = 0
             self._on_answer(window, reply)
+        self._wake_waiters()
         self._pump()
         self._check_idle()
 
@@ -305,10 +325,8 @@ class Settler:
     def _settled(self, outcome: Outcome, code: str) -> None:
         if outcome.kind == b"t":
             self.unsettled_retries -= 1
-            self._room.set()
         elif outcome.kind == b"x":
             self.unsettled_letters -= 1
-            self._room.set()
         outcome.delivery.done()
         self._on_settled(outcome, code)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -145,7 +146,7 @@ def backoff_ms(
 # --- The wire forms, for msgspec's typed decoder: arrays of exactly this length, numbers in range.
 
 
-class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """`[kind, delay_ms, max_delay_ms, multiplier, jitter_ms]`, every slot always there."""
 
     kind: str
@@ -155,7 +156,7 @@ class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, g
     jitter_ms: U64 | None
 
 
-class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
     """`[max_attempts, backoff]`, both slots always there."""
 
     max_attempts: U32 | None
@@ -165,8 +166,7 @@ class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 _KINDS = {str(kind): kind for kind in BackoffKind}
 _UNKNOWN = BackoffKind.UNKNOWN
 
-# The slots' own setters, past the checks: what another implementation wrote is not ours to refuse. Every job with an
-# override comes by here, and object.__setattr__ would take twice as long.
+# The slots' own setters, past the checks: what another implementation wrote is not ours to refuse.
 _put_kind, _put_delay_ms, _put_max_delay_ms, _put_multiplier, _put_jitter_ms = (
     vars(BackoffSpec)[name].__set__ for name in ("kind", "delay_ms", "max_delay_ms", "multiplier", "jitter_ms")
 )
@@ -185,6 +185,7 @@ def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
     return spec
 
 
+@lru_cache(maxsize=1024)  # the jobs of a queue share a few overrides, and each job comes by here
 def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
     """An override from the wire, as it is."""
     retry = _new(JobRetryOverride)
