@@ -43,15 +43,17 @@ async def die(job: Job[Any]) -> None:
 
 async def test_queue_name_group_and_consumer_id_are_those_on_the_server(server: Server) -> None:
     view = WorkerView(server, "invoices")
-    release = asyncio.Event()
+    runs, release = asyncio.Event(), asyncio.Event()
 
     async def handler(job: Job[Any]) -> None:
+        runs.set()
         await release.wait()
 
     view.add()
     names = {"queue_name": "invoices", "group": "night-shift", "consumer_id": "ada"}
     async with consuming(server.url, handler, **names):
-        (pending,) = await until(lambda: view.pending("night-shift"), "it runs")
+        await until(runs.is_set, "it runs")
+        (pending,) = view.pending("night-shift")
         assert pending["consumer"] == b"ada"
         assert view.groups() == ["night-shift"]
         release.set()
