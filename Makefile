@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers servers lock test-spark bench bench-quick bench-report bench-wire profile clean
+.PHONY: help setup demo test check lint format types layers servers lock test-spark test-spark-versions bench bench-quick bench-report bench-wire profile clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -38,6 +38,17 @@ test: setup servers ## run all tests on real servers; pytest arguments: make tes
 
 test-spark: setup servers ## all Spark tests: in a session, and on a standalone cluster of two workers
 	@$(BIN)/python -m pytest tests/spark $(ARGS)
+
+SPARK_VERSIONS ?= 4.0 4.1 4.2
+test-spark-versions: ## the connector under older versions of PySpark, each in an environment of its own
+	@set -e; python=$$(sh scripts/find_python.sh); \
+	for version in $(SPARK_VERSIONS); do \
+		environment=build/pyspark-$$version; \
+		$$python -m venv $$environment; \
+		$$environment/bin/python -m pip install --quiet --disable-pip-version-check \
+			-e '.[embedded,spark]' "pyspark==$$version.*" redis; \
+		$$environment/bin/python tests/spark/smoke.py; \
+	done
 
 check: lint types layers ## lint, types and layers: all that is checked without running
 

@@ -21,7 +21,8 @@ from bench.server import fresh_server
 
 #: Spark's part is the longest by far; three rounds, and five minutes at most.
 SPARK_ROUNDS = 3
-SPARK_PATIENCE_SECS = 330
+SPARK_ROWS = 500_000
+SPARK_PATIENCE_SECS = 600
 
 
 def start(names: list[str], server: Any, record: Record, stack: contextlib.ExitStack) -> list[Program]:
@@ -86,7 +87,8 @@ def add_spark(record: Record) -> None:
     """The Spark part, in a process of its own, with a server of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spark.json"
-        command = [sys.executable, "-m", "bench.spark", "--rounds", str(SPARK_ROUNDS), "--file", str(path)]
+        size = ("--rows", str(SPARK_ROWS), "--rounds", str(SPARK_ROUNDS))
+        command = [sys.executable, "-m", "bench.spark", *size, "--file", str(path)]
         try:
             subprocess.run(command, check=False, stdout=subprocess.DEVNULL, timeout=SPARK_PATIENCE_SECS, cwd=ROOT)
         except subprocess.TimeoutExpired:

@@ -14,7 +14,7 @@ from tampu.engine.standalone import run_standalone
 from tampu.errors import DecodeError
 from tampu.redis.scripts import load_script
 from tampu.redis.settings import parse_url
-from tampu.wire.delayed import decode_delayed_member
+from tampu.wire.delayed import decode_delayed_member, quick_job_id
 from tampu.wire.dlq import DlqReason
 from tampu.wire.envelope import decode_id_and_time
 from tampu.wire.keys import QueueKeys
@@ -125,11 +125,17 @@ class PromoterLoop:
 
     async def _promote(self, members: list[bytes]) -> _Moved:
         config, keys = self._config, self._keys
-        index_keys: list[str] = []
+        index_keys: list[bytes] = []
+        index_prefix = keys.delayed_index("").encode()
         readable: list[Part] = []
         facts: list[Part] = []
         poison: list[Part] = []
         for member in members:
+            # Events tell when a job was made, too: then its envelope is decoded.
+            if not config.events_enabled and (quick_id := quick_job_id(member)) is not None:
+                index_keys.append(index_prefix + quick_id)
+                readable.append(member)
+                continue
             try:
                 _, envelope = decode_delayed_member(member)
             except DecodeError as error:
@@ -140,7 +146,7 @@ class PromoterLoop:
             except DecodeError:
                 # The stream's reader says what is wrong with it, and keeps its bytes.
                 job_id, created_at_ms = "", 0
-            index_keys.append(keys.delayed_index(job_id))
+            index_keys.append(index_prefix + job_id.encode())
             readable.append(member)
             if config.events_enabled:
                 facts += (job_id, created_at_ms)
