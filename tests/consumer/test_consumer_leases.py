@@ -335,7 +335,8 @@ async def test_what_came_too_late_for_its_lease_is_not_started_either(view: Work
         reading.resume()
         last = view.add()
         await until(lambda: ("here", last) in ran, "the reader goes on")
-    assert ran == [("elsewhere", stale), ("here", last)]
+    # Whoever looked first has taken it over, and that may be the one to whom it was delivered: it ran once.
+    assert [job_id for _, job_id in ran] == [stale, last]
 
 
 async def test_after_an_outage_longer_than_leases_last_running_jobs_still_run_once(
