@@ -8,18 +8,21 @@ local PAGE = 32
 local time = redis.call('TIME')
 local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
 local earliest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
-local most, room = tonumber(ARGV[1]), tonumber(ARGV[2])
-local members = {}
--- In pages, so that large members beyond the limit are not even read.
-repeat
-  local size = math.min(PAGE, most - #members)
-  local page = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', now, 'LIMIT', #members, size)
+local most = math.min(tonumber(ARGV[1]), redis.call('ZCOUNT', KEYS[1], '-inf', now))
+local room = tonumber(ARGV[2])
+local members, count, is_over = {}, 0, false
+-- In pages, so that large members beyond the limit are not even read. By rank: by score each page would walk over all
+-- those before it.
+while count < most and not is_over do
+  local page = redis.call('ZRANGE', KEYS[1], count, math.min(count + PAGE, most) - 1)
   for _, member in ipairs(page) do
-    if #members > 0 and #member > room then
-      return {now, redis.call('ZCARD', KEYS[1]), earliest[2], members}
+    if count > 0 and #member > room then
+      is_over = true
+      break
     end
-    members[#members + 1] = member
+    count = count + 1
+    members[count] = member
     room = room - #member
   end
-until #page < PAGE or #members >= most
+end
 return {now, redis.call('ZCARD', KEYS[1]), earliest[2] or '', members}

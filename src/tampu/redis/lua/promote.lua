@@ -68,16 +68,18 @@ end
 if promoted > 0 then
   redis.call('ZREM', delayed, unpack(moved))
   -- A job of the same id may have been delayed again meanwhile: its index stays.
-  local indexed, next_moved, stale = redis.call('MGET', unpack(KEYS, 5, 4 + jobs)), 1, {}
+  local indexed, next_moved = redis.call('MGET', unpack(KEYS, 5, 4 + jobs)), 1
+  local stale, stale_count = {}, 0
   for i = 1, jobs do
     if ARGV[4 + i] == moved[next_moved] then
       next_moved = next_moved + 1
       if indexed[i] == ARGV[4 + i] then
-        stale[#stale + 1] = KEYS[4 + i]
+        stale_count = stale_count + 1
+        stale[stale_count] = KEYS[4 + i]
       end
     end
   end
-  if #stale > 0 then
+  if stale_count > 0 then
     redis.call('DEL', unpack(stale))
   end
 end
