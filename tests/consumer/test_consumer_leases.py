@@ -13,7 +13,11 @@ from consumer.views import WorkerView
 from consumer.workers import QUEUE, consuming
 from support.proxy import Proxy
 from support.waiting import until
+from tampu.engine.config import ConsumerConfig
+from tampu.engine.leases import Leases
 from tampu.engine.metrics import InMemorySink
+from tampu.redis.pipe import Pipe
+from tampu.redis.settings import parse_url
 from tampu.wire.retry import JobRetryOverride
 
 if TYPE_CHECKING:
@@ -311,6 +315,33 @@ async def test_a_worker_that_stood_still_does_not_start_what_others_have_taken_o
     await until(lambda: last in fleet.journal.of("started"), "it is through with what waited in it")
     assert min(delivered, len(waiting)) > 2, "the test needs prefetched jobs"
     assert not waiting & set(fleet.journal.of("started")) & set(fleet.journal.of("elsewhere"))
+
+
+async def test_what_comes_while_leases_are_looked_at_is_looked_at_too(view: WorkerView) -> None:
+    held: dict[bytes, Any] = {b"1-0": None}
+    lost: list[bytes] = []
+    settings = parse_url(view.server.url)
+    pipe = Pipe(settings, view.keys.tag.encode())
+    leases = Leases(settings, pipe, view.keys, ConsumerConfig(queue_name=QUEUE), held, lost.extend)
+    asked: list[list[bytes]] = []
+    answer = asyncio.Event()
+
+    async def taken_over_by_others(pipe: Pipe, ids: list[bytes]) -> list[bytes]:
+        asked.append(ids)
+        await answer.wait()
+        return ids
+
+    leases._call = taken_over_by_others  # type: ignore[method-assign]
+    first = asyncio.create_task(leases.confirm())
+    await until(lambda: asked, "the first look is under way")
+    held[b"2-0"] = None
+    others = [asyncio.create_task(leases.confirm()) for _ in range(3)]
+    await asyncio.sleep(0)
+    answer.set()
+    await asyncio.gather(first, *others)
+    assert asked == [[b"1-0"], [b"1-0", b"2-0"]]
+    assert b"2-0" in lost
+    await pipe.close()
 
 
 async def test_what_came_too_late_for_its_lease_is_not_started_either(view: WorkerView) -> None:

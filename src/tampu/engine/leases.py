@@ -100,7 +100,9 @@ class Leases:
             await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE_SECS)
 
     async def confirm(self) -> None:
-        """Wait until it is known which leases are still ours, and the others are marked as lost."""
+        """Wait until it is known which of the leases held now are still ours, and the others are marked as lost."""
+        if self._confirming is not None and not self._confirming.done():
+            await asyncio.shield(self._confirming)  # it began before this call: what came since is not in it
         if self._confirming is None or self._confirming.done():
             self._confirming = self._loop.create_task(self._confirm(), name="tampu-confirm-leases")
         await asyncio.shield(self._confirming)
