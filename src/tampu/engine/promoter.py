@@ -31,8 +31,8 @@ PROMOTE = load_script("promote")
 
 #: What a promoter's pipe has to have loaded.
 PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
-#: Batches that are looked for, and moved, at a time.
-BATCHES_AHEAD = 4
+#: Batches that are looked for, and moved, at a time; with more, reads and moves take turns instead of sharing time.
+BATCHES_AHEAD = 2
 #: Most jobs one script call carries, and about how many bytes of them.
 MAX_BATCH_JOBS = 256
 MAX_BATCH_BYTES = 256 * 1024
