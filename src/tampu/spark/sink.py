@@ -116,11 +116,11 @@ class JobSink:
                 if chunk is None:
                     chunk = chunks[queue] = _Chunk()
                 # Cut by what is the same in every run: the payload's size, not that of minted ids.
-                size = chunk.size + len(row[0])
+                size = chunk.size + len(row.packed)
                 if size > MAX_BYTES or len(chunk.rows) == MAX_JOBS:
                     self._lane(queue).send(chunk.rows)
                     chunk = chunks[queue] = _Chunk()
-                    size = len(row[0])
+                    size = len(row.packed)
                 chunk.rows.append(row)
                 chunk.size = size + 64
             for queue, chunk in chunks.items():
