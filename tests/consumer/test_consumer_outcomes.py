@@ -255,6 +255,21 @@ async def test_an_error_that_cannot_be_shown_is_a_failure_like_any_other(view: W
     assert surrogate.error == "lone ? surrogate"
 
 
+async def test_a_turn_to_retry_whose_owner_was_cancelled_goes_to_the_next(view: WorkerView) -> None:
+    async with consuming(view.server.url, noop, retry_inflight=1) as worker:
+        view.add()
+        await until(view.is_settled, "it works")
+        settler = worker.running._settler
+        settler.unsettled_retries = 1
+        first, second = (asyncio.create_task(settler.wait_for_room(b"t")) for _ in range(2))
+        await until(lambda: len(settler._waiters[b"t"]) == 2, "both wait")
+        settler.unsettled_retries = 0
+        settler._wake_waiters()
+        first.cancel()
+        await asyncio.wait_for(second, 10)
+        assert first.cancelled()
+
+
 # --- attempts and backoff
 
 

@@ -59,10 +59,9 @@ class Clock:
 async def test_a_job_that_goes_alone_is_packed_as_in_any_window(server: Server, name: str, ttl: int) -> None:
     async with open_producer(server.url) as producer:
         header = producer._chain._header
-    envelope = pack_part(b"envelope")
-    lone = LoneWindow("id", name.encode(), envelope, asyncio.get_running_loop().create_future())
+    lone = LoneWindow("id", name.encode(), b"envelope", asyncio.get_running_loop().create_future())
     shared = SharedWindow()
-    shared.put("id", NOW, name.encode(), envelope)
+    shared.put("id", NOW, name.encode(), pack_part(b"envelope"))
     for window in (lone, shared):
         window.number, window.chain_ttl_secs = 123, ttl
     assert lone.packed(header) == shared.packed(header)

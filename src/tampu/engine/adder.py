@@ -21,11 +21,10 @@ from tampu.engine.window import (
     MAX_JOBS,
     NOW,
     NOW_WITH_ID,
-    pack_envelope,
     pack_part,
 )
 from tampu.errors import EncodeError
-from tampu.wire.envelope import fresh_frame
+from tampu.wire.envelope import fresh_envelope, fresh_envelopes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,9 +34,9 @@ if TYPE_CHECKING:
     from tampu.engine.options import AddOptions
     from tampu.wire.job import JobId
     from tampu.wire.keys import QueueKeys
-    from tampu.wire.retry import JobRetryOverride
 
-_encode = msgspec.msgpack.Encoder().encode
+#: About what an envelope adds to the bytes of its payload.
+ENVELOPE_BYTES = 64
 
 
 class Due:
@@ -74,7 +73,8 @@ class Adder:
         self._chain = chain
         self._minter = minter
         self.encode_payload = encode_payload
-        self._inline = inline
+        #: How a payload stands in its envelope: `bytes` are wrapped in a bin, and `Raw` is written as it is.
+        self._slot_of = msgspec.Raw if inline else bytes
         self._marker_prefix = f"{keys.tag}:dlid:".encode()
         self._index_prefix = f"{keys.tag}:didx:".encode()
         self._open: SharedWindow | None = None
@@ -95,8 +95,7 @@ class Adder:
         if leaves_at_once and explicit is None and due is None:
             # What follows below, without the steps that such a job does not need: most of its time is spent here.
             job_id, now_ms = self._minter.mint()
-            head, tail = fresh_frame(now_ms, options.retry)
-            envelope = pack_envelope(b"%b\xba%b" % (head, job_id.encode()), body, tail, self._inline)
+            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
             self._chain.submit(LoneWindow(job_id, options.name.encode(), envelope, future))
             return future
         if explicit is None:
@@ -104,7 +103,7 @@ class Adder:
         else:
             job_id = str(explicit)  # of a subclass too, such as the JobId of another add
             now_ms = self._minter.now_ms()
-        envelope = self._pack(job_id, body, now_ms, options.retry)
+        envelope = pack_part(fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry))
         kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
         window = SharedWindow() if leaves_at_once else self._window_for(len(envelope))
         window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
@@ -123,10 +122,6 @@ class Adder:
         if not is_explicit:
             return DELAYED, due.packed, (index,)
         return DELAYED_WITH_ID, due.packed, (pack_part(self._marker_prefix + job_id.encode()), index)
-
-    def _pack(self, job_id: str, body: bytes, now_ms: int, retry: JobRetryOverride | None) -> bytes:
-        head, tail = fresh_frame(now_ms, retry)
-        return pack_envelope(head + _encode(job_id), body, tail, self._inline)
 
     def _window_for(self, size: int) -> SharedWindow:
         window = self._open
@@ -154,18 +149,10 @@ class Adder:
 
     async def add_list(self, payloads: Sequence[Any], options: AddOptions, due: Due | None = None) -> list[JobId]:
         """Add all of these. All are encoded before anything is sent, so a payload that cannot be sends nothing."""
-        ids, now_ms = self._minter.mint_many(len(payloads))
-        envelopes = self._pack_many(ids, payloads, now_ms, options.retry)
-        name = options.name.encode()
+        bodies = self._encode_many(payloads)
         collector = Collector()
-        for start, end in _slices(envelopes):
-            window = BulkWindow(asyncio.get_running_loop())
-            if due is None:
-                window.put_many(ids[start:end], name, envelopes[start:end])
-            else:
-                for job_id, envelope in zip(ids[start:end], envelopes[start:end], strict=True):
-                    kind, due_packed, keys = self._kind(job_id, False, due)
-                    window.put(job_id, kind, name, envelope, due_packed, keys)
+        for window in self._windows_of(bodies, options, due):
+            # The server works on the first while the next one is packed.
             self._submit(window)
             collector.expect(window)
         return await collector.finish()
@@ -178,7 +165,7 @@ class Adder:
         for payload, options in items:
             body = self.encode_payload(payload)
             job_id, now_ms = self._minter.mint() if options.id is None else (str(options.id), self._minter.now_ms())
-            envelope = self._pack(job_id, body, now_ms, options.retry)
+            envelope = pack_part(fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry))
             kind, due_packed, keys = self._kind(job_id, options.id is not None, due)
             if window is None or not window.has_room(len(envelope)):
                 window = BulkWindow(asyncio.get_running_loop())
@@ -195,16 +182,12 @@ class Adder:
         What was confirmed before a payload that cannot be encoded, or before any other error, is in its `accepted`.
         """
         collector = Collector()
-        name = options.name.encode()
         position = 0
         try:
             while chunk := await _next_chunk(payloads):
-                ids, now_ms = self._minter.mint_many(len(chunk))
-                envelopes = self._pack_many(ids, chunk, now_ms, options.retry, position)
+                bodies = self._encode_many(chunk, position)
                 position += len(chunk)
-                for start, end in _slices(envelopes):
-                    window = BulkWindow(asyncio.get_running_loop())
-                    window.put_many(ids[start:end], name, envelopes[start:end])
+                for window in self._windows_of(bodies, options):
                     self._submit(window)
                     if not await collector.keep_ahead(window):
                         return await collector.finish()
@@ -217,40 +200,42 @@ class Adder:
         self.flush()  # what was added before goes first
         self._chain.submit(window)
 
-    def _pack_many(
-        self, ids: list[str], payloads: Sequence[Any], now_ms: int, retry: JobRetryOverride | None, position: int = 0
-    ) -> list[bytes]:
-        """The envelopes of fresh jobs with minted ids, as packed arguments. The producer's innermost loop."""
-        head, tail = fresh_frame(now_ms, retry)
-        head += b"\xba"  # a text of 26 bytes: every ULID
-        encode = self.encode_payload
-        fixed = len(head) + 26 + 2 + len(tail)
-        small = 0 if self._inline else 0x100  # payloads below this are framed here, without another call
-        packed: list[bytes] = []
-        append = packed.append
+    def _encode_many(self, payloads: Sequence[Any], position: int = 0) -> list[bytes]:
+        """The payloads as MessagePack; the error names the place of one that cannot be, counted from `position`."""
+        bodies: list[bytes] = []
         try:
-            for job_id, payload in zip(ids, payloads, strict=True):
-                body = encode(payload)
-                size = len(body)
-                if size < small:
-                    append(b"$%d\r\n%b%b\xc4%c%b%b\r\n" % (fixed + size, head, job_id.encode(), size, body, tail))
-                else:
-                    append(pack_envelope(head + job_id.encode(), body, tail, self._inline))
+            bodies.extend(map(self.encode_payload, payloads))
         except EncodeError as error:
-            raise EncodeError(f"payload {position + len(packed)} of this bulk: {error}") from error
-        return packed
+            raise EncodeError(f"payload {position + len(bodies)} of this bulk: {error}") from error
+        return bodies
+
+    def _windows_of(self, bodies: list[bytes], options: AddOptions, due: Due | None = None) -> Iterator[BulkWindow]:
+        """Windows of fresh jobs with minted ids, each packed when it is asked for."""
+        name = options.name.encode()
+        for start, end in _slices(bodies):
+            window = BulkWindow(asyncio.get_running_loop())
+            ids, now_ms = self._minter.mint_many(end - start)
+            envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
+            packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]
+            if due is None:
+                window.put_many(ids, name, packed)
+            else:
+                for job_id, envelope in zip(ids, packed, strict=True):
+                    kind, due_packed, keys = self._kind(job_id, False, due)
+                    window.put(job_id, kind, name, envelope, due_packed, keys)
+            yield window
 
 
-def _slices(envelopes: list[bytes]) -> Iterator[tuple[int, int]]:
+def _slices(bodies: list[bytes]) -> Iterator[tuple[int, int]]:
     """Cuts that keep every window within its bounds."""
     start = 0
-    total = len(envelopes)
+    total = len(bodies)
     while start < total:
         end = min(start + MAX_JOBS, total)
-        if sum(map(len, envelopes[start:end])) > MAX_BYTES:
-            size, end = len(envelopes[start]), start + 1
-            while end < total and size + len(envelopes[end]) <= MAX_BYTES:
-                size += len(envelopes[end])
+        if sum(map(len, bodies[start:end])) + (end - start) * ENVELOPE_BYTES > MAX_BYTES:
+            size, end = len(bodies[start]) + ENVELOPE_BYTES, start + 1
+            while end < total and size + len(bodies[end]) + ENVELOPE_BYTES <= MAX_BYTES:
+                size += len(bodies[end]) + ENVELOPE_BYTES
                 end += 1
         yield start, end
         start = end

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING
 
-from tampu.engine.window import Window
+from tampu.engine.window import NOW, Window, pack_part
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
 from tampu.redis.faults import ServerError
 from tampu.wire.job import DuplicateJobId, JobId
@@ -56,7 +56,12 @@ class LoneWindow(Window):
         return [self._job_id]
 
     def packed(self, header: WindowHeader) -> bytes:
-        return header.packed_of_one(self, self._name, self._envelope)
+        if header.suits_short_form(self):
+            return header.packed_short_of_one(self, self._name, self._envelope)
+        window = Window()
+        window.number, window.chain_ttl_secs = self.number, self.chain_ttl_secs
+        window.put(self._job_id, NOW, self._name, pack_part(self._envelope))
+        return window.packed(header)
 
     def tell(self) -> None:
         future = self._future
@@ -165,10 +170,11 @@ class Collector:
 
     async def _collect_one(self) -> None:
         window = self._windows[0]
+        job_ids = [*map(JobId, window.ids)]  # made while the server works on them; nearly always all are added
         await window.future
         self._windows.popleft()
         if not window.codes and window.error is None:
-            self.accepted.extend(map(JobId, window.ids))
+            self.accepted.extend(job_ids)
             return
         for position, job_id in enumerate(window.ids):
             code = _code_of(window, position)

@@ -23,6 +23,7 @@ import logging
 import time
 import uuid
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
@@ -176,7 +177,7 @@ class Chain:
             connection.request(packed, lambda reply: setattr(window, "reply", reply))
             connection.request(self._wait, lambda count: self._on_replicas(window, count))
         else:
-            connection.request(packed, lambda reply: self._on_reply(window, reply))
+            connection.request(packed, partial(self._on_reply, window))
 
     def _on_replicas(self, window: Window, count: Reply) -> None:
         """The answer to WAIT, which follows the window's own."""

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from tampu.clock import wall_clock_ms
-from tampu.wire.ulid import RANDOM_BYTES, encode_time, random_text
+from tampu.wire.ulid import RANDOM_BYTES, encode_time, encode_ulids, random_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,17 +28,16 @@ os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 class Minter:
-    """A source of ids. The random bits of the ids to come are drawn in blocks: a system call per id costs more."""
+    """A source of ids. The random parts of the ids to come are drawn in blocks: a system call per id costs more."""
 
-    __slots__ = ("_drawn_in", "_now_ms", "_position", "_random_bytes", "_text", "_time_ms", "_time_text")
+    __slots__ = ("_drawn_in", "_now_ms", "_random_bytes", "_random_parts", "_time_ms", "_time_text")
 
     def __init__(
         self, now_ms: Callable[[], int] = wall_clock_ms, random_bytes: Callable[[int], bytes] = os.urandom
     ) -> None:
         self._now_ms = now_ms
         self._random_bytes = random_bytes
-        self._text = ""
-        self._position = 0
+        self._random_parts: list[str] = []
         self._drawn_in = _process
         self._time_ms = -1
         self._time_text = ""
@@ -53,18 +52,14 @@ class Minter:
         if now_ms != self._time_ms:
             self._time_text = encode_time(now_ms)
             self._time_ms = now_ms
-        start = self._position
-        if start >= len(self._text) or self._drawn_in is not _process:
+        if not self._random_parts or self._drawn_in is not _process:
             # After a fork parent and child hold the same block: the child draws a new one.
-            self._text = random_text(self._random_bytes(RANDOM_BYTES * BLOCK))
+            text = random_text(self._random_bytes(RANDOM_BYTES * BLOCK))
+            self._random_parts = [text[at : at + RANDOM_BYTES] for at in range(0, len(text), RANDOM_BYTES)]
             self._drawn_in = _process
-            start = 0
-        self._position = start + RANDOM_BYTES
-        return self._time_text + self._text[start : start + RANDOM_BYTES], now_ms
+        return self._time_text + self._random_parts.pop(), now_ms
 
     def mint_many(self, count: int) -> tuple[list[str], int]:
         """(`count` new ids, their time in ms)."""
         now_ms = self._now_ms()
-        time_text = encode_time(now_ms)
-        text = random_text(self._random_bytes(RANDOM_BYTES * count))
-        return [time_text + text[start : start + RANDOM_BYTES] for start in range(0, len(text), RANDOM_BYTES)], now_ms
+        return encode_ulids(now_ms, self._random_bytes(RANDOM_BYTES * count)), now_ms

@@ -113,6 +113,7 @@ class Producer(Generic[T]):
         self._adder.flush()
         await self._chain.drain(max(self._config.retry_for_secs, 1))
         self._closed = True
+        self._loop = None  # so that whatever is called next is refused
         self._chain.close()
         await self._pipe.close()
 
@@ -175,7 +176,8 @@ class Producer(Generic[T]):
 
     async def add(self, payload: T) -> JobId:
         """Add one job."""
-        self._bind_to_loop()
+        if asyncio.get_running_loop() is not self._loop:  # nearly always it is, and that is all there is to see to
+            self._bind_to_loop()
         return await self._adder.add(payload, _NO_OPTIONS)
 
     async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tampu.wire.payload import wrap_bin
-
 if TYPE_CHECKING:
     from tampu.errors import Error
 
@@ -28,15 +26,9 @@ def pack_part(part: bytes) -> bytes:
     return b"$%d\r\n%b\r\n" % (len(part), part)
 
 
-def pack_envelope(head: bytes, payload: bytes, tail: bytes, inline: bool) -> bytes:
-    """An envelope as one argument: `head` ends with the id, `tail` starts with the time of creation."""
-    size = len(payload)
-    if inline:
-        return b"$%d\r\n%b%b%b\r\n" % (len(head) + size + len(tail), head, payload, tail)
-    if size < 0x100:
-        return b"$%d\r\n%b\xc4%c%b%b\r\n" % (len(head) + 2 + size + len(tail), head, size, payload, tail)
-    slot = wrap_bin(payload)
-    return b"$%d\r\n%b%b%b\r\n" % (len(head) + len(slot) + len(tail), head, slot, tail)
+def pack_number(number: int) -> bytes:
+    """A number as one argument."""
+    return pack_part(b"%d" % number)
 
 
 class Window:
@@ -131,6 +123,9 @@ class Window:
 
     def packed(self, header: WindowHeader) -> bytes:
         """The whole command, numbered as it is now."""
+        if self.run_at == 0 and self.run_kind == NOW and header.suits_short_form(self):
+            self.body[0] = b""
+            return header.packed_short(self, self.run_name, self.run_count) + b"".join(self.body)
         self._end_run()
         return header.packed(self) + b"".join(self.body)
 
@@ -138,7 +133,7 @@ class Window:
 class WindowHeader:
     """What all windows of one chain have in common, packed once."""
 
-    __slots__ = ("_after_ttl", "_after_ttl_of_one", "_before_keys", "_before_number", "_shared_keys")
+    __slots__ = ("_after_ttl", "_before_keys", "_has_short_form", "_shared_keys", "_short")
 
     def __init__(
         self,
@@ -153,33 +148,47 @@ class WindowHeader:
         idmp_producer: str,
     ) -> None:
         self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
-        self._shared_keys = b"".join(pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
-        self._before_number = self._before_keys + pack_part(b"3") + self._shared_keys
-        fixed: tuple[Any, ...] = (cap, overflow, dedup_ttl_secs, idmp_producer)
-        self._after_ttl = b"".join(pack_part(str(value).encode()) for value in fixed)
-        self._after_ttl_of_one = self._after_ttl + b"".join(map(pack_part, (b"1", NOW, b"1")))
+        chain, stream, delayed = (pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
+        self._shared_keys = chain + stream + delayed
+        self._short = self._before_keys + pack_number(2) + chain + stream + pack_number(cap)
+        self._has_short_form = overflow == "reject" and not idmp_producer
+        fixed = (pack_number(cap), pack_part(overflow.encode()), pack_number(dedup_ttl_secs))
+        self._after_ttl = b"".join((*fixed, pack_part(idmp_producer.encode())))
+
+    def suits_short_form(self, window: Window) -> bool:
+        """Whether a window of jobs that all run now, under one name, may travel in the script's short form."""
+        return self._has_short_form and window.number > 0
+
+    def packed_short(self, window: Window, name: bytes, jobs: int) -> bytes:
+        """Everything before the envelopes, in the short form."""
+        # EVALSHA, sha, number of keys, 2 keys, cap, number, TTL, name, the envelopes.
+        return b"*%d\r\n%b%b%b" % (9 + jobs, self._short, _packed_place(window), pack_part(name))
+
+    def packed_short_of_one(self, window: Window, name: bytes, envelope: bytes) -> bytes:
+        """The whole command for one job, in the short form and in one step."""
+        values = (self._short, _packed_place(window), len(name), name, len(envelope), envelope)
+        return b"*10\r\n%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
 
     def packed(self, window: Window) -> bytes:
         """Everything before the window's body: command, keys, and the fixed arguments."""
-        keys = self._before_number
-        if window.keys:
-            keys = b"%b%b%b%b" % (
-                *(self._before_keys, pack_part(b"%d" % (3 + window.keys))),
-                *(self._shared_keys, b"".join(window.packed_keys)),
-            )
-        number, jobs = b"%d" % window.number, b"%d" % len(window.ids)
-        # EVALSHA, sha, number of keys, 3 + n keys, 7 fixed arguments, the body's.
-        return b"*%d\r\n%b$%d\r\n%b\r\n%b%b$%d\r\n%b\r\n" % (
-            *(13 + window.keys + window.arguments, keys, len(number), number),
-            b"$1\r\n0\r\n" if window.chain_ttl_secs == 0 else pack_part(b"%d" % window.chain_ttl_secs),
-            *(self._after_ttl, len(jobs), jobs),
+        # EVALSHA, sha, number of keys, 3 + n keys, 8 fixed arguments, the body's.
+        parts = (
+            b"*%d\r\n" % (14 + window.keys + window.arguments),
+            self._before_keys,
+            pack_number(3 + window.keys),
+            self._shared_keys,
+            *window.packed_keys,
+            pack_part(b""),
+            _packed_place(window),
+            self._after_ttl,
+            pack_number(len(window.ids)),
         )
+        return b"".join(parts)
 
-    def packed_of_one(self, window: Window, name: bytes, envelope: bytes) -> bytes:
-        """The whole command for one job that is to run now: the same bytes, in one step."""
-        number = b"%d" % window.number
-        return b"*17\r\n%b$%d\r\n%b\r\n%b%b$%d\r\n%b\r\n%b" % (
-            *(self._before_number, len(number), number),
-            b"$1\r\n0\r\n" if window.chain_ttl_secs == 0 else pack_part(b"%d" % window.chain_ttl_secs),
-            *(self._after_ttl_of_one, len(name), name, envelope),
-        )
+
+def _packed_place(window: Window) -> bytes:
+    """A window's number in its chain, and the TTL that it gives the chain, nearly always none."""
+    number = b"%d" % window.number
+    if window.chain_ttl_secs == 0:
+        return b"$%d\r\n%b\r\n$1\r\n0\r\n" % (len(number), number)
+    return pack_part(number) + pack_number(window.chain_ttl_secs)

@@ -21,7 +21,7 @@ from tampu.engine.window import MAX_BYTES, MAX_JOBS
 from tampu.errors import Error, QueueFullError
 from tampu.redis.scripts import load_script
 from tampu.spark.server import QueueServer
-from tampu.wire.envelope import encode_envelope, fresh_frame
+from tampu.wire.envelope import encode_envelope, fresh_envelopes
 from tampu.wire.payload import wrap_bin
 from tampu.wire.ulid import ulid_from_bits
 
@@ -217,15 +217,9 @@ class _Lane:
 
     def _same_parts(self, rows: list[JobRow], ids: list[str], now_ms: int, name: str, digest: Any) -> list[Part]:
         """Rows that are nothing but payloads, as most are."""
-        lead, tail = fresh_frame(now_ms)
-        lead += b"\xba"  # a text of 26 bytes: every ULID
         payloads = [row.packed for row in rows]
         digest.update(b"".join(payloads))
-        envelopes = [
-            b"%b%b%b%b" % (lead, minted.encode(), wrap_bin(packed), tail)
-            for minted, packed in zip(ids, payloads, strict=True)
-        ]
-        return [b"same", name, *envelopes]
+        return [b"same", name, *fresh_envelopes(ids, payloads, now_ms)]
 
     def _each_parts(self, rows: list[JobRow], ids: list[str], now_ms: int, used: list[str], digest: Any) -> list[Part]:
         """Rows of any kind; the keys they need are put behind those in `used`."""

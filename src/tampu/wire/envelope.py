@@ -76,10 +76,27 @@ def encode_envelope(
     return b"\x95%b%b%b%b" % (head, slot, tail, _encode(to_wire_retry(retry)))
 
 
-def fresh_frame(created_at_ms: int, retry: JobRetryOverride | None = None) -> tuple[bytes, bytes]:
-    """What stands before the id and behind the payload of an envelope that was never run, for many at once."""
-    tail = _encode(created_at_ms) + b"\x00"
-    return (b"\x94", tail) if retry is None else (b"\x95", tail + _encode(to_wire_retry(retry)))
+def fresh_envelope(
+    job_id: str, payload: bytes | msgspec.Raw, created_at_ms: int, retry: JobRetryOverride | None
+) -> bytes:
+    """The envelope of a job that was never run; its payload is wrapped, or stands inline when it is `Raw`."""
+    if retry is None:
+        return _encode((job_id, payload, created_at_ms, 0))
+    return _encode((job_id, payload, created_at_ms, 0, to_wire_retry(retry)))
+
+
+def fresh_envelopes(
+    ids: Iterable[str],
+    payloads: Iterable[bytes | msgspec.Raw],
+    created_at_ms: int,
+    retry: JobRetryOverride | None = None,
+) -> list[bytes]:
+    """The same for many at once, without a call for each."""
+    pairs = zip(ids, payloads, strict=True)
+    if retry is None:
+        return [_encode((job_id, payload, created_at_ms, 0)) for job_id, payload in pairs]
+    wire_retry = to_wire_retry(retry)
+    return [_encode((job_id, payload, created_at_ms, 0, wire_retry)) for job_id, payload in pairs]
 
 
 def encode_job(job: Job[Any]) -> bytes:

@@ -1,9 +1,15 @@
 -- Adds a window of jobs, once, however often it is sent.
 --
+-- The short form, for jobs that all run now under one name, in a numbered window of a queue that refuses when full:
+-- KEYS  1 state of the chain, 2 stream
+-- ARGV  1 cap of the stream   2 number of the window in its chain   3 TTL to give the chain's state, seconds (0: leave it)
+--       4 name of the jobs, then their envelopes
+--
+-- The long form, for everything:
 -- KEYS  1 state of the chain, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, didx
--- ARGV  1 number of the window in its chain (0: no chain)   2 TTL to give the chain's state, seconds (0: leave it)
---       3 cap of the stream    4 overflow: reject, wait or trim    5 dedup TTL, seconds
---       6 producer id for XADD IDMP, or ''   7 number of jobs
+-- ARGV  1 ''   2 number of the window (0: no chain)   3 TTL as above
+--       4 cap of the stream    5 overflow: reject, wait or trim    6 dedup TTL, seconds
+--       7 producer id for XADD IDMP, or ''   8 number of jobs
 --       then runs of jobs alike: kind, count, name, and per job its envelope (and when it is due)
 -- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
 -- Due   '+ms' from now by this server's clock, or an epoch time in ms.
@@ -13,56 +19,62 @@
 --       {'gap', last}: a window before this one is missing; nothing was written
 --       {'full', taken, codes}: wait only; so many were taken from the front, send the same window again
 --
--- A window that was applied answers with its stored codes, if any. One that was refused does not advance the chain, so that
--- the windows behind it answer 'gap' and nothing is overtaken. Errors of single jobs are caught: after the first
+-- A window that was applied answers with its stored codes, if any. One that was refused does not advance the chain, so
+-- that the windows behind it answer 'gap' and nothing is overtaken. Errors of single jobs are caught: after the first
 -- write nothing may raise, or a resend would add the first jobs again.
 
-local chain, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
-local number, cap, overflow = tonumber(ARGV[1]), tonumber(ARGV[3]), ARGV[4]
-local producer, total = ARGV[6], tonumber(ARGV[7])
+local chain, stream, number = KEYS[1], KEYS[2], tonumber(ARGV[2])
+local is_short = ARGV[1] ~= ''
 
 local function keep_chain()
-  if ARGV[2] ~= '0' then
-    redis.pcall('EXPIRE', chain, ARGV[2])
+  if ARGV[3] ~= '0' then
+    redis.pcall('EXPIRE', chain, ARGV[3])
   end
 end
 
--- The common case in as few steps as can be: jobs alike, all to be added now, the next of the chain, and room for them.
-if ARGV[8] == 'n' and ARGV[9] == ARGV[7] and overflow == 'reject' and producer == '' and number > 0
-    and redis.call('XLEN', stream) + total <= cap then
-  local added, failure = 0, nil
-  if redis.call('HINCRBY', chain, 'last', 1) == number then
-    local name = ARGV[10]
-    while added < total and not failure do
-      local reply
-      if name == '' then
-        reply = redis.pcall('XADD', stream, '*', 'd', ARGV[11 + added])
-      else
-        reply = redis.pcall('XADD', stream, '*', 'd', ARGV[11 + added], 'n', name)
+-- The common case in as few steps as can be: the next of the chain, and room for all.
+if is_short then
+  local name, total = ARGV[4], #ARGV - 4
+  if redis.call('XLEN', stream) + total <= tonumber(ARGV[1]) then
+    local added, failure = 0, nil
+    if redis.call('HINCRBY', chain, 'last', 1) == number then
+      while added < total and not failure do
+        local reply
+        if name == '' then
+          reply = redis.pcall('XADD', stream, '*', 'd', ARGV[5 + added])
+        else
+          reply = redis.pcall('XADD', stream, '*', 'd', ARGV[5 + added], 'n', name)
+        end
+        if type(reply) == 'table' then
+          failure = reply
+        else
+          added = added + 1
+        end
       end
-      if type(reply) == 'table' then
-        failure = reply
-      else
-        added = added + 1
+      if added > 0 then
+        keep_chain()
+        if not failure then
+          return ''
+        end
+        local codes = string.rep('a', added) .. string.rep('e', total - added)
+        redis.pcall('HSET', chain, 'r' .. number % 8, ARGV[2] .. ':' .. codes)
+        return {'ok', codes, failure.err}
       end
     end
-    if added > 0 then
-      keep_chain()
-      if not failure then
-        return ''
-      end
-      local codes = string.rep('a', added) .. string.rep('e', total - added)
-      redis.pcall('HSET', chain, 'r' .. number % 8, ARGV[1] .. ':' .. codes)
-      return {'ok', codes, failure.err}
+    if redis.call('HINCRBY', chain, 'last', -1) == 0 then
+      redis.call('DEL', chain)
     end
-  end
-  if redis.call('HINCRBY', chain, 'last', -1) == 0 then
-    redis.call('DEL', chain)
-  end
-  if failure then
-    return failure
+    if failure then
+      return failure
+    end
   end
 end
+
+local cap, overflow, dedup_ttl, producer, total = tonumber(ARGV[1]), 'reject', 0, '', #ARGV - 4
+if not is_short then
+  cap, overflow, dedup_ttl, producer, total = tonumber(ARGV[4]), ARGV[5], tonumber(ARGV[6]), ARGV[7], tonumber(ARGV[8])
+end
+local delayed = KEYS[3]
 
 local earlier = ''  -- letters of the jobs that an earlier, stopped run of this window has dealt with
 if number > 0 then
@@ -70,7 +82,7 @@ if number > 0 then
   if number <= last then
     keep_chain()
     local of, codes = string.match(redis.call('HGET', chain, 'r' .. number % 8) or '', '^(%d+):(.*)$')
-    return {'ok', of == ARGV[1] and codes or '', ''}
+    return {'ok', of == ARGV[2] and codes or '', ''}
   end
   if number > last + 1 then
     return {'gap', last}
@@ -85,7 +97,6 @@ if overflow ~= 'trim' then
   free = cap - redis.call('XLEN', stream)
 end
 
-local dedup_ttl = tonumber(ARGV[5])
 local now_ms
 local function now()
   if not now_ms then
@@ -130,7 +141,7 @@ local function append(envelope, name)
     end
     if overflow == 'trim' then
       local size = #command
-      command[size + 1], command[size + 2], command[size + 3] = 'MAXLEN', '~', ARGV[3]
+      command[size + 1], command[size + 2], command[size + 3] = 'MAXLEN', '~', cap
     end
     local size = #command
     command[size + 1], command[size + 2], command[size + 3] = '*', 'd', envelope
@@ -180,12 +191,17 @@ local function delay(envelope, name, due, index, marker)
   return 'a'
 end
 
-local argument, key, job = 8, 4, 0
+local argument, key, job = 9, 4, 0
 local taken, stopped = #earlier, false
 local codes  -- letters of this run, kept only from the first that is not 'a'
 while job < total and not stopped do
-  local kind, count, name = ARGV[argument], tonumber(ARGV[argument + 1]), ARGV[argument + 2]
-  argument = argument + 3
+  local kind, count, name = 'n', total, ARGV[4]
+  if is_short then
+    argument = 5
+  else
+    kind, count, name = ARGV[argument], tonumber(ARGV[argument + 1]), ARGV[argument + 2]
+    argument = argument + 3
+  end
   for _ = 1, count do
     job = job + 1
     local envelope = ARGV[argument]
@@ -249,9 +265,9 @@ if earlier ~= '' then
   redis.call('HDEL', chain, 'part')
 end
 if number > 0 then
-  redis.call('HSET', chain, 'last', ARGV[1])
+  redis.call('HSET', chain, 'last', ARGV[2])
   if text ~= '' then
-    redis.call('HSET', chain, 'r' .. number % 8, ARGV[1] .. ':' .. text)
+    redis.call('HSET', chain, 'r' .. number % 8, ARGV[2] .. ':' .. text)
   end
   keep_chain()
 end

@@ -33,73 +33,79 @@ end
 local length = redis.call('XLEN', stream)  -- raises when it is no stream
 redis.call('ZCARD', delayed)
 local are_same = ARGV[6] == 'same'
-local now_count = are_same and total or 0
-local at = 7
-for _ = 1, are_same and 0 or total do
-  local kind = ARGV[at]
-  if kind == 'n' or kind == 'i' then
-    now_count = now_count + 1
-    at = at + 3
-  else
-    at = at + 4
+
+local function count_those_for_now()
+  local count, at = 0, 7
+  for _ = 1, total do
+    local is_delayed = ARGV[at] == 'd' or ARGV[at] == 'e'
+    count = count + (is_delayed and 0 or 1)
+    at = at + (is_delayed and 4 or 3)
   end
+  return count
 end
--- Delayed jobs wait too: whoever fills the queue slowly wants it short. A chunk larger than the cap goes into an empty stream, or it would wait for ever.
-if length > 0 and length + now_count > cap then
+
+-- Delayed jobs wait too: whoever fills the queue slowly wants it short. A chunk larger than the cap goes into an empty
+-- stream, or it would wait for ever.
+if length > 0 and length + (are_same and total or count_those_for_now()) > cap then
   return {'full', length}
 end
 
-local time = redis.call('TIME')
-local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
-local added, duplicates, key = 0, 0, 4
-if are_same then
-  local call, name = redis.call, ARGV[7]
-  for place = 8, 7 + total do
-    if name == '' then
-      call('XADD', stream, '*', 'd', ARGV[place])
-    else
-      call('XADD', stream, '*', 'd', ARGV[place], 'n', name)
-    end
-  end
-  added, total = total, 0
-end
-at = 7
-for _ = 1, total do
-  local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
-  at = at + 3
-  local due
-  if kind == 'd' or kind == 'e' then
-    due = tonumber(ARGV[at])
-    at = at + 1
-  end
-  local seconds = due and math.max(1, math.floor((due - now) / 1000)) or 0
-  local is_new = true
-  if kind == 'i' or kind == 'e' then
-    is_new = redis.call('SET', KEYS[key], '1', 'NX', 'EX', seconds + tonumber(ttl))
-    key = key + 1
-  end
-  local index
-  if due then
-    index = KEYS[key]
-    key = key + 1
-  end
-  if not is_new then
-    duplicates = duplicates + 1
+local call = redis.call
+local function append(envelope, name)
+  if name == '' then
+    call('XADD', stream, '*', 'd', envelope)
   else
-    added = added + 1
-    if due and due > now then
-      local member = struct.pack('<I4', #name) .. name .. envelope
-      redis.call('ZADD', delayed, string.format('%.0f', due), member)
-      redis.call('SET', index, member, 'EX', seconds + 3600)
-    elseif name == '' then
-      redis.call('XADD', stream, '*', 'd', envelope)
-    else
-      redis.call('XADD', stream, '*', 'd', envelope, 'n', name)
+    call('XADD', stream, '*', 'd', envelope, 'n', name)
+  end
+end
+
+local function add_each()
+  local time = call('TIME')
+  local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  local added, at, key = 0, 7, 4
+  for _ = 1, total do
+    local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
+    at = at + 3
+    local due
+    if kind == 'd' or kind == 'e' then
+      due = tonumber(ARGV[at])
+      at = at + 1
+    end
+    local seconds = due and math.max(1, math.floor((due - now) / 1000)) or 0
+    local is_new = true
+    if kind == 'i' or kind == 'e' then
+      is_new = call('SET', KEYS[key], '1', 'NX', 'EX', seconds + tonumber(ttl))
+      key = key + 1
+    end
+    local index
+    if due then
+      index = KEYS[key]
+      key = key + 1
+    end
+    if is_new then
+      added = added + 1
+      if due and due > now then
+        local member = struct.pack('<I4', #name) .. name .. envelope
+        call('ZADD', delayed, string.format('%.0f', due), member)
+        call('SET', index, member, 'EX', seconds + 3600)
+      else
+        append(envelope, name)
+      end
     end
   end
+  return added
+end
+
+local added = total
+if are_same then
+  for place = 8, 7 + total do
+    append(ARGV[place], ARGV[7])
+  end
+else
+  added = add_each()
 end
 if number >= 0 then
   redis.call('HSET', marker, number, ARGV[2])
   redis.call('EXPIRE', marker, ttl)
 end
-return {'ok', added, duplicates}
+return {'ok', added, total - added}
