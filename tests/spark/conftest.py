@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 #: Without the extra `spark` none of these can be imported.
 collect_ignore_glob = [] if find_spec("pyspark") and find_spec("pyarrow") else ["test_*.py"]
 
-#: For the Javas of tests, which live for seconds: compiling thoroughly would take longer than it saves.
-QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+#: For the Javas of tests, which live for seconds: compiling thoroughly would take longer than it saves, and looking
+#: for faults in Spark's own classes is a quarter of a start.
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
 #: How long a test with Spark may take on a busy machine; the first one starts the session.
 SPARK_TIMEOUT_SECS = 600
 
