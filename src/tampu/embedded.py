@@ -34,10 +34,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
-
 from tampu.errors import ConfigError, RedisError
 
 if TYPE_CHECKING:
@@ -351,6 +347,11 @@ def _free_port() -> int:
 
 def _server_at(port: int, folder: Path) -> int | None:
     """The pid of the server at that port if it serves that folder and is ready. A stranger may have had the port."""
+    # Here, since most who import this have a server of their own, and redis-py takes a while.
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     client = redis.Redis(HOST, port, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0))
     with client, contextlib.suppress(redis.RedisError, OSError):
         # CONFIG and INFO are answered while it still reads its data, PING only when it is ready.

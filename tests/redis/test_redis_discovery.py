@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING
 
 import pytest
+import redis.asyncio
 
 from support.pipes import open_pipe
 from support.producers import errors_met, open_producer, use_small_windows
@@ -15,7 +16,8 @@ from support.queues import QueueView
 from support.waiting import until
 from tampu.errors import RedisError
 from tampu.redis import pipe as pipe_module
-from tampu.redis.discovery import locate, open_client
+from tampu.redis import topology
+from tampu.redis.discovery import locate
 from tampu.redis.faults import Unreachable
 from tampu.redis.settings import parse_url
 from tampu.wire.keys import QueueKeys
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
     from servers.sentinel import SentinelSetup
+    from tampu.redis.settings import ConnectionSettings
 
 KEYS = QueueKeys("q")
 
@@ -234,27 +237,25 @@ async def test_a_killed_cluster_master_is_followed_by_its_replica(fresh_server: 
 # --- the control plane
 
 
-async def test_a_client_for_everything_else_speaks_to_the_same_server(fresh_server: Callable[..., Server]) -> None:
+def redis_py_client(settings: ConnectionSettings) -> redis.asyncio.Redis:
+    """A client of redis-py with the options that sentinels and Clusters are asked with."""
+    address = settings.addresses[0]
+    options = topology._common_options(settings) | topology._login_options(settings)
+    return redis.asyncio.Redis(host=address.host, port=address.port, **options)
+
+
+async def test_questions_are_asked_through_tls_with_a_password(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True, requirepass="pw")
-    settings = parse_url(server.url)
-    client = open_client(settings, settings.addresses[0])
-    try:
-        assert await client.client_getname() == "tampu"
-        assert await client.set("k", "v")
-    finally:
-        await client.aclose()
-    assert server.client().get("k") == b"v"
+    async with redis_py_client(parse_url(server.url)) as client:
+        assert await client.ping()
 
 
-async def test_a_client_with_a_callback_for_credentials(server: Server) -> None:
+async def test_questions_are_asked_with_the_credentials_of_a_callback(server: Server) -> None:
     server.client().execute_command("ACL", "SETUSER", "ada", "on", ">pw", "~*", "+@all")
     settings = parse_url(server.url, credential_provider=lambda where: ("ada", "pw"))
-    client = open_client(settings, settings.addresses[0])
-    try:
+    async with redis_py_client(settings) as client:
         assert await client.acl_whoami() == "ada"
-    finally:
-        await client.aclose()
-        server.client().execute_command("ACL", "DELUSER", "ada")
+    server.client().execute_command("ACL", "DELUSER", "ada")
 
 
 async def test_a_single_server_of_a_url_is_where_it_is(server: Server) -> None:

@@ -1,0 +1,127 @@
+"""Asks sentinels and Clusters where to connect to, through redis-py, which knows how to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, RedisClusterException
+from redis.exceptions import RedisError as RedisPyError
+
+from tampu.redis.faults import ServerError, Unreachable
+from tampu.redis.settings import Address, ConnectionSettings
+
+if TYPE_CHECKING:
+    from redis.credentials import CredentialProvider
+
+
+#: How long a question to a Cluster may still take when nobody wants the answer any more, in seconds.
+LAST_ANSWER_SECS = 1.0
+#: The nodes a Cluster consisted of when it was last asked, by the addresses of its URL, which may all be down by now.
+_learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
+
+
+def _common_options(settings: ConnectionSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_connect_timeout": settings.connect_timeout_secs,
+        "socket_timeout": settings.connect_timeout_secs,
+        "protocol": 2,
+    }
+    if settings.tls:
+        options |= {
+            "ssl": True,
+            "ssl_ca_certs": settings.ca_certs,
+            "ssl_certfile": settings.certfile,
+            "ssl_keyfile": settings.keyfile,
+            "ssl_check_hostname": settings.check_hostname,
+        }
+    return options
+
+
+def _login_options(settings: ConnectionSettings) -> dict[str, Any]:
+    provider = settings.credential_provider
+    if provider is not None:
+        return {"credential_provider": _as_provider(provider)}
+    return {"username": settings.username, "password": settings.password}
+
+
+def _as_provider(source: Any) -> CredentialProvider:
+    """redis-py's form of whatever the user gave: one of its providers, or a callback."""
+    from redis.credentials import CredentialProvider
+
+    from tampu.redis.credentials import resolve_credentials
+
+    if isinstance(source, CredentialProvider):
+        return source
+
+    class FromCallback(CredentialProvider):
+        def get_credentials(self) -> tuple[str]:
+            raise NotImplementedError("only the asynchronous form is used")
+
+        async def get_credentials_async(self) -> Any:
+            username, password = await resolve_credentials(source, None)
+            return (password,) if username is None else (username, password)
+
+    return FromCallback()
+
+
+async def ask_sentinels(settings: ConnectionSettings) -> Address:
+    """The address of the master, by the first sentinel that knows it."""
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]  # redis-py types it only in part
+        [(address.host, address.port) for address in settings.addresses],
+        sentinel_kwargs={
+            "username": settings.sentinel_username,
+            "password": settings.sentinel_password,
+            "retry": Retry(NoBackoff(), 0),  # one that is down is not worth seconds: ask the next
+            **_common_options(settings),
+        },
+    )
+    try:
+        host, port = await sentinel.discover_master(settings.master_name)
+    except (RedisPyError, OSError) as error:
+        asked = ", ".join(map(str, settings.addresses))
+        raise Unreachable(f"no sentinel of {asked} knows a master {settings.master_name!r}: {error}") from error
+    finally:
+        for client in sentinel.sentinels:
+            await client.aclose()
+    return Address(host, port)
+
+
+async def ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
+    """The node of a key's slot. Who is cancelled lets the question end first: redis-py would leave sockets open."""
+    asking = asyncio.ensure_future(_ask_for_slots(settings, routing_key))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await asyncio.wait([asking], timeout=LAST_ANSWER_SECS)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        raise
+
+
+async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Address:
+    learned = _learned_nodes.get(settings.addresses, ())
+    cluster: RedisCluster = RedisCluster(
+        startup_nodes=[ClusterNode(address.host, address.port) for address in (*settings.addresses, *learned)],
+        **_common_options(settings),
+        **_login_options(settings),
+    )
+    try:
+        await cluster.initialize()
+        node = cluster.get_node_from_key(routing_key.decode(errors="surrogateescape"))
+        _learned_nodes[settings.addresses] = [Address(str(each.host), int(each.port)) for each in cluster.get_nodes()]
+    except (RedisPyError, RedisClusterException, OSError) as error:  # the second is none of the first
+        refusal = error.__cause__
+        if isinstance(refusal, AuthenticationError):  # redis-py takes the first word off
+            kind = "NOAUTH" if "required" in str(refusal) else "WRONGPASS"
+            raise ServerError(f"{kind} {refusal}") from error
+        raise Unreachable(f"no node of {', '.join(map(str, settings.addresses))} tells the slots: {error}") from error
+    finally:
+        await cluster.aclose()
+    if node is None:
+        raise Unreachable("the cluster does not serve the queue's slot at the moment")
+    return Address(str(node.host), int(node.port))
