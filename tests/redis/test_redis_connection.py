@@ -41,6 +41,9 @@ class FakeTransport(asyncio.Transport):
     def abort(self) -> None:
         self.is_aborted = True
 
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        assert high == 0
+
 
 def connected(response_timeout_secs: float = 15.0) -> tuple[Connection, FakeTransport]:
     connection = Connection(asyncio.get_running_loop(), response_timeout_secs)
