@@ -37,7 +37,7 @@ test: setup servers ## run all tests on real servers; pytest arguments: make tes
 	@$(BIN)/python -m pytest -m "not spark_session and not spark_cluster" $(ARGS)
 
 test-spark: setup servers ## all Spark tests: in a session, and on a standalone cluster of two workers
-	@$(BIN)/python -m pytest tests/spark $(ARGS)
+	@$(BIN)/python -m pytest tests/spark -n 2 --dist loadgroup $(ARGS)
 
 SPARK_VERSIONS ?= 4.0 4.1 4.2
 test-spark-versions: ## the connector under older versions of PySpark, each in an environment of its own

@@ -29,11 +29,18 @@ SPARK_TIMEOUT_SECS = 600
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """All tests with Spark get the time it needs, unless they say otherwise."""
+    """All tests with Spark get the time it needs, unless they say otherwise.
+
+    `make test-spark` runs two processes: those with the shared session are for one of them, those that start programs
+    for the other. Each leaves a core idle for half of its time.
+    """
     for item in items:
-        needs_time = item.get_closest_marker("spark_cluster") or "spark" in getattr(item, "fixturenames", ())
-        if needs_time and not item.get_closest_marker("timeout"):
+        shares_session = "spark" in getattr(item, "fixturenames", ())
+        starts_programs = item.get_closest_marker("spark_cluster") or item.get_closest_marker("spark_session")
+        if (shares_session or starts_programs) and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
+        if shares_session or starts_programs:
+            item.add_marker(pytest.mark.xdist_group("session" if shares_session else "programs"))
 
 
 @pytest.fixture(scope="session")
