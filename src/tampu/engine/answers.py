@@ -56,7 +56,7 @@ class LoneWindow(Window):
         return [self._job_id]
 
     def packed(self, header: WindowHeader) -> bytes:
-        if header.suits_short_form(self):
+        if self.number and header.has_short_form:
             return header.packed_short_of_one(self, self._name, self._envelope)
         window = Window()
         window.number, window.chain_ttl_secs = self.number, self.chain_ttl_secs

@@ -31,6 +31,10 @@ def pack_number(number: int) -> bytes:
     return pack_part(b"%d" % number)
 
 
+#: A window that leaves its chain's TTL as it is.
+NO_TTL = pack_number(0)
+
+
 class Window:
     """Jobs packed for one script call, and what became of them.
 
@@ -123,7 +127,7 @@ class Window:
 
     def packed(self, header: WindowHeader) -> bytes:
         """The whole command, numbered as it is now."""
-        if self.run_at == 0 and self.run_kind == NOW and header.suits_short_form(self):
+        if self.run_at == 0 and self.run_kind == NOW and self.number and header.has_short_form:
             self.body[0] = b""
             return header.packed_short(self, self.run_name, self.run_count) + b"".join(self.body)
         self._end_run()
@@ -133,7 +137,7 @@ class Window:
 class WindowHeader:
     """What all windows of one chain have in common, packed once."""
 
-    __slots__ = ("_after_ttl", "_before_keys", "_has_short_form", "_shared_keys", "_short")
+    __slots__ = ("_after_ttl", "_before_keys", "_shared_keys", "_short", "has_short_form")
 
     def __init__(
         self,
@@ -151,23 +155,23 @@ class WindowHeader:
         chain, stream, delayed = (pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
         self._shared_keys = chain + stream + delayed
         self._short = self._before_keys + pack_number(2) + chain + stream + pack_number(cap)
-        self._has_short_form = overflow == "reject" and not idmp_producer
+        #: Whether numbered windows of jobs that all run now, under one name, may travel in the script's short form.
+        self.has_short_form = overflow == "reject" and not idmp_producer
         fixed = (pack_number(cap), pack_part(overflow.encode()), pack_number(dedup_ttl_secs))
         self._after_ttl = b"".join((*fixed, pack_part(idmp_producer.encode())))
-
-    def suits_short_form(self, window: Window) -> bool:
-        """Whether a window of jobs that all run now, under one name, may travel in the script's short form."""
-        return self._has_short_form and window.number > 0
 
     def packed_short(self, window: Window, name: bytes, jobs: int) -> bytes:
         """Everything before the envelopes, in the short form."""
         # EVALSHA, sha, number of keys, 2 keys, cap, number, TTL, name, the envelopes.
-        return b"*%d\r\n%b%b%b" % (9 + jobs, self._short, _packed_place(window), pack_part(name))
+        place = pack_number(window.number) + pack_number(window.chain_ttl_secs)
+        return b"*%d\r\n%b%b%b" % (9 + jobs, self._short, place, pack_part(name))
 
     def packed_short_of_one(self, window: Window, name: bytes, envelope: bytes) -> bytes:
         """The whole command for one job, in the short form and in one step."""
-        values = (self._short, _packed_place(window), len(name), name, len(envelope), envelope)
-        return b"*10\r\n%b%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
+        number, ttl = b"%d" % window.number, window.chain_ttl_secs
+        packed_ttl = NO_TTL if ttl == 0 else pack_number(ttl)
+        values = (self._short, len(number), number, packed_ttl, len(name), name, len(envelope), envelope)
+        return b"*10\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
 
     def packed(self, window: Window) -> bytes:
         """Everything before the window's body: command, keys, and the fixed arguments."""
@@ -179,16 +183,9 @@ class WindowHeader:
             self._shared_keys,
             *window.packed_keys,
             pack_part(b""),
-            _packed_place(window),
+            pack_number(window.number),
+            pack_number(window.chain_ttl_secs),
             self._after_ttl,
             pack_number(len(window.ids)),
         )
         return b"".join(parts)
-
-
-def _packed_place(window: Window) -> bytes:
-    """A window's number in its chain, and the TTL that it gives the chain, nearly always none."""
-    number = b"%d" % window.number
-    if window.chain_ttl_secs == 0:
-        return b"$%d\r\n%b\r\n$1\r\n0\r\n" % (len(number), number)
-    return pack_part(number) + pack_number(window.chain_ttl_secs)

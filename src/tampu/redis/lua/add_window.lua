@@ -23,27 +23,23 @@
 -- that the windows behind it answer 'gap' and nothing is overtaken. Errors of single jobs are caught: after the first
 -- write nothing may raise, or a resend would add the first jobs again.
 
-local chain, stream, number = KEYS[1], KEYS[2], tonumber(ARGV[2])
-local is_short = ARGV[1] ~= ''
-
-local function keep_chain()
-  if ARGV[3] ~= '0' then
-    redis.pcall('EXPIRE', chain, ARGV[3])
-  end
-end
+local args, call = ARGV, redis.call
+local chain, stream, number = KEYS[1], KEYS[2], tonumber(args[2])
+local is_short = args[1] ~= ''
 
 -- The common case in as few steps as can be: the next of the chain, and room for all.
 if is_short then
-  local name, total = ARGV[4], #ARGV - 4
-  if redis.call('XLEN', stream) + total <= tonumber(ARGV[1]) then
+  local total = #args - 4
+  if call('XLEN', stream) + total <= tonumber(args[1]) then
     local added, failure = 0, nil
-    if redis.call('HINCRBY', chain, 'last', 1) == number then
+    if call('HINCRBY', chain, 'last', 1) == number then
+      local name, try = args[4], redis.pcall
       while added < total and not failure do
         local reply
         if name == '' then
-          reply = redis.pcall('XADD', stream, '*', 'd', ARGV[5 + added])
+          reply = try('XADD', stream, '*', 'd', args[5 + added])
         else
-          reply = redis.pcall('XADD', stream, '*', 'd', ARGV[5 + added], 'n', name)
+          reply = try('XADD', stream, '*', 'd', args[5 + added], 'n', name)
         end
         if type(reply) == 'table' then
           failure = reply
@@ -52,21 +48,29 @@ if is_short then
         end
       end
       if added > 0 then
-        keep_chain()
+        if args[3] ~= '0' then
+          try('EXPIRE', chain, args[3])
+        end
         if not failure then
           return ''
         end
         local codes = string.rep('a', added) .. string.rep('e', total - added)
-        redis.pcall('HSET', chain, 'r' .. number % 8, ARGV[2] .. ':' .. codes)
+        try('HSET', chain, 'r' .. number % 8, args[2] .. ':' .. codes)
         return {'ok', codes, failure.err}
       end
     end
-    if redis.call('HINCRBY', chain, 'last', -1) == 0 then
-      redis.call('DEL', chain)
+    if call('HINCRBY', chain, 'last', -1) == 0 then
+      call('DEL', chain)
     end
     if failure then
       return failure
     end
+  end
+end
+
+local function keep_chain()
+  if args[3] ~= '0' then
+    redis.pcall('EXPIRE', chain, args[3])
   end
 end
 
