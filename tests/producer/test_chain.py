@@ -90,6 +90,18 @@ async def test_a_window_that_fails_after_its_first_jobs_tells_which_are_in(serve
     assert view.ids() == [after]
 
 
+async def test_it_tells_them_also_when_its_first_answer_was_lost(server: Server) -> None:
+    view = QueueView(server, "q")
+    view.client.xadd(view.keys.stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 3}")
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        proxy.cut_replies_after(0)
+        with pytest.raises(RedisError, match="reason was lost with the connection") as caught:
+            await producer.add_bulk(range(4))
+        assert producer._chain.windows_sent_again == 1
+    assert caught.value.accepted == [decode_job(fields[1]).id for _, fields in view.entries()[1:]]
+    assert len(caught.value.accepted) == 2
+
+
 @pytest.mark.usefixtures("two_a_window")
 @pytest.mark.parametrize("refused", [0, 1, 2, 3])
 async def test_a_failed_window_between_good_ones_takes_only_its_own_jobs_with_it(server: Server, refused: int) -> None:
