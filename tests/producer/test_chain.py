@@ -66,6 +66,17 @@ async def test_a_job_that_goes_alone_is_packed_as_in_any_window(server: Server, 
         window.number, window.chain_ttl_secs = 123, ttl
     assert lone.packed(header) == shared.packed(header)
     assert lone.ids == shared.ids
+    if not ttl:
+        assert header.packed_lone(123, lone.name, lone.envelope) == shared.packed(header)
+
+
+async def test_a_lone_job_that_is_added_ends_a_trouble(server: Server) -> None:
+    """Or the next trouble would seem to last since then, and nobody would wait for its end."""
+    async with open_producer(server.url) as producer:
+        await producer.add("before")
+        producer._chain._trouble_since = 0.0
+        await producer.add("after")
+        assert producer._chain._trouble_since is None
 
 
 # --- refused in the middle

@@ -90,23 +90,23 @@ class Adder:
         body = self.encode_payload(payload)
         future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
         explicit = options.id
-        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
-        leaves_at_once = self._open is None and self._chain.is_idle()
-        if leaves_at_once and explicit is None and due is None:
-            # What follows below, without the steps that such a job does not need: most of its time is spent here.
-            job_id, now_ms = self._minter.mint()
-            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
-            self._chain.submit(LoneWindow(job_id, options.name.encode(), envelope, future))
-            return future
         if explicit is None:
             job_id, now_ms = self._minter.mint()
         else:
             job_id = str(explicit)  # of a subclass too, such as the JobId of another add
             now_ms = self._minter.now_ms()
-        envelope = pack_part(fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry))
+        name = options.name.encode()
+        envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
+        if self._open is None:
+            is_plain = explicit is None and due is None
+            if is_plain and self._chain.send_lone(LoneWindow(job_id, name, envelope, future)):
+                return future
+        leaves_at_once = self._open is None and self._chain.is_idle()
+        packed = pack_part(envelope)
         kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
-        window = SharedWindow() if leaves_at_once else self._window_for(len(envelope))
-        window.put(job_id, kind, options.name.encode(), envelope, due_packed, keys)
+        window = SharedWindow() if leaves_at_once else self._window_for(len(packed))
+        window.put(job_id, kind, name, packed, due_packed, keys)
         window.futures.append(future)
         if leaves_at_once:
             self._chain.submit(window)

@@ -46,32 +46,33 @@ class LoneWindow(Window):
     """The window of one job that is to run now and leaves at once. Its way to the server is the shortest there is."""
 
     def __init__(self, job_id: str, name: bytes, envelope: bytes, future: asyncio.Future[JobId]) -> None:
-        self._job_id = job_id
-        self._name = name
-        self._envelope = envelope
+        self.job_id = job_id
+        self.name = name
+        self.envelope = envelope
         self._future = future
 
     @property
     def ids(self) -> list[str]:  # type: ignore[override]  # a list of its own for each, made when somebody asks
-        return [self._job_id]
+        return [self.job_id]
 
     def packed(self, header: WindowHeader) -> bytes:
-        if self.number and header.has_short_form:
-            return header.packed_short_of_one(self, self._name, self._envelope)
+        """When it is sent again; the first time `WindowHeader.packed_lone` is quicker."""
         window = Window()
         window.number, window.chain_ttl_secs = self.number, self.chain_ttl_secs
-        window.put(self._job_id, NOW, self._name, pack_part(self._envelope))
+        window.put(self.job_id, NOW, self.name, pack_part(self.envelope))
         return window.packed(header)
 
+    def tell_added(self) -> None:
+        """Tell that all went well."""
+        if not self._future.done():  # if it is, its caller went away
+            self._future.set_result(JobId(self.job_id))
+
     def tell(self) -> None:
-        future = self._future
-        if future.done():  # its caller went away
-            return
-        error = _error_of(self, 0, self._job_id) if self.codes or self.error is not None else None
+        error = _error_of(self, 0, self.job_id) if self.codes or self.error is not None else None
         if error is None:
-            future.set_result(JobId(self._job_id))
-        else:
-            future.set_exception(error)
+            self.tell_added()
+        elif not self._future.done():
+            self._future.set_exception(error)
 
 
 class BulkWindow(Window):

@@ -34,6 +34,7 @@ from tampu.redis.pipe import backoff_secs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tampu.engine.answers import LoneWindow
     from tampu.engine.window import Window, WindowHeader
     from tampu.redis.connection import Connection, Reply
     from tampu.redis.pipe import Pipe
@@ -44,6 +45,8 @@ logger = logging.getLogger("tampu.producer")
 MAX_IN_FLIGHT = 4
 #: How long the server remembers an idle chain, in seconds.
 CHAIN_TTL_SECS = 3600
+#: How often it is reminded, in seconds.
+TTL_RENEWAL_SECS = CHAIN_TTL_SECS / 60
 #: How often a full queue is asked again for room, in seconds.
 FULL_POLL_SECS = 0.05
 
@@ -93,6 +96,8 @@ class Chain:
         """Start a new chain: numbers from 1, under a name nobody has used."""
         self.id = uuid.uuid4().hex
         self._header = self._make_header(self.id)
+        #: Whether a lone window needs nothing but to be numbered and sent.
+        self._is_plain = self._numbered and not self._min_replicas and self._header.has_short_form
         self._confirmed = 0
         self._next_number = 1
         #: Whether a window was given up that the server may hold, or hold a part of: its number cannot be used again.
@@ -108,6 +113,33 @@ class Chain:
             return
         self._queue.append(window)
         self._pump()
+
+    def send_lone(self, window: LoneWindow) -> bool:
+        """Send the window of one job if nothing at all is in its way; False when it has to be submitted.
+
+        The same as `submit`, in fewer steps: whoever adds one job after the other waits for each of them.
+        """
+        connection = self._pipe.connection
+        now = self._now()
+        if (
+            connection is None
+            or not self._is_plain
+            or not self.is_idle()
+            or self._recovery is not None
+            or self._waits_for_room
+            or self._trouble_since is not None
+            or self._closed
+            or now - self._ttl_set_at > TTL_RENEWAL_SECS
+        ):
+            return False
+        self._connection = connection
+        window.number = self._next_number
+        window.first_sent_at = now
+        self._next_number += 1
+        self._sent.append(window)
+        packed = self._header.packed_lone(window.number, window.name, window.envelope)
+        connection.request(packed, partial(self._on_lone_reply, window))
+        return True
 
     async def drain(self, timeout_secs: float) -> None:
         """Wait until every window submitted has been answered, but not longer than this."""
@@ -169,7 +201,7 @@ class Chain:
         self._sent.append(window)
         # The chain's TTL is set now and then: with every window it would cost the server a tenth of its time. A window
         # sent again may only fetch its answer; the TTL makes it a write, which WAIT needs to wait for.
-        if window.may_be_applied or now - self._ttl_set_at > CHAIN_TTL_SECS / 60:
+        if window.may_be_applied or now - self._ttl_set_at > TTL_RENEWAL_SECS:
             window.chain_ttl_secs = CHAIN_TTL_SECS
         packed = window.packed(self._header)
         if self._min_replicas:
@@ -183,6 +215,14 @@ class Chain:
         """The answer to WAIT, which follows the window's own."""
         window.replicas = 0 if isinstance(count, Exception) else count
         self._on_reply(window, count if isinstance(count, ConnectionLost) else window.reply)
+
+    def _on_lone_reply(self, window: LoneWindow, reply: Reply) -> None:
+        if reply == b"" and not self._queue and self._sent and self._sent[0] is window and self._drained is None:
+            self._sent.popleft()
+            self._confirmed = window.number
+            window.tell_added()
+        else:
+            self._on_reply(window, reply)
 
     def _on_reply(self, window: Window, reply: Reply) -> None:
         sent = self._sent

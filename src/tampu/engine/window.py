@@ -31,10 +31,6 @@ def pack_number(number: int) -> bytes:
     return pack_part(b"%d" % number)
 
 
-#: A window that leaves its chain's TTL as it is.
-NO_TTL = pack_number(0)
-
-
 class Window:
     """Jobs packed for one script call, and what became of them.
 
@@ -166,12 +162,11 @@ class WindowHeader:
         place = pack_number(window.number) + pack_number(window.chain_ttl_secs)
         return b"*%d\r\n%b%b%b" % (9 + jobs, self._short, place, pack_part(name))
 
-    def packed_short_of_one(self, window: Window, name: bytes, envelope: bytes) -> bytes:
-        """The whole command for one job, in the short form and in one step."""
-        number, ttl = b"%d" % window.number, window.chain_ttl_secs
-        packed_ttl = NO_TTL if ttl == 0 else pack_number(ttl)
-        values = (self._short, len(number), number, packed_ttl, len(name), name, len(envelope), envelope)
-        return b"*10\r\n%b$%d\r\n%b\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
+    def packed_lone(self, number: int, name: bytes, envelope: bytes) -> bytes:
+        """The whole command for one job, in the short form and in one step; the chain's TTL stays as it is."""
+        digits = b"%d" % number
+        values = (self._short, len(digits), digits, len(name), name, len(envelope), envelope)
+        return b"*10\r\n%b$%d\r\n%b\r\n$1\r\n0\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
 
     def packed(self, window: Window) -> bytes:
         """Everything before the window's body: command, keys, and the fixed arguments."""
