@@ -12,6 +12,9 @@ import os
 import random
 import weakref
 from dataclasses import replace
+
+# asyncio looks up names in threads, and these need Python's own queue: a queue.py in its place is named now, not then.
+from queue import SimpleQueue  # noqa: F401
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError, RedisError, ShutdownError
