@@ -59,11 +59,15 @@ class Waiters:
         self._waiting.setdefault(job_id, []).append(future)
         try:
             async with asyncio.timeout(timeout_secs) as limit:
-                # First take position, then look: what happens after the look is told by an event.
-                await self._started()
-                await self._look(job_id)
-                if not future.done():
-                    await self._look_for_letter(job_id)
+                try:
+                    # First take position, then look: what happens after the look is told by an event.
+                    await self._started()
+                    await self._look(job_id)
+                    if not future.done():
+                        await self._look_for_letter(job_id)
+                except Error:
+                    if not future.done():  # otherwise it knows better: the queue was closed, say
+                        raise
                 return await future
         except TimeoutError:
             if not limit.expired():

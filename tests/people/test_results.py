@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from people.workers import working
+from support.proxy import Proxy
 from support.waiting import until
 from tampu import Consumer, ConsumerConfig, Job, JobFailed, Queue, ShutdownError, UnrecoverableError, waiters
 
@@ -273,6 +274,18 @@ async def test_who_waits_is_told_when_the_queue_is_closed(server: Server) -> Non
     await queue.close()
     with pytest.raises(ShutdownError, match="closed while somebody waited"):
         await task
+
+
+async def test_who_begins_to_wait_while_the_queue_is_closed_is_told_the_same(server: Server) -> None:
+    async with Proxy(server.address) as proxy:
+        queue = Queue("q", url=proxy.url)
+        job = await queue.add("", 1)
+        proxy.hold_replies()
+        task = asyncio.create_task(job.result(20))
+        await until(lambda: job.id in queue._waiters._waiting, "it waits for its first look")
+        await queue.close()
+        with pytest.raises(ShutdownError, match="closed while somebody waited"):
+            await task
 
 
 async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(queue: Queue, server: Server) -> None:
