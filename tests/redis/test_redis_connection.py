@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
+import uvloop
 
 from support.peer import Peer
 from support.pipes import open_pipe
@@ -41,9 +42,6 @@ class FakeTransport(asyncio.Transport):
     def abort(self) -> None:
         self.is_aborted = True
 
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        assert high == 0
-
 
 def connected(response_timeout_secs: float = 15.0) -> tuple[Connection, FakeTransport]:
     connection = Connection(asyncio.get_running_loop(), response_timeout_secs)
@@ -65,6 +63,21 @@ async def test_of_the_requests_of_one_turn_the_first_leaves_at_once_and_the_rest
     assert transport.writes == [b"0", b"123"]
     connection.request(b"4", replies.append)
     assert transport.writes == [b"0", b"123", b"4"]
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+def test_the_first_is_with_the_server_before_the_turn_ends(run: Callable[..., Any]) -> None:
+    async def main() -> bytes:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            loop = asyncio.get_running_loop()
+            _, connection = await loop.create_connection(lambda: Connection(loop, 15.0), sock=ours)
+            connection.request(b"now", lambda reply: None)
+            received = theirs.recv(16, socket.MSG_DONTWAIT)
+            connection.close()
+            return received
+
+    assert run(main()) == b"now"
 
 
 async def test_replies_find_their_requests_in_order_however_they_are_cut() -> None:

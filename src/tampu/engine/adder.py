@@ -98,10 +98,13 @@ class Adder:
         name = options.name.encode()
         envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
         # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
-        if self._open is None:
-            is_plain = explicit is None and due is None
-            if is_plain and self._chain.send_lone(LoneWindow(job_id, name, envelope, future)):
-                return future
+        if (
+            self._open is None
+            and explicit is None
+            and due is None
+            and self._chain.send_lone(LoneWindow(job_id, name, envelope, future))
+        ):
+            return future
         leaves_at_once = self._open is None and self._chain.is_idle()
         packed = pack_part(envelope)
         kind, due_packed, keys = self._kind(job_id, explicit is not None, due)

@@ -96,7 +96,7 @@ class Chain:
         """Start a new chain: numbers from 1, under a name nobody has used."""
         self.id = uuid.uuid4().hex
         self._header = self._make_header(self.id)
-        #: Whether a lone window needs nothing but to be numbered and sent.
+        #: Whether a lone window needs nothing but to be numbered and sent. It never waits for room then.
         self._is_plain = self._numbered and not self._min_replicas and self._header.has_short_form
         self._confirmed = 0
         self._next_number = 1
@@ -126,7 +126,6 @@ class Chain:
             or not self._is_plain
             or not self.is_idle()
             or self._recovery is not None
-            or self._waits_for_room
             or self._trouble_since is not None
             or self._closed
             or now - self._ttl_set_at > TTL_RENEWAL_SECS

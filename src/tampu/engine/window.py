@@ -1,6 +1,6 @@
 """A window: jobs that travel to the server in one script call. Here they are packed; the chain sends them.
 
-Packing is the producer's hot path: one MessagePack pass, one format and one append per job.
+Packing is the producer's hot path: one MessagePack pass and one format per job.
 """
 
 from __future__ import annotations

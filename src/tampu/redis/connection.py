@@ -57,8 +57,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # TCP, TLS and unix transports all are
-        # Without this uvloop keeps what is written until the turn of its loop ends: the server could be at work.
-        self._transport.set_write_buffer_limits(high=0)
         self.is_up = True
 
     def data_received(self, data: bytes) -> None:
