@@ -79,6 +79,32 @@ async def test_a_lone_job_that_is_added_ends_a_trouble(server: Server) -> None:
         assert producer._chain._trouble_since is None
 
 
+async def test_a_late_answer_to_a_lone_job_that_was_given_up_is_not_taken_for_that_of_another(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        proxy.hold_replies()
+        added = asyncio.ensure_future(producer.add("under way"))
+        await until(lambda: len(producer._chain._sent) == 1, "it is sent")
+        given_up = LoneWindow("given up", b"", b"", asyncio.get_running_loop().create_future())
+        producer._chain._on_lone_reply(given_up, b"")
+        assert len(producer._chain._sent) == 1
+        proxy.resume()
+        assert (await added).is_new
+
+
+async def test_closing_ends_with_the_answer_to_a_lone_job(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=600) as producer:
+        await producer.add("before")
+        proxy.hold_replies()
+        added = asyncio.ensure_future(producer.add("under way"))
+        await until(lambda: len(producer._chain._sent) == 1, "it is sent")
+        closing = asyncio.ensure_future(producer.close())
+        await until(lambda: producer._chain._drained is not None, "it is being closed")
+        proxy.resume()
+        await asyncio.wait_for(closing, 20)
+        assert (await added).is_new
+
+
 # --- refused in the middle
 
 
