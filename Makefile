@@ -33,8 +33,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt scripts/find_python.sh
 demo: setup ## watch a small shop's day on an embedded server (a quarter of a minute; with Java one more for the pipeline)
 	@$(BIN)/tampu demo
 
-test: setup servers ## run all tests on real servers; pytest arguments: make test ARGS="-k foo"
-	@$(BIN)/python -m pytest -m "not spark_session and not spark_cluster" $(ARGS)
+test: setup servers ## run all tests on real servers, in two processes; pytest arguments: make test ARGS="-k foo"
+	@$(BIN)/python -m pytest -n 2 -m "not spark_session and not spark_cluster" $(ARGS)
 
 test-spark: setup servers ## all Spark tests: in a session, and on a standalone cluster of two workers
 	@$(BIN)/python -m pytest tests/spark -n 2 --dist loadgroup $(ARGS)

@@ -11,5 +11,5 @@
 | `bars.py` | the ratios that must hold |
 | `runner.py` | rounds that take turns |
 | `record.py` | one JSON file per run |
-| `report.py`, `plot.py` | the page, the plots and the README's table, made from that file |
+| `report.py` | the page, the plots and the README's table, made from that file |
 """

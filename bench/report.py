@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 import statistics
+from html import escape
 from typing import TYPE_CHECKING
 
-from bench import plot
 from bench.paths import PUBLISHED, ROOT
 from bench.plan import OTHERS_ROUNDS
+from tampu.spark.lake.charts import COLOURS, WIDTH, Bar, Series, bar_chart, line_chart
 
 if TYPE_CHECKING:
     from bench.record import Record
+    from tampu.spark.lake.charts import Chart
 
 PAGE = ROOT / "docs" / "benchmarks.md"
 PLOTS = ROOT / "docs" / "benchmarks"
@@ -357,23 +359,45 @@ def readme_table(record: Record) -> str:
 # --- plots
 
 
+#: Follows the reader's light or dark theme.
+PLOT_STYLE = """<style>
+text { font: 12px system-ui, sans-serif; fill: #57606a } .title { font-weight: 600; font-size: 14px }
+.grid { stroke: #d0d7de } .spread { stroke: #24292f; stroke-width: 1.5 }
+@media (prefers-color-scheme: dark) { text { fill: #9198a1 } .grid { stroke: #3d444d } .spread { stroke: #e6edf3 } }
+</style>"""
+OTHERS_COLOUR = "#9aa4b2"
+
+
 def plots(record: Record) -> dict[str, str]:
     drawn = {}
     for scenario in MAIN:
-        rows = []
+        bars = []
         for name in record.contestants_of(scenario):
             if values := record.values(scenario, name):
-                whose = "us" if name.startswith("tampu") else "limit" if name in LIMITS else "them"
-                rows.append((name, statistics.median(values), min(values), max(values), whose))
-        if rows:
-            rows.sort(key=lambda row: -row[1])
-            drawn[scenario] = plot.bars(scenario, MAIN[scenario], rows)
+                colour = COLOURS[1] if name.startswith("tampu") else COLOURS[0] if name in LIMITS else OTHERS_COLOUR
+                median = statistics.median(values)
+                bars.append(Bar(name, median, _number(median), colour, (min(values), max(values))))
+        if bars:
+            bars.sort(key=lambda bar: -bar.value)
+            chart = bar_chart(scenario, bars, log=True, label_width=170)
+            drawn[scenario] = _svg_file(chart, f"{MAIN[scenario]} (jobs/s, logarithmic)")
     points = [
         (float(count), median) for count in (1, 2, 3, 4) if (median := record.median(f"processes-{count}", "tampu"))
     ]
     if points:
-        drawn["processes"] = plot.lines("Worker processes on one queue", {"tampu": points}, "processes", "jobs/s")
+        line = Series("tampu", points)
+        chart = line_chart("Worker processes on one queue", "jobs/s", [line], x_label=lambda count: f"{count:.0f}")
+        drawn["processes"] = _svg_file(chart, "tampu, by the number of processes")
     return drawn
+
+
+def _svg_file(chart: Chart, subtitle: str) -> str:
+    title, top = escape(chart.title), 50
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {chart.height + top}" width="{WIDTH}" '
+        f'role="img" aria-label="{title}">{PLOT_STYLE}\n<text x="12" y="22" class="title">{title}</text>\n'
+        f'<text x="12" y="40">{escape(subtitle)}</text>\n<g transform="translate(0 {top})">{chart.elements}</g></svg>\n'
+    )
 
 
 def _everybody(record: Record, scenarios: list[str]) -> list[str]:

@@ -34,16 +34,17 @@ from bench.record import Record, new_record
 from bench.runner import Measure, interleave
 from bench.server import fresh_server
 from bench.spark_tuples import TupleSource
-from tampu.engine.config import ConsumerConfig, ProducerConfig
-from tampu.engine.consumer import Consumer
-from tampu.engine.sync_producer import SyncProducer
+from tampu.config import ConsumerConfig, ProducerConfig
+from tampu.consume.consumer import Consumer
 from tampu.spark.lake import bronze
 from tampu.spark.options import ReadOptions
-from tampu.spark.plan import plan_batch, stream_key
-from tampu.spark.readers import PAGE
-from tampu.spark.server import Pages, QueueServer
+from tampu.spark.read.offsets import stream_key
+from tampu.spark.read.plan import plan_batch
+from tampu.spark.read.readers import PAGE
+from tampu.spark.server import QueueServer, pages
 from tampu.spark.session import spark_session
 from tampu.spark.worker import SparkWorker
+from tampu.sync import SyncProducer
 from tampu.wire.entry import read_job_fields
 from tampu.wire.envelope import decode_job, encode_envelope
 from tampu.wire.keys import QueueKeys
@@ -84,7 +85,7 @@ class Bench:
                 return page, "(" + page[-1][0].decode() if len(page) == PAGE else None
 
             count = 0
-            for page in Pages(server, "-", fetch):
+            for page in pages(server, "-", fetch):
                 rows = []
                 for entry_id, fields in page:
                     envelope, name = read_job_fields(fields)
@@ -146,7 +147,7 @@ class Bench:
     def land(self, folder: Path) -> float:
         lake = folder / f"lake{next(self._numbers)}"
         started = time.perf_counter()
-        frame = bronze.follow(self.spark, self.url, ["events"], "events", bronze.MAX_PER_BATCH)
+        frame = bronze.read_stream(self.spark, self.url, ["events"], "events", bronze.MAX_PER_BATCH)
         bronze.land(self.spark, frame, lake, "events")
         measured = rate(self.rows, started)
         shutil.rmtree(lake)
@@ -154,7 +155,7 @@ class Bench:
 
     def read_events_plain(self) -> float:
         """What bronze is measured against when a machine is slow: one process that decodes the same events."""
-        from tampu.spark.decode import decode_events
+        from tampu.spark.read.decode import decode_events
 
         started = time.perf_counter()
         (span, *_) = plan_batch(ReadOptions.parse({"url": self.url, "queue": "events"}))

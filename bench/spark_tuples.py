@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tampu.spark.options import ReadOptions
-from tampu.spark.plan import stream_key
-from tampu.spark.readers import PAGE
-from tampu.spark.server import Pages, QueueServer
-from tampu.spark.source import BatchReader, TampuDataSource
+from tampu.spark.read.offsets import stream_key
+from tampu.spark.read.readers import PAGE, BatchReader
+from tampu.spark.server import QueueServer, pages
+from tampu.spark.source import TampuDataSource
 from tampu.wire.entry import read_job_fields
 from tampu.wire.envelope import decode_job
 
@@ -18,7 +18,7 @@ class TupleReader(BatchReader):
     """Reads jobs as tuples."""
 
     def read(self, partition: Any) -> Any:
-        span = partition.span
+        span = partition.value
         with QueueServer(self._options.url, span.queue) as server:
             key = stream_key(server.keys, "jobs")
 
@@ -26,7 +26,7 @@ class TupleReader(BatchReader):
                 page = await pipe.call("XRANGE", key, start, str(span.last), "COUNT", PAGE)
                 return page, "(" + page[-1][0].decode() if len(page) == PAGE else None
 
-            for page in Pages(server, str(span.first), fetch):
+            for page in pages(server, str(span.first), fetch):
                 for entry_id, fields in page:
                     envelope, name = read_job_fields(fields)
                     job = decode_job(envelope or b"", name)

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tampu
-from tampu import errors
-from tampu.engine import config
-from tampu.engine.handlers import HandlerError, UnrecoverableError
+from tampu import config, errors
+from tampu.consume.handlers import HandlerError, UnrecoverableError
 from tampu.wire import retry
 
 if TYPE_CHECKING:

@@ -84,6 +84,6 @@ async def one_add_beside_one_ping(url: str, total: int) -> dict[str, float]:
             for name in spent:
                 start = time.perf_counter()
                 for _ in range(SLICE):
-                    await (producer.pipe.call("PING") if name == "ping_us" else producer.add(PAYLOAD))
+                    await (producer.client.call("PING") if name == "ping_us" else producer.add(PAYLOAD))
                 spent[name] += time.perf_counter() - start
     return {name: seconds / (total // SLICE * SLICE) * 1e6 for name, seconds in spent.items()}

@@ -49,5 +49,5 @@ async def _peak_of_a_bulk(url: str, total: int) -> float:
 
 
 async def _used_memory(producer: Any) -> int:
-    text = (await producer.pipe.call("INFO", "memory")).decode()
+    text = (await producer.client.call("INFO", "memory")).decode()
     return next(int(line.split(":")[1]) for line in text.splitlines() if line.startswith("used_memory:"))

@@ -1,6 +1,6 @@
 """`python -m tampu`: the same as `tampu`."""
 
-from tampu.cli.entry import main
+from tampu.cli.__main__ import main
 
 if __name__ == "__main__":
     main()

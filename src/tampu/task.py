@@ -6,21 +6,22 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
-from tampu.add_arguments import add_options
-from tampu.arguments import Arguments, Results
-from tampu.checks import check_bool, check_delay_ms, check_job_name, refuse
+from tampu.base.checks import check_bool, check_delay_ms, check_job_name, invalid
+from tampu.consume.invoke import is_coroutine_handler
 from tampu.errors import ConfigError
-from tampu.sync_queue import SyncJob
+from tampu.produce.options import add_options
 from tampu.wire.job import Job
 from tampu.wire.repeat import RepeatPattern
+from tampu.wire.task_codec import Arguments, Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from datetime import datetime, timedelta
     from typing import Unpack
 
-    from tampu.add_arguments import Backoff, MissedFires
+    from tampu.produce.options import Backoff, MissedFires
     from tampu.queue import Queue
+    from tampu.sync import SyncTask
     from tampu.wire.job import JobContext
 
 P = ParamSpec("P")
@@ -114,7 +115,7 @@ class Task(Generic[P, R]):
 
         All are checked before anything is sent. An argument that is itself a tuple or dict goes into a tuple of one.
         """
-        jobs = await self.queue._add_tasks(self, [self.arguments.encode(*_call(item)) for item in calls])
+        jobs = await self.queue._add_tasks(self, [self.arguments.encode(*call_arguments(item)) for item in calls])
         return [self._job(job) for job in jobs]
 
     def _job(self, job: Job[Any]) -> TaskJob[R]:
@@ -156,6 +157,8 @@ class Task(Generic[P, R]):
     @property
     def sync(self) -> SyncTask[P, R]:
         """The same calls for code without an event loop."""
+        from tampu.sync import SyncTask  # here: synchronous programs only need it
+
         return SyncTask(self)
 
 
@@ -205,67 +208,10 @@ class TaskContext:
         self._queue.report_progress(job, fraction, note)
 
 
-class SyncTask(Generic[P, R]):
-    """A task's calls for code without an event loop. The jobs' `result()` waits, without `await`."""
-
-    def __init__(self, task: Task[P, R]) -> None:
-        self._task = task
-
-    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job that calls the function with these arguments."""
-        return self._add(args, kwargs)
-
-    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """The same, after a delay."""
-        return self._add(args, kwargs, delay=delay)
-
-    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """The same, at an instant."""
-        return self._add(args, kwargs, run_at=run_at)
-
-    def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """The same, unless a job of this id was added lately."""
-        return self._add(args, kwargs, job_id=job_id)
-
-    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
-        """Add one job per item, as `Task.add_bulk`."""
-        queue = self._task.queue.sync
-        encoded = [self._task.arguments.encode(*_call(item)) for item in calls]
-        jobs = queue._run(queue._queue._add_tasks(self._task, encoded))
-        return [SyncJob.of(job, queue._run) for job in jobs]
-
-    def cron(
-        self,
-        expression: str,
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        tz: str | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> str:
-        """As `Task.cron`."""
-        return self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
-
-    def every(
-        self,
-        interval: timedelta | float,
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> str:
-        """As `Task.every`."""
-        return self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
-
-    def schedule(
-        self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
-    ) -> str:
-        """As `Task.schedule`."""
-        queue = self._task.queue.sync
-        packed = self._task.arguments.encode((), dict(kwargs or {}))
-        return queue._run(queue._queue._ensure_repeat(self._task, pattern, packed, **options))
-
-    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:
-        queue = self._task.queue.sync
-        packed = self._task.arguments.encode(args, kwargs)
-        return SyncJob.of(queue._run(queue._queue._add_task(self._task, packed, **when)), queue._run)
+def task_of(queue: Queue, function: Callable[..., Any], **options: Any) -> Task[Any, Any]:
+    """Create the task of a function, typed by whether it is a coroutine function."""
+    kind: type[Task[Any, Any]] = CoroutineTask if is_coroutine_handler(function) else FunctionTask
+    return kind(queue, function, **options)
 
 
 def check_function(function: object) -> Callable[..., Any]:
@@ -285,11 +231,12 @@ def _check_timeout(timeout: object) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise refuse("timeout", timeout, "a number of seconds above 0")
+        raise invalid("timeout", timeout, "a number of seconds above 0")
     return float(timeout)
 
 
-def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def call_arguments(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the (args, kwargs) that an item of `add_bulk` stands for."""
     if isinstance(item, dict):
         return (), item
     if isinstance(item, tuple):

@@ -21,11 +21,11 @@ import asyncio
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from tampu.clock import wall_clock_ms
-from tampu.embedded import acquire, release
+from tampu.base.clock import wall_clock_ms
+from tampu.embedded.server import acquire, release
 from tampu.errors import DecodeError, JobFailed
 from tampu.queue import Queue
-from tampu.wire.delayed import decode_delayed_member
+from tampu.wire.entry import decode_delayed_member
 from tampu.wire.envelope import decode_job
 from tampu.worker import Worker
 
@@ -37,7 +37,7 @@ except ImportError:  # not for those who test with something else
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tampu.embedded import EmbeddedServer
+    from tampu.embedded.server import EmbeddedServer
     from tampu.wire.job import Job
     from tampu.worker import Handler
 
@@ -111,24 +111,24 @@ async def _until_done(
 
 async def _left(queue: Queue) -> int:
     """Jobs that are due, wait or run."""
-    pipe = queue.producer.ready_pipe()
-    if await pipe.call("EXISTS", queue.keys.paused):
+    client = queue.producer.ready_client()
+    if await client.call("EXISTS", queue.keys.paused):
         return 0
-    due: int = await pipe.call("ZCOUNT", queue.keys.delayed, "-inf", wall_clock_ms())
-    there: int = await pipe.call("XLEN", queue.keys.stream)
+    due: int = await client.call("ZCOUNT", queue.keys.delayed, "-inf", wall_clock_ms())
+    there: int = await client.call("XLEN", queue.keys.stream)
     return due + there
 
 
 async def _make_due(queue: Queue, *, retries_only: bool) -> int:
     """Have delayed jobs run now; how many."""
-    pipe = queue.producer.ready_pipe()
-    if await pipe.call("EXISTS", queue.keys.paused):
+    client = queue.producer.ready_client()
+    if await client.call("EXISTS", queue.keys.paused):
         return 0
-    members: list[bytes] = await pipe.call("ZRANGE", queue.keys.delayed, 0, -1)
+    members: list[bytes] = await client.call("ZRANGE", queue.keys.delayed, 0, -1)
     if retries_only:
         members = [member for member in members if _is_retry(member)]
     for member in members:
-        await pipe.call("ZADD", queue.keys.delayed, "XX", 0, member)
+        await client.call("ZADD", queue.keys.delayed, "XX", 0, member)
     return len(members)
 
 
@@ -140,7 +140,7 @@ def _is_retry(member: bytes) -> bool:
 
 
 async def _last_letter(queue: Queue) -> str:
-    newest = await queue.producer.ready_pipe().call("XREVRANGE", queue.keys.dlq, "+", "-", "COUNT", 1)
+    newest = await queue.producer.ready_client().call("XREVRANGE", queue.keys.dlq, "+", "-", "COUNT", 1)
     return newest[0][0].decode() if newest else "0-0"
 
 
@@ -182,12 +182,12 @@ if pytest is not None:
 
 
 async def _forget(queue: Queue) -> None:
-    pipe = queue.producer.ready_pipe()
+    client = queue.producer.ready_client()
     cursor = b"0"
     while True:
-        cursor, keys = await pipe.call("SCAN", cursor, "MATCH", f"{queue.keys.tag}*", "COUNT", 1000)
+        cursor, keys = await client.call("SCAN", cursor, "MATCH", f"{queue.keys.tag}*", "COUNT", 1000)
         if keys:
-            await pipe.call("UNLINK", *keys)
+            await client.call("UNLINK", *keys)
         if cursor == b"0":
             break
     await queue.close()

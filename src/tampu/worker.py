@@ -16,14 +16,15 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from tampu.checks import check_int, refuse
-from tampu.dispatch import Dispatcher, encode_outcome
-from tampu.engine.callers import in_thread, is_coroutine_handler
-from tampu.engine.config import ConsumerConfig, SchedulerConfig
-from tampu.engine.consumer import Consumer
-from tampu.engine.threads import DaemonThreads
+from tampu.base.checks import check_int, invalid
+from tampu.base.event_loop import close_runner, new_event_loop
+from tampu.config import ConsumerConfig, SchedulerConfig
+from tampu.consume.consumer import Consumer
+from tampu.consume.dispatch import Dispatcher, encode_outcome
+from tampu.consume.forks import ForkGuard, leave
+from tampu.consume.invoke import DaemonThreads, in_thread, is_coroutine_handler
+from tampu.consume.progress import ProgressReporter
 from tampu.errors import ConfigError
-from tampu.progress import ProgressReporter
 from tampu.queue import Queue, refuse_unknown_settings
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.wire.job import Job
@@ -162,7 +163,7 @@ class Worker:
 
     @property
     def is_healthy(self) -> bool:
-        """False while a handler has blocked the event loop for too long."""
+        """False while a handler blocks the event loop for too long, or the leases of running jobs cannot be renewed."""
         return all(consumer.is_healthy for consumer in self._consumers)
 
     # --- running
@@ -180,9 +181,13 @@ class Worker:
 
     def run_sync(self) -> None:
         """Run jobs until SIGINT or SIGTERM, for scripts without an event loop. uvloop is used when it is installed."""
-        runner = asyncio.Runner(loop_factory=_loop_factory())
-        with runner:
-            runner.run(self._run_until_signal())
+        runner = asyncio.Runner(loop_factory=new_event_loop)
+        main = self._run_until_signal()
+        try:
+            runner.run(main)
+        finally:
+            main.close()  # never started, when this was called inside an event loop
+            close_runner(runner)
 
     async def close(self) -> None:
         """Have it stop: it takes no more jobs, finishes those it runs, and `run` returns."""
@@ -271,6 +276,8 @@ class Worker:
 
             return plain
 
+        fork_guard = ForkGuard()
+
         async def hooked(job: Job[Any]) -> Any:
             if not is_run(job):
                 return await inner(job)
@@ -283,6 +290,8 @@ class Worker:
                 error = raised
                 raise
             finally:
+                if fork_guard.is_child:
+                    leave(error)
                 progress.forget(job)
                 await self._call_after(job, error)
 
@@ -305,14 +314,14 @@ class Worker:
 
 def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None, url: str | None) -> list[Queue]:
     if handler is not None and not callable(handler):
-        raise refuse("handler", handler, "a function that takes a job")
+        raise invalid("handler", handler, "a function that takes a job")
     if isinstance(queue, str):
         if handler is None:
             raise ConfigError("Worker(name) needs a handler; or give it a Queue, whose tasks it runs")
         return [Queue(queue, url=url)]
     queues = [queue] if isinstance(queue, Queue) else list(queue) if isinstance(queue, Iterable) else []
     if not queues or not all(isinstance(one, Queue) for one in queues):
-        raise refuse("queue", queue, "a queue's name, a Queue or several of them")
+        raise invalid("queue", queue, "a queue's name, a Queue or several of them")
     seen: set[tuple[str, str]] = set()
     for one in queues:
         if (one.name, one.url) in seen:
@@ -332,11 +341,3 @@ def _encoding(handler: Handler, threads: DaemonThreads, *, store: bool) -> Inner
         return encode_outcome(await call(job), encode)
 
     return encoded
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

@@ -170,7 +170,7 @@ async def test_one_more_command_for_every_job_is_over_budget(
         with meter:
             for _ in range(50):
                 await producer.add(PAYLOAD)
-                await producer.pipe.call("INCR", "added")
+                await producer.client.call("INCR", "added")
     allowed = json.loads(BUDGET.read_text())["one add after the other"][server_kind]
     said = over_budget(meter.per_job(50), allowed)
     assert said[0] == "1 incr per job, 0 allowed"

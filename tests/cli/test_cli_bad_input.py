@@ -11,7 +11,7 @@ import pytest
 from cli.lab import invoke, run_program, run_shell, start
 from cli.shop import QUEUE, Filled
 from servers.process import eventually
-from tampu.cli.completions import complete_queue
+from tampu.cli.options import complete_queue
 
 if TYPE_CHECKING:
     import subprocess
@@ -192,7 +192,7 @@ def test_closed_streams_are_no_trouble(shop: Filled) -> None:
 
 
 def test_a_fault_of_our_own_is_one_line_too(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
-    import tampu.cli.inspect as module
+    import tampu.cli.commands.inspect as module
 
     async def broken(*arguments: object) -> None:
         raise KeyError("oops")

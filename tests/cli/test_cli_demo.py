@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cli.lab import Terminal, invoke, run_program
-from tampu.cli.demo.summary import _activation
+from tampu.cli.commands.demo.view import _activation
 
 if TYPE_CHECKING:
     from pathlib import Path

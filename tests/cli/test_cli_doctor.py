@@ -10,8 +10,8 @@ import pytest
 from cli.lab import invoke
 from cli.shop import QUEUE, Filled, fill
 from tampu import Queue
-from tampu.cli.doctor import server as checks
-from tampu.cli.doctor.findings import Level
+from tampu.cli.commands.doctor import server as checks
+from tampu.cli.commands.doctor.findings import Level
 from tampu.redis.capabilities import Capabilities
 
 if TYPE_CHECKING:

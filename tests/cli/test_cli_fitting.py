@@ -10,7 +10,7 @@ from rich.text import Text
 
 from cli.lab import Terminal
 from cli.shop import QUEUE, Filled
-from tampu.cli.fitting import Facts, FittingTable
+from tampu.cli.tables import Facts, FittingTable
 
 
 def shown(renderable: object, width: int) -> list[str]:

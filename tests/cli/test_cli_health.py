@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli.lab import run_program, worker_program
 from cli.test_cli_worker import APP, add, until_written
 from servers.process import eventually
-from tampu.cli.worker.metrics import merge
+from tampu.cli.commands.worker.health import merge_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_one_line(app: Path, url: str) -> None:
 
 def test_metrics_of_processes_become_one_page() -> None:
     page = '# HELP jobs Jobs.\n# TYPE jobs counter\njobs_total{queue="a"} 1.0\n# HELP up Up.\n# TYPE up gauge\nup 1\n'
-    assert merge({1: page, 2: page}).splitlines() == [
+    assert merge_metrics({1: page, 2: page}).splitlines() == [
         "# HELP jobs Jobs.",
         "# TYPE jobs counter",
         'jobs_total{process="1",queue="a"} 1.0',

@@ -10,8 +10,8 @@ import pytest
 from cli.lab import invoke
 from cli.shop import QUEUE, Filled
 from tampu import Queue
-from tampu.cli.rates import flow_between
-from tampu.cli.snapshot import QueueSnapshot, event_rates
+from tampu.cli.commands.inspect import flow_between
+from tampu.inspect.snapshot import QueueSnapshot, event_rates
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster

@@ -11,7 +11,7 @@ from cli.lab import invoke, run_shell, start
 from cli.shop import QUEUE, Filled
 from servers.process import eventually
 from tampu import JobState, Queue, QueueEvent
-from tampu.cli.timeline import condensed, steps_of
+from tampu.cli.commands.job_timeline import condensed, steps_of
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -173,7 +173,7 @@ def test_why_tells_that_a_worker_has_it(url: str) -> None:
     async def take() -> str:
         async with Queue("q", url=url) as queue:
             job = await queue.add("x", 1)
-            pipe = queue.producer.ready_pipe()
+            pipe = queue.producer.ready_client()
             await pipe.call("XGROUP", "CREATE", queue.keys.stream, "default", "0")
             await pipe.call("XREADGROUP", "GROUP", "default", "me", "STREAMS", queue.keys.stream, ">")
             return job.id

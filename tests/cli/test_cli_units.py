@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from tampu.cli.exits import UsageError
+from tampu.cli.errors import UsageError
 from tampu.cli.output import printable
 from tampu.cli.payloads import jsonable, one_line
 from tampu.cli.units import duration, parse_duration, plural, rate, size

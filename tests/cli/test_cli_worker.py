@@ -10,15 +10,16 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from cli.lab import invoke, run_program, start, worker_program
 from servers.liveness import is_alive
 from servers.process import eventually
 from tampu import Queue
-from tampu.cli.exits import UsageError, exit_code_of, line_of
-from tampu.cli.worker.child import build_worker
-from tampu.cli.worker.plan import WorkerPlan
-from tampu.cli.worker.reload import python_files
+from tampu.cli.commands.worker.child import build_worker
+from tampu.cli.commands.worker.protocol import WorkerPlan
+from tampu.cli.commands.worker.reload import python_files
+from tampu.cli.errors import UsageError, exit_code_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -196,6 +197,22 @@ def test_a_child_that_is_killed_is_replaced(app: Path) -> None:
         until_written(app, "done")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
+
+
+def test_processes_of_a_worker_with_a_fixed_name_have_their_own_names(app: Path, url: str) -> None:
+    source = (app / "app.py").read_text()
+    (app / "app.py").write_text(source + '\nnamed = Worker(queue, consumer_id="w")\n')
+    with worker_program(app, "app:named", "--processes", "2") as worker, redis.Redis.from_url(url) as client:
+        worker.until_logged("serves q", times=2)
+
+        def owners() -> set[bytes]:
+            return set(client.keys("{chasqui:q}:owner:*"))
+
+        expected = {b"{chasqui:q}:owner:default:w-1", b"{chasqui:q}:owner:default:w-2"}
+        eventually(lambda: owners() == expected, "each has its own name")
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert owners() == set()
 
 
 def test_children_drain_when_their_supervisor_is_killed(app: Path) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.delayed import dead_letters, delay, member_of
+from support.delayed import delay, member_of
 from support.parts import consuming, running
 from support.producers import open_producer
 from support.queues import QueueView
@@ -25,7 +25,7 @@ from tampu import (
     Scheduler,
     SchedulerConfig,
 )
-from tampu.engine.scheduler import fire_id
+from tampu.maintain.scheduler import fire_id
 from tampu.wire.repeat import StoredSpec
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ async def test_finding_07_dead_letters_keep_all_that_was_there(server: Server | 
     view.client.xadd(view.keys.stream, {"d": b"\xc1 no envelope", "n": "print"})
     async with open_producer(server.url) as producer:
         async with consuming(server.url, ignore, queue_name="q"):
-            await until(lambda: len(dead_letters(view)) == 2, "both are dead letters")
+            await until(lambda: len(view.dead_letters()) == 2, "both are dead letters")
         letters = {letter.reason: letter for letter in await producer.peek_dlq()}
     malformed, undecodable = letters["malformed"], letters["decode_failed"]
     assert malformed.original == ((b"x", b"\xff\x00"), (b"n", b"mail"), (b"trace", b"abc"))
@@ -167,13 +167,11 @@ async def test_finding_08_an_outcome_that_cannot_be_written_keeps_the_job(
             assert view.ids() == [job_id]
             view.client.delete(getattr(view.keys, key))
             await until(lambda: view.length() == 0, "it is written when it can be")
-    assert len(dead_letters(view) if key == "dlq" else view.delayed()) == 1
+    assert len(view.dead_letters() if key == "dlq" else view.delayed()) == 1
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_finding_09_neither_poison_nor_lack_of_memory_ends_promoter_and_scheduler(
-    server: Server, troubles: Troubles
-) -> None:
+async def test_finding_09_neither_poison_nor_oom_ends_promoter_or_scheduler(server: Server, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     ran: Counter[str] = Counter()
 
@@ -189,7 +187,7 @@ async def test_finding_09_neither_poison_nor_lack_of_memory_ends_promoter_and_sc
         delay(view, b"ab")
         view.client.hset(view.keys.repeat_spec("bad"), "spec", b"\xc1")
         make_due(view, "bad", 1)
-        await until(lambda: dead_letters(view) and next_fire(view, "bad") is None, "the poison is out of the way")
+        await until(lambda: view.dead_letters() and next_fire(view, "bad") is None, "the poison is out of the way")
         # The promoter's own calls fail for a while: without memory they do not.
         view.client.set(view.keys.delayed, "of a wrong type")
         await until(lambda: troubles.about("promoter of q is in trouble"), "the promoter is refused")

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from support.delayed import dead_letters, delay, events, member_of
+from support.clients import open_client
+from support.delayed import delay, member_of
 from support.parts import consuming, running
-from support.pipes import open_pipe
 from support.producers import open_producer
 from support.proxy import Proxy
 from support.queues import QueueView
 from support.repeating import fired, make_due, next_fire, repeat_keys, write_spec
 from support.waiting import until
 from tampu import InMemorySink, Job, Promoter, PromoterConfig, RepeatPattern, Scheduler, SchedulerConfig
-from tampu.engine.scheduler import FIRE
-from tampu.redis.pipe import Pipe
+from tampu.redis.calls import FIRE, START_MARK
+from tampu.redis.client import Client
 from tampu.wire.envelope import decode_job
 from tampu.wire.repeat import StoredSpec
 
@@ -45,8 +45,8 @@ async def test_finding_13_a_handler_longer_than_the_claim_time_runs_once(server:
         job_id = await producer.add(1)
         await until(lambda: view.length() == 0, "it is done")
     assert starts == [0]
-    assert [event["id"] for event in events(view) if event["e"] == "completed"] == [job_id]
-    assert dead_letters(view) == []
+    assert [event["id"] for event in view.events() if event["e"] == "completed"] == [job_id]
+    assert view.dead_letters() == []
 
 
 @pytest.mark.servers
@@ -67,7 +67,7 @@ async def test_finding_14_jobs_that_wait_inside_a_worker_are_not_run_by_another_
 
 
 @pytest.mark.servers
-async def test_finding_15_deliveries_to_workers_that_died_count_as_runs(server: Server | Cluster) -> None:
+async def test_finding_15_workers_that_died_are_counted_and_poison_ends(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     stream = view.keys.stream
     ran: list[tuple[str, int]] = []
@@ -77,17 +77,16 @@ async def test_finding_15_deliveries_to_workers_that_died_count_as_runs(server: 
         raise ValueError("on purpose")
 
     async with open_producer(server.url) as producer:
-        await producer.add_bulk(["died twice", "died three times"])
+        await producer.add_bulk(["died twice", "died six times", "had begun its last attempt"])
         view.client.xgroup_create(stream, "default", "0")
         [[_, entries]] = view.client.xreadgroup("default", "died", {stream: ">"})
-        for deaths, (entry_id, _) in zip((2, 3), entries, strict=True):
-            for _ in range(deaths - 1):
-                view.client.xclaim(stream, "default", "died", 0, [entry_id])
+        for deliveries, (entry_id, _) in zip((2, 6, START_MARK + 3), entries, strict=True):
+            view.client.xclaim(stream, "default", "died", 0, [entry_id], retrycount=deliveries)
         async with consuming(server.url, fail, queue_name="q", max_attempts=3, claim_min_idle_ms=100):
-            await until(lambda: len(dead_letters(view)) == 2, "both are dead letters")
+            await until(lambda: len(view.dead_letters()) == 3, "all are dead letters")
         attempts = {decode_job(letter.payload).payload: letter.attempts for letter in await producer.peek_dlq()}
-    assert ran == [("died twice", 2)]  # its third run, and not a fourth; the other has had its three
-    assert attempts == {"died twice": 3, "died three times": 3}
+    assert ran == [("died twice", 0), ("died twice", 1), ("died twice", 2)]
+    assert attempts == {"died twice": 3, "died six times": 6, "had begun its last attempt": 3}
 
 
 @pytest.mark.servers
@@ -108,34 +107,34 @@ async def test_finding_17_a_fire_by_a_leader_that_slept_is_refused(server: Serve
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     write_spec(view, HOURLY, due)
-    async with open_pipe(server.url, scripts=(FIRE,)) as pipe:
+    async with open_client(server.url, scripts=(FIRE,)) as client:
         keys = (view.keys.stream, view.keys.delayed, view.keys.repeat, view.keys.repeat_spec("k"))
         packed = view.client.hget(view.keys.repeat_spec("k"), "spec")
         arguments = (due, due + HOUR_MS, 1000, "k", 2, packed, "n", due, b"envelope")
-        assert await pipe.run(FIRE, keys, arguments) == [1, 0, b""]
-        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
+        assert await client.run(FIRE, keys, arguments) == [1, 0, b""]
+        assert await client.run(FIRE, keys, arguments) == [-1, 0, b""]
     assert view.length() == 1
     assert (next_fire(view, "k"), fired(view, "k")) == (due + HOUR_MS, 1)
 
 
 @pytest.mark.servers
-async def test_finding_18_a_repeatable_removed_during_a_round_does_not_come_back(server: Server | Cluster) -> None:
+async def test_finding_18_a_repeatable_removed_in_a_round_does_not_come_back(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     write_spec(view, HOURLY, due)
     packed = view.client.hget(view.keys.repeat_spec("k"), "spec")
-    async with open_producer(server.url) as producer, open_pipe(server.url, scripts=(FIRE,)) as pipe:
+    async with open_producer(server.url) as producer, open_client(server.url, scripts=(FIRE,)) as client:
         assert await producer.remove_repeatable("k")
         keys = (view.keys.stream, view.keys.delayed, view.keys.repeat, view.keys.repeat_spec("k"))
         arguments = (due, due + HOUR_MS, 1000, "k", 2, packed, "n", due, b"envelope")
-        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
+        assert await client.run(FIRE, keys, arguments) == [-1, 0, b""]
         assert repeat_keys(view) == set()
         # Nor is it fired when half of it is there: its spec without a next fire, a next fire without its spec.
         view.client.hset(view.keys.repeat_spec("k"), "spec", packed)
-        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
+        assert await client.run(FIRE, keys, arguments) == [-1, 0, b""]
         view.client.delete(view.keys.repeat_spec("k"))
         make_due(view, "k", due)
-        assert await pipe.run(FIRE, keys, arguments) == [-1, 0, b""]
+        assert await client.run(FIRE, keys, arguments) == [-1, 0, b""]
     assert view.length() == 0
 
 
@@ -152,21 +151,21 @@ async def test_finding_19_an_add_whose_reply_was_lost_is_not_done_twice(server: 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 @pytest.mark.parametrize("act", ["promote", "fire", "replay"])
-async def test_finding_19_a_promotion_a_fire_or_a_replay_whose_reply_was_lost_is_not_done_twice(
+async def test_finding_19_what_is_done_and_its_reply_lost_is_not_done_twice(
     server: Server, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = QueueView(server, "q")
     calls: list[str] = []
-    send = Pipe.run
+    send = Client.run
 
-    async def hold_first_reply(pipe: Pipe, script: Any, *arguments: Any, **options: Any) -> Any:
+    async def hold_first_reply(client: Client, script: Any, *arguments: Any, **options: Any) -> Any:
         if script.name == act:
             if not calls:
                 proxy.hold_replies()
             calls.append(script.name)
-        return await send(pipe, script, *arguments, **options)
+        return await send(client, script, *arguments, **options)
 
-    monkeypatch.setattr(Pipe, "run", hold_first_reply)
+    monkeypatch.setattr(Client, "run", hold_first_reply)
     prepare(view, "first")
     async with Proxy(server.address) as proxy:
         part: Promoter | Scheduler | Replayer = Replayer(proxy.url)

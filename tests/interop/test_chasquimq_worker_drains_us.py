@@ -10,10 +10,10 @@ from interop.peers import chasquimq_queue, chasquimq_worker
 from support.producers import open_producer
 from support.queues import QueueView
 from support.waiting import until
-from tampu.engine.options import AddOptions
+from tampu.produce.options import AddOptions
 from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_result
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern
-from tampu.wire.results import decode_result
 from tampu.wire.retry import BackoffSpec, JobRetryOverride
 
 if TYPE_CHECKING:

@@ -36,10 +36,10 @@ from tampu import (
     SchedulerConfig,
     UnrecoverableError,
 )
-from tampu.redis.pipe import Pipe
+from tampu.redis.client import Client
 from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_result
 from tampu.wire.repeat import StoredSpec
-from tampu.wire.results import decode_result
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -267,9 +267,9 @@ async def test_what_its_promoter_moved_while_ours_slept_is_not_moved_again(
     view = QueueView(server, "q")
     log = tmp_path / "runs"
     late: list[Any] = []
-    send = Pipe.run
+    send = Client.run
 
-    async def sleep_before_moving(pipe: Pipe, script: Any, *arguments: Any, **options: Any) -> Any:
+    async def sleep_before_moving(pipe: Client, script: Any, *arguments: Any, **options: Any) -> Any:
         if script.name != "promote":
             return await send(pipe, script, *arguments, **options)
         view.client.delete(view.keys.promoter_lock)  # run out meanwhile
@@ -277,7 +277,7 @@ async def test_what_its_promoter_moved_while_ours_slept_is_not_moved_again(
         late.append(await send(pipe, script, *arguments, **options))
         return late[-1]
 
-    monkeypatch.setattr(Pipe, "run", sleep_before_moving)
+    monkeypatch.setattr(Client, "run", sleep_before_moving)
     ids = [str(number) for number in range(200)]
     async with running(Promoter(server.url, PromoterConfig(queue_name="q", holder_id="ours"))):
         await until(lambda: view.client.exists(view.keys.promoter_lock), "we lead")

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tampu.redis.budget import ByteBudget
+from tampu.redis.connection import ByteBudget
 
 
 async def in_line(budget: ByteBudget, *sizes: int) -> list[asyncio.Task[None]]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from support.pipes import open_pipe
+from support.clients import open_client
 from support.waiting import until
-from tampu.redis import topology
+from tampu.redis import discovery
 from tampu.redis.settings import Address
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ async def close_while_asking(monkeypatch: pytest.MonkeyPatch, answer_after_secs:
         ends.append("answered")
         return Address("127.0.0.1", 1)
 
-    monkeypatch.setattr(topology, "_ask_for_slots", slow_question)
-    async with open_pipe("redis+cluster://127.0.0.1:1") as pipe:
+    monkeypatch.setattr(discovery, "_ask_for_slots", slow_question)
+    async with open_client("redis+cluster://127.0.0.1:1") as pipe:
         connecting = asyncio.create_task(pipe.up())
         await began.wait()
     connecting.cancel()
@@ -44,5 +44,5 @@ async def test_a_pipe_closed_while_it_asks_lets_the_question_end(monkeypatch: py
 
 
 async def test_a_pipe_closed_while_nobody_answers_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topology, "LAST_ANSWER_SECS", 0.05)
+    monkeypatch.setattr(discovery, "LAST_ANSWER_SECS", 0.05)
     assert await close_while_asking(monkeypatch, 3600) == "cancelled"

@@ -1,4 +1,4 @@
-"""One connection and the Pipe over it: order, silence, garbage, bounds, sockets, and being made again."""
+"""One connection and the Client over it: order, silence, garbage, bounds, sockets, and being made again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import pytest
 import redis
 import uvloop
 
+from support.clients import open_client
 from support.peer import Peer
-from support.pipes import open_pipe
 from support.proxy import Proxy
 from support.waiting import until
 from tampu.errors import ShutdownError
-from tampu.redis import pipe as pipe_module
+from tampu.redis import client as client_module
 from tampu.redis.connection import Connection
 from tampu.redis.faults import ConnectionLost, Unreachable
 from tampu.redis.scripts import Script
@@ -41,6 +41,9 @@ class FakeTransport(asyncio.Transport):
 
     def abort(self) -> None:
         self.is_aborted = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
 
 
 def connected(response_timeout_secs: float = 15.0) -> tuple[Connection, FakeTransport]:
@@ -143,12 +146,12 @@ async def test_silence_counts_from_the_last_sign_of_life_and_only_while_somethin
     assert "no answer for" in str(replies[2])
 
 
-# --- the Pipe
+# --- the Client
 
 
 async def test_a_server_that_hangs_is_given_up_and_found_again(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
-    async with open_pipe(server.url, response_timeout_secs=0.1) as pipe:
+    async with open_client(server.url, response_timeout_secs=0.1) as pipe:
         assert await pipe.call("PING") == b"PONG"
         server.pause()
         with pytest.raises(ConnectionLost, match="no answer for") as caught:
@@ -160,7 +163,7 @@ async def test_a_server_that_hangs_is_given_up_and_found_again(fresh_server: Cal
 
 async def test_a_call_that_may_run_twice_survives_a_server_that_hangs(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
-    async with open_pipe(server.url, response_timeout_secs=0.1) as pipe:
+    async with open_client(server.url, response_timeout_secs=0.1) as pipe:
         await pipe.up()
         server.pause()
         answer = asyncio.ensure_future(pipe.call("PING"))
@@ -172,7 +175,7 @@ async def test_a_call_that_may_run_twice_survives_a_server_that_hangs(fresh_serv
 async def test_a_server_that_never_answers_the_greeting_is_given_up(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
     server.pause()
-    async with open_pipe(server.url, response_timeout_secs=0.05) as pipe:
+    async with open_client(server.url, response_timeout_secs=0.05) as pipe:
         with pytest.raises(Unreachable, match=f"127.0.0.1:{server.port} within 0.3 s: connection lost: no answer"):
             await pipe.up(0.3)
         server.resume()
@@ -183,7 +186,7 @@ async def test_an_unreachable_server_is_an_error_that_says_where_and_why() -> No
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         port = taken.getsockname()[1]
-        async with open_pipe(f"redis://127.0.0.1:{port}") as pipe:
+        async with open_client(f"redis://127.0.0.1:{port}") as pipe:
             with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{port} within 0\.2 s: cannot connect") as caught:
                 await pipe.call("PING", patience_secs=0.2)
     assert caught.value.code == "CMQ-001"
@@ -198,7 +201,7 @@ async def test_a_host_that_swallows_packets_is_given_up_in_time() -> None:
             for filler in fillers:  # a backlog of 0 takes one or two; the kernel drops what comes after
                 filler.setblocking(False)
                 filler.connect_ex(full.getsockname())
-            async with open_pipe(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout_secs=0.1) as pipe:
+            async with open_client(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout_secs=0.1) as pipe:
                 with pytest.raises(Unreachable, match=r"did not accept a connection in 0\.1 s"):
                     await pipe.up(0.5)
         finally:
@@ -207,7 +210,7 @@ async def test_a_host_that_swallows_packets_is_given_up_in_time() -> None:
 
 
 async def test_a_closed_pipe_takes_no_more_calls(server: Server) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert await pipe.call("PING") == b"PONG"
     with pytest.raises(ShutdownError) as caught:
         await pipe.call("PING")
@@ -215,14 +218,14 @@ async def test_a_closed_pipe_takes_no_more_calls(server: Server) -> None:
 
 
 async def test_closing_ends_an_attempt_to_connect() -> None:
-    async with open_pipe("redis://127.0.0.1:1") as pipe:
+    async with open_client("redis://127.0.0.1:1") as pipe:
         attempt = pipe.connect_in_background()
         await asyncio.sleep(0)
     assert attempt.cancelled()
 
 
 async def test_callers_that_wait_for_a_connection_share_one(server: Server) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert await asyncio.gather(*(pipe.call("ECHO", number) for number in range(50))) == [
             b"%d" % number for number in range(50)
         ]
@@ -230,7 +233,7 @@ async def test_callers_that_wait_for_a_connection_share_one(server: Server) -> N
 
 
 async def test_a_caller_that_goes_away_does_not_disturb_the_others(server: Server) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         await pipe.up()
         calls = [asyncio.ensure_future(pipe.call("ECHO", number)) for number in range(3)]
         await asyncio.sleep(0)
@@ -240,7 +243,7 @@ async def test_a_caller_that_goes_away_does_not_disturb_the_others(server: Serve
 
 
 async def test_those_who_want_to_know_hear_of_each_connection_and_each_loss(server: Server) -> None:
-    async with Proxy(server.address) as proxy, open_pipe(proxy.url) as pipe:
+    async with Proxy(server.address) as proxy, open_client(proxy.url) as pipe:
         heard: list[str] = []
         pipe.on_up(lambda connection: heard.append("up"))
         pipe.on_loss(lambda: heard.append("lost"))
@@ -254,7 +257,7 @@ async def test_those_who_want_to_know_hear_of_each_connection_and_each_loss(serv
 
 @pytest.mark.parametrize("direction", ["request", "reply"])
 async def test_a_cut_at_every_byte_of_a_call_and_it_is_sent_again(server: Server, direction: str) -> None:
-    async with Proxy(server.address) as proxy, open_pipe(proxy.url) as pipe:
+    async with Proxy(server.address) as proxy, open_client(proxy.url) as pipe:
         await pipe.up()
         size = len(b"*2\r\n$4\r\nECHO\r\n$5\r\nhello\r\n") if direction == "request" else len(b"$5\r\nhello\r\n")
         for offset in range(size):
@@ -267,8 +270,8 @@ async def test_a_cut_at_every_byte_of_a_call_and_it_is_sent_again(server: Server
 async def test_a_connection_cut_during_the_greeting_is_made_again(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipe_module, "LAST_BACKOFF_SECS", 0.001)
-    async with Proxy(server.address) as proxy, open_pipe(proxy.url, scripts=[ECHO]) as pipe:
+    monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.001)
+    async with Proxy(server.address) as proxy, open_client(proxy.url, scripts=[ECHO]) as pipe:
         await pipe.up()
         greeting, greeted = proxy.link.request_bytes, proxy.link.reply_bytes
         proxy.cut()
@@ -284,8 +287,8 @@ async def test_a_connection_cut_during_the_greeting_is_made_again(
 
 
 async def test_what_is_under_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipe_module, "MAX_BYTES_IN_FLIGHT", 10_000)
-    async with Peer(lambda command: None) as peer, open_pipe(peer.url) as pipe:
+    monkeypatch.setattr(client_module, "MAX_BYTES_IN_FLIGHT", 10_000)
+    async with Peer(lambda command: None) as peer, open_client(peer.url) as pipe:
         await pipe.up()
         calls = [asyncio.ensure_future(pipe.call("ECHO", "x" * 1000)) for _ in range(100)]
         await until(lambda: peer.commands, "some have arrived")
@@ -297,8 +300,8 @@ async def test_what_is_under_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyP
 
 
 async def test_all_that_was_held_back_is_sent_in_the_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipe_module, "MAX_BYTES_IN_FLIGHT", 500)
-    async with open_pipe(server.url) as pipe:
+    monkeypatch.setattr(client_module, "MAX_BYTES_IN_FLIGHT", 500)
+    async with open_client(server.url) as pipe:
         calls = [pipe.call("ECHO", f"{number}" * 100) for number in range(200)]
         replies = await asyncio.gather(*calls)
         assert replies == [f"{number}".encode() * 100 for number in range(200)]
@@ -309,8 +312,8 @@ async def test_all_that_was_held_back_is_sent_in_the_end(server: Server, monkeyp
 async def test_a_held_back_caller_that_goes_away_leaves_its_place_to_the_next(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipe_module, "MAX_BYTES_IN_FLIGHT", 150)
-    async with open_pipe(server.url) as pipe:
+    monkeypatch.setattr(client_module, "MAX_BYTES_IN_FLIGHT", 150)
+    async with open_client(server.url) as pipe:
         await pipe.up()
         calls = [asyncio.ensure_future(pipe.call("ECHO", f"{number}" * 100)) for number in range(20)]
         await asyncio.sleep(0)
@@ -329,7 +332,7 @@ async def test_a_server_on_a_unix_socket(fresh_server: Callable[..., Server], tm
     server = fresh_server(unixsocket=path)
     with redis.Redis(port=server.port, db=3) as client:
         client.set("where", "here")
-    async with open_pipe(f"unix://{path}?db=3") as pipe:
+    async with open_client(f"unix://{path}?db=3") as pipe:
         assert await pipe.call("GET", "where") == b"here"
 
 
@@ -340,12 +343,12 @@ async def test_a_server_on_ipv6(fresh_server: Callable[..., Server]) -> None:
         except OSError:
             pytest.skip("this machine has no IPv6 loopback")
     server = fresh_server(bind="127.0.0.1 ::1")
-    async with open_pipe(f"redis://[::1]:{server.port}") as pipe:
+    async with open_client(f"redis://[::1]:{server.port}") as pipe:
         assert await pipe.call("PING") == b"PONG"
 
 
 async def test_a_missing_unix_socket_is_unreachable(tmp_path: Path) -> None:
-    async with open_pipe(f"unix://{tmp_path}/none") as pipe:
+    async with open_client(f"unix://{tmp_path}/none") as pipe:
         with pytest.raises(Unreachable, match=f"{tmp_path}/none"):
             await pipe.up(0.1)
 
@@ -353,21 +356,21 @@ async def test_a_missing_unix_socket_is_unreachable(tmp_path: Path) -> None:
 async def test_the_database_of_the_url_is_selected_on_every_connection(server: Server) -> None:
     with redis.Redis(port=server.port, db=5) as client:
         client.set("here", "yes")
-    async with Proxy(server.address) as proxy, open_pipe(f"{proxy.url}/5") as pipe:
+    async with Proxy(server.address) as proxy, open_client(f"{proxy.url}/5") as pipe:
         assert await pipe.call("GET", "here") == b"yes"
         proxy.cut()
         assert await pipe.call("GET", "here") == b"yes"
 
 
 async def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> None:
-    async with open_pipe(f"{server.url.removesuffix('/0')}/9999") as pipe:
+    async with open_client(f"{server.url.removesuffix('/0')}/9999") as pipe:
         with pytest.raises(Exception, match="DB index is out of range"):
             await asyncio.wait_for(pipe.up(), 5)
 
 
 @pytest.mark.servers
 async def test_the_connection_is_named_so_that_client_list_tells_whose_it_is(server: Server | Cluster) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert await pipe.call("CLIENT", "GETNAME") == b"tampu"
 
 
@@ -379,7 +382,7 @@ async def test_scripts_are_loaded_once_per_connection_and_never_per_call(server:
     nodes = server.nodes if hasattr(server, "nodes") else [server]
     for node in nodes:
         node.client().config_resetstat()
-    async with open_pipe(server.url, scripts=[ECHO]) as pipe:
+    async with open_client(server.url, scripts=[ECHO]) as pipe:
         for number in range(20):
             assert await pipe.run(ECHO, ["{chasqui:q}:k"], [number]) == [b"{chasqui:q}:k", b"%d" % number]
     calls: dict[str, int] = {}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from redis.credentials import CredentialProvider, UsernamePasswordCredentialProvider
 
-from support.pipes import open_pipe
+from support.clients import open_client
 from support.proxy import Proxy
 from support.users import acl_user
 from support.waiting import until
@@ -38,20 +38,20 @@ async def whoami(pipe: Any) -> str:
 
 async def test_a_password_of_the_url_logs_in(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="s3cret/p@ss:word")
-    async with open_pipe(url_of(server, ":s3cret%2Fp%40ss:word@")) as pipe:
+    async with open_client(url_of(server, ":s3cret%2Fp%40ss:word@")) as pipe:
         assert await whoami(pipe) == "default"
 
 
 async def test_an_acl_user_of_the_url_logs_in(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
-        async with open_pipe(url_of(server, "ada:pw@")) as pipe:
+        async with open_client(url_of(server, "ada:pw@")) as pipe:
             assert await whoami(pipe) == "ada"
 
 
 @pytest.mark.parametrize("login", ["ada:wrong@", "nobody:pw@"])
 async def test_a_wrong_password_is_an_error_at_once(server: Server, login: str) -> None:
     with acl_user(server, "ada", "pw"):
-        async with open_pipe(url_of(server, login)) as pipe, asyncio.timeout(AT_ONCE_SECS):
+        async with open_client(url_of(server, login)) as pipe, asyncio.timeout(AT_ONCE_SECS):
             with pytest.raises(ServerError, match="user name or password is wrong") as caught:
                 await pipe.up()
         assert caught.value.kind == "WRONGPASS"
@@ -64,34 +64,34 @@ async def test_a_wrong_password_is_the_error_whatever_else_follows_from_it(
 ) -> None:
     server = fresh_server("redis86", requirepass="pw")
     scripts = [Script("one", "return 1"), Script("two", "return 2")]  # loading them is refused as well
-    async with open_pipe(url_of(server, ":wrong@"), scripts=scripts) as pipe, asyncio.timeout(AT_ONCE_SECS):
+    async with open_client(url_of(server, ":wrong@"), scripts=scripts) as pipe, asyncio.timeout(AT_ONCE_SECS):
         with pytest.raises(ServerError, match="user name or password is wrong"):
             await pipe.up()
 
 
 async def test_a_missing_password_is_an_error_at_once(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="pw")
-    async with open_pipe(url_of(server)) as pipe, asyncio.timeout(AT_ONCE_SECS):
+    async with open_client(url_of(server)) as pipe, asyncio.timeout(AT_ONCE_SECS):
         with pytest.raises(ServerError, match="put it into the URL") as caught:
             await pipe.call("PING")
     assert caught.value.kind == "NOAUTH"
 
 
 async def test_a_password_for_a_server_without_one_is_an_error_at_once(server: Server) -> None:
-    async with open_pipe(url_of(server, ":pw@")) as pipe, asyncio.timeout(AT_ONCE_SECS):
+    async with open_client(url_of(server, ":pw@")) as pipe, asyncio.timeout(AT_ONCE_SECS):
         with pytest.raises(ServerError, match="without any password configured"):
             await pipe.up()
 
 
 async def test_a_user_without_a_password_is_a_config_error(server: Server) -> None:
-    async with open_pipe(url_of(server, "ada@")) as pipe:
+    async with open_client(url_of(server, "ada@")) as pipe:
         with pytest.raises(ConfigError, match="names user 'ada' but no password"):
             await pipe.up()
 
 
 async def test_a_user_who_may_not_name_the_connection_can_log_in_all_the_same(server: Server) -> None:
     with acl_user(server, "ada", "pw", "~*", "+@all", "-client"):
-        async with open_pipe(url_of(server, "ada:pw@")) as pipe:
+        async with open_client(url_of(server, "ada:pw@")) as pipe:
             assert await whoami(pipe) == "ada"
 
 
@@ -134,7 +134,7 @@ async def test_a_provider_is_asked_for_every_connection(server: Server, form: st
         forms = {"function": vault.ask, "coroutine": vault.ask_slowly, "redis-py": VaultProvider(vault)}
         async with (
             Proxy(server.address) as proxy,
-            open_pipe(proxy.url.replace("redis://", "redis://old:older@"), credential_provider=forms[form]) as pipe,
+            open_client(proxy.url.replace("redis://", "redis://old:older@"), credential_provider=forms[form]) as pipe,
         ):
             assert await whoami(pipe) == "ada"
             assert len(vault.asked) == 1
@@ -149,26 +149,26 @@ async def test_a_provider_is_asked_for_every_connection(server: Server, form: st
 async def test_redis_pys_own_provider_serves(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
         provider = UsernamePasswordCredentialProvider("ada", "pw")
-        async with open_pipe(server.url, credential_provider=provider) as pipe:
+        async with open_client(server.url, credential_provider=provider) as pipe:
             assert await whoami(pipe) == "ada"
 
 
 async def test_a_provider_may_give_a_password_only(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="pw")
     for provider in (lambda where: (None, "pw"), lambda where: ("pw",), VaultProvider(Vault(None))):
-        async with open_pipe(url_of(server), credential_provider=provider) as pipe:
+        async with open_client(url_of(server), credential_provider=provider) as pipe:
             assert await whoami(pipe) == "default"
 
 
 async def test_a_provider_may_say_that_no_login_is_needed(server: Server) -> None:
-    async with open_pipe(server.url, credential_provider=lambda where: (None, None)) as pipe:
+    async with open_client(server.url, credential_provider=lambda where: (None, None)) as pipe:
         assert await whoami(pipe) == "default"
 
 
 async def test_a_password_rotated_while_connected_is_used_at_the_next_connection(server: Server) -> None:
     with acl_user(server, "ada", "old"):
         vault = Vault(password="old")
-        async with open_pipe(server.url, credential_provider=vault.ask) as pipe:
+        async with open_client(server.url, credential_provider=vault.ask) as pipe:
             assert await whoami(pipe) == "ada"
             server.client().execute_command("ACL", "SETUSER", "ada", "resetpass", ">new")
             vault.password = "new"
@@ -183,7 +183,7 @@ async def test_a_connection_that_lost_its_login_is_made_again_with_fresh_credent
 ) -> None:
     server = fresh_server("redis86", requirepass="pw")
     vault = Vault(None)
-    async with open_pipe(url_of(server), credential_provider=vault.ask) as pipe:
+    async with open_client(url_of(server), credential_provider=vault.ask) as pipe:
         await pipe.up()
         assert await pipe.call("RESET") == b"RESET"  # logs out: the next request meets NOAUTH
         assert await pipe.call("PING") == b"PONG"
@@ -193,7 +193,7 @@ async def test_a_connection_that_lost_its_login_is_made_again_with_fresh_credent
 async def test_a_stale_password_fails_at_once_and_a_new_one_works_again(server: Server) -> None:
     with acl_user(server, "ada", "new"):
         vault = Vault(password="old")
-        async with open_pipe(server.url, credential_provider=vault.ask) as pipe, asyncio.timeout(AT_ONCE_SECS):
+        async with open_client(server.url, credential_provider=vault.ask) as pipe, asyncio.timeout(AT_ONCE_SECS):
             with pytest.raises(ServerError, match="WRONGPASS"):
                 await pipe.call("PING")
             vault.password = "new"
@@ -210,7 +210,7 @@ async def test_a_provider_that_fails_for_a_moment_is_asked_again(server: Server)
                 raise answer
             return answer
 
-        async with open_pipe(server.url, credential_provider=provider) as pipe:
+        async with open_client(server.url, credential_provider=provider) as pipe:
             assert await whoami(pipe) == "ada"
 
 
@@ -218,7 +218,7 @@ async def test_a_provider_that_keeps_failing_is_named_in_the_error(server: Serve
     def provider(where: str | None) -> tuple[str, str]:
         raise LookupError("no such secret")
 
-    async with open_pipe(server.url, credential_provider=provider) as pipe:
+    async with open_client(server.url, credential_provider=provider) as pipe:
         with pytest.raises(Unreachable, match="credential_provider failed: LookupError") as caught:
             await pipe.up(0.2)
     assert caught.value.code == "CMQ-001"
@@ -229,7 +229,7 @@ async def test_a_provider_that_keeps_failing_is_named_in_the_error(server: Serve
     [("pw", "must be a callable"), (lambda where: "pw", "must give"), (lambda where: ("a", "b", "c"), "must give")],
 )
 async def test_a_provider_of_the_wrong_form_is_a_config_error(server: Server, provider: Any, named: str) -> None:
-    async with open_pipe(server.url, credential_provider=provider) as pipe:
+    async with open_client(server.url, credential_provider=provider) as pipe:
         with pytest.raises(ConfigError, match=f"credential_provider {named}"):
             await pipe.up()
 
@@ -247,7 +247,7 @@ async def test_a_cluster_is_logged_in_to_for_its_topology_as_well(server: Cluste
         provider = {"url": None, "function": vault.ask, "redis-py": VaultProvider(vault)}[form]
         login = "ada:pw@" if form == "url" else ""
         url = server.url.replace("redis+cluster://", f"redis+cluster://{login}")
-        async with open_pipe(url, credential_provider=provider) as pipe:
+        async with open_client(url, credential_provider=provider) as pipe:
             assert await whoami(pipe) == "ada"
             assert await pipe.call("SET", "{chasqui:q}:k", "v") == b"OK"
 
@@ -255,7 +255,7 @@ async def test_a_cluster_is_logged_in_to_for_its_topology_as_well(server: Cluste
 @pytest.mark.servers("cluster86")
 async def test_a_wrong_password_for_a_cluster_is_an_error_at_once(server: Cluster) -> None:
     url = server.url.replace("redis+cluster://", "redis+cluster://nobody:wrong@")
-    async with open_pipe(url) as pipe, asyncio.timeout(AT_ONCE_SECS):
+    async with open_client(url) as pipe, asyncio.timeout(AT_ONCE_SECS):
         with pytest.raises(ServerError, match="user name or password is wrong"):
             await pipe.up()
 
@@ -264,7 +264,7 @@ async def test_a_wrong_password_for_a_cluster_is_an_error_at_once(server: Cluste
 async def test_a_missing_password_for_a_cluster_is_an_error_at_once(server: Cluster) -> None:
     server.config_set(requirepass="pw")
     try:
-        async with open_pipe(server.url) as pipe, asyncio.timeout(AT_ONCE_SECS):
+        async with open_client(server.url) as pipe, asyncio.timeout(AT_ONCE_SECS):
             with pytest.raises(ServerError, match="put it into the URL"):
                 await pipe.up()
     finally:
@@ -279,20 +279,20 @@ async def test_a_missing_password_for_a_cluster_is_an_error_at_once(server: Clus
 async def test_tls_with_a_private_authority(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
     assert "ssl_ca_certs=" in server.url
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert await pipe.call("SET", "k", "v") == b"OK"
         assert server.client().get("k") == b"v"
 
 
 async def test_tls_with_a_password(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True, requirepass="pw")
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert await pipe.call("PING") == b"PONG"
 
 
 async def test_a_certificate_nobody_vouches_for_is_refused(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
-    async with open_pipe(f"rediss://127.0.0.1:{server.port}") as pipe:
+    async with open_client(f"rediss://127.0.0.1:{server.port}") as pipe:
         with pytest.raises(RedisError, match=r"(?i)certificate verify failed"):
             await pipe.up(0.3)
 
@@ -302,16 +302,16 @@ async def test_a_certificate_for_another_name_is_refused_unless_names_do_not_mat
 ) -> None:
     server = fresh_server("redis86", tls=True, bind="127.0.0.1 127.0.0.2")
     url = server.url.replace("127.0.0.1", "127.0.0.2")
-    async with open_pipe(url) as pipe:
+    async with open_client(url) as pipe:
         with pytest.raises(RedisError, match=r"(?i)certificate is not valid for"):
             await pipe.up(0.3)
-    async with open_pipe(f"{url}&ssl_check_hostname=false") as pipe:
+    async with open_client(f"{url}&ssl_check_hostname=false") as pipe:
         assert await pipe.call("PING") == b"PONG"
 
 
 async def test_plain_text_to_a_tls_port_is_an_error_and_not_a_hang(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
-    async with open_pipe(f"redis://127.0.0.1:{server.port}") as pipe:
+    async with open_client(f"redis://127.0.0.1:{server.port}") as pipe:
         with pytest.raises(RedisError):
             await pipe.up(0.3)
 
@@ -321,10 +321,10 @@ async def test_a_client_certificate_is_shown_when_the_server_asks_for_one(fresh_
     server.config_set(tls_auth_clients="yes")
     certificates = server.certificates
     assert certificates is not None
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         with pytest.raises(RedisError):
             await pipe.up(0.3)
     url = f"{server.url}&ssl_certfile={certificates.certificate}&ssl_keyfile={certificates.key}"
     assert parse_url(url).certfile == str(certificates.certificate)
-    async with open_pipe(url) as pipe:
+    async with open_client(url) as pipe:
         assert await pipe.call("PING") == b"PONG"

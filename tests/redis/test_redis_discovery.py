@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import pytest
 import redis.asyncio
 
-from support.pipes import open_pipe
-from support.producers import errors_met, open_producer, use_small_windows
+from support.clients import open_client
+from support.producers import chain_of, open_producer, use_small_windows
 from support.proxy import Proxy
 from support.queues import QueueView
 from support.waiting import until
 from tampu.errors import RedisError
-from tampu.redis import pipe as pipe_module
-from tampu.redis import topology
+from tampu.redis import client as client_module
+from tampu.redis import discovery
 from tampu.redis.discovery import locate
 from tampu.redis.faults import Unreachable
 from tampu.redis.settings import parse_url
@@ -48,7 +48,7 @@ async def test_a_sentinel_url_leads_to_the_master_and_to_the_next_when_it_is_kil
         during = [await producer.add("during the failover")]
         after = await producer.add_bulk(range(1000))
         assert QueueView(setup.replica, "q").ids() == before + during + after
-        assert producer._chain.windows_lost_by_server == 0
+        assert chain_of(producer).windows_lost_by_server == 0
 
 
 async def test_a_failover_that_lost_confirmed_windows_is_counted_and_gone_on_from(
@@ -69,7 +69,7 @@ async def test_a_failover_that_lost_confirmed_windows_is_counted_and_gone_on_fro
         found = QueueView(setup.replica, "q").ids()
         assert found == kept + after
         assert not set(lost) & set(found)
-        assert producer._chain.windows_lost_by_server == 3
+        assert chain_of(producer).windows_lost_by_server == 3
         assert "forgot 3 confirmed windows" in caplog.text
 
 
@@ -78,12 +78,12 @@ async def test_a_master_the_sentinels_do_not_know_is_an_error_that_names_it(
 ) -> None:
     setup = fresh_sentinel()
     url = setup.url.replace(setup.name, "no-such-master")
-    async with open_pipe(url) as pipe:
+    async with open_client(url) as pipe:
         with pytest.raises(Unreachable, match="knows a master 'no-such-master'"):
             await pipe.up(0.2)
     # One that is down among them does no harm.
     url = setup.url.replace("redis+sentinel://", "redis+sentinel://127.0.0.1:1,")
-    async with open_pipe(url) as pipe:
+    async with open_client(url) as pipe:
         assert await pipe.call("PING") == b"PONG"
 
 
@@ -92,9 +92,9 @@ async def test_sentinels_have_a_login_of_their_own(fresh_sentinel: Callable[...,
     sentinel = setup.sentinels[0].client()
     sentinel.execute_command("ACL", "SETUSER", "watcher", "on", ">pw", "~*", "&*", "+@all")
     sentinel.execute_command("ACL", "SETUSER", "default", "off")
-    async with open_pipe(f"{setup.url}?sentinel_username=watcher&sentinel_password=pw") as pipe:
+    async with open_client(f"{setup.url}?sentinel_username=watcher&sentinel_password=pw") as pipe:
         assert await pipe.call("PING") == b"PONG"
-    async with open_pipe(setup.url) as pipe:
+    async with open_client(setup.url) as pipe:
         with pytest.raises(Unreachable, match="knows a master"):
             await pipe.up(0.3)
 
@@ -110,8 +110,8 @@ async def test_a_server_the_sentinels_still_call_master_but_is_none_is_not_used(
     async def out_of_date(*_: object) -> object:
         return answers.pop(0)
 
-    monkeypatch.setattr(pipe_module, "locate", out_of_date)
-    async with open_pipe(setup.url) as pipe:
+    monkeypatch.setattr(client_module, "locate", out_of_date)
+    async with open_client(setup.url) as pipe:
         assert (await pipe.call("ROLE"))[0] == b"master"
     assert answers == []
 
@@ -126,7 +126,7 @@ async def test_each_queue_is_found_on_the_node_of_its_slot(server: Cluster) -> N
         keys = QueueKeys(f"queue {number}")
         async with open_producer(server.url, queue_name=f"queue {number}") as producer:
             job_id = await producer.add(number)
-            assert producer._pipe.connections_made == 1  # found at once, not by way of MOVED
+            assert producer.client.connections_made == 1  # found at once, not by way of MOVED
         home = server.node_of(keys.stream)
         homes.add(home.port)
         assert home.client().xlen(keys.stream) == 1
@@ -142,7 +142,7 @@ async def test_a_cluster_is_found_as_long_as_one_node_named_is_up(server: Cluste
 
 
 async def test_a_cluster_nobody_answers_for_is_unreachable() -> None:
-    async with open_pipe("redis+cluster://127.0.0.1:1,127.0.0.1:2") as pipe:
+    async with open_client("redis+cluster://127.0.0.1:1,127.0.0.1:2") as pipe:
         with pytest.raises(Unreachable, match=r"no node of 127\.0\.0\.1:1, 127\.0\.0\.1:2 tells the slots"):
             await pipe.up(0.3)
 
@@ -181,7 +181,7 @@ class Migration:
 async def test_a_slot_that_migrates_in_the_middle_of_a_bulk_loses_and_repeats_nothing(
     fresh_server: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pipe_module, "LAST_BACKOFF_SECS", 0.02)
+    monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.02)
     use_small_windows(monkeypatch, 16)
     cluster = fresh_server("cluster86")
     migration = Migration(cluster)
@@ -200,24 +200,25 @@ async def test_a_slot_that_migrates_in_the_middle_of_a_bulk_loses_and_repeats_no
                 last = given + 1000
 
     async with open_producer(cluster.url, retry_for_secs=30) as producer:
-        met = errors_met(producer, monkeypatch)
+        home = QueueView(cluster, "q")
         bulk = asyncio.ensure_future(producer.add_bulk(jobs()))
         await until(lambda: given > 500, "the bulk is under way")
         migration.begin()
         so_far = given
         await until(lambda: given > so_far + 500, "as long as its keys are there, it goes on")
         migration.move(KEYS.stream)
-        await until(lambda: "TRYAGAIN" in met, "a window met keys on two nodes")
+        await until(lambda: home.errors_given()["TRYAGAIN"], "a window met keys on two nodes")
         migration.move_the_rest()
-        await until(lambda: "ASK" in met, "a window met keys that have moved ahead")
+        await until(lambda: home.errors_given()["ASK"], "a window met keys that have moved ahead")
+        assert not home.errors_given()["MOVED"]
         migration.finish()
-        await until(lambda: "MOVED" in met, "a window met the slot's new home")
+        await until(lambda: home.errors_given()["MOVED"], "a window met the slot's new home")
         done.set()
         ids = await bulk
         assert len(ids) == given == len(set(ids))
         assert QueueView(cluster, "q").ids() == ids
         assert migration.target.client().xlen(KEYS.stream) == given
-        assert producer._chain.windows_lost_by_server == 0
+        assert chain_of(producer).windows_lost_by_server == 0
 
 
 async def test_a_killed_cluster_master_is_followed_by_its_replica(fresh_server: Callable[..., Cluster]) -> None:
@@ -245,7 +246,7 @@ async def test_a_killed_cluster_master_is_followed_by_its_replica(fresh_server: 
 def redis_py_client(settings: ConnectionSettings) -> redis.asyncio.Redis:
     """A client of redis-py with the options that sentinels and Clusters are asked with."""
     address = settings.addresses[0]
-    options = topology._common_options(settings) | topology._login_options(settings)
+    options = discovery._common_options(settings) | discovery._login_options(settings)
     return redis.asyncio.Redis(host=address.host, port=address.port, **options)
 
 
@@ -269,6 +270,6 @@ async def test_a_single_server_of_a_url_is_where_it_is(server: Server) -> None:
 
 
 async def test_an_unknown_host_is_an_error_with_its_name() -> None:
-    async with open_pipe("redis://no-such-host.invalid") as pipe:
+    async with open_client("redis://no-such-host.invalid") as pipe:
         with pytest.raises(RedisError, match=r"no-such-host\.invalid"):
             await pipe.up(0.5)

@@ -1,4 +1,4 @@
-"""The table of faults, row by row: what a call through the Pipe does about each. Provoked on real servers."""
+"""The table of faults, row by row: what a call through the Client does about each. Provoked on real servers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from servers.process import eventually
+from support.clients import open_client
 from support.peer import Peer
-from support.pipes import open_pipe
 from support.users import acl_user
 from support.waiting import until
 from tampu.errors import RedisError
-from tampu.redis import pipe as pipe_module
+from tampu.redis import client as client_module
 from tampu.redis.faults import PASSING, REMEDIES, ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
 from tampu.redis.scripts import Script
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from servers.cluster import Cluster
     from servers.process import Server
-    from tampu.redis.pipe import Pipe
+    from tampu.redis.client import Client
 
 #: Much less than the 10 s that a passing fault is waited out: what is hopeless must fail at once.
 AT_ONCE_SECS = 4.0
@@ -40,7 +40,7 @@ def shows(kind: str) -> Callable[[Any], Any]:
     return lambda test: test
 
 
-async def refused_at_once(pipe: Pipe, *command: str) -> ServerError:
+async def refused_at_once(pipe: Client, *command: str) -> ServerError:
     connections = pipe.connections_made
     async with asyncio.timeout(AT_ONCE_SECS):
         with pytest.raises(ServerError) as caught:
@@ -50,16 +50,16 @@ async def refused_at_once(pipe: Pipe, *command: str) -> ServerError:
     return caught.value
 
 
-async def meets(pipe: Pipe, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
+async def meets(pipe: Client, kind: str, monkeypatch: pytest.MonkeyPatch) -> Callable[[], bool]:
     """Whether a call through the pipe has met this error by now."""
     met: list[str] = []
-    cure = pipe.cure
+    apply = pipe.apply_remedy
 
     async def note(error: RedisError, *rest: Any) -> bool:
         met.append(getattr(error, "kind", type(error).__name__))
-        return await cure(error, *rest)
+        return await apply(error, *rest)
 
-    monkeypatch.setattr(pipe, "cure", note)
+    monkeypatch.setattr(pipe, "apply_remedy", note)
     return lambda: kind in met
 
 
@@ -78,7 +78,7 @@ async def test_a_server_that_reads_its_data_is_waited_for(fresh_server: Callable
     server.launch()
     try:
         eventually(lambda: _is_loading(server), "it is loading")
-        async with open_pipe(server.url, scripts=[WRITE]) as pipe:
+        async with open_client(server.url, scripts=[WRITE]) as pipe:
             call = asyncio.ensure_future(pipe.run(WRITE, [KEY], ["v"]))
             await until(lambda: getattr(pipe._last_error, "kind", "") == "LOADING", "the pipe has met LOADING")
             with pytest.raises(Unreachable, match="still reading its data from disk"):
@@ -131,7 +131,7 @@ def _is_busy(client: redis.Redis) -> bool:
 
 @shows("BUSY")
 async def test_somebodys_endless_script_is_waited_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         await pipe.up()
         has_met = await meets(pipe, "BUSY", monkeypatch)
         with busy(server):
@@ -142,7 +142,7 @@ async def test_somebodys_endless_script_is_waited_out(server: Server, monkeypatc
 
 
 async def test_a_fault_that_does_not_pass_in_time_is_the_error(server: Server) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         await pipe.up()
         with busy(server), pytest.raises(ServerError, match="BUSY"):
             await pipe.call("SET", KEY, "v", patience_secs=0.1)
@@ -151,7 +151,7 @@ async def test_a_fault_that_does_not_pass_in_time_is_the_error(server: Server) -
 
 @shows("UNBLOCKED")
 async def test_a_blocked_read_that_somebody_ends_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         client_id = await pipe.call("CLIENT", "ID")
         has_met = await meets(pipe, "UNBLOCKED", monkeypatch)
         call = asyncio.ensure_future(pipe.call("BLPOP", KEY, 0))
@@ -170,7 +170,7 @@ async def test_a_blocked_read_that_somebody_ends_is_sent_again(server: Server, m
 async def test_a_replica_is_left_until_it_is_the_master(fresh_server: Callable[..., Server]) -> None:
     master = fresh_server("redis86")
     replica = fresh_server("redis86", replicaof=master)
-    async with open_pipe(replica.url) as pipe:
+    async with open_client(replica.url) as pipe:
         with pytest.raises(ServerError, match="this is a replica: connect to the master"):
             await pipe.call("SET", KEY, "v", patience_secs=0.2)
         connections = pipe.connections_made
@@ -189,7 +189,7 @@ async def test_a_replica_without_its_master_is_left_until_it_has_one(fresh_serve
     eventually(lambda: replica.client().get(KEY), "the replica has the data")
     master.kill()
     eventually(lambda: replica.client().info("replication")["master_link_status"] == "down", "the link is down")
-    async with open_pipe(replica.url) as pipe:
+    async with open_client(replica.url) as pipe:
         with pytest.raises(ServerError, match="the replica has lost its master"):
             await pipe.call("GET", KEY, patience_secs=0.2)
         connections = pipe.connections_made
@@ -205,7 +205,7 @@ async def test_a_replica_without_its_master_is_left_until_it_has_one(fresh_serve
 async def test_moved_names_the_server_to_go_to(server: Cluster) -> None:
     home = server.node_of(KEY)
     stranger = next(node for node in server.nodes if node is not home)
-    async with open_pipe(stranger.url, scripts=[WRITE]) as pipe:
+    async with open_client(stranger.url, scripts=[WRITE]) as pipe:
         assert await pipe.run(WRITE, [KEY], ["v"]) == b"OK"
         assert pipe.connections_made == 2
     assert server.client().get(KEY) == b"v"
@@ -216,7 +216,7 @@ async def test_moved_names_the_server_to_go_to(server: Cluster) -> None:
 async def test_a_slot_nobody_serves_is_waited_for(server: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     home = server.node_of(KEY)
     slot = home.client().execute_command("CLUSTER KEYSLOT", KEY)
-    async with open_pipe(home.url) as pipe:
+    async with open_client(home.url) as pipe:
         await pipe.up()
         has_met = await meets(pipe, "CLUSTERDOWN", monkeypatch)
         home.client().execute_command("CLUSTER DELSLOTS", slot)
@@ -249,7 +249,7 @@ def migrating(cluster: Cluster, key: str) -> Iterator[tuple[Server, Server]]:
 @pytest.mark.servers("cluster86")
 async def test_a_key_that_has_moved_ahead_of_its_slot_is_asked_for_where_it_is(server: Cluster) -> None:
     with migrating(server, KEY) as (home, target):
-        async with open_pipe(server.url, scripts=[WRITE]) as pipe:
+        async with open_client(server.url, scripts=[WRITE]) as pipe:
             await pipe.up()
             # The target has never seen the script.
             assert await pipe.run(WRITE, [KEY], ["v"]) == b"OK"
@@ -265,7 +265,7 @@ async def test_keys_on_two_nodes_are_waited_for(server: Cluster, monkeypatch: py
     here, there = KEY, "{chasqui:q}:j"
     server.client().set(here, "v")
     with migrating(server, KEY):
-        async with open_pipe(server.url) as pipe:
+        async with open_client(server.url) as pipe:
             await pipe.up()
             has_met = await meets(pipe, "TRYAGAIN", monkeypatch)
             call = asyncio.ensure_future(pipe.call("MGET", here, there))
@@ -282,7 +282,7 @@ async def test_keys_on_two_nodes_are_waited_for(server: Cluster, monkeypatch: py
 @shows("NOAUTH")
 async def test_a_login_that_is_gone_is_made_again(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="pw")
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         await pipe.call("RESET")  # logs out
         assert await pipe.call("PING") == b"PONG"
         assert pipe.connections_made == 2
@@ -292,7 +292,7 @@ async def test_a_login_that_is_gone_is_made_again(fresh_server: Callable[..., Se
 @pytest.mark.servers
 async def test_flushed_scripts_are_loaded_again(server: Server | Cluster) -> None:
     nodes = server.nodes if hasattr(server, "nodes") else [server]
-    async with open_pipe(server.url, scripts=[WRITE]) as pipe:
+    async with open_client(server.url, scripts=[WRITE]) as pipe:
         for value in ("1", "2"):
             for node in nodes:
                 node.client().script_flush()
@@ -301,7 +301,7 @@ async def test_flushed_scripts_are_loaded_again(server: Server | Cluster) -> Non
 
 
 async def test_scripts_are_loaded_again_even_by_who_waits_for_nothing(server: Server) -> None:
-    async with open_pipe(server.url, scripts=[WRITE]) as pipe:
+    async with open_client(server.url, scripts=[WRITE]) as pipe:
         await pipe.up()
         server.client().script_flush()
         assert await pipe.run(WRITE, [KEY], ["v"], patience_secs=0.01) == b"OK"
@@ -310,7 +310,7 @@ async def test_scripts_are_loaded_again_even_by_who_waits_for_nothing(server: Se
 async def test_a_connection_lost_while_scripts_are_loaded_again_is_no_error(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_pipe(server.url, scripts=[WRITE]) as pipe:
+    async with open_client(server.url, scripts=[WRITE]) as pipe:
         await pipe.up()
         server.client().script_flush()
         load_scripts = pipe.load_scripts
@@ -330,7 +330,7 @@ async def test_a_connection_lost_while_scripts_are_loaded_again_is_no_error(
 
 @shows("NOGROUP")
 async def test_a_missing_group_is_for_the_reader_to_make(server: Server) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         error = await refused_at_once(pipe, "XREADGROUP", "GROUP", "g", "c", "STREAMS", KEY, ">")
         assert error.remedy is Remedy.MAKE_GROUP
 
@@ -341,7 +341,7 @@ async def test_a_missing_group_is_for_the_reader_to_make(server: Server) -> None
 @shows("OOM")
 @pytest.mark.servers
 async def test_a_server_without_memory(server: Server | Cluster) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         await pipe.up()
         server.config_set(maxmemory=1)
         assert "raise it, or let workers drain the queue" in str(await refused_at_once(pipe, "SET", KEY, "v"))
@@ -357,7 +357,7 @@ async def test_a_server_that_cannot_save(fresh_server: Callable[..., Server]) ->
     client = server.client()
     client.bgsave()
     eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "saving failed")
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert "look at its disk and its log" in str(await refused_at_once(pipe, "SET", KEY, "v"))
         server.config_set(save="")
         assert await pipe.call("SET", KEY, "v") == b"OK"
@@ -366,7 +366,7 @@ async def test_a_server_that_cannot_save(fresh_server: Callable[..., Server]) ->
 @shows("NOREPLICAS")
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 async def test_a_server_that_demands_replicas(server: Server) -> None:
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         server.config_set(min_replicas_to_write=1)
         assert "has too few" in str(await refused_at_once(pipe, "SET", KEY, "v"))
         server.config_set(min_replicas_to_write=0)
@@ -375,14 +375,14 @@ async def test_a_server_that_demands_replicas(server: Server) -> None:
 
 @shows("WRONGPASS")
 async def test_a_wrong_password(server: Server) -> None:
-    async with open_pipe(server.url.replace("redis://", "redis://ada:wrong@")) as pipe:
+    async with open_client(server.url.replace("redis://", "redis://ada:wrong@")) as pipe:
         assert "user name or password is wrong" in str(await refused_at_once(pipe, "PING"))
 
 
 @shows("NOPERM")
 async def test_a_user_who_may_not(server: Server) -> None:
     with acl_user(server, "ada", "pw", "~*", "+@all", "-set"):
-        async with open_pipe(server.url.replace("redis://", "redis://ada:pw@")) as pipe:
+        async with open_client(server.url.replace("redis://", "redis://ada:pw@")) as pipe:
             error = await refused_at_once(pipe, "SET", KEY, "v")
             assert error.kind == "NOPERM"
             assert "lacks a permission" in str(error)
@@ -391,12 +391,12 @@ async def test_a_user_who_may_not(server: Server) -> None:
 @shows("WRONGTYPE")
 async def test_a_key_of_another_type(server: Server) -> None:
     server.client().lpush(KEY, "x")
-    async with open_pipe(server.url) as pipe:
+    async with open_client(server.url) as pipe:
         assert (await refused_at_once(pipe, "GET", KEY)).kind == "WRONGTYPE"
 
 
 async def test_an_error_nobody_has_heard_of_is_not_sent_again() -> None:
-    async with Peer(lambda command: b"-WEIRD things happen\r\n") as peer, open_pipe(peer.url) as pipe:
+    async with Peer(lambda command: b"-WEIRD things happen\r\n") as peer, open_client(peer.url) as pipe:
         error = await refused_at_once(pipe, "PING")
         assert (error.kind, error.remedy) == ("WEIRD", Remedy.NONE)
         assert len(peer.commands) == 1
@@ -409,10 +409,10 @@ def test_every_row_of_the_table_is_shown_above() -> None:
     assert set(REMEDIES) == SHOWN
 
 
-def test_every_error_of_the_design_is_in_the_table() -> None:
-    design = """NOSCRIPT, NOGROUP, LOADING, READONLY, OOM, MOVED, ASK, TRYAGAIN, CLUSTERDOWN, MASTERDOWN, MISCONF,
+def test_every_error_that_servers_are_known_for_is_in_the_table() -> None:
+    known = """NOSCRIPT, NOGROUP, LOADING, READONLY, OOM, MOVED, ASK, TRYAGAIN, CLUSTERDOWN, MASTERDOWN, MISCONF,
         NOREPLICAS, BUSY, UNBLOCKED, NOAUTH, WRONGPASS, NOPERM"""
-    assert {kind.strip() for kind in design.split(",")} <= set(REMEDIES)
+    assert {kind.strip() for kind in known.split(",")} <= set(REMEDIES)
 
 
 def test_what_passes_by_itself_is_nothing_a_resend_cures() -> None:
@@ -428,10 +428,10 @@ def test_only_errors_of_a_server_have_a_remedy() -> None:
 
 
 def test_waits_double_up_to_a_limit_and_differ() -> None:
-    first, last = pipe_module.FIRST_BACKOFF_SECS, pipe_module.LAST_BACKOFF_SECS
-    assert pipe_module.backoff_secs(0) == 0
+    first, last = client_module.FIRST_BACKOFF_SECS, client_module.LAST_BACKOFF_SECS
+    assert client_module.backoff_secs(0) == 0
     for attempt in (1, 2, 3, 10, 1000):
         full = min(first * 2 ** (attempt - 1), last)
-        waits = {pipe_module.backoff_secs(attempt) for _ in range(50)}
+        waits = {client_module.backoff_secs(attempt) for _ in range(50)}
         assert all(full / 2 <= wait <= full for wait in waits)
         assert len(waits) > 1

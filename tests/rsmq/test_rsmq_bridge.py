@@ -10,11 +10,11 @@ import pytest
 from typer.testing import CliRunner
 
 from support.waiting import until
-from tampu.cli import rsmq as rsmq_cli
-from tampu.cli.rsmq_bridge import TampuInlet
-from tampu.engine.config import ProducerConfig
-from tampu.engine.producer import Producer
+from tampu.cli.commands.rsmq import TampuInlet
+from tampu.cli.main import app
+from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, RedisError
+from tampu.produce.producer import Producer
 from tampu.rsmq import Rsmq, RsmqOptions, RsmqSync
 from tampu.rsmq.bridge import Bridge
 from tampu.wire.envelope import decode_job
@@ -162,7 +162,7 @@ def test_the_command_moves_what_is_there(server: Server, monkeypatch: pytest.Mon
         rsmq.create_queue("mail")
         ids = rsmq.send_messages("mail", ['{"to": "ada"}', '{"to": "grace"}'])
     arguments = ["bridge", "mail", "emails", "--drain", "--decode", "json", "--name", "send", "--json"]
-    result = CliRunner().invoke(rsmq_cli.app, arguments, catch_exceptions=False)
+    result = CliRunner().invoke(app, ["rsmq", *arguments], catch_exceptions=False)
     assert json.loads(result.stdout) == {"moved": 2}
     found = jobs(server)
     assert [(job.id, job.name, job.payload["to"]) for job in found] == [

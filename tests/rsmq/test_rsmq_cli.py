@@ -14,8 +14,8 @@ import pytest
 from typer.testing import CliRunner
 
 from servers.process import eventually
-from tampu.cli import rsmq as rsmq_cli
-from tampu.cli.exits import CliError, UsageError
+from tampu.cli.errors import CliError, UsageError
+from tampu.cli.main import app, run_command
 from tampu.errors import ConfigError
 from tampu.rsmq import RsmqOptions, RsmqSync
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 ID = "a" * 32
-COMMAND = [sys.executable, "-m", "tampu.cli.rsmq"]
+COMMAND = [sys.executable, "-m", "tampu", "rsmq"]
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def invoke(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str
     monkeypatch.setenv("TAMPU_URL", server.url)
 
     def call(*arguments: str, given: bytes | None = None) -> str:
-        result = CliRunner().invoke(rsmq_cli.app, [*arguments], input=given, catch_exceptions=False)
+        result = CliRunner().invoke(app, ["rsmq", *arguments], input=given, catch_exceptions=False)
         assert result.exit_code == 0, result.output
         return result.stdout
 
@@ -161,11 +161,9 @@ def test_an_error_is_one_line_and_an_exit_code(
 ) -> None:
     client.create_queue("there")
     monkeypatch.setenv("TAMPU_URL", server.url)
-    monkeypatch.setattr(sys, "argv", ["rsmq", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        rsmq_cli.main()
+    ended = run_command(["rsmq", *arguments])
     written = capsys.readouterr()
-    assert ended.value.code == code
+    assert ended == code
     assert written.err.startswith(line)
     assert written.err.count("\n") == 1
     assert "ack" in arguments or written.out == ""

@@ -13,7 +13,7 @@ from support.proxy import Proxy
 from support.waiting import until
 from tampu.errors import ConfigError
 from tampu.rsmq import CannotDecodeMessage, PooledRsmq, QueueNotFound, Rsmq, RsmqOptions
-from tampu.rsmq import subscriber as subscriber_module
+from tampu.rsmq import listen as listen_module
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -92,20 +92,20 @@ async def test_a_message_sent_just_after_the_look_into_the_queue_wakes_the_liste
 ) -> None:
     async with Rsmq(RsmqOptions(url=server.url, realtime=True)) as rsmq, Rsmq(rsmq.options) as sender:
         await rsmq.create_queue("q")
-        take = rsmq._take
+        receive = rsmq._receive
         looks = 0
 
         async def look_and_miss(*arguments: Any) -> Any:
             nonlocal looks
             looks += 1
-            answer = await take(*arguments)
+            answer = await receive(*arguments)
             if looks == 2:  # it is subscribed, and nothing is there
                 (heard,) = rsmq._listeners.values()
                 await sender.send_message("q", "missed")
                 await until(heard.is_set, "it is told")
             return answer
 
-        monkeypatch.setattr(rsmq, "_take", look_and_miss)
+        monkeypatch.setattr(rsmq, "_receive", look_and_miss)
         ear = Ear(rsmq.listen("q", poll_secs=NEVER))
         await until(lambda: ear.heard == ["missed"], "it looks again")
         await ear.stop()
@@ -190,7 +190,7 @@ async def test_what_was_sent_while_nobody_heard_is_received_when_the_subscriptio
 async def test_a_subscription_to_a_server_that_hangs_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(subscriber_module, "PING_EVERY_SECS", 0.1)
+    monkeypatch.setattr(listen_module, "PING_EVERY_SECS", 0.1)
     async with Proxy(server.address) as proxy, Rsmq(RsmqOptions(url=server.url, realtime=True)) as sender:
         await sender.create_queue("q")
         async with Rsmq(RsmqOptions(url=proxy.url)) as rsmq:

@@ -10,12 +10,12 @@ import pytest
 
 from support.proxy import Proxy
 from support.waiting import until
+from tampu.base.limits import MAX_CALL_ENTRIES
 from tampu.errors import OutcomeUnknownError, ShutdownError
 from tampu.redis.faults import Unreachable
-from tampu.rsmq import BatchInterrupted, PooledRsmq, Rsmq, RsmqOptions
-from tampu.rsmq.batches import STEP_MESSAGES
-from tampu.rsmq.lanes import MOST_UNDER_WAY
-from tampu.rsmq.sending import Markers
+from tampu.rsmq import BatchInterrupted, PooledRsmq, Rsmq, RsmqMessage, RsmqOptions
+from tampu.rsmq.batcher import MAX_IN_FLIGHT
+from tampu.rsmq.send import SendMarkers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -132,7 +132,7 @@ async def test_the_marker_of_send_once_is_the_only_other_key_and_goes_by_itself(
     (marker,) = set(client.scan_iter("*")) - {b"rsmq:q", b"rsmq:q:Q", b"rsmq:QUEUES"}
     assert marker.startswith(b"rsmq:q:sent:")
     assert 0 < client.pttl(marker) <= 60_000
-    assert client.hlen(marker) <= MOST_UNDER_WAY + 1  # one slot for each send under way, and no more
+    assert client.hlen(marker) <= MAX_IN_FLIGHT + 1  # one slot for each send under way, and no more
 
 
 async def test_with_send_once_the_outcome_is_unknown_when_the_server_stays_away(server: Server, proxy: Proxy) -> None:
@@ -140,7 +140,7 @@ async def test_with_send_once_the_outcome_is_unknown_when_the_server_stays_away(
         await rsmq.create_queue("q")
         proxy.hold_requests()
         sending = asyncio.create_task(rsmq.send_message("q", "x"))
-        await until(lambda: proxy.link._early, "it is under way")
+        await until(lambda: proxy.link.has_held_requests, "it is under way")
         proxy.shut()
         with pytest.raises(OutcomeUnknownError):
             await sending
@@ -149,7 +149,7 @@ async def test_with_send_once_the_outcome_is_unknown_when_the_server_stays_away(
 
 
 def test_after_a_fork_the_child_leaves_the_parents_marker_alone() -> None:
-    markers = Markers()
+    markers = SendMarkers()
     before = markers.sender
     reading, writing = os.pipe()
     child = os.fork()
@@ -166,12 +166,12 @@ def test_after_a_fork_the_child_leaves_the_parents_marker_alone() -> None:
 async def test_a_batch_without_send_once_tells_what_is_in_and_what_is_unknown(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
-        proxy.cut_replies_after(STEP_MESSAGES * 39 + 500)  # in the answer to the second step
+        proxy.cut_replies_after(MAX_CALL_ENTRIES * 39 + 500)  # in the answer to the second step
         with pytest.raises(BatchInterrupted) as failed:
-            await rsmq.send_messages("q", ["x"] * (3 * STEP_MESSAGES))
-        assert len(failed.value.ids) == STEP_MESSAGES
+            await rsmq.send_messages("q", ["x"] * (3 * MAX_CALL_ENTRIES))
+        assert len(failed.value.ids) == MAX_CALL_ENTRIES
         assert isinstance(failed.value.__cause__, OutcomeUnknownError)
-        assert len(failed.value.__cause__.ids) == STEP_MESSAGES
+        assert len(failed.value.__cause__.ids) == MAX_CALL_ENTRIES
 
 
 async def test_callers_that_travelled_together_learn_each_its_own_unknown_message(server: Server, proxy: Proxy) -> None:
@@ -182,17 +182,48 @@ async def test_callers_that_travelled_together_learn_each_its_own_unknown_messag
         async with Rsmq(server.url) as other:
 
             async def the_first_are_in() -> bool:
-                return (await other.get_queue_attributes("q")).msgs == MOST_UNDER_WAY
+                return (await other.get_queue_attributes("q")).msgs == MAX_IN_FLIGHT
 
             await until(the_first_are_in, "the first are in, the others wait")
         proxy.cut()
         outcomes = await asyncio.gather(*sending, return_exceptions=True)
     unknown = [outcome for outcome in outcomes if isinstance(outcome, OutcomeUnknownError)]
-    assert [len(error.ids) for error in unknown] == [1] * MOST_UNDER_WAY
+    assert [len(error.ids) for error in unknown] == [1] * MAX_IN_FLIGHT
     assert await bodies(server) == [str(number) for number in range(40)]
 
 
+async def test_a_lost_batch_tells_each_caller_of_its_own_message(server: Server, proxy: Proxy) -> None:
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q")
+        before = proxy.link.reply_bytes
+        await rsmq.send_message("q", "0")
+        proxy.cut_replies_after(MAX_IN_FLIGHT * (proxy.link.reply_bytes - before) + 1)  # in the reply to the batch
+        outcomes = await asyncio.gather(*(rsmq.send_message("q", "x") for _ in range(20)), return_exceptions=True)
+    async with Rsmq(server.url) as other:
+        ids = [message.id for message in await other.receive_messages("q", max=100)][1:]
+    unknown = outcomes[MAX_IN_FLIGHT:]
+    assert ids[:MAX_IN_FLIGHT] == outcomes[:MAX_IN_FLIGHT]
+    assert [error.ids for error in unknown if isinstance(error, OutcomeUnknownError)] == [
+        [message_id[-22:]] for message_id in ids[MAX_IN_FLIGHT:]
+    ]
+    assert len(ids) == 20
+
+
 # --- pop, receive, delete, visibility
+
+
+async def test_the_first_callers_get_what_was_popped_before_the_connection_broke(server: Server, proxy: Proxy) -> None:
+    large = 100_000  # two of them fit one script call
+    async with Rsmq(through(proxy)) as rsmq:
+        await rsmq.create_queue("q", maxsize=-1)
+        await rsmq.send_messages("q", ["x"] * MAX_IN_FLIGHT + ["x" * large] * 6)
+        proxy.cut_replies_after(3 * large)  # in the reply to the second call of the batch
+        popping = (rsmq.pop_message("q") for _ in range(MAX_IN_FLIGHT + 6))
+        outcomes = await asyncio.gather(*popping, return_exceptions=True)
+    popped = [outcome for outcome in outcomes if isinstance(outcome, RsmqMessage)]
+    assert [len(message.body) for message in popped] == [1] * MAX_IN_FLIGHT + [large] * 2
+    assert [type(outcome) for outcome in outcomes[len(popped) :]] == [OutcomeUnknownError] * 4
+    assert len(await bodies(server)) == 2
 
 
 async def test_a_pop_whose_answer_is_lost_is_not_repeated(server: Server, proxy: Proxy) -> None:
@@ -232,7 +263,7 @@ async def test_operations_wait_for_a_server_that_restarts(server: Server, proxy:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         proxy.shut()
-        await until(lambda: rsmq._pipe.connection is None, "the loss is noticed")
+        await until(lambda: rsmq._client.connection is None, "the loss is noticed")
         sending = asyncio.create_task(rsmq.send_message("q", "patience"))
         listing = asyncio.create_task(rsmq.list_queues())
         await asyncio.sleep(0)
@@ -275,17 +306,31 @@ def test_a_client_may_be_used_in_one_event_loop_after_another(server: Server) ->
     assert asyncio.run(count()) == 40
 
 
-def test_trips_that_died_with_their_event_loop_block_nobody_in_the_next(server: Server) -> None:
+def test_calls_in_flight_when_their_event_loop_ended_do_not_block_the_next_loop(server: Server) -> None:
     rsmq = Rsmq(server.url)
+    asyncio.run(rsmq.create_queue("q"))
+    ended_loop = asyncio.new_event_loop()
+    sending: list[asyncio.Task[str]] = []
 
     async def send() -> str:
         async with asyncio.timeout(10):
             return await rsmq.send_message("q", "x")
 
-    asyncio.run(rsmq.create_queue("q"))
-    asyncio.run(send())
-    lane = rsmq._lanes["send", "q", None]
-    while lane.enter():
-        pass  # as if trips were under way when the loop ended
+    async def start_sending() -> None:
+        await rsmq.open()
+        sending.extend(asyncio.create_task(send()) for _ in range(2 * MAX_IN_FLIGHT))
+        await asyncio.sleep(0.1)
+
+    control = server.client()
+    control.client_pause(60_000, all=False)
+    try:
+        ended_loop.run_until_complete(start_sending())
+    finally:
+        control.client_unpause()
+    assert not any(task.done() for task in sending)
     assert len(asyncio.run(send())) == 32
     asyncio.run(rsmq.close())
+    for task in sending:
+        task.cancel()
+    ended_loop.run_until_complete(asyncio.gather(*sending, return_exceptions=True))
+    ended_loop.close()

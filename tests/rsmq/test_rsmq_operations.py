@@ -11,6 +11,7 @@ import pytest
 from rsmq_vectors import server_ms
 
 from support.waiting import until
+from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import RedisError
 from tampu.redis.faults import ServerError
 from tampu.rsmq import (
@@ -24,7 +25,6 @@ from tampu.rsmq import (
     RsmqConnection,
     RsmqOptions,
 )
-from tampu.rsmq.batches import STEP_BYTES, STEP_MESSAGES
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster
@@ -248,12 +248,12 @@ async def test_every_operation_is_one_command(rsmq: Rsmq, server: Server) -> Non
             ("get_queue_attributes", "q"),
             ("set_queue_attributes", "q", 5),
             ("send_message", "q", "x"),
-            ("send_messages", "q", ["x"] * STEP_MESSAGES),
+            ("send_messages", "q", ["x"] * MAX_CALL_ENTRIES),
             ("receive_message", "q"),
             ("receive_messages", "q", 100),
             ("change_message_visibility", "warm", message_id, 5),
             ("delete_message", "warm", message_id),
-            ("delete_messages", "warm", [message_id] * STEP_MESSAGES),
+            ("delete_messages", "warm", [message_id] * MAX_CALL_ENTRIES),
             ("pop_message", "q"),
             ("delete_queue", "q"),
         ]:
@@ -378,20 +378,20 @@ async def test_empty_batches_are_nothing(rsmq: Rsmq) -> None:
 @pytest.mark.parametrize("own", [True, False])
 async def test_a_batch_with_vt_0_has_each_message_once(rsmq: Rsmq, own: bool) -> None:
     await rsmq.create_queue("q", vt=0)
-    ids = await rsmq.send_messages("q", ["x"] * (STEP_MESSAGES + 50))
+    ids = await rsmq.send_messages("q", ["x"] * (MAX_CALL_ENTRIES + 50))
     received = await rsmq.receive_messages("q", max=1000, vt=None if own else 0)
     assert len({message.id for message in received}) == len(received)
     assert {message.id for message in received} <= set(ids)
-    assert len(received) >= STEP_MESSAGES
+    assert len(received) >= MAX_CALL_ENTRIES
 
 
 async def test_a_batch_of_large_messages_is_taken_in_steps(rsmq: Rsmq) -> None:
     await rsmq.create_queue("q", maxsize=-1)
-    bodies = [bytes([number]) * (STEP_BYTES // 3) for number in range(7)] + [b"x" * (STEP_BYTES * 2)]
+    bodies = [bytes([number]) * (MAX_CALL_BYTES // 3) for number in range(7)] + [b"x" * (MAX_CALL_BYTES * 2)]
     ids = await rsmq.send_messages("q", bodies)
     received = []
     while batch := await rsmq.receive_messages("q", max=100, decoder=bytes):
-        assert len(batch) == 1 or sum(len(message.body) for message in batch) <= STEP_BYTES
+        assert len(batch) == 1 or sum(len(message.body) for message in batch) <= MAX_CALL_BYTES
         received += batch
     assert [message.id for message in received] == ids
     assert [message.message for message in received] == bodies
@@ -400,7 +400,7 @@ async def test_a_batch_of_large_messages_is_taken_in_steps(rsmq: Rsmq) -> None:
 async def test_a_message_too_long_anywhere_in_a_batch_stops_all_of_it(rsmq: Rsmq) -> None:
     await rsmq.create_queue("q", maxsize=1024)
     with pytest.raises(MessageTooLong):
-        await rsmq.send_messages("q", ["x"] * (3 * STEP_MESSAGES) + ["x" * 1025])
+        await rsmq.send_messages("q", ["x"] * (3 * MAX_CALL_ENTRIES) + ["x" * 1025])
     assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 
@@ -417,7 +417,7 @@ async def test_a_batch_that_fails_half_way_tells_what_was_sent(rsmq: Rsmq, monke
         return await ask(packed, resend=resend)
 
     monkeypatch.setattr(rsmq, "_ask", fail_third)
-    with pytest.raises(BatchInterrupted, match=f"^{2 * STEP_MESSAGES} of 1000 messages were sent") as failed:
+    with pytest.raises(BatchInterrupted, match=f"^{2 * MAX_CALL_ENTRIES} of 1000 messages were sent") as failed:
         await rsmq.send_messages("q", ["x"] * 1000)
     assert isinstance(failed.value.__cause__, ServerError)
     received = await rsmq.receive_messages("q", max=1000)
@@ -428,7 +428,7 @@ async def test_a_batch_that_fails_half_way_tells_what_was_sent(rsmq: Rsmq, monke
 
     with monkeypatch.context() as patched:
         patched.setattr(rsmq, "_ask", fail_third)
-        assert len(await rsmq.receive_messages("q", max=600)) == STEP_MESSAGES  # never dropped
+        assert len(await rsmq.receive_messages("q", max=600)) == MAX_CALL_ENTRIES  # never dropped
 
 
 # --- what a message is

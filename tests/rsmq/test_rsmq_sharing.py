@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from support.waiting import until
-from tampu.errors import OutcomeUnknownError, ShutdownError
-from tampu.redis.faults import ConnectionLost
+from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.errors import ShutdownError
 from tampu.rsmq import MessageTooLong, PooledRsmq, PoolOptions, Rsmq
 from tampu.rsmq import client as client_module
-from tampu.rsmq.lanes import MOST_BYTES, MOST_CALLS, MOST_UNDER_WAY, Lane
+from tampu.rsmq.batcher import MAX_IN_FLIGHT, Batcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,153 +20,155 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 
-class Ferry:
-    """Carries what a lane gives it when the test lets it go."""
+class HeldCalls:
+    """Holds the batches it is given until the test replies."""
 
     def __init__(self) -> None:
-        self.loads: list[list[Any]] = []
-        self._harbours: list[asyncio.Future[None]] = []
+        self.batches: list[list[Any]] = []
+        self.waiting: list[asyncio.Future[None]] = []
 
-    async def carry(self, items: Sequence[Any]) -> Sequence[Any]:
-        self.loads.append(list(items))
-        harbour = asyncio.get_running_loop().create_future()
-        self._harbours.append(harbour)
-        await harbour
+    async def send_batch(self, items: Sequence[Any]) -> Sequence[Any]:
+        self.batches.append(list(items))
+        reply = asyncio.get_running_loop().create_future()
+        self.waiting.append(reply)
+        await reply
         return [ValueError(item) if item == "bad" else f"{item}!" for item in items]
 
-    async def arrive(self, error: BaseException | None = None) -> None:
-        """Let the oldest load under way arrive."""
-        harbour = self._harbours.pop(0)
-        harbour.set_exception(error) if error else harbour.set_result(None)
+    async def reply(self, error: BaseException | None = None) -> None:
+        """Reply to the oldest batch in flight."""
+        reply = self.waiting.pop(0)
+        reply.set_exception(error) if error else reply.set_result(None)
         for _ in range(4):
             await asyncio.sleep(0)
 
 
-async def call(lane: Lane[Any, Any], ferry: Ferry, item: Any) -> Any:
-    """As a client does: alone if the lane is free, else together with others."""
-    if not lane.enter():
-        return await lane.join(item)
+async def call(batcher: Batcher[Any, Any], held: HeldCalls, item: Any) -> Any:
+    """As a client does: alone if the batcher is free, else together with others."""
+    if not batcher.start_alone():
+        return await batcher.join(item)
     try:
-        (answer,) = await ferry.carry([item])
+        (answer,) = await held.send_batch([item])
     finally:
-        lane.leave()
+        batcher.finish()
     if isinstance(answer, Exception):
         raise answer
     return answer
 
 
-async def start(lane: Lane[Any, Any], ferry: Ferry, *items: Any) -> list[asyncio.Task[Any]]:
-    tasks = [asyncio.create_task(call(lane, ferry, item)) for item in items]
+async def start(batcher: Batcher[Any, Any], held: HeldCalls, *items: Any) -> list[asyncio.Task[Any]]:
+    tasks = [asyncio.create_task(call(batcher, held, item)) for item in items]
     await asyncio.sleep(0)
     return tasks
 
 
-# --- lanes
+# --- batches
 
 
 async def test_the_first_calls_leave_at_once_and_the_others_together() -> None:
-    ferry = Ferry()
-    lane: Lane[Any, Any] = Lane(ferry.carry)
-    calls = await start(lane, ferry, *range(10))
-    assert ferry.loads == [[0], [1], [2], [3]]
-    for _ in range(MOST_UNDER_WAY - 1):
-        await ferry.arrive()
-    late = await start(lane, ferry, 10)
-    assert len(ferry.loads) == 4  # it may not overtake those who wait, and they go when all are back
-    await ferry.arrive()
-    assert ferry.loads[4:] == [[4, 5, 6, 7, 8, 9, 10]]
-    await ferry.arrive()
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch)
+    calls = await start(batcher, held, *range(10))
+    assert held.batches == [[0], [1], [2], [3]]
+    for _ in range(MAX_IN_FLIGHT - 1):
+        await held.reply()
+    late = await start(batcher, held, 10)
+    assert len(held.batches) == 4  # it may not overtake those who wait, and they go when all are back
+    await held.reply()
+    assert held.batches[4:] == [[4, 5, 6, 7, 8, 9, 10]]
+    await held.reply()
     assert await asyncio.gather(*calls, *late) == [f"{number}!" for number in range(11)]
-    assert lane.is_idle
+    assert batcher.is_idle
 
 
 async def test_in_a_crowd_those_who_were_just_answered_leave_together_again() -> None:
-    ferry = Ferry()
-    lane: Lane[Any, Any] = Lane(ferry.carry)
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch)
 
     async def calling_twice(item: int) -> list[Any]:
-        return [await call(lane, ferry, item), await call(lane, ferry, item + 10)]
+        return [await call(batcher, held, item), await call(batcher, held, item + 10)]
 
     callers = [asyncio.create_task(calling_twice(item)) for item in range(10)]
     await asyncio.sleep(0)
-    for _ in range(MOST_UNDER_WAY):  # these went alone, and wait for the second time
-        await ferry.arrive()
-    assert ferry.loads[4:] == [[4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
-    await ferry.arrive()
-    assert ferry.loads[5:] == [[14, 15, 16, 17, 18, 19]]
-    lone = await start(lane, ferry, 20)
-    assert len(ferry.loads) == 6  # all but this one are under way
-    await ferry.arrive()
-    assert ferry.loads[6:] == [[20]]
-    await ferry.arrive()
-    assert lane.enter()  # the crowd is gone
-    lane.leave()
+    for _ in range(MAX_IN_FLIGHT):  # these went alone, and wait for the second time
+        await held.reply()
+    assert held.batches[4:] == [[4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
+    await held.reply()
+    assert held.batches[5:] == [[14, 15, 16, 17, 18, 19]]
+    lone = await start(batcher, held, 20)
+    assert len(held.batches) == 6  # all but this one are under way
+    await held.reply()
+    assert held.batches[6:] == [[20]]
+    await held.reply()
+    assert batcher.start_alone()  # the crowd is gone
+    batcher.finish()
     assert await asyncio.gather(*callers) == [[f"{item}!", f"{item + 10}!"] for item in range(10)]
     assert await asyncio.gather(*lone) == ["20!"]
-    assert lane.is_idle
+    assert batcher.is_idle
 
 
-async def test_a_load_is_limited_in_calls_and_in_bytes() -> None:
-    ferry = Ferry()
-    lane: Lane[Any, Any] = Lane(ferry.carry, weigh=len)
-    first = await start(lane, ferry, *["x"] * MOST_UNDER_WAY)
-    calls = await start(lane, ferry, *["x"] * (MOST_CALLS + 1), "y" * MOST_BYTES, "z" * (MOST_BYTES + 1), "z")
-    while ferry._harbours:
-        await ferry.arrive()
-    sizes = [[len(item) for item in load] for load in ferry.loads[MOST_UNDER_WAY:]]
-    assert sizes == [[1] * MOST_CALLS, [1], [MOST_BYTES], [MOST_BYTES + 1], [1]]
+async def test_a_batch_is_limited_in_calls_and_in_bytes() -> None:
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch, size_of=len)
+    first = await start(batcher, held, *["x"] * MAX_IN_FLIGHT)
+    calls = await start(
+        batcher, held, *["x"] * (MAX_CALL_ENTRIES + 1), "y" * MAX_CALL_BYTES, "z" * (MAX_CALL_BYTES + 1), "z"
+    )
+    while held.waiting:
+        await held.reply()
+    sizes = [[len(item) for item in batch] for batch in held.batches[MAX_IN_FLIGHT:]]
+    assert sizes == [[1] * MAX_CALL_ENTRIES, [1], [MAX_CALL_BYTES], [MAX_CALL_BYTES + 1], [1]]
     await asyncio.gather(*first, *calls)
 
 
-async def test_an_error_of_one_call_is_its_own_and_an_error_of_a_trip_is_everybodys() -> None:
-    ferry = Ferry()
-    lane: Lane[Any, Any] = Lane(ferry.carry)
-    calls = await start(lane, ferry, "bad", "good", "good", "good", "good", "bad", "good")
-    while ferry._harbours:
-        await ferry.arrive()
+async def test_an_error_of_one_call_is_its_own_and_an_error_of_a_batch_is_everybodys() -> None:
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch)
+    calls = await start(batcher, held, "bad", "good", "good", "good", "good", "bad", "good")
+    while held.waiting:
+        await held.reply()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [isinstance(outcome, ValueError) for outcome in outcomes] == [True, False, False, False, False, True, False]
 
-    lane = Lane(ferry.carry)
-    calls = await start(lane, ferry, *range(7))
-    await ferry.arrive(OSError("first"))
-    for _ in range(MOST_UNDER_WAY - 1):
-        await ferry.arrive()
-    await ferry.arrive(OSError("the others"))
+    batcher = Batcher(held.send_batch)
+    calls = await start(batcher, held, *range(7))
+    await held.reply(OSError("first"))
+    for _ in range(MAX_IN_FLIGHT - 1):
+        await held.reply()
+    await held.reply(OSError("the others"))
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [str(outcome) for outcome in outcomes] == ["first", "1!", "2!", "3!"] + ["the others"] * 3
-    assert lane.is_idle
+    assert batcher.is_idle
 
 
-async def test_whoever_is_cancelled_while_waiting_is_not_carried() -> None:
-    ferry = Ferry()
-    lane: Lane[Any, Any] = Lane(ferry.carry)
-    calls = await start(lane, ferry, *range(8))
+async def test_a_caller_cancelled_while_waiting_is_not_sent() -> None:
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch)
+    calls = await start(batcher, held, *range(8))
     calls[5].cancel()
     await asyncio.sleep(0)
-    for _ in range(MOST_UNDER_WAY):
-        await ferry.arrive()
-    assert ferry.loads[4:] == [[4, 6, 7]]
+    for _ in range(MAX_IN_FLIGHT):
+        await held.reply()
+    assert held.batches[4:] == [[4, 6, 7]]
     calls[6].cancel()  # under way: its answer is for nobody
     await asyncio.sleep(0)
-    await ferry.arrive()
+    await held.reply()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [outcome for outcome in outcomes if isinstance(outcome, str)] == ["0!", "1!", "2!", "3!", "4!", "7!"]
-    assert lane.is_idle
+    assert batcher.is_idle
 
 
-async def test_a_lane_whose_waiting_callers_all_went_away_is_free_again() -> None:
-    ferry = Ferry()
-    lane: Lane[Any, Any] = Lane(ferry.carry)
-    calls = await start(lane, ferry, *range(6))
+async def test_a_batcher_whose_waiting_callers_all_went_away_is_free_again() -> None:
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch)
+    calls = await start(batcher, held, *range(6))
     for call_ in calls[4:]:
         call_.cancel()
     await asyncio.sleep(0)
-    for _ in range(MOST_UNDER_WAY):
-        await ferry.arrive()
-    assert len(ferry.loads) == 4
-    assert lane.is_idle
-    assert lane.enter()
+    for _ in range(MAX_IN_FLIGHT):
+        await held.reply()
+    assert len(held.batches) == 4
+    assert batcher.is_idle
+    assert batcher.start_alone()
     await asyncio.gather(*calls, return_exceptions=True)
 
 
@@ -186,7 +188,7 @@ async def test_a_hundred_callers_need_a_few_scripts(rsmq: Rsmq, server: Server) 
     assert [message.id for message in received if message] == ids
     deleted = await asyncio.gather(*(rsmq.delete_message("q", message_id) for message_id in [*ids, "a" * 32]))
     assert deleted == [True] * 100 + [False]
-    assert scripts() - before <= 3 * (MOST_UNDER_WAY + 1)
+    assert scripts() - before <= 3 * (MAX_IN_FLIGHT + 1)
     assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 
@@ -217,37 +219,12 @@ async def test_large_messages_reach_all_of_many_callers(rsmq: Rsmq) -> None:
     assert [message.id for message in popped if message] == ids
 
 
-async def test_a_lost_trip_tells_each_caller_of_its_own_message(rsmq: Rsmq, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def lose(*_: Any) -> list[str]:
-        raise OutcomeUnknownError("lost", ids=["one", "two"])
-
-    monkeypatch.setattr(rsmq, "_put", lose)
-    answers = await rsmq._put_for_all(rsmq._queues["q"], [(b"x", None), (b"y", None)], None)
-    assert [answer.ids for answer in answers if isinstance(answer, OutcomeUnknownError)] == [["one"], ["two"]]
-
-
-async def test_what_was_taken_reaches_those_who_came_first_when_the_connection_breaks_behind_it(
-    rsmq: Rsmq, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: list[Any] = [[b"a", b"", 1, b"1"], [b"b", b"", 1, b"1"]]
-    lost = ConnectionLost("lost")
-
-    async def take(queue: Any, vt: Any, most: int) -> tuple[list[Any], float]:
-        if most == 5:
-            return found, 0.0
-        raise lost
-
-    monkeypatch.setattr(rsmq, "_take", take)
-    answers = await rsmq._take_for_all(rsmq._queues["q"], "pop", 5)
-    assert answers == [(found[0], 0.0), (found[1], 0.0), lost, lost, lost]
-
-
-async def test_lanes_that_nobody_uses_are_thrown_away(rsmq: Rsmq, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client_module, "MOST_LANES", 5)
+async def test_idle_batchers_are_dropped(rsmq: Rsmq, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "MAX_BATCHERS", 5)
     await rsmq.create_queue("q")
     for delay in range(20):
         await rsmq.send_message("q", "x", delay=delay)
-        assert len(rsmq._lanes) <= 5
+        assert len(rsmq._batchers) <= 5
 
 
 # --- a pool
@@ -265,6 +242,9 @@ class Connections:
 
     def more(self) -> int:
         return self._count() - self._before
+
+    def ever_made(self) -> int:
+        return int(self._client.info("stats")["total_connections_received"])
 
 
 async def test_a_pool_opens_what_it_keeps_ready_and_no_more_than_its_size(server: Server) -> None:
@@ -284,14 +264,16 @@ async def test_a_pool_closes_what_nobody_needs_but_for_what_it_keeps_ready(serve
         await asyncio.gather(*(rsmq.list_queues() for _ in range(5)))
         await rsmq.list_queues()
         await until(lambda: connections.more() == rsmq.pool_size == 1, "one is left")
-        assert rsmq._pool.idle == 1
+        made = connections.ever_made()
+        await rsmq.list_queues()
+        assert connections.ever_made() == made  # the one that is left is used again
 
 
 async def test_one_slow_operation_of_a_pool_does_not_hold_up_the_others(server: Server) -> None:
     """What the pool is for: on a shared connection the second would wait."""
     async with PooledRsmq(server.url, PoolOptions(max_size=2)) as rsmq:
         await rsmq.create_queue("q")
-        async with rsmq._pool.pipe() as busy:
+        async with rsmq._pool.client() as busy:
             blocked = asyncio.create_task(busy.call("BLPOP", "nothing", 30))
             await rsmq.send_message("q", "meanwhile")
             assert not blocked.done()
@@ -301,7 +283,7 @@ async def test_one_slow_operation_of_a_pool_does_not_hold_up_the_others(server: 
 
 async def test_a_pool_that_is_closed_ends_those_who_wait_for_a_connection(server: Server) -> None:
     rsmq = await PooledRsmq.connect(server.url, PoolOptions(max_size=1))
-    async with rsmq._pool.pipe():
+    async with rsmq._pool.client():
         waiting = asyncio.create_task(rsmq.list_queues())
         await asyncio.sleep(0)
         await rsmq.close()

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tampu.base.event_loop import LoopThread
 from tampu.errors import ShutdownError
-from tampu.loop_thread import LoopThread
 from tampu.rsmq import InvalidFormat, QueueNotFound, RsmqConnectionSync, RsmqOptions, RsmqSync
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from rsmq_vectors import VECTORS, Replay, Vector, load, server_ms
 
 from support.waiting import until
 from tampu.rsmq import InvalidFormat, MessageTooLong, Rsmq, RsmqError, RsmqOptions
-from tampu.rsmq.ids import sent_ms
+from tampu.rsmq.message import sent_ms
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster
@@ -26,11 +26,11 @@ JS = {vector.name: vector for file in ("rsmq_js.json", "rsmq_js_2.json") for vec
 
 #: Recordings we do not follow.
 EXCEPTIONS = {
-    "delete_QUEUES": "finding 40: the name QUEUES is refused, as deleting it destroys the index of all queues",
-    "name_QUEUES_bug": "finding 40: the same, from creation to deletion",
-    "phantom_pop": "finding 42: a member without a body is no message; it is removed, not returned with message null",
+    "delete_QUEUES": "the name QUEUES is refused, as deleting it destroys the index of all queues",
+    "name_QUEUES_bug": "the name QUEUES is refused, from creation to deletion",
+    "phantom_pop": "a member without a body is no message; it is removed, not returned with message null",
 }
-#: A recording that holds with `size_unit="utf16"` only; by default sizes are counted in bytes (finding 43).
+#: A recording that holds with `size_unit="utf16"` only; by default sizes are counted in bytes.
 UTF16_ONLY = "send_len_is_utf16"
 #: Nothing was asked of the server: the name it is about cannot be.
 WITHOUT_OPERATION = "name_suffix_Q"

@@ -50,7 +50,7 @@ def stream(spark: Any, url: str, checkpoint: str) -> None:
 
 def worker(spark: Any, url: str) -> None:
     """Runs jobs until it is told to stop; each leaves a mark in the server."""
-    from tampu.engine.config import ConsumerConfig
+    from tampu.config import ConsumerConfig
     from tampu.spark.worker import SparkWorker
 
     def handler(job: Any) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tampu.wire.delayed import encode_delayed_member
 from tampu.wire.dlq import DlqEntry, encode_dlq_fields
+from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import decode_job, encode_envelope
 from tampu.wire.events import encode_event_fields
 from tampu.wire.keys import QueueKeys

@@ -13,7 +13,7 @@ import pyspark
 import redis
 
 from spark.filling import Filled
-from tampu.embedded import EmbeddedServer
+from tampu.embedded.server import EmbeddedServer
 from tampu.spark import spark_session
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.session import SHORT_LIVED

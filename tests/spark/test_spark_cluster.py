@@ -11,8 +11,8 @@ from servers.process import eventually
 from servers.require import require
 from spark.conftest import SPARK_TIMEOUT_SECS
 from spark.standalone import StandaloneCluster, kill_driver, start_driver
-from tampu.engine.config import ProducerConfig
-from tampu.engine.sync_producer import SyncProducer
+from tampu.config import ProducerConfig
+from tampu.sync import SyncProducer
 
 if TYPE_CHECKING:
     import subprocess

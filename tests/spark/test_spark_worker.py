@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from servers.process import eventually
-from tampu.engine.config import ConsumerConfig, ProducerConfig
-from tampu.engine.sync_producer import SyncProducer
+from tampu.config import ConsumerConfig, ProducerConfig
 from tampu.errors import ConfigError
 from tampu.spark.worker import SparkWorker, load_target
-from tampu.wire.results import decode_result
+from tampu.sync import SyncProducer
+from tampu.wire.payload import decode_result
 from tampu.wire.retry import RetryConfig
 
 if TYPE_CHECKING:

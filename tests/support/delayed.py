@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tampu.wire.delayed import encode_delayed_member
+from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.payload import encode_slot
 
@@ -22,13 +22,3 @@ def member_of(job_id: str, name: str = "", payload: Any = None) -> bytes:
 def delay(view: QueueView, member: bytes, due_ms: float = LONG_AGO_MS) -> bytes:
     view.client.zadd(view.keys.delayed, {member: due_ms})
     return member
-
-
-def events(view: QueueView) -> list[dict[str, str]]:
-    """The events stream, oldest first."""
-    entries = view.client.xrange(view.keys.events)
-    return [{field.decode(): value.decode() for field, value in fields.items()} for _, fields in entries]
-
-
-def dead_letters(view: QueueView) -> list[dict[bytes, bytes]]:
-    return [fields for _, fields in view.client.xrange(view.keys.dlq)]

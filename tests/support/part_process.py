@@ -11,7 +11,7 @@ import threading
 from typing import Any
 
 from tampu import Promoter, PromoterConfig, Scheduler, SchedulerConfig
-from tampu.redis.pipe import Pipe
+from tampu.redis.client import Client
 
 
 def end_with_the_test_run() -> None:
@@ -22,17 +22,17 @@ def end_with_the_test_run() -> None:
 
 def pause_before(script_name: str) -> None:
     """Stop this process just before the first call of a script, after everything it is based on was read."""
-    run = Pipe.run
+    run = Client.run
     has_paused = False
 
-    async def run_or_pause(self: Pipe, script: Any, *arguments: Any, **options: Any) -> Any:
+    async def run_or_pause(self: Client, script: Any, *arguments: Any, **options: Any) -> Any:
         nonlocal has_paused
         if script.name == script_name and not has_paused:
             has_paused = True
             os.kill(os.getpid(), signal.SIGSTOP)
         return await run(self, script, *arguments, **options)
 
-    Pipe.run = run_or_pause  # type: ignore[method-assign]
+    Client.run = run_or_pause  # type: ignore[method-assign]
 
 
 async def main(part: str, url: str, config: dict[str, Any]) -> None:

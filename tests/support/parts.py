@@ -9,15 +9,16 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from servers.process import eventually
-from tampu.engine.config import ConsumerConfig
-from tampu.engine.consumer import Consumer
+from tampu.config import ConsumerConfig
+from tampu.consume.consumer import Consumer
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Coroutine
     from types import TracebackType
 
 #: How long a part may take to stop; it takes milliseconds.
@@ -27,32 +28,33 @@ STOP_SECS = 20.0
 class Part(Protocol):
     """A promoter or a scheduler."""
 
-    async def run(self, shutdown: asyncio.Event) -> None: ...
+    def run(self, shutdown: asyncio.Event) -> Coroutine[Any, Any, None]: ...
 
 
 @contextlib.asynccontextmanager
 async def running(*parts: Part) -> AsyncIterator[asyncio.Event]:
     """`async with running(Promoter(url, config)):` they run until the block ends, or until the event given is set."""
+    async with _running(*(part.run for part in parts)) as shutdown:
+        yield shutdown
+
+
+@contextlib.asynccontextmanager
+async def consuming(url: str, handler: Callable[..., Any], **config: Any) -> AsyncIterator[asyncio.Event]:
+    """A consumer at work until the block ends, with its defaults; `consume.workers` has one with short waits."""
+    consumer = Consumer(url, ConsumerConfig(**{"shutdown_deadline_secs": 2, "block_ms": 1000} | config))
+    async with _running(partial(consumer.run, handler)) as shutdown:
+        yield shutdown
+
+
+@contextlib.asynccontextmanager
+async def _running(*runs: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> AsyncIterator[asyncio.Event]:
     shutdown = asyncio.Event()
-    tasks = [asyncio.create_task(part.run(shutdown)) for part in parts]
+    tasks = [asyncio.create_task(run(shutdown)) for run in runs]
     try:
         yield shutdown
     finally:
         shutdown.set()
         await asyncio.wait_for(asyncio.gather(*tasks), STOP_SECS)
-
-
-@contextlib.asynccontextmanager
-async def consuming(url: str, handler: Callable[..., Any], **config: Any) -> AsyncIterator[asyncio.Event]:
-    """A consumer at work until the block ends."""
-    shutdown = asyncio.Event()
-    consumer = Consumer(url, ConsumerConfig(**{"shutdown_deadline_secs": 2, "block_ms": 1000} | config))
-    task = asyncio.create_task(consumer.run(handler, shutdown))
-    try:
-        yield shutdown
-    finally:
-        shutdown.set()
-        await asyncio.wait_for(task, STOP_SECS)
 
 
 class PartProcess:

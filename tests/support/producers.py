@@ -1,4 +1,4 @@
-"""Producers for tests: closed in the end, with small windows and a view into what they meet."""
+"""Producers for tests: closed in the end, with small windows, short patience, and a look at what they sent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tampu.engine.config import ProducerConfig
-from tampu.engine.producer import Producer
+from support.resp import parse_request
+from tampu.config import ProducerConfig
+from tampu.errors import DecodeError
+from tampu.produce.chain import Chain
+from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url
+from tampu.wire.envelope import decode_job
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -31,21 +35,35 @@ async def open_producer(
         await producer.close()
 
 
+def unopened_producer(url: str, **config: Any) -> Producer[Any]:
+    """A producer that connects when it is first used, and that the test closes."""
+    return Producer(parse_url(url), ProducerConfig(**({"queue_name": QUEUE} | config)))
+
+
 def use_small_windows(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
-    """Windows of so many jobs, so that a few jobs make many."""
-    monkeypatch.setattr("tampu.engine.adder.MAX_JOBS", jobs)
-    monkeypatch.setattr("tampu.engine.window.MAX_JOBS", jobs)
+    """Have windows hold at most `jobs` jobs, so that a few jobs make many windows."""
+    monkeypatch.setattr("tampu.produce.adder.MAX_CALL_ENTRIES", jobs)
+    monkeypatch.setattr("tampu.produce.window.MAX_CALL_ENTRIES", jobs)
 
 
-def errors_met(producer: Producer[Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The kinds of errors that the producer's windows meet from now on, in order."""
-    met: list[str] = []
-    chain = producer._chain
-    on_error = chain._on_error
+def use_patience(monkeypatch: pytest.MonkeyPatch, secs: float) -> None:
+    """Have producers made from now on give up after `secs`; `retry_for_secs` counts whole seconds only."""
 
-    def note(window: Any, error: Any) -> None:
-        met.append(getattr(error, "kind", type(error).__name__))
-        on_error(window, error)
+    def make(*args: Any, **options: Any) -> Chain:
+        return Chain(*args, **options | {"patience_secs": secs})
 
-    monkeypatch.setattr(chain, "_on_error", note)
-    return met
+    monkeypatch.setattr("tampu.produce.producer.Chain", make)
+
+
+def chain_of(producer: Producer[Any]) -> Chain:
+    """The producer's chain, for its counters `windows_sent_again` and `windows_lost_by_server`."""
+    return producer._chain
+
+
+def ids_in(call: bytes) -> list[str]:
+    """The ids of the jobs in a packed window, in order; empty for any other command."""
+    ids = []
+    for part in parse_request(call):
+        with contextlib.suppress(DecodeError):
+            ids.append(decode_job(part).id)
+    return ids

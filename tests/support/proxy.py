@@ -8,6 +8,13 @@
 | requests or replies held back for a while    | `hold_requests()`, `hold_replies()`     |
 | requests that arrive after the client is gone | `hold_requests()`, `link.strand()`, `link.deliver()` |
 
+| to know                                      | look at                                 |
+|----------------------------------------------|-----------------------------------------|
+| the script calls a client has sent           | `calls`, also those that are held back  |
+| how many of them were under way at once      | `most_unanswered`                       |
+| whether a refusal was given                  | `refusals_left`                         |
+| what a connection is used for                | `link.commands`                         |
+
 A request that has wholly passed before a cut is carried out by the server: its end of the connection is closed only
 after it has answered. Faults concern the newest connection, and the requests on it from now on.
 """
@@ -15,6 +22,7 @@ after it has answered. Faults concern the newest connection, and the requests on
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
@@ -25,6 +33,9 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 HOST = "127.0.0.1"
+
+#: Small, so that a client whose requests pass slowly notices.
+RECEIVE_BUFFER_BYTES = 64 * 1024
 
 
 class Link:
@@ -42,6 +53,12 @@ class Link:
         self.reply_budget: int | None = None
         self.requests_held = False
         self.replies_held = False
+        #: The script calls that have arrived, packed, in order; those held back or refused included.
+        self.calls: list[bytes] = []
+        #: The names of the commands that have arrived, in order.
+        self.commands: list[bytes] = []
+        #: Most script calls that waited for their answers at the same time.
+        self.most_unanswered = 0
         self.is_cut = False
         self.is_stranded = False
         #: Done when the server has seen everything that was let through.
@@ -49,18 +66,42 @@ class Link:
         self._early = bytearray()  # requests that came before the server's side was there, or while held
         self._late = bytearray()  # replies while held
         self._refusals: deque[tuple[int, bytes]] = deque()
+        self._arriving = bytearray()  # the request that has not wholly arrived
+        self._answered_calls = 0
         self._unread_requests = bytearray()
         #: Bytes of the first unread request that were passed on already.
         self._sent_ahead = 0
         self._unread_replies = bytearray()
-        #: One item per request under way: None = the server answers, bytes = the proxy's own answer.
-        self._expected: deque[bytes | None] = deque()
+        #: One item per request under way: whether it is a script call, and the proxy's own answer, if any.
+        self._expected: deque[tuple[bool, bytes | None]] = deque()
+
+    @property
+    def has_held_requests(self) -> bool:
+        """True while requests wait to be passed on."""
+        return bool(self._early)
+
+    @property
+    def refusals_left(self) -> int:
+        """How many refusals have not been given yet."""
+        return len(self._refusals)
 
     # --- the client's side
 
     def on_request(self, data: bytes) -> None:
         if self.is_cut:
             return
+        self._count(data)
+        self._handle(data)
+
+    def _count(self, data: bytes) -> None:
+        self._arriving += data
+        for request in whole(self._arriving, request_end):
+            self.commands.append(command_name(request))
+            if _is_call(request):
+                self.calls.append(request)
+        self.most_unanswered = max(self.most_unanswered, len(self.calls) - self._answered_calls)
+
+    def _handle(self, data: bytes) -> None:
         if self.server is None or self.requests_held:
             self._early += data
             return
@@ -69,7 +110,7 @@ class Link:
         for request in whole(self._unread_requests, request_end):
             # One that is on its way in part already cannot be refused any more.
             answer = None if self._sent_ahead else self._refusal_of(request)
-            self._expected.append(answer)
+            self._expected.append((_is_call(request), answer))
             if answer is None:
                 passing += request[self._sent_ahead :]
             self._sent_ahead = 0
@@ -97,7 +138,7 @@ class Link:
             self.server.write(data)
 
     def _refusal_of(self, request: bytes) -> bytes | None:
-        if not self._refusals or command_name(request) != b"EVALSHA":
+        if not self._refusals or not _is_call(request):
             return None
         skip, answer = self._refusals[0]
         if skip:
@@ -120,7 +161,7 @@ class Link:
     def _answer(self) -> None:
         """Pass replies on in the order of the requests, the proxy's own among them."""
         while self._expected and not self.is_cut and not self.replies_held:
-            own = self._expected[0]
+            is_call, own = self._expected[0]
             if own is None:
                 end = reply_end(self._unread_replies) if self._unread_replies else None
                 if end is None:
@@ -128,6 +169,7 @@ class Link:
                 own = bytes(self._unread_replies[:end])
                 del self._unread_replies[:end]
             self._expected.popleft()
+            self._answered_calls += is_call
             self._to_client(own)
 
     def _to_client(self, data: bytes) -> None:
@@ -150,12 +192,17 @@ class Link:
     def refuse(self, answer: bytes, skip: int) -> None:
         self._refusals.append((skip, answer))
 
+    def forget_faults(self) -> None:
+        """Let everything pass from now on."""
+        self.request_budget = self.reply_budget = None
+        self._refusals.clear()
+
     def resume(self) -> None:
         self.requests_held = self.replies_held = False
         early, self._early = bytes(self._early), bytearray()
         late, self._late = bytes(self._late), bytearray()
         if early:
-            self.on_request(early)
+            self._handle(early)
         self.on_reply(late)
 
     def cut(self, *, gently: bool = False) -> None:
@@ -189,13 +236,17 @@ class Link:
             transport.abort()
         elif self._early and not self.requests_held:
             early, self._early = bytes(self._early), bytearray()
-            self.on_request(early)
+            self._handle(early)
 
     def side_closed(self, *, server: bool) -> None:
         if server:
             self.server_is_done.set()
         if not self.is_cut and (server or not self.is_stranded):
             self.cut(gently=server)
+
+
+def _is_call(request: bytes) -> bool:
+    return command_name(request) == b"EVALSHA"
 
 
 def whole(buffer: bytearray, end_of: object) -> Iterator[bytes]:
@@ -218,43 +269,54 @@ class _Side(asyncio.Protocol):
             self.link.server_opened(cast("asyncio.Transport", transport))
         else:
             self.link.client = cast("asyncio.Transport", transport)
-            self.link.proxy._accepted(self.link)
+            self.link.proxy.accepted(self.link)
 
     def data_received(self, data: bytes) -> None:
+        delay_secs = self.link.proxy.delay_secs
+        if delay_secs:
+            asyncio.get_running_loop().call_later(delay_secs, self._pass, data)
+        else:
+            self._pass(data)
+
+    def _pass(self, data: bytes) -> None:
+        rate = self.link.proxy.request_bytes_per_sec
+        if rate is not None and not self.is_server and self.link.client is not None:
+            self.link.client.pause_reading()
+            asyncio.get_running_loop().call_later(len(data) / rate, self._resume_reading)
         self.link.on_reply(data) if self.is_server else self.link.on_request(data)
+
+    def _resume_reading(self) -> None:
+        if self.link.client is not None and not self.link.client.is_closing():
+            self.link.client.resume_reading()
 
     def connection_lost(self, error: Exception | None) -> None:
         self.link.side_closed(server=self.is_server)
 
 
-class Proxy:
-    """`async with Proxy(server.address) as proxy:`; clients connect to `proxy.url`."""
+class Listener:
+    """Listens on a free port of this host, on the test's own event loop: a `Proxy` or a `Peer`."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
-        self.target = address
+    def __init__(self) -> None:
         self.port = 0
-        self.links: list[Link] = []
-        #: While False, connections are accepted and closed at once.
-        self.is_open = True
-        #: Faults for connections yet to be made: (bytes of request, bytes of reply).
-        self.next_budgets: deque[tuple[int | None, int | None]] = deque()
-        #: Refusals for connections yet to be made: of each script call the error, or None to let it pass.
-        self.next_refusals: deque[list[str | None]] = deque()
         self._server: asyncio.Server | None = None
-        self._dials: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
         return f"redis://{HOST}:{self.port}"
 
-    @property
-    def link(self) -> Link:
-        """The newest connection."""
-        return self.links[-1]
+    def session(self) -> asyncio.Protocol:
+        """What serves one connection."""
+        raise NotImplementedError
+
+    async def close_sessions(self) -> None:
+        """End the connections there are."""
+        raise NotImplementedError
 
     async def __aenter__(self) -> Self:
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Side(Link(self), server=False), HOST, 0)
+        listener = socket.socket()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BUFFER_BYTES)
+        listener.bind((HOST, 0))
+        self._server = await asyncio.get_running_loop().create_server(self.session, sock=listener)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -263,13 +325,54 @@ class Proxy:
     ) -> None:
         assert self._server is not None
         self._server.close()
+        await self.close_sessions()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+
+class Proxy(Listener):
+    """`async with Proxy(server.address) as proxy:`; clients connect to `proxy.url`."""
+
+    def __init__(self, address: tuple[str, int], *, delay_secs: float = 0.0) -> None:
+        super().__init__()
+        self.target = address
+        #: How long requests, and replies, take to pass.
+        self.delay_secs = delay_secs
+        #: How fast requests pass; None: as they come. Set before clients connect.
+        self.request_bytes_per_sec: float | None = None
+        self.links: list[Link] = []
+        #: While False, connections are accepted and closed at once.
+        self.is_open = True
+        #: Faults for connections yet to be made: (bytes of request, bytes of reply).
+        self.next_budgets: deque[tuple[int | None, int | None]] = deque()
+        #: Refusals for connections yet to be made: of each script call the error, or None to let it pass.
+        self.next_refusals: deque[list[str | None]] = deque()
+        self._dials: set[asyncio.Task[None]] = set()
+
+    @property
+    def link(self) -> Link:
+        """The newest connection."""
+        return self.links[-1]
+
+    @property
+    def calls(self) -> list[bytes]:
+        """The script calls that have arrived over all connections, packed."""
+        return [call for link in self.links for call in link.calls]
+
+    @property
+    def most_unanswered(self) -> int:
+        """Most script calls that waited for their answers at the same time, on one connection."""
+        return max((link.most_unanswered for link in self.links), default=0)
+
+    def session(self) -> asyncio.Protocol:
+        return _Side(Link(self), server=False)
+
+    async def close_sessions(self) -> None:
         for link in self.links:
             link.cut()
             if link.server is not None:
                 link.server.abort()
         await asyncio.gather(*self._dials, return_exceptions=True)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
 
     # --- faults
 
@@ -308,9 +411,16 @@ class Proxy:
     def reopen(self) -> None:
         self.is_open = True
 
+    def forget_faults(self) -> None:
+        """Let everything pass, on this connection and on those to come."""
+        self.is_open = True
+        self.next_budgets.clear()
+        self.next_refusals.clear()
+        self.link.forget_faults()
+
     # --- inner workings
 
-    def _accepted(self, link: Link) -> None:
+    def accepted(self, link: Link) -> None:
         if not self.is_open:
             link.is_cut = True
             assert link.client is not None

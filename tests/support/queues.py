@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tampu.wire.delayed import decode_delayed_member
+import redis
+
+from tampu.wire.dlq import DlqEntry, decode_dlq_fields
+from tampu.wire.entry import decode_delayed_member
 from tampu.wire.envelope import decode_job
 from tampu.wire.keys import QueueKeys
 
@@ -24,14 +28,14 @@ class QueueView:
 
     def __post_init__(self) -> None:
         self.keys = QueueKeys(self.name)
-        # All keys of a queue are on one node, so a plain client of that node will do.
-        node = self.server.node_of(self.keys.tag) if hasattr(self.server, "node_of") else self.server
-        self.client: Any = node.client()
+        #: The server that holds the queue: all its keys are on one node of a Cluster, so a plain client will do.
+        self.node: Server = self.server.node_of(self.keys.tag) if hasattr(self.server, "node_of") else self.server
+        self.client: Any = self.node.client()
 
     def entries(self) -> list[tuple[bytes, list[bytes]]]:
         """The stream's entries as they are: id, then fields and values in their order."""
         raw = self.client.execute_command("XRANGE", self.keys.stream, "-", "+", NEVER_DECODE=[])
-        return [(entry_id, _flat(fields)) for entry_id, fields in raw]
+        return [(entry_id, flat_fields(fields)) for entry_id, fields in raw]
 
     def jobs(self) -> list[Job[Any]]:
         """The jobs in the stream, in order."""
@@ -50,6 +54,8 @@ class QueueView:
     def length(self) -> int:
         return self.client.xlen(self.keys.stream)
 
+    # --- delayed jobs
+
     def delayed(self) -> list[tuple[bytes, int]]:
         """Members and scores of the delayed set, the earliest first."""
         return [(member, int(score)) for member, score in self.client.zrange(self.keys.delayed, 0, -1, withscores=True)]
@@ -64,6 +70,49 @@ class QueueView:
     def delayed_ids(self) -> list[str]:
         return [job.id for job in self.delayed_jobs()]
 
+    # --- what workers left
+
+    def flat(self, key: str) -> list[list[str]]:
+        """A stream's entries, each as its fields and values in their order, as text."""
+        raw = self.client.execute_command("XRANGE", key, "-", "+", NEVER_DECODE=[])
+        return [[part.decode(errors="replace") for part in flat_fields(fields)] for _, fields in raw]
+
+    def events(self, job_id: str | None = None) -> list[dict[str, str]]:
+        """The events, of one job or of all."""
+        found = [dict(zip(one[::2], one[1::2], strict=True)) for one in self.flat(self.keys.events)]
+        return found if job_id is None else [event for event in found if event["id"] == job_id]
+
+    def event_names(self, job_id: str) -> list[str]:
+        return [event["e"] for event in self.events(job_id)]
+
+    def dead_letters(self) -> list[DlqEntry]:
+        raw = self.client.execute_command("XRANGE", self.keys.dlq, "-", "+", NEVER_DECODE=[])
+        return [decode_dlq_fields(entry_id.decode(), flat_fields(fields)) for entry_id, fields in raw]
+
+    def pending(self, group: str = "default") -> list[dict[str, Any]]:
+        """The pending list: message_id, consumer, time_since_delivered, times_delivered; empty without a group."""
+        try:
+            return self.client.xpending_range(self.keys.stream, group, "-", "+", 10_000)
+        except redis.ResponseError as error:
+            if str(error).startswith("NOGROUP"):
+                return []
+            raise
+
+    def consumers(self, group: str = "default") -> list[str]:
+        return [one["name"].decode() for one in self.client.xinfo_consumers(self.keys.stream, group)]
+
+    def groups(self) -> list[str]:
+        return [one["name"].decode() for one in self.client.xinfo_groups(self.keys.stream)]
+
+    def is_settled(self) -> bool:
+        """Nothing waits, nothing is pending, nothing is to be retried."""
+        return self.length() == 0 and not self.pending() and not self.delayed()
+
+    def result(self, job_id: str) -> bytes | None:
+        return self.client.get(self.keys.result(job_id))
+
+    # --- the server
+
     def all_keys(self) -> dict[str, int]:
         """Every key of the queue, without the tag, and its TTL in seconds (-1: none)."""
         tag = self.keys.tag
@@ -76,13 +125,35 @@ class QueueView:
     def chain_keys(self) -> list[str]:
         return [key for key in self.all_keys() if key.startswith(":pseq:")]
 
+    def errors_given(self) -> Counter[str]:
+        """How often the server has answered with an error since it started, by kind: `NOSCRIPT`, `OOM`."""
+        stats = self.client.info("errorstats")
+        return Counter({name.removeprefix("errorstat_"): stat["count"] for name, stat in stats.items()})
+
+    def connections(self) -> list[dict[str, str]]:
+        """The connections that clients of tampu have to the server now."""
+        return [client for client in self.client.client_list() if client["name"] == "tampu"]
+
+    def waiting_reads(self) -> int:
+        """How many reads of workers wait at the server for entries."""
+        return sum(one["cmd"] == "xreadgroup" and "b" in one["flags"] for one in self.connections())
+
+    def times_run(self, command: str) -> int:
+        """How often the server has run a command since it started: `xadd`, `client|unblock`."""
+        return self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
+
+    def connections_made(self) -> int:
+        """How many connections the server has accepted since it started."""
+        return self.client.info("stats")["total_connections_received"]
+
     def now_ms(self) -> int:
         """The clock of the server that holds the queue."""
         seconds, microseconds = self.client.time()
         return seconds * 1000 + microseconds // 1000
 
 
-def _flat(fields: Any) -> list[bytes]:
+def flat_fields(fields: Any) -> list[bytes]:
+    """An entry's fields and values in their order, whether redis-py gave them as a dict or as a list."""
     if isinstance(fields, dict):
         return [part for pair in fields.items() for part in pair]
     return list(fields)

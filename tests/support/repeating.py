@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from support.producers import open_producer
 from tampu import RepeatableSpec, RepeatPattern
-from tampu.wire.stored_spec import encode_spec
+from tampu.wire.repeat import encode_spec
 
 if TYPE_CHECKING:
     from support.queues import QueueView

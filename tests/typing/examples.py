@@ -31,7 +31,8 @@ from tampu import (
     Worker,
     current_job,
 )
-from tampu.sync_queue import SyncJob
+from tampu.rsmq import PooledRsmq, QueueAttributes, Rsmq, RsmqConnection, RsmqConnectionSync, RsmqMessage, RsmqSync
+from tampu.sync import SyncJob
 from tampu.task import CoroutineTask, FunctionTask, TaskJob
 from tampu.testing import run_until_empty
 
@@ -197,3 +198,33 @@ async def producer() -> None:
         assert_type(await typed.add(Receipt("x", datetime.now(UTC))), JobId)
         await typed.add("no receipt")  # E
     ConsumerConfig(concurrency="5")  # E
+
+
+# --- RSMQ: a decoder says what a message is
+
+
+async def rsmq(client: Rsmq, pooled: PooledRsmq) -> None:
+    connections: list[RsmqConnection] = [client, pooled]
+    assert_type(await connections[0].receive_message("mail"), RsmqMessage[str] | None)
+    assert_type(await client.receive_messages("mail", decoder=bytes), list[RsmqMessage[bytes]])
+    number: RsmqMessage[int] | None = await client.receive_message("mail")  # E
+    await client.send_message("mail", {"to": "ada"})  # E
+    print(number)
+
+
+def rsmq_sync(client: RsmqSync) -> None:
+    connection: RsmqConnectionSync = client
+    assert_type(connection.pop_message("mail"), RsmqMessage[str] | None)
+    assert_type(client.create_queue("mail", vt=5), bool)
+    assert_type(client.get_queue_attributes("mail"), QueueAttributes)
+    assert_type(client.send_messages("mail", [1, 2], encoder=str), list[str])
+    assert_type(client.receive_message("mail", 5), RsmqMessage[str] | None)
+    assert_type(client.receive_messages("mail", decoder=bytes), list[RsmqMessage[bytes]])
+    for message in client.listen("mail", decoder=int, poll_secs=0.1):
+        assert_type(message, RsmqMessage[int])
+    with client.receiving("mail", decoder=bytes) as received:
+        assert_type(received, RsmqMessage[bytes] | None)
+    client.send_message("mail", {"to": "ada"})  # E
+    client.create_queue("mail", vt=[])  # E
+    number: RsmqMessage[int] | None = client.receive_message("mail")  # E
+    print(number)

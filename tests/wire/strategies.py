@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from tampu.checks import MAX_U32, MAX_U64
+from tampu.base.checks import MAX_U32, MAX_U64
 from tampu.wire.dlq import DlqEntry, DlqReason
 from tampu.wire.events import INTEGER_FIELDS
 from tampu.wire.job import Job

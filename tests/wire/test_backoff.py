@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tampu.checks import MAX_U32, MAX_U64
+from tampu.base.checks import MAX_U32, MAX_U64
 from tampu.errors import ConfigError
 from tampu.wire.envelope import decode_job, encode_envelope
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride, RetryConfig, WireBackoff, backoff_ms

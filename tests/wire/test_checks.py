@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tampu.checks import (
+from tampu.base.checks import (
     MAX_U64,
     check_bool,
     check_delay_ms,

@@ -13,9 +13,9 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tampu.errors import ConfigError
-from tampu.wire.cron import next_fire, parse_cron
-from tampu.wire.cron_fields import MAX_EXPRESSION_CHARS
-from tampu.wire.zones import FixedZone, IanaZone, parse_zone
+from tampu.wire.cron.fields import MAX_EXPRESSION_CHARS
+from tampu.wire.cron.schedule import next_fire, parse_cron
+from tampu.wire.cron.zones import FixedZone, IanaZone, parse_zone
 
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "vectors" / "cmq_cron.json").read_text())
 
@@ -23,11 +23,11 @@ NEW_YEAR_2027 = 1798761600000  # a Friday
 
 # --- the vectors -----------------------------------------------------------------------------------------------------
 
-SUB_SECOND = "finding 21: the milliseconds of the start are kept for ever; our fires are at whole seconds"
-TWICE = "finding 22: a daily job in the hour before a gap fires a second time at the end of the gap"
-HOLE = "finding 23 and DESIGN 5: a repeated hour has no fires; a cadence fires in both passes"
-PAST = "finding 23: from within the second pass the next fire lies in the past"
-OFFSET = "finding 25: minutes of an offset are not checked"
+SUB_SECOND = "1.3.0: the milliseconds of the start are kept for ever; our fires are at whole seconds"
+TWICE = "1.3.0: a daily job in the hour before a gap fires a second time at the end of the gap"
+HOLE = "1.3.0: a repeated hour has no fires; a cadence fires in both passes"
+PAST = "1.3.0: from within the second pass the next fire lies in the past"
+OFFSET = "1.3.0: minutes of an offset are not checked"
 
 
 @dataclass(frozen=True)

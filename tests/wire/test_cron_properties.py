@@ -17,13 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tampu.errors import ConfigError
-from tampu.wire.cron import next_fire, parse_cron
-from tampu.wire.zones import Zone, _iana_names, parse_zone
+from tampu.wire.cron.schedule import next_fire, parse_cron
+from tampu.wire.cron.zones import Zone, _iana_names, parse_zone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from tampu.wire.cron import CronSchedule
+    from tampu.wire.cron.schedule import CronSchedule
 
 # The two clock changes of 2027 in each zone: those of Lord Howe are of half an hour, those of Santiago at midnight.
 CLOCK_CHANGES = {

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_delayed_member, decode_job, encode_delayed_member, encode_job
-from tampu.wire.delayed import quick_job_id
+from tampu.wire.entry import quick_job_id
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.payload import wrap_bin
 

@@ -89,7 +89,7 @@ def test_a_replayed_dead_letter_is_the_envelope_with_attempt_0(vector: dict[str,
 
 # --- what 1.3.0 reads ------------------------------------------------------------------------------------------------
 
-INLINE = "1.3.0's Python worker reads wrapped payloads only; we read inline ones as well (DESIGN, section 5)"
+INLINE = "1.3.0's Python worker reads wrapped payloads only; we read inline ones as well"
 OCTETS = "1.3.0 takes an inline array of numbers for bytes; we read a list, since our own inline lists must come back"
 NESTED = "1.3.0 gives up at 1024 levels; we skip what is unknown whatever its depth"
 INT_KEY = "1.3.0's worker refuses keys that are not text; we read what it and we can write"

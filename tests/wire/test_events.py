@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tampu.checks import MAX_U64
+from tampu.base.checks import MAX_U64
 from tampu.errors import EncodeError
 from tampu.wire import decode_event_fields, encode_event_fields
 from tampu.wire.events import INTEGER_FIELDS, EventName

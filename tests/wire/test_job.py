@@ -13,7 +13,7 @@ from tampu.wire.retry import BackoffSpec, JobRetryOverride
 from tampu.wire.ulid import decode_ulid_time
 
 
-def test_a_fresh_job_has_an_id_of_its_creation_time() -> None:
+def test_a_new_job_has_an_id_of_its_creation_time() -> None:
     job = Job.new({"to": "ada"}, now_ms=lambda: 1794770167273, random_bytes=bytes)
     assert job.id == "01M7GA6SF90000000000000000"
     assert (job.created_at_ms, job.attempt, job.retry, job.name) == (1794770167273, 0, None, "")

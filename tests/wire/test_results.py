@@ -15,7 +15,7 @@ from tampu.wire import decode_result, encode_result
 from .strategies import examples, values
 from .vectors import vectors
 
-NONE = "1.3.0 stores nothing for None; we store nil, so that 'finished' and 'not yet' differ (DESIGN, section 5)"
+NONE = "1.3.0 stores nothing for None; we store nil, so that 'finished' and 'not yet' differ"
 
 
 @pytest.mark.parametrize("vector", vectors("codec.json", "result_values", but={"None"}))

@@ -8,7 +8,7 @@ import msgpack
 import pytest
 
 from tampu.errors import DecodeError
-from tampu.wire.serde import U8, U64, fields_of, read_text, reader, variant_of
+from tampu.wire.scan import U8, U64, fields_of, read_text, reader, variant_of
 
 
 def packed(value: Any) -> bytes:

@@ -83,10 +83,10 @@ def test_every_spec_seen_is_read_and_written_and_lies_under_its_key(vector: dict
 
 # --- what 1.3.0 reads ------------------------------------------------------------------------------------------------
 
-INLINE = "1.3.0's Python worker reads wrapped payloads only; we read inline ones as well (DESIGN, section 5)"
+INLINE = "1.3.0's Python worker reads wrapped payloads only; we read inline ones as well"
 OCTETS = "1.3.0 takes an inline array of numbers for bytes; we read a list, since our own inline lists must come back"
 NO_VALUE = "1.3.0 reads the spec, fails to make a job of it at every tick and keeps it; for us it is no spec"
-OFFSET = "finding 25: 1.3.0 does not check the minutes of an offset"
+OFFSET = "1.3.0 does not check the minutes of an offset"
 
 #: Vectors we do not follow, why, and the payload we read (or DecodeError).
 EXCEPTIONS: dict[str, tuple[str, Any]] = {

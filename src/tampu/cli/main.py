@@ -1,4 +1,4 @@
-"""The root of the command line: every command under its name, and every error in one line."""
+"""The program `tampu`: finds the command that the arguments name, runs it, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -7,36 +7,96 @@ import logging
 import os
 import sys
 import traceback
-from typing import Annotated, Any
+from dataclasses import fields, is_dataclass
+from functools import wraps
+from importlib import import_module
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
+from typer.main import get_group
 
 import tampu
-from tampu.cli.catalogue import LoadingGroup, list_in
-from tampu.cli.exits import INTERRUPTED, OK, exit_code_of, line_of, wants_traceback
+from tampu.cli.commands import COMMANDS, Command
+from tampu.cli.errors import INTERRUPTED, OK, exit_code_of, line_of, wants_traceback
 from tampu.cli.output import printable, use_lenient_streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: What typer raises for a wrong argument. (The class has no public name in all versions.)
 _ArgumentError: Any = typer.BadParameter.__mro__[2]
 
 
 class ReaderGone(Exception):  # noqa: N818 - what happened, not a kind of error
-    """Nobody reads our output any more (`| head`)."""
+    """The reader of our output has closed the pipe (`| head`)."""
 
 
-class QuietRoot(LoadingGroup):
-    """Left to typer, a closed pipe would be exit code 1."""
+class RootGroup(TyperGroup):
+    """Knows every command's name and help line; imports the one that is run."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load_command(COMMANDS[name]) if name in COMMANDS else None, rest
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:
+        except BrokenPipeError as error:  # left to typer, this would be exit code 1
             raise ReaderGone from error
+
+
+def load_command(command: Command) -> Any:
+    """Import a command and return it as typer's command or group."""
+    module, _, attribute = command.target.partition(":")
+    found = getattr(import_module(f"tampu.cli.commands.{module}"), attribute)
+    holder = typer.Typer(add_completion=False)
+    holder.callback()(_do_nothing)  # without a callback, typer would turn a holder of one command into that command
+    if isinstance(found, typer.Typer):
+        for subcommand in found.registered_commands:
+            subcommand.callback = spread_options(subcommand.callback) if subcommand.callback else None
+        holder.add_typer(found, name=command.name)
+    else:
+        holder.command(command.name)(spread_options(found))
+    return get_group(holder).commands[command.name]
+
+
+def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Replace a parameter that is a dataclass of options, such as `CommonOptions`, by its fields, behind the others."""
+    hints = get_type_hints(function, include_extras=True)
+    name = next((name for name, hint in hints.items() if is_dataclass(hint)), None)
+    if name is None:
+        return function
+    group: Any = hints.pop(name)
+    hints |= get_type_hints(group, include_extras=True)
+    own = [
+        parameter.replace(annotation=hints[parameter.name])
+        for parameter in signature(function).parameters.values()
+        if parameter.name != name
+    ]
+    options = [
+        Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name])
+        for field in fields(group)
+    ]
+
+    @wraps(function)
+    def call(**given: Any) -> Any:
+        values = {option.name: given.pop(option.name) for option in options}
+        return function(**given, **{name: group(**values)})
+
+    call.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]  # what typer reads
+    call.__annotations__ = hints
+    return call
+
+
+def _do_nothing() -> None:
+    pass
 
 
 app = typer.Typer(
     name="tampu",
-    cls=QuietRoot,
+    cls=RootGroup,
     help="A job queue on Redis Streams: run workers, look into queues, repair them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -60,7 +120,8 @@ def root(
     pass
 
 
-list_in(app)
+for command in COMMANDS.values():
+    app.command(command.name, help=command.help, rich_help_panel=command.panel)(_do_nothing)
 
 
 def main() -> None:

@@ -5,11 +5,29 @@ Options that only one command has get their variable from its name: `tampu dlq p
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
-from tampu.cli.completions import complete_queue
+from tampu.cli.errors import UsageError
+from tampu.cli.output import printable, say
+from tampu.errors import Error
+
+#: How long a Tab waits for the server, in seconds.
+COMPLETION_TIMEOUT_SECS = 1.0
+
+
+def complete_queue(incomplete: str) -> list[str]:
+    """Return the names of queues that start like this; none when the server cannot be reached."""
+    from tampu.cli.session import CommonOptions, Session
+
+    try:
+        found = CommonOptions(timeout=COMPLETION_TIMEOUT_SECS).run(Session.find_queues)
+        return [name for name in found.names if name.startswith(incomplete)]
+    except (Error, OSError):
+        return []
+
 
 Url = Annotated[
     str | None,
@@ -56,3 +74,25 @@ LogLevel = Annotated[
     str,
     typer.Option("--log-level", envvar="TAMPU_LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error."),
 ]
+
+
+def confirm(question: str, count: int, *, yes: bool, dry_run: bool) -> bool:
+    """Return whether to go ahead with `question`, which reads like "remove 12 dead letters of emails".
+
+    It is asked on a terminal unless `--yes` answers it; `--dry-run` only says it.
+    """
+    if dry_run:
+        say(f"would {question}")
+        return False
+    if count == 0:
+        say(f"nothing to do: would {question}")
+        return False
+    if yes:
+        say(f"{question} ...")
+        return True
+    if not sys.stdin.isatty():
+        raise UsageError(f"would {question}: say --yes, as nobody can be asked here, or --dry-run")
+    if not typer.confirm(f"{printable(question)}?", err=True):
+        say("nothing was done")
+        return False
+    return True

@@ -15,10 +15,11 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterator
+
     from rich.console import RenderableType
 
 #: Columns of tables that go into a pipe or a file, where nothing is cut off.
@@ -70,14 +71,6 @@ def cell(value: object, style: str = "") -> Text:
     return Text(printable(str(value)), style=style)
 
 
-def table(*columns: str, title: str | None = None, numbers: tuple[str, ...] = ()) -> Table:
-    """A table in the one style; columns named in `numbers` stand to the right."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", no_wrap=column in numbers)
-    return made
-
-
 def show(renderable: RenderableType) -> None:
     """Write a result for people."""
     console = stdout_console()
@@ -94,6 +87,18 @@ def say(text: str, style: str = "") -> None:
     """Tell people something beside the result."""
     console = stderr_console()
     console.print(Text(printable(text), style=style if console.is_terminal else ""), soft_wrap=True)
+
+
+@contextlib.contextmanager
+def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    """`with progress_bar("removing", 1000) as done: done(100)`: `done` takes how many there are by now, in all."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = stderr_console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda count: progress.update(task, completed=count)
 
 
 def write_json(value: Any) -> None:
@@ -117,8 +122,20 @@ def write_line(text: str) -> None:
     sys.stdout.flush()
 
 
-async def reader_is_gone() -> None:
-    """Returns when nobody reads our output any more. A write would tell, but there may be nothing to write for long."""
+async def while_read(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends, or until the reader of our output has gone: there may be nothing to write for long."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(_reader_is_gone())]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        result, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    if isinstance(result, Exception):
+        raise result
+
+
+async def _reader_is_gone() -> None:
     try:
         poll = select.poll()
         poll.register(sys.stdout.fileno(), 0)

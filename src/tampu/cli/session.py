@@ -4,33 +4,60 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
-from tampu.cli.exits import CliError
-from tampu.cli.finder import FoundQueues, find_queues
+from tampu.cli.errors import CliError
+from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, Timeout, Url
+from tampu.errors import ConfigError
+from tampu.events import QueueEvents
 from tampu.queue import Queue
-from tampu.queue_events import QueueEvents
-from tampu.redis.pipe import Pipe
+from tampu.redis.client import Client
 from tampu.redis.settings import Address, parse_url, resolve_url
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
     from types import TracebackType
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Where commands about the server and not about a queue are sent on a Cluster: to whoever serves this key.
 ANY_KEY = b"{chasqui:}"
 #: Queues named in an error's text.
 MOST_NAMED = 10
+#: The keys that make a queue end in one of these letters; results and indexes of ULIDs do not, so that of a million
+#: results none is sent to us.
+PATTERN = "{chasqui:*}:*[mdqst]"
+_KEY = re.compile(rb"\{chasqui:(?P<name>.*)\}:(?:stream|delayed|dlq|events|repeat|paused)", re.DOTALL)
+#: Keys the server looks at in one step.
+SCAN_COUNT = 2000
 
 
-def run(work: Coroutine[Any, Any, T]) -> T:
+def run(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
     """Run a command's work. Ctrl-C cancels it and raises KeyboardInterrupt."""
-    with asyncio.Runner() as runner:
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(work)
+
+
+@dataclass(frozen=True, slots=True)
+class CommonOptions:
+    """The options that nearly every command has; a command takes them as its first parameter."""
+
+    as_json: AsJson = False
+    url: Url = None
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS
+
+    def run(self, work: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Return what `work(session, *args, **kwargs)` returns; the session is closed afterwards."""
+
+        async def open_and_work() -> T:
+            async with Session(self.url, self.timeout) as session:
+                return await work(session, *args, **kwargs)
+
+        return run(open_and_work())
 
 
 class Session:
@@ -41,8 +68,8 @@ class Session:
         self._timeout_secs = timeout_secs
         self.settings = parse_url(self._url)
         self._closing = contextlib.AsyncExitStack()
-        self._pipe: Pipe | None = None
-        self._masters: list[tuple[str, Pipe]] = []
+        self._client: Client | None = None
+        self._masters: list[tuple[str, Client]] = []
 
     @property
     def place(self) -> str:
@@ -63,33 +90,33 @@ class Session:
         """A queue, connected, whether it exists or not."""
         queue = Queue(name, url=self._url)
         self._closing.push_async_callback(queue.close)
-        await queue.producer.ready_pipe().up(self._timeout_secs)
+        await queue.producer.ready_client().up(self._timeout_secs)
         return queue
 
     async def queue(self, name: str) -> Queue:
         """A queue that exists; an error that names those that do otherwise."""
         queue = await self.new_queue(name)
-        await self._require(queue.producer.ready_pipe(), queue.keys)
+        await self._require(queue.producer.ready_client(), queue.keys)
         return queue
 
-    async def views(self, name: str | None) -> list[tuple[Pipe, QueueKeys]]:
-        """For looking only: the queue of that name, or without a name all there are, each with a pipe to its server."""
+    async def views(self, name: str | None) -> list[tuple[Client, QueueKeys]]:
+        """Return (client, keys) for looking: of the queue `name`, or of every queue there is."""
         if name is None:
             return [await self.view(found) for found in (await self.find_queues()).names]
         view = await self.view(name)
         await self._require(*view)
         return [view]
 
-    async def view(self, name: str) -> tuple[Pipe, QueueKeys]:
+    async def view(self, name: str) -> tuple[Client, QueueKeys]:
         """The same of one queue, whether it exists or not."""
         keys = QueueKeys(name)
         if self.settings.kind == "cluster":
-            return await self._open(Pipe(self.settings, keys.tag.encode())), keys
-        return await self.pipe(), keys
+            return await self._open(Client(self.settings, keys.tag.encode())), keys
+        return await self.client(), keys
 
-    async def _require(self, pipe: Pipe, keys: QueueKeys) -> None:
+    async def _require(self, client: Client, keys: QueueKeys) -> None:
         own = (keys.stream, keys.delayed, keys.dlq, keys.events, keys.repeat, keys.paused)
-        if await pipe.call("EXISTS", *own):
+        if await client.call("EXISTS", *own):
             return
         there = (await self.find_queues()).names
         known = ", ".join(there[:MOST_NAMED]) + (" ..." if len(there) > MOST_NAMED else "")
@@ -104,37 +131,85 @@ class Session:
 
     async def find_queues(self) -> FoundQueues:
         """The queues on all nodes."""
-        return await find_queues([pipe for _, pipe in await self.nodes()])
+        return await find_queues([client for _, client in await self.nodes()])
 
-    async def pipe(self) -> Pipe:
-        """A pipe for commands about the server and not about a queue."""
-        if self._pipe is None:
-            self._pipe = await self._open(Pipe(self.settings, ANY_KEY))
-        return self._pipe
+    async def client(self) -> Client:
+        """A client for commands about the server and not about a queue."""
+        if self._client is None:
+            self._client = await self._open(Client(self.settings, ANY_KEY))
+        return self._client
 
-    async def nodes(self) -> list[tuple[str, Pipe]]:
-        """The name of, and a pipe to, each server that holds data: one, or the masters of a Cluster."""
-        pipe = await self.pipe()
+    async def nodes(self) -> list[tuple[str, Client]]:
+        """The name of, and a client to, each server that holds data: one, or the masters of a Cluster."""
+        client = await self.client()
         if self.settings.kind != "cluster":
-            return [(self.place, pipe)]
+            return [(self.place, client)]
         if not self._masters:
             addresses = {
                 Address(master[0].decode() or self.settings.addresses[0].host, master[1])
-                for _, _, master, *_ in await pipe.call("CLUSTER", "SLOTS")
+                for _, _, master, *_ in await client.call("CLUSTER", "SLOTS")
             }
             self._masters = [(str(each), await self._open_node(each)) for each in sorted(addresses, key=str)]
         return self._masters
 
-    async def _open_node(self, address: Address) -> Pipe:
-        return await self._open(Pipe(replace(self.settings, kind="single", addresses=(address,)), ANY_KEY))
+    async def _open_node(self, address: Address) -> Client:
+        return await self._open(Client(replace(self.settings, kind="single", addresses=(address,)), ANY_KEY))
 
-    async def _open(self, pipe: Pipe) -> Pipe:
-        self._closing.push_async_callback(pipe.close)
-        await pipe.up(self._timeout_secs)
-        return pipe
+    async def _open(self, client: Client) -> Client:
+        self._closing.push_async_callback(client.close)
+        await client.up(self._timeout_secs)
+        return client
 
 
-async def server_now_ms(pipe: Pipe) -> int:
-    """The server's clock."""
-    seconds, microseconds = await pipe.call("TIME")
-    return int(seconds) * 1000 + int(microseconds) // 1000
+@dataclass(frozen=True, slots=True)
+class FoundQueues:
+    """Names in order; `unusable` are those that no client of ours can open: not UTF-8, or with braces."""
+
+    names: list[str]
+    unusable: list[bytes]
+
+
+async def find_queues(clients: Sequence[Client]) -> FoundQueues:
+    """The queues on these servers."""
+    raw: set[bytes] = set()
+    for client in clients:
+        async for key in scan_keys(client, PATTERN):
+            if found := _KEY.fullmatch(key):
+                raw.add(found["name"])
+    names: list[str] = []
+    unusable: list[bytes] = []
+    for name in sorted(raw):
+        try:
+            names.append(QueueKeys(name.decode()).queue_name)
+        except (UnicodeDecodeError, ConfigError):
+            unusable.append(name)
+    return FoundQueues(names, unusable)
+
+
+async def scan_keys(client: Client, pattern: str | bytes) -> AsyncIterator[bytes]:
+    """All keys of a server that match, in no order; one that moves meanwhile may come twice."""
+    cursor = b"0"
+    while True:
+        cursor, keys = await client.call("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
+        for key in keys:
+            yield key
+        if cursor == b"0":
+            return
+
+
+def literal_glob(text: str) -> str:
+    """Return the pattern that matches only this text."""
+    return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)
+
+
+def parse_info(text: bytes) -> dict[str, str]:
+    """Return the lines of INFO as a dict."""
+    lines = text.decode(errors="replace").splitlines()
+    return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
+
+
+def product_version(info: Mapping[str, str]) -> str:
+    """Return `Valkey 8.1.4` or `Redis 7.2.5`."""
+    if "valkey_version" in info:
+        return f"Valkey {info['valkey_version']}"
+    return f"Redis {info.get('redis_version', 'unknown')}"

@@ -1,4 +1,4 @@
-"""One connection to a server: packed requests out, replies in, in order. It never reconnects; the Pipe does that."""
+"""One connection to a server: packed requests out, replies in, in order. It never reconnects; the Client does that."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +16,9 @@ from tampu.redis.faults import ConnectionLost, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+#: How often a connection that waits for an answer is looked at, per response timeout.
+LOOKS_PER_TIMEOUT = 4
 
 #: What comes back for a request: a value, or an error as a value. Never raised inside the protocol.
 Reply = Any
@@ -36,8 +40,9 @@ class Connection(asyncio.Protocol):
     What is requested in one turn of the event loop leaves in two writes: the first at once, the rest together.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, response_timeout_secs: float) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, response_timeout_secs: float, peer: str = "the server") -> None:
         self.is_up = False
+        self._peer = peer
         self._made_in = os.getpid()
         self._loop = loop
         self._transport: asyncio.Transport | None = None
@@ -47,9 +52,14 @@ class Connection(asyncio.Protocol):
         self._gathers = False
         self._response_timeout = response_timeout_secs
         self._last_heard = 0.0
+        #: Bytes given to the transport, and how many of them had left when that was last looked at.
+        self._written = 0
+        self._left = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._lost_callbacks: list[Callable[[], None]] = []
         self.loss: ConnectionLost | None = None
+        #: How long the server had been silent when the connection was given up, in seconds; 0 if it broke.
+        self.silent_secs = 0.0
         #: Gets the replies nobody asked for: the messages of a subscription. By default one ends the connection.
         self.on_push: Callable[[Reply], None] = self._refuse_push
 
@@ -86,12 +96,13 @@ class Connection(asyncio.Protocol):
         elif self._transport is not None:
             # The first of a turn leaves at once; what follows in the same turn is gathered.
             self._transport.write(packed)
+            self._written += len(packed)
             self._gathers = True
             self._loop.call_soon(self._flush)
         if not self._waiting:
             self._last_heard = self._loop.time()
             if self._watchdog is None:
-                self._watchdog = self._loop.call_later(self._response_timeout, self._watch)
+                self._watchdog = self._loop.call_later(self._response_timeout / LOOKS_PER_TIMEOUT, self._watch)
         self._waiting.append(on_reply)
 
     def ask(self, *parts: Part) -> asyncio.Future[Reply]:
@@ -128,19 +139,31 @@ class Connection(asyncio.Protocol):
         self._gathers = False
         outgoing = self._outgoing
         if self.is_up and outgoing and self._transport is not None:
-            self._transport.write(outgoing[0] if len(outgoing) == 1 else b"".join(outgoing))
+            packed = outgoing[0] if len(outgoing) == 1 else b"".join(outgoing)
+            self._transport.write(packed)
+            self._written += len(packed)
         outgoing.clear()
 
     def _watch(self) -> None:
-        """A peer that vanished without a word keeps a connection open for minutes: give up on it ourselves."""
+        """Give up on a peer that vanished without a word, which would keep the connection open for minutes.
+
+        A large request over a slow link is progress as long as its bytes leave this machine.
+        """
         self._watchdog = None
-        if not self.is_up or not self._waiting:
+        if not self.is_up or not self._waiting or self._transport is None:
             return
-        silent_for = self._loop.time() - self._last_heard
+        now = self._loop.time()
+        left = self._written - self._transport.get_write_buffer_size() - _unsent_bytes(self._transport)
+        if left > self._left:
+            self._left = left
+            self._last_heard = max(self._last_heard, now - self._response_timeout / LOOKS_PER_TIMEOUT)
+        silent_for = now - self._last_heard
         if silent_for >= self._response_timeout:
-            self._lose(f"no answer for {silent_for:.1f} s")
-        else:
-            self._watchdog = self._loop.call_later(self._response_timeout - silent_for, self._watch)
+            self.silent_secs = silent_for
+            self._lose(f"no answer for {silent_for:.1f} s from {self._peer}")
+            return
+        wait_secs = min(self._response_timeout - silent_for, self._response_timeout / LOOKS_PER_TIMEOUT)
+        self._watchdog = self._loop.call_later(wait_secs, self._watch)
 
     def _refuse_push(self, reply: Reply) -> None:
         self._lose("the server sent a reply nobody asked for")
@@ -161,6 +184,61 @@ class Connection(asyncio.Protocol):
             on_reply(self.loss)
         for callback in self._lost_callbacks:
             callback()
+
+
+class ByteBudget:
+    """Limits the bytes of requests under way; callers over budget wait in FIFO order. A larger request goes alone."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._taken = 0
+        self._line: deque[asyncio.Future[None]] = deque()
+
+    async def take(self, size: int) -> None:
+        """Wait until there is room for `size` bytes, and take it."""
+        while self._taken and self._taken + size > self._size:
+            place = asyncio.get_running_loop().create_future()
+            self._line.append(place)
+            try:
+                await place
+            except asyncio.CancelledError:
+                if not place.cancelled():
+                    self._call_next()  # it was our turn, and we leave: the next one takes it
+                raise
+        self._taken += size
+        if self._taken < self._size:
+            self._call_next()
+
+    def give_back(self, size: int) -> None:
+        """Return what a request took, once it has its reply."""
+        self._taken -= size
+        self._call_next()
+
+    def reset(self) -> None:
+        """Forget all takers and waiters: they belong to the parent of a fork, or to an event loop that has ended."""
+        self._taken = 0
+        self._line.clear()
+
+    def _call_next(self) -> None:
+        while self._line:
+            place = self._line.popleft()
+            if not place.done():
+                place.set_result(None)
+                return
+
+
+def _unsent_bytes(transport: asyncio.Transport) -> int:
+    """Return the bytes that the kernel has taken and the peer has not acknowledged; 0 where it does not say."""
+    if sys.platform != "linux":
+        return 0
+    import fcntl  # here: not on Windows
+    import termios
+
+    found = transport.get_extra_info("socket")
+    try:
+        return int.from_bytes(fcntl.ioctl(found.fileno(), termios.TIOCOUTQ, b"\0" * 4), sys.byteorder)
+    except (AttributeError, OSError):  # closed
+        return 0
 
 
 def _close_socket(transport: Any) -> bool:

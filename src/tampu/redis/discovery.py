@@ -1,26 +1,146 @@
-"""Finds the address to connect to: as given, embedded, what the sentinels say, or the Cluster node of a key's slot."""
+"""Finds the address to connect to: as given, embedded, what the sentinels say, or the Cluster node of a key's slot.
+
+Sentinels and Clusters are asked through redis-py, which is imported only then: that takes longer than importing all of
+this package.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
-from tampu.redis.embedded_lease import EmbeddedLease
+from tampu.embedded.lease import EmbeddedLease
+from tampu.redis.faults import ServerError, Unreachable
+from tampu.redis.settings import Address, ConnectionSettings, parse_url, resolve_credentials
 
 if TYPE_CHECKING:
-    from tampu.redis.settings import Address, ConnectionSettings
+    from redis.credentials import CredentialProvider
+
+#: How long a question to a Cluster may still take after it was cancelled, in seconds.
+LAST_ANSWER_SECS = 1.0
+#: The nodes a Cluster consisted of when it was last asked, by the addresses of its URL, which may all be down by now.
+_learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
 
 
 async def locate(settings: ConnectionSettings, routing_key: bytes, lease: EmbeddedLease | None = None) -> Address:
-    """Where `routing_key` is served right now; `Unreachable` when nobody can tell.
+    """Return where `routing_key` is served right now; `Unreachable` if that cannot be found out.
 
     An embedded server runs from now on, until its `lease` is released or, without one, until the process ends.
     """
     if settings.kind == "embedded":
-        return await (lease or EmbeddedLease(settings.data_dir)).address()
-    if settings.kind not in ("sentinel", "cluster"):
-        return settings.addresses[0]
-    from tampu.redis import topology  # now and not before: redis-py takes longer to import than all of this package
-
+        server = await (lease or EmbeddedLease(settings.data_dir)).running()
+        return Address(path=server.unix_socket) if server.unix_socket else parse_url(server.url).addresses[0]
     if settings.kind == "sentinel":
-        return await topology.ask_sentinels(settings)
-    return await topology.ask_cluster(settings, routing_key)
+        return await ask_sentinels(settings)
+    if settings.kind == "cluster":
+        return await ask_cluster(settings, routing_key)
+    return settings.addresses[0]
+
+
+async def ask_sentinels(settings: ConnectionSettings) -> Address:
+    """Return the address of the master, from the first sentinel that knows it."""
+    from redis.asyncio.retry import Retry
+    from redis.asyncio.sentinel import Sentinel
+    from redis.backoff import NoBackoff
+    from redis.exceptions import RedisError as RedisPyError
+
+    sentinel = Sentinel(  # type: ignore[no-untyped-call]  # redis-py types it only in part
+        [(address.host, address.port) for address in settings.addresses],
+        sentinel_kwargs={
+            "username": settings.sentinel_username,
+            "password": settings.sentinel_password,
+            "retry": Retry(NoBackoff(), 0),  # one that is down is not worth seconds: ask the next
+            **_common_options(settings),
+        },
+    )
+    try:
+        host, port = await sentinel.discover_master(settings.master_name)
+    except (RedisPyError, OSError) as error:
+        asked = ", ".join(map(str, settings.addresses))
+        raise Unreachable(f"no sentinel of {asked} knows a master {settings.master_name!r}: {error}") from error
+    finally:
+        for client in sentinel.sentinels:
+            await client.aclose()
+    return Address(host, port)
+
+
+async def ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
+    """Return the node of a key's slot. If cancelled, let the question end first: redis-py would leave sockets open."""
+    asking = asyncio.ensure_future(_ask_for_slots(settings, routing_key))
+    try:
+        return await asyncio.shield(asking)
+    except asyncio.CancelledError:
+        await asyncio.wait([asking], timeout=LAST_ANSWER_SECS)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        raise
+
+
+async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Address:
+    from redis.asyncio.cluster import ClusterNode, RedisCluster
+    from redis.exceptions import AuthenticationError, RedisClusterException
+    from redis.exceptions import RedisError as RedisPyError
+
+    learned = _learned_nodes.get(settings.addresses, ())
+    cluster: RedisCluster = RedisCluster(
+        startup_nodes=[ClusterNode(address.host, address.port) for address in (*settings.addresses, *learned)],
+        **_common_options(settings),
+        **_login_options(settings),
+    )
+    try:
+        await cluster.initialize()
+        node = cluster.get_node_from_key(routing_key.decode(errors="surrogateescape"))
+        _learned_nodes[settings.addresses] = [Address(str(each.host), int(each.port)) for each in cluster.get_nodes()]
+    except (RedisPyError, RedisClusterException, OSError) as error:  # the second is not a subclass of the first
+        refusal = error.__cause__
+        if isinstance(refusal, AuthenticationError):  # redis-py takes the first word off
+            kind = "NOAUTH" if "required" in str(refusal) else "WRONGPASS"
+            raise ServerError(f"{kind} {refusal}") from error
+        raise Unreachable(f"no node of {', '.join(map(str, settings.addresses))} tells the slots: {error}") from error
+    finally:
+        await cluster.aclose()
+    if node is None:
+        raise Unreachable("the cluster does not serve the queue's slot at the moment")
+    return Address(str(node.host), int(node.port))
+
+
+def _common_options(settings: ConnectionSettings) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "socket_connect_timeout": settings.connect_timeout_secs,
+        "socket_timeout": settings.connect_timeout_secs,
+        "protocol": 2,
+    }
+    if settings.tls:
+        options |= {
+            "ssl": True,
+            "ssl_ca_certs": settings.ca_certs,
+            "ssl_certfile": settings.certfile,
+            "ssl_keyfile": settings.keyfile,
+            "ssl_check_hostname": settings.check_hostname,
+        }
+    return options
+
+
+def _login_options(settings: ConnectionSettings) -> dict[str, Any]:
+    provider = settings.credential_provider
+    if provider is not None:
+        return {"credential_provider": _as_provider(provider)}
+    return {"username": settings.username, "password": settings.password}
+
+
+def _as_provider(source: Any) -> CredentialProvider:
+    """Return redis-py's form of what the user gave: one of its providers, or a callback."""
+    from redis.credentials import CredentialProvider
+
+    if isinstance(source, CredentialProvider):
+        return source
+
+    class FromCallback(CredentialProvider):
+        def get_credentials(self) -> tuple[str]:
+            raise NotImplementedError("only the asynchronous form is used")
+
+        async def get_credentials_async(self) -> Any:
+            username, password = await resolve_credentials(source, None)
+            return (password,) if username is None else (username, password)
+
+    return FromCallback()

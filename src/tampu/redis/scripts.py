@@ -1,4 +1,8 @@
-"""The Lua scripts, one file each under `lua/`. Loaded once per connection and called by their SHA."""
+"""Loads the Lua scripts, one file each under `lua/`: sent once per connection, and called by their SHA.
+
+A line `--@include lib/name.lua` stands for what that file defines. It becomes one line, so that the line number in a
+server's error is the line of the script's file. In the files of `lib/` a comment has its line to itself.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
 
     from tampu.redis.connection import Part
 
+LUA = files("tampu.redis") / "lua"
+_INCLUDE = "--@include "
+
 
 class Script:
     """One script's text and the bytes that load and call it."""
@@ -25,10 +32,6 @@ class Script:
         self.text = text
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
-    def packed_load(self) -> bytes:
-        """The command that loads it."""
-        return pack_command(("SCRIPT", "LOAD", self.text))
-
     def packed_call(self, keys: Sequence[bytes | str], args: Sequence[Part]) -> bytes:
         """The command that runs it."""
         return pack_command(("EVALSHA", self.sha, len(keys), *keys, *args))
@@ -36,5 +39,13 @@ class Script:
 
 @cache
 def load_script(name: str) -> Script:
-    """The script in `lua/<name>.lua`."""
-    return Script(name, (files("tampu.redis") / "lua" / f"{name}.lua").read_text())
+    """Return the script in `lua/<name>.lua`, with what it includes."""
+    lines = (LUA / f"{name}.lua").read_text().splitlines()
+    return Script(name, "\n".join(map(_resolved, lines)) + "\n")
+
+
+def _resolved(line: str) -> str:
+    if not line.lstrip().startswith(_INCLUDE):
+        return line
+    included = (LUA / line.split()[1]).read_text().splitlines()
+    return " ".join(text.strip() for text in included if not text.lstrip().startswith("--"))

@@ -12,17 +12,19 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, unquote
 
-from tampu.checks import refuse
+from tampu.base.checks import check_float, invalid
 from tampu.errors import ConfigError
+from tampu.redis.faults import Unreachable
 
 if TYPE_CHECKING:
     from redis.credentials import CredentialProvider
@@ -57,7 +59,7 @@ _WITH_TLS = {
     "valkey": "valkeys",
 }
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
-_OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", *_TLS_OPTIONS)
+_OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", "response_timeout", *_TLS_OPTIONS)
 #: Schemes whose path names a file; in the others it is a database.
 _SCHEMES_OF_PATHS = ("unix", "embedded")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
@@ -100,7 +102,8 @@ class ConnectionSettings:
     credential_provider: CredentialProvider | CredentialCallback | None = field(default=None, repr=False)
     #: How long one attempt to connect may take, in seconds.
     connect_timeout_secs: float = 5.0
-    #: How long a request may stay without an answer before the connection counts as lost, in seconds.
+    #: How long a request may stay without an answer, or its bytes without leaving, before the connection counts as
+    #: lost, in seconds.
     response_timeout_secs: float = 15.0
     client_name: str = "tampu"
 
@@ -147,7 +150,7 @@ def parse_url(
     if scheme not in _SCHEMES:
         # Without a scheme this may be the whole URL, password and all.
         given = scheme if _SCHEME.fullmatch(scheme) else "something else"
-        raise refuse("url scheme", given, f"one of {', '.join(f'{known}://' for known in _SCHEMES)}")
+        raise invalid("url scheme", given, f"one of {', '.join(f'{known}://' for known in _SCHEMES)}")
     kind, tls = _SCHEMES[scheme]
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
@@ -175,7 +178,7 @@ def parse_url(
         addresses = _addresses(hosts, DEFAULT_SENTINEL_PORT if kind == "sentinel" else DEFAULT_PORT)
     db = _db(options.get("db", "") or ("" if scheme in _SCHEMES_OF_PATHS else path.strip("/")))
     if kind == "cluster" and db:
-        raise refuse("url database", db, "0 on a Cluster")
+        raise invalid("url database", db, "0 on a Cluster")
     return ConnectionSettings(
         kind=kind,
         addresses=addresses,
@@ -192,6 +195,7 @@ def parse_url(
         sentinel_password=options.get("sentinel_password"),
         data_dir=data_dir,
         credential_provider=credential_provider,
+        response_timeout_secs=_seconds("response_timeout", options.get("response_timeout", "15")),
     )
 
 
@@ -204,15 +208,22 @@ def _options(query: str, *, tls: bool) -> dict[str, str]:
         if name not in _OPTIONS:
             # With an @ behind the ? this may be the second half of a password.
             given = "something else" if "@" in query else name
-            raise refuse("url option", given, f"one of {', '.join(_OPTIONS)}")
+            raise invalid("url option", given, f"one of {', '.join(_OPTIONS)}")
         if name in _TLS_OPTIONS and not tls:
             raise ConfigError(f"url option {name} is about TLS: the scheme must be rediss://, rediss+cluster:// ...")
     return options
 
 
+def _seconds(name: str, text: str) -> float:
+    try:
+        return check_float(name, float(text), low=0.1)
+    except (ValueError, ConfigError):
+        raise invalid(f"url option {name}", text, "a number of seconds of 0.1 or more") from None
+
+
 def _flag(name: str, text: str) -> bool:
     if text.lower() not in ("true", "1", "yes", "false", "0", "no"):
-        raise refuse(f"url option {name}", text, "true or false")
+        raise invalid(f"url option {name}", text, "true or false")
     return text.lower() in ("true", "1", "yes")
 
 
@@ -232,5 +243,30 @@ def _db(text: str) -> int:
     if not text:
         return 0
     if not (text.isascii() and text.isdigit()):
-        raise refuse("url database", text, "a whole number, such as redis://host/0")
+        raise invalid("url database", text, "a whole number, such as redis://host/0")
     return int(text)
+
+
+async def resolve_credentials(source: Any, server: str | None) -> Credentials:
+    """Ask a provider or callback for (user, password); done anew for every connection."""
+    if not hasattr(source, "get_credentials_async") and not callable(source):
+        raise ConfigError(f"credential_provider must be a callable or a redis-py CredentialProvider; got {source!r}")
+    try:
+        answer: Any = source.get_credentials_async() if hasattr(source, "get_credentials_async") else source(server)
+        if inspect.isawaitable(answer):
+            answer = await answer
+    except Exception as error:
+        # The service behind it may be down for a moment, as any server may.
+        raise Unreachable(f"credential_provider failed: {error!r}") from error
+    if isinstance(answer, tuple) and len(answer) == 1:
+        return None, answer[0]
+    if isinstance(answer, tuple) and len(answer) == 2:
+        return answer
+    raise ConfigError("credential_provider must give (user or None, password or None)")
+
+
+async def credentials_for(settings: ConnectionSettings, server: str) -> Credentials:
+    """Return what to send with AUTH to this server; (None, None) if it wants nothing."""
+    if settings.credential_provider is not None:
+        return await resolve_credentials(settings.credential_provider, server)
+    return settings.username, settings.password

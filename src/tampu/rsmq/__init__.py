@@ -10,18 +10,17 @@
 
 | client | use it |
 |---|---|
-| `Rsmq` | first: one connection that all callers share |
-| `PooledRsmq` | for large bodies, behind which others would have to wait |
+| `Rsmq` | by default: one connection that all callers share |
+| `PooledRsmq` | for large bodies, which would delay the other callers of a shared connection |
 | `RsmqSync` | without an event loop, and from threads |
 
-Every operation is one round trip and one atomic step on the server. At least once: `receive_message` and
-`delete_message`, `receiving`, `listen`. At most once: `pop_message`.
+Every operation is one round trip and one atomic step on the server. `receive_message` with `delete_message`,
+`receiving` and `listen` deliver at least once, `pop_message` at most once.
 """
 
-from tampu.rsmq.batches import BatchInterrupted
-from tampu.rsmq.client import PooledRsmq, Rsmq
-from tampu.rsmq.codec import Decoder, Encoder
+from tampu.rsmq.client import PooledRsmq, Rsmq, TypedQueue
 from tampu.rsmq.errors import (
+    BatchInterrupted,
     CannotDecodeMessage,
     InvalidFormat,
     InvalidValue,
@@ -33,11 +32,11 @@ from tampu.rsmq.errors import (
     QueueNotFound,
     RsmqError,
 )
-from tampu.rsmq.message import QueueAttributes, RsmqMessage
+from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
 from tampu.rsmq.options import PoolOptions, RsmqOptions
 from tampu.rsmq.protocols import RsmqConnection, RsmqConnectionSync
+from tampu.rsmq.queues import QueueAttributes
 from tampu.rsmq.sync import RsmqSync
-from tampu.rsmq.typed_queue import TypedQueue
 
 __all__ = [
     "BatchInterrupted",

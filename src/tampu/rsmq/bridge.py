@@ -1,8 +1,7 @@
-"""Moves the messages of an RSMQ queue elsewhere, so that old producers keep working while workers move over.
+"""Moves the messages of an RSMQ queue into another system, so that old producers keep working during a migration.
 
-Where to is none of its business: it hands each message to an `Inlet`. At least once: a message is deleted only after
-the inlet has taken it, and comes again after its vt if the bridge dies in between. The inlet gets the message's id and
-must not take the same id twice.
+The bridge adds each message to an `Inlet`, at least once: it deletes a message only after the inlet has accepted it. If
+the bridge dies in between, the message comes again after its vt; the inlet must ignore an id that it has seen.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import logging
 from typing import TYPE_CHECKING, Protocol
 
 from tampu.errors import OutcomeUnknownError, QueueFullError, RedisError
-from tampu.redis.pipe import backoff_secs
+from tampu.redis.client import backoff_secs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,24 +22,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.rsmq")
 
-#: Messages moved at a time, unless said otherwise.
+#: Messages moved at a time.
 DEFAULT_BATCH = 100
-#: For how long a message is hidden while it is being moved, in seconds: longer than the inlet takes.
+#: How long a message stays hidden while it is moved, in seconds: longer than the inlet needs.
 DEFAULT_VT_SECS = 60
 
-#: What passes by itself: the message stays where it is and comes again.
-_PASSING = (RedisError, QueueFullError, OutcomeUnknownError)
+#: Transient errors: the message stays in the queue and comes again.
+_TRANSIENT = (RedisError, QueueFullError, OutcomeUnknownError)
 
 
 class Inlet(Protocol):
-    """Where messages go."""
+    """The destination of messages."""
 
     async def add(self, message_id: str, body: bytes) -> None:
-        """Take a message for good, or raise; one that was taken before is none of a trouble."""
+        """Store a message, or raise. A message with an id that was added before is ignored."""
 
 
 class Bridge:
-    """Moves from one RSMQ queue into one inlet. Several bridges on one queue share the work."""
+    """Moves messages from one RSMQ queue into one inlet. Several bridges on one queue share the work."""
 
     def __init__(
         self,
@@ -57,18 +56,18 @@ class Bridge:
         self._batch = batch
         self._vt_secs = vt_secs
         self._failures = 0
-        #: Messages that were handed over and deleted.
+        #: Messages added to the inlet and deleted.
         self.moved = 0
 
     async def run(self) -> None:
-        """Move messages as they come, until cancelled or the client is closed."""
+        """Move messages as they arrive, until cancelled or the client is closed."""
         batches = self._rsmq.listen_batches(self._qname, self._batch, self._vt_secs, decoder=bytes)
         async with contextlib.aclosing(batches):
             async for batch in batches:
                 await self._move(batch)
 
     async def drain(self) -> int:
-        """Move what can be received now; how many that were."""
+        """Move the messages that can be received now and return their number."""
         before = self.moved
         while batch := await self._rsmq.receive_messages(self._qname, self._batch, self._vt_secs, decoder=bytes):
             await self._move(batch)
@@ -79,13 +78,13 @@ class Bridge:
             *(self._inlet.add(message.id, message.body) for message in batch), return_exceptions=True
         )
         taken = [message.id for message, outcome in zip(batch, outcomes, strict=True) if outcome is None]
-        # After the inlet has them, never before: dying here only means that they are offered once more.
+        # After the inlet has them, never before: a crash here only means that they are added again.
         if taken:
             await self._rsmq.delete_messages(self._qname, taken)
             self.moved += len(taken)
         errors = [outcome for outcome in outcomes if outcome is not None]
         for error in errors:
-            if not isinstance(error, _PASSING):
+            if not isinstance(error, _TRANSIENT):
                 raise error
         if not errors:
             self._failures = 0

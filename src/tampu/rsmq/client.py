@@ -1,47 +1,49 @@
-"""The clients: `Rsmq` on one shared connection, `PooledRsmq` on a pool of them."""
+"""The clients: `Rsmq` on one shared connection, `PooledRsmq` on a pool, and `TypedQueue`, a view of one queue."""
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from collections import deque
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+from tampu.errors import ShutdownError
+from tampu.redis.client import Client
 from tampu.redis.connection import future_setter
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError
-from tampu.redis.pipe import Pipe
-from tampu.rsmq.batches import BatchOperations
-from tampu.rsmq.lanes import Lane
-from tampu.rsmq.listening import ListeningOperations
+from tampu.rsmq.batcher import Batcher
+from tampu.rsmq.listen import ListenOperations
 from tampu.rsmq.options import PoolOptions, RsmqOptions, as_options
-from tampu.rsmq.pool import PipePool
 from tampu.rsmq.queues import QueueOperations
-from tampu.rsmq.scripts import ALL
-from tampu.rsmq.typed_queue import TypedQueue
+from tampu.rsmq.send import SendOperations
+from tampu.rsmq.session import ALL_SCRIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
+    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from tampu.redis.connection import Reply
-    from tampu.rsmq.codec import Decoder, Encoder
-    from tampu.rsmq.keys import QueueKeys
-    from tampu.rsmq.taking import Hiding, Taken
-
-    Weigh = Callable[[Any], int]
+    from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
+    from tampu.rsmq.protocols import RsmqConnection
+    from tampu.rsmq.receive import Received
+    from tampu.rsmq.session import Hiding, QueueKeys
+    from tampu.rsmq.validate import Duration
 
 T = TypeVar("T")
 
-#: Lanes kept before those that nobody uses are thrown away.
-MOST_LANES = 1000
+#: Batchers kept before idle ones are dropped.
+MAX_BATCHERS = 1000
 
 
-class _Client(QueueOperations, BatchOperations, ListeningOperations):
-    """All operations, and the life of a client.
+class _Client(QueueOperations, SendOperations, ListenOperations):
+    """All operations, and how a client is opened and closed.
 
         async with Rsmq("redis://127.0.0.1:6379") as rsmq: ...
         rsmq = await Rsmq.connect(RsmqOptions(ns="shop"))
 
-    It connects at its first use if nobody does so before.
+    Without either it connects at its first use.
     """
 
     def __init__(self, options: RsmqOptions | str | None = None) -> None:
@@ -49,23 +51,23 @@ class _Client(QueueOperations, BatchOperations, ListeningOperations):
 
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None) -> Self:
-        """`await` it, or use it in `async with`: both connect, and raise what stands in the way."""
+        """Return a client: `await` it, or use it in `async with`. Both connect, or raise why they cannot."""
         return cls(options)
 
     @abstractmethod
     async def open(self) -> Self:
-        """Connect now; raises what stands in the way."""
+        """Connect now, or raise why it cannot."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Close the connection for good. Listeners end; operations under way are told that it is lost."""
+        """Close the connection. Listeners end; operations in flight raise."""
 
     async def quit(self) -> None:
-        """`close`, by its name in JavaScript."""
+        """Close the connection: JavaScript's name of `close`."""
         await self.close()
 
     def queue(self, qname: str, *, encoder: Encoder[T], decoder: Decoder[T]) -> TypedQueue[T]:
-        """A view of one queue whose messages are of one type."""
+        """Return a view of one queue whose messages are of one type."""
         return TypedQueue(self, qname, encoder, decoder)
 
     def __await__(self) -> Generator[object, None, Self]:
@@ -79,38 +81,38 @@ class _Client(QueueOperations, BatchOperations, ListeningOperations):
     ) -> None:
         await self.close()
 
-    def _make_pipe(self) -> Pipe:
-        return Pipe(self._options.connection_settings(), self._queues.index, ALL)
+    def _make_client(self) -> Client:
+        return Client(self._options.connection_settings(), self._queues.index, ALL_SCRIPTS)
 
 
 class Rsmq(_Client):
-    """RSMQ on one connection that all callers share; right for nearly everybody.
+    """RSMQ on one connection that all callers share: the client to start with.
 
-    Sends, receives, pops and deletes that many tasks ask for at once travel together. Share it between the tasks of one
-    event loop; threads and synchronous programs use `RsmqSync`. After a fork the child connects anew.
+    Sends, receives, pops and deletes that many tasks ask for at once share round trips. Share the client between the
+    tasks of one event loop; threads and synchronous programs use `RsmqSync`. A forked child opens its own connection.
     """
 
     def __init__(self, options: RsmqOptions | str | None = None) -> None:
         super().__init__(options)
-        self._pipe = self._make_pipe()
+        self._client = self._make_client()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._lanes: dict[object, Lane[Any, Any]] = {}
+        self._batchers: dict[object, Batcher[Any, Any]] = {}
 
     async def open(self) -> Self:
         self._bind_to_loop()
-        await self._pipe.up(self._options.patience_secs)
+        await self._client.up(self._options.patience_secs)
         return self
 
     async def close(self) -> None:
-        self._bind_to_loop()  # what belongs to a loop that has ended cannot be closed in this one
-        await self._pipe.close()
+        self._bind_to_loop()  # a connection of a loop that has ended cannot be closed in this one
+        await self._client.close()
         await self._end_listeners()
 
     async def _ask(self, packed: bytes, *, resend: bool = True) -> Reply:
         loop = self._bind_to_loop()
-        connection = self._pipe.connection
+        connection = self._client.connection
         if connection is not None:
-            # The pipe's own way, shortened for when nothing is wrong: it is taken for every message.
+            # `Client.send` without its retries and budget: every message takes this path.
             future: asyncio.Future[Reply] = loop.create_future()
             connection.request(packed, future_setter(future))
             try:
@@ -123,88 +125,93 @@ class Rsmq(_Client):
                 if not resend:
                     raise
         try:
-            return await self._pipe.send(packed, resend=resend, patience_secs=self._options.patience_secs)
+            return await self._client.send(packed, resend=resend, patience_secs=self._options.patience_secs)
         except ServerError as error:
             self._explain(error)
             raise
 
-    # Whoever finds the lane free goes alone, by the shortest way; the others share a trip.
+    # A caller that finds the batcher free calls the server directly; the others share a batch.
 
     async def _send_one(self, queue: QueueKeys, body: bytes, size: int | None, delay: int | None) -> str:
-        lane = self._lane(("send", queue.name, delay)) or self._new_lane(
-            ("send", queue.name, delay), lambda items: self._put_for_all(queue, items, delay), _weight
+        batcher = self._batcher(("send", queue.name, delay)) or self._new_batcher(
+            ("send", queue.name, delay),
+            lambda items: self._send_for_callers(queue, items, delay),
+            lambda item: len(item[0]),
         )
-        if not lane.enter():
-            sent: str = await lane.join((body, size))
+        if not batcher.start_alone():
+            sent: str = await batcher.join((body, size))
             return sent
         try:
-            return (await self._put(queue, (body,), size, delay))[0]
+            return (await self._send(queue, (body,), size, delay))[0]
         finally:
-            lane.leave()
+            batcher.finish()
 
-    async def _take_one(self, queue: QueueKeys, vt: Hiding) -> Taken:
-        lane = self._lane(("take", queue.name, vt)) or self._new_lane(
-            ("take", queue.name, vt), lambda items: self._take_for_all(queue, vt, len(items))
+    async def _receive_one(self, queue: QueueKeys, vt: Hiding) -> Received:
+        batcher = self._batcher(("receive", queue.name, vt)) or self._new_batcher(
+            ("receive", queue.name, vt), lambda items: self._receive_for_callers(queue, vt, len(items))
         )
-        if not lane.enter():
-            taken: Taken = await lane.join(None)
-            return taken
+        if not batcher.start_alone():
+            received: Received = await batcher.join(None)
+            return received
         try:
-            return await super()._take_one(queue, vt)
+            return await super()._receive_one(queue, vt)
         finally:
-            lane.leave()
+            batcher.finish()
 
     async def _delete_one(self, queue: QueueKeys, message_id: str) -> bool:
-        lane = self._lane(("delete", queue.name)) or self._new_lane(
+        batcher = self._batcher(("delete", queue.name)) or self._new_batcher(
             ("delete", queue.name), lambda items: self._delete(queue, items)
         )
-        if not lane.enter():
-            deleted: bool = await lane.join(message_id)
+        if not batcher.start_alone():
+            deleted: bool = await batcher.join(message_id)
             return deleted
         try:
             return (await self._delete(queue, (message_id,)))[0]
         finally:
-            lane.leave()
+            batcher.finish()
 
-    def _lane(self, key: object) -> Lane[Any, Any] | None:
+    def _batcher(self, key: object) -> Batcher[Any, Any] | None:
         self._bind_to_loop()
-        return self._lanes.get(key)
+        return self._batchers.get(key)
 
-    def _new_lane(
-        self, key: object, carry: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]], *weigh: Weigh
-    ) -> Lane[Any, Any]:
-        if len(self._lanes) >= MOST_LANES:
-            self._lanes = {kept: lane for kept, lane in self._lanes.items() if not lane.is_idle}
-        lane: Lane[Any, Any] = Lane(carry, *weigh)
-        self._lanes[key] = lane
-        return lane
+    def _new_batcher(
+        self,
+        key: object,
+        send_batch: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]],
+        *size_of: Callable[[Any], int],
+    ) -> Batcher[Any, Any]:
+        if len(self._batchers) >= MAX_BATCHERS:
+            self._batchers = {kept: batcher for kept, batcher in self._batchers.items() if not batcher.is_idle}
+        batcher: Batcher[Any, Any] = Batcher(send_batch, *size_of)
+        self._batchers[key] = batcher
+        return batcher
 
     def _bind_to_loop(self) -> asyncio.AbstractEventLoop:
-        """A connection belongs to the event loop it was made in: in another one, start afresh."""
+        """Return the running loop. A connection belongs to one event loop: in another one, start with a new one."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._loop is not None:
-                self._pipe.abandon()
-                self._lanes.clear()
+                self._client.abandon()
+                self._batchers.clear()
             self._loop = loop
         return loop
 
 
 class PooledRsmq(_Client):
-    """RSMQ on a pool: for large bodies, behind which the callers of one shared connection would have to wait."""
+    """RSMQ on a connection pool: for large bodies, which would delay the other callers of a shared connection."""
 
     def __init__(self, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> None:
         super().__init__(options)
-        self._pool = PipePool(pool or PoolOptions(), self._make_pipe)
+        self._pool = ConnectionPool(pool or PoolOptions(), self._make_client)
 
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> Self:
-        """`await` it, or use it in `async with`: both connect, and raise what stands in the way."""
+        """Return a client: `await` it, or use it in `async with`. Both connect, or raise why they cannot."""
         return cls(options, pool)
 
     @property
     def pool_size(self) -> int:
-        """How many connections there are at the moment."""
+        """The current number of connections."""
         return self._pool.size
 
     async def open(self) -> Self:
@@ -217,12 +224,115 @@ class PooledRsmq(_Client):
 
     async def _ask(self, packed: bytes, *, resend: bool = True) -> Reply:
         try:
-            async with self._pool.pipe() as pipe:
-                return await pipe.send(packed, resend=resend, patience_secs=self._options.patience_secs)
+            async with self._pool.client() as client:
+                return await client.send(packed, resend=resend, patience_secs=self._options.patience_secs)
         except ServerError as error:
             self._explain(error)
             raise
 
 
-def _weight(item: tuple[bytes, int | None]) -> int:
-    return len(item[0])
+class ConnectionPool:
+    """Clients that each serve one operation at a time. The last used is reused first, so that surplus ones expire."""
+
+    def __init__(self, options: PoolOptions, make_client: Callable[[], Client]) -> None:
+        self._options = options
+        self._make_client = make_client
+        self._places = asyncio.Semaphore(options.max_size)
+        #: Idle clients and since when, the longest idle first.
+        self._idle: deque[tuple[Client, float]] = deque()
+        self._busy: set[Client] = set()
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """The current number of clients."""
+        return len(self._idle) + len(self._busy)
+
+    async def fill(self, patience_secs: float) -> None:
+        """Open `min_idle` connections; at least one, to learn whether the server is reachable."""
+        missing = max(self._options.min_idle, 1) - len(self._idle)
+        clients = [self._make_client() for _ in range(missing)]
+        now = asyncio.get_running_loop().time()
+        self._idle.extend((client, now) for client in clients)
+        await asyncio.gather(*(client.up(patience_secs) for client in clients))
+
+    @asynccontextmanager
+    async def client(self) -> AsyncIterator[Client]:
+        """Lend a client for one operation; waits while all are busy."""
+        async with self._places:
+            if self._closed:
+                raise ShutdownError("the pool was closed by its owner")
+            client = self._idle.pop()[0] if self._idle else self._make_client()
+            self._busy.add(client)
+            try:
+                yield client
+            finally:
+                self._busy.discard(client)
+                self._idle.append((client, asyncio.get_running_loop().time()))
+                await self._close_expired()
+
+    async def close(self) -> None:
+        """Close all clients, also busy ones."""
+        self._closed = True
+        clients = [client for client, _ in self._idle] + list(self._busy)
+        self._idle.clear()
+        for client in clients:
+            await client.close()
+
+    async def _close_expired(self) -> None:
+        too_old = asyncio.get_running_loop().time() - self._options.idle_secs
+        while len(self._idle) > self._options.min_idle and self._idle[0][1] < too_old:
+            await self._idle.popleft()[0].close()
+
+
+class TypedQueue(Generic[T]):
+    """A queue whose messages are of one type; its name, encoder and decoder are given once, to `rsmq.queue(...)`.
+
+        invoices = rsmq.queue("invoices", encoder=msgspec.json.encode, decoder=msgspec.json.Decoder(Invoice).decode)
+        await invoices.send(Invoice(...))
+
+    Each method does what the method with the longer name does on the client.
+    """
+
+    def __init__(self, rsmq: RsmqConnection, qname: str, encoder: Encoder[T], decoder: Decoder[T]) -> None:
+        self._rsmq = rsmq
+        self._qname = qname
+        self._encoder = encoder
+        self._decoder = decoder
+
+    @property
+    def qname(self) -> str:
+        """The queue's name."""
+        return self._qname
+
+    async def send(self, message: T, delay: Duration | None = None) -> str:
+        """Send a message and return its id."""
+        return await self._rsmq.send_message(self._qname, message, delay, encoder=self._encoder)
+
+    async def send_many(self, messages: Iterable[T], delay: Duration | None = None) -> list[str]:
+        """Send messages and return their ids."""
+        return await self._rsmq.send_messages(self._qname, messages, delay, encoder=self._encoder)
+
+    async def receive(self, vt: Duration | None = None) -> RsmqMessage[T] | None:
+        """Return the next message, hidden for `vt`, or None."""
+        return await self._rsmq.receive_message(self._qname, vt, decoder=self._decoder)
+
+    async def receive_many(self, most: int, vt: Duration | None = None) -> list[RsmqMessage[T]]:
+        """Return up to `most` messages, each hidden for `vt`."""
+        return await self._rsmq.receive_messages(self._qname, most, vt, decoder=self._decoder)
+
+    async def pop(self) -> RsmqMessage[T] | None:
+        """Remove the next message from the queue and return it, or None."""
+        return await self._rsmq.pop_message(self._qname, decoder=self._decoder)
+
+    async def delete(self, message: RsmqMessage[T] | str) -> bool:
+        """Delete a message, or the one with this id."""
+        return await self._rsmq.delete_message(self._qname, message if isinstance(message, str) else message.id)
+
+    def receiving(self, vt: Duration | None = None) -> AbstractAsyncContextManager[RsmqMessage[T] | None]:
+        """Receive a message and delete it when the block succeeds."""
+        return self._rsmq.receiving(self._qname, vt, decoder=self._decoder)
+
+    def listen(self, vt: Duration | None = None) -> AsyncGenerator[RsmqMessage[T]]:
+        """Yield messages as they arrive."""
+        return self._rsmq.listen(self._qname, vt, decoder=self._decoder)

@@ -8,9 +8,12 @@ that text alone would mislead, the error has a note (`__notes__`), which traceba
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from tampu.errors import Error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class RsmqError(Error):
@@ -118,3 +121,16 @@ class CannotDecodeMessage(RsmqError):
         super().__init__(f"Message {message_id} cannot be decoded: {type(reason).__name__}: {reason}")
         self.message_id = message_id
         self.body = body
+
+
+class BatchInterrupted(RsmqError):
+    """A batch of sends failed after some of its calls succeeded. `ids` are those of the messages that were sent.
+
+    They are the first messages of the batch. `__cause__` is the error of the call that failed.
+    """
+
+    name = "batchInterrupted"
+
+    def __init__(self, ids: Sequence[str], total: int, cause: Error) -> None:
+        super().__init__(f"{len(ids)} of {total} messages were sent, then: {cause}")
+        self.ids = list(ids)

@@ -1,29 +1,52 @@
-"""What comes back from a queue: a message, and the queue's attributes."""
+"""A message: its id, its body, and how values become bodies and back.
+
+An encoder is any function to str or bytes (`json.dumps`, `msgspec.json.encode`), a decoder any function of bytes
+(`json.loads`, or `bytes` for the raw body). Without them messages are text, or bytes that are sent unchanged.
+
+An id is the server's time in microseconds in base 36, followed by 22 random characters. A script on the server makes
+the first part. The client makes the second: Lua's random numbers repeat after a restart.
+"""
 
 from __future__ import annotations
 
 import math
+import random
+import re
+import string
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tampu.rsmq.ids import sent_ms
-from tampu.rsmq.units import looks_like_milliseconds
-from tampu.rsmq.validate import DurationUnit, parse_int
+from tampu.base.checks import shown
+from tampu.errors import EncodeError
+from tampu.rsmq.errors import CannotDecodeMessage, MessageNotString
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from tampu.rsmq.options import SizeUnit
+
+T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+Encoder = Callable[[T], str | bytes]
+Decoder = Callable[[bytes], T]
+
+RANDOM_CHARS = 22
+_ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits
+#: A character for each byte. Some occur a little more often, as 256 is not a multiple of 62: 130.9 bits instead of 131.
+_CHARACTERS = bytes(ord(_ALPHABET[byte % len(_ALPHABET)]) for byte in range(256))
+#: The time has ten digits until about the year 2085.
+_TIME = re.compile(r"[0-9a-zA-Z]{1,10}")
 
 
 @dataclass(frozen=True, slots=True)
 class RsmqMessage(Generic[T_co]):
     """A message that was received or popped."""
 
-    #: What `delete_message` and `change_message_visibility` want.
+    #: The argument of `delete_message` and `change_message_visibility`.
     id: str
-    #: The decoded body. Without a decoder it is text, read as JavaScript reads it: bytes that are no UTF-8 are
-    #: replaced; `body` has them.
+    #: The decoded body. Without a decoder it is text as JavaScript reads it: bytes that are not UTF-8 are replaced;
+    #: `body` has them.
     message: T_co
     #: How often it was received, this time included.
     rc: int
@@ -38,58 +61,44 @@ class RsmqMessage(Generic[T_co]):
         return sent_ms(self.id)
 
 
-@dataclass(frozen=True, slots=True)
-class QueueAttributes:
-    """The attributes and counters of a queue."""
-
-    #: For how long a received message is hidden, in seconds.
-    vt: float
-    #: For how long a new message is hidden, in seconds.
-    delay: float
-    #: Most bytes of a message; -1 = no limit.
-    maxsize: int
-    #: How often messages were received, ever; repeats included.
-    totalrecv: int
-    #: How many messages were sent, ever.
-    totalsent: int
-    #: When the queue was created and last changed: Unix time in seconds.
-    created: int
-    modified: int
-    #: Messages in the queue, hidden ones included.
-    msgs: int
-    #: Hidden messages as JavaScript counts them: those that became visible within the current second included.
-    hiddenmsgs: int
-    #: Messages that can be received right now, exactly.
-    visiblemsgs: int
-    #: Whether `vt` or `delay` look like the milliseconds that Rust's rsmq_async (8.0 and later) writes. JavaScript and
-    #: this client, by default, take them for seconds: 1000 times too long. See `RsmqOptions.duration_unit`.
-    looks_like_milliseconds: bool = False
-
-    @classmethod
-    def from_reply(cls, reply: Sequence[bytes | int | None], unit: DurationUnit) -> QueueAttributes:
-        """From what `rsmq_attributes.lua` answers."""
-        vt, delay = (seconds(value, unit) for value in reply[:2])
-        maxsize, totalrecv, totalsent, created, modified = (_whole(value) for value in reply[2:7])
-        msgs, hidden, visible = (int(value or 0) for value in reply[7:])
-        suspicious = unit == "s" and looks_like_milliseconds(vt, delay)
-        return cls(
-            vt, delay, maxsize, totalrecv, totalsent, created, modified, msgs, hidden, visible, suspicious
-        )  # fmt: skip
+def random_part() -> bytes:
+    """Return 22 random characters that make an id unique. Python reseeds `random` in a forked child."""
+    return random.randbytes(RANDOM_CHARS).translate(_CHARACTERS)
 
 
-def seconds(value: bytes | int | None, unit: DurationUnit) -> float:
-    """A duration of the hash in seconds; NaN if it is no number."""
-    number = parse_int(_as_text(value))
-    if number is None:
-        return math.nan
-    if unit == "s":
-        return number
-    return number / 1000 if number % 1000 else number // 1000
+def sent_ms(message_id: str) -> float:
+    """Return when a message was sent, by its id: Unix time in ms, microseconds as a fraction; NaN if not readable."""
+    found = _TIME.match(message_id)
+    return int(found[0], 36) / 1000 if found else math.nan
 
 
-def _whole(value: bytes | int | None) -> int:
-    return parse_int(_as_text(value)) or 0
+def encode(message: object, encoder: Encoder[Any] | None, size_unit: SizeUnit) -> tuple[bytes, int | None]:
+    """Return a message's body, and its size if that is not the number of bytes."""
+    value = message if encoder is None else encoder(message)
+    if isinstance(value, str):
+        try:
+            body = value.encode()
+        except UnicodeEncodeError:
+            raise EncodeError(f"the message has lone surrogates, which UTF-8 cannot carry: {shown(value)}") from None
+        # JavaScript's length of a string.
+        return body, None if size_unit == "bytes" else len(value.encode("utf-16-le")) // 2
+    if isinstance(value, bytes | bytearray | memoryview):
+        body = bytes(value)
+        return body, None if size_unit == "bytes" else len(body)
+    raise MessageNotString(value)
 
 
-def _as_text(value: bytes | int | None) -> str:
-    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
+def decode_text(body: bytes) -> str:
+    """Return a body as JavaScript reads it: bytes that are not UTF-8 are replaced."""
+    return body.decode(errors="replace")
+
+
+def decode(fields: Sequence[Any], decoder: Decoder[T]) -> RsmqMessage[T]:
+    """Return the message that a receive script answers as id, body, receive count, first received."""
+    raw_id, body, count, first = fields
+    message_id = raw_id.decode(errors="surrogateescape")
+    try:
+        value = decoder(body)
+    except Exception as error:  # a decoder may raise anything; the body must reach the caller all the same
+        raise CannotDecodeMessage(message_id, body, error) from error
+    return RsmqMessage(message_id, value, count, int(first), body)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from tampu.checks import check_bool, check_float, check_int, check_text, refuse
+from tampu.base.checks import check_bool, check_float, check_int, check_text, invalid
 from tampu.errors import ConfigError
-from tampu.redis.pipe import DEFAULT_PATIENCE_SECS
+from tampu.redis.client import DEFAULT_PATIENCE_SECS
 from tampu.redis.settings import ConnectionSettings, parse_url, resolve_url
 
 if TYPE_CHECKING:
@@ -19,15 +19,10 @@ if TYPE_CHECKING:
 Precision = Literal["ms", "us"]
 SizeUnit = Literal["bytes", "utf16"]
 
-DEFAULT_NS = "rsmq"
-DEFAULT_MAX_SIZE = 10
-DEFAULT_MIN_IDLE = 0
-DEFAULT_IDLE_SECS = 600.0
-
 
 @dataclass(frozen=True, kw_only=True)
 class RsmqOptions:
-    """Where the queues are and how they are written.
+    """The server, and how the queues are stored.
 
     | field | default | meaning |
     |---|---|---|
@@ -42,9 +37,8 @@ class RsmqOptions:
     """
 
     url: str = field(default_factory=lambda: resolve_url(None))
-    #: Queues of two namespaces know nothing of each other.
-    ns: str = DEFAULT_NS
-    #: Wakes those who `listen`, at the cost of one PUBLISH for each message.
+    ns: str = "rsmq"
+    #: Wakes listeners, at the cost of one PUBLISH for each message.
     realtime: bool = False
     #: A queue must be used with one precision only: readers in ms see scores in microseconds as far in the future.
     precision: Precision = "ms"
@@ -58,7 +52,7 @@ class RsmqOptions:
     #: send is repeated without ever being doubled.
     send_once: bool = False
     patience_secs: float = DEFAULT_PATIENCE_SECS
-    #: Asked for user and password before each connection.
+    #: Called for user and password before each connection.
     credential_provider: CredentialProvider | CredentialCallback | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -79,20 +73,20 @@ class RsmqOptions:
 
     @property
     def unit(self) -> DurationUnit:
-        """The unit of `vt` and `delay` in a queue's hash, settled."""
+        """The unit of `vt` and `delay` in a queue's hash, with the default resolved."""
         return self.duration_unit or ("s" if self.precision == "ms" else "ms")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """How many connections a `PooledRsmq` may have, and keeps."""
+    """The size of the pool of a `PooledRsmq`."""
 
     #: Most connections at once; further operations wait for one.
-    max_size: int = DEFAULT_MAX_SIZE
-    #: Connections that are opened at the start and kept, however long nobody needs them.
-    min_idle: int = DEFAULT_MIN_IDLE
-    #: After how many seconds without use a connection beyond `min_idle` is closed.
-    idle_secs: float = DEFAULT_IDLE_SECS
+    max_size: int = 10
+    #: Connections that are opened at the start and stay open when idle.
+    min_idle: int = 0
+    #: Seconds after which an idle connection beyond `min_idle` is closed.
+    idle_secs: float = 600.0
 
     def __post_init__(self) -> None:
         check_int("max_size", self.max_size, low=1)
@@ -101,25 +95,25 @@ class PoolOptions:
 
 
 def as_options(given: RsmqOptions | str | None) -> RsmqOptions:
-    """Options from what a constructor was given: options, a URL or nothing."""
+    """Return the options for the argument of a constructor: options, a URL or nothing."""
     if given is None:
         return RsmqOptions()
     if isinstance(given, str):
         return RsmqOptions(url=given)
     if isinstance(given, RsmqOptions):
         return given
-    raise refuse("options", given, "an RsmqOptions or a URL")
+    raise invalid("options", given, "an RsmqOptions or a URL")
 
 
 def has_hash_tag(ns: str) -> bool:
-    """Whether all keys with this prefix are in one slot of a Cluster: `{...}`, not empty, decides alone."""
+    """Return whether a non-empty `{...}` puts all keys with this prefix into one slot of a Cluster."""
     _, opened, rest = ns.partition("{")
     tag, closed, _ = rest.partition("}")
     return bool(opened and tag and closed)
 
 
 def no_hash_tag(ns: str) -> str:
-    """What to say to somebody who uses a Cluster without a hash tag."""
+    """Return the error message for a Cluster without a hash tag."""
     return (
         f"ns must carry a hash tag on a Cluster, such as '{{rsmq}}', so that all keys of a queue are on one node; "
         f"got {ns!r}. Clients in other languages need the same ns"
@@ -128,4 +122,4 @@ def no_hash_tag(ns: str) -> str:
 
 def _one_of(name: str, value: object, *allowed: str | None) -> None:
     if value not in allowed:
-        raise refuse(name, value, f"one of {', '.join(map(repr, allowed))}")
+        raise invalid(name, value, f"one of {', '.join(map(repr, allowed))}")

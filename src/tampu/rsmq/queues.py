@@ -1,19 +1,71 @@
-"""The operations on queues as such: create, list, delete, read and set attributes."""
+"""Queues: create, list, delete, read and change their attributes."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tampu.redis.connection import pack_command
 from tampu.rsmq.errors import NoAttributeSupplied, QueueExists, QueueNotFound
-from tampu.rsmq.message import QueueAttributes
 from tampu.rsmq.session import Session
-from tampu.rsmq.validate import MAX_MAXSIZE, Duration, check_duration, check_maxsize
+from tampu.rsmq.validate import (
+    MAX_MAXSIZE,
+    Duration,
+    DurationUnit,
+    check_duration,
+    check_maxsize,
+    looks_like_milliseconds,
+    parse_int,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 DEFAULT_VT_SECS = 30
 DEFAULT_DELAY_SECS = 0
 DEFAULT_MAXSIZE = MAX_MAXSIZE
 
 
+@dataclass(frozen=True, slots=True)
+class QueueAttributes:
+    """The attributes and counters of a queue."""
+
+    #: For how long a received message is hidden, in seconds.
+    vt: float
+    #: For how long a new message is hidden, in seconds.
+    delay: float
+    #: Most bytes of a message; -1 = no limit.
+    maxsize: int
+    #: How often messages were received, ever; repeats included.
+    totalrecv: int
+    #: How many messages were sent, ever.
+    totalsent: int
+    #: When the queue was created and last changed: Unix time in seconds.
+    created: int
+    modified: int
+    #: Messages in the queue, hidden ones included.
+    msgs: int
+    #: Hidden messages as JavaScript counts them: those that became visible within the current second included.
+    hiddenmsgs: int
+    #: Messages that can be received right now, exactly.
+    visiblemsgs: int
+    #: Whether `vt` or `delay` look like the milliseconds that Rust's rsmq_async (8.0 and later) writes. JavaScript and
+    #: this client, by default, take them for seconds: 1000 times too long. See `RsmqOptions.duration_unit`.
+    looks_like_milliseconds: bool = False
+
+    @classmethod
+    def from_reply(cls, reply: Sequence[bytes | int | None], unit: DurationUnit) -> QueueAttributes:
+        """Read the reply of `rsmq_attributes.lua`."""
+        vt, delay = (_seconds(value, unit) for value in reply[:2])
+        maxsize, totalrecv, totalsent, created, modified = (_whole(value) for value in reply[2:7])
+        msgs, hidden, visible = (int(value or 0) for value in reply[7:])
+        hint = unit == "s" and looks_like_milliseconds(vt, delay)
+        return cls(vt, delay, maxsize, totalrecv, totalsent, created, modified, msgs, hidden, visible, hint)
+
+
 class QueueOperations(Session):
-    """Each is one step on the server, and is repeated when the connection breaks under way."""
+    """Each operation is one atomic step on the server, and is repeated if the connection breaks."""
 
     async def create_queue(
         self,
@@ -22,12 +74,12 @@ class QueueOperations(Session):
         delay: Duration | None = DEFAULT_DELAY_SECS,
         maxsize: int | None = DEFAULT_MAXSIZE,
     ) -> bool:
-        """Make a queue; True. `QueueExists` if there is one, which then stays as it is.
+        """Create a queue and return True. Raises `QueueExists`, and changes nothing, if it exists.
 
-        `vt`: for how long a received message is hidden, `delay`: for how long a new one is, in seconds (0 to 9999999).
-        `maxsize`: most bytes of a message, 1024 to 65536, -1 for no limit. None stands for the default.
+        `vt` is how long a received message stays hidden, `delay` how long a new one does, in seconds (0 to 9999999).
+        `maxsize` is the largest message in bytes, 1024 to 65536, or -1 for no limit. None stands for the default.
 
-        After a lost connection `QueueExists` may mean that this very call made it.
+        After a lost connection, `QueueExists` may mean that this call created the queue.
         """
         queue = self._queues[qname]
         unit = self._options.unit
@@ -40,14 +92,14 @@ class QueueOperations(Session):
         return True
 
     async def list_queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        names: list[bytes] = await self._command("SMEMBERS", self._queues.index)
+        """Return the names of all queues, sorted."""
+        names: list[bytes] = await self._ask(pack_command(("SMEMBERS", self._queues.index)))
         return sorted(name.decode(errors="replace") for name in names)
 
     async def delete_queue(self, qname: str) -> bool:
-        """Delete a queue with all its messages; True. `QueueNotFound` if there is none.
+        """Delete a queue with all its messages and return True. Raises `QueueNotFound` if it does not exist.
 
-        After a lost connection `QueueNotFound` may mean that this very call deleted it.
+        After a lost connection, `QueueNotFound` may mean that this call deleted the queue.
         """
         queue = self._queues[qname]
         if not await self._ask(self._calls.drop(queue, self._queues.index)):
@@ -55,7 +107,7 @@ class QueueOperations(Session):
         return True
 
     async def get_queue_attributes(self, qname: str) -> QueueAttributes:
-        """The attributes and counters of a queue."""
+        """Return the attributes and counters of a queue."""
         return await self._attributes(qname, [])
 
     async def set_queue_attributes(
@@ -65,10 +117,10 @@ class QueueOperations(Session):
         maxsize: int | None = None,
         delay: Duration | None = None,
     ) -> QueueAttributes:
-        """Change the attributes that are given and read all. Messages that are in the queue keep their times."""
+        """Change the attributes that are given and return all. Messages already in the queue keep their times."""
         if vt is None and maxsize is None and delay is None:
             raise NoAttributeSupplied
-        _ = self._queues[qname]  # JavaScript looks at the name before the others
+        _ = self._queues[qname]  # JavaScript checks the name first
         changes: list[tuple[str, int]] = []
         if vt is not None:
             changes.append(("vt", check_duration("vt", vt, self._options.unit)))
@@ -84,6 +136,24 @@ class QueueOperations(Session):
         if reply is None:
             raise QueueNotFound(queue.name)
         if not changes:
-            self._watch_unit(queue, "vt", reply[0])
-            self._watch_unit(queue, "delay", reply[1] or b"")
+            self._check_unit(queue, "vt", reply[0])
+            self._check_unit(queue, "delay", reply[1] or b"")
         return QueueAttributes.from_reply(reply, self._options.unit)
+
+
+def _seconds(value: bytes | int | None, unit: DurationUnit) -> float:
+    """Return a duration of the hash in seconds; NaN if it is not a number."""
+    number = parse_int(_as_text(value))
+    if number is None:
+        return math.nan
+    if unit == "s":
+        return number
+    return number / 1000 if number % 1000 else number // 1000
+
+
+def _whole(value: bytes | int | None) -> int:
+    return parse_int(_as_text(value)) or 0
+
+
+def _as_text(value: bytes | int | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,46 +1,54 @@
-"""`RsmqSync`: the same operations for programs without an event loop, and for threads."""
+"""`RsmqSync`: the operations of `Rsmq` for threads and programs without an event loop."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar, overload
 
+from tampu.base.event_loop import LoopThread, blocking
 from tampu.errors import ShutdownError
-from tampu.loop_thread import LoopThread
-from tampu.rsmq.batches import DEFAULT_MAX
 from tampu.rsmq.client import Rsmq
-from tampu.rsmq.codec import Decoder, Encoder, decode_text
-from tampu.rsmq.listening import DEFAULT_POLL_SECS
+from tampu.rsmq.message import Decoder, decode_text
 from tampu.rsmq.options import RsmqOptions, as_options
-from tampu.rsmq.queues import DEFAULT_DELAY_SECS, DEFAULT_MAXSIZE, DEFAULT_VT_SECS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
     from types import TracebackType
 
-    from tampu.rsmq.message import QueueAttributes, RsmqMessage
+    from tampu.rsmq.message import RsmqMessage
     from tampu.rsmq.validate import Duration
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-# The names `id` and `max` are those of the operations in every other client.
-# ruff: noqa: A002
+
+def iterating(
+    method: Callable[Concatenate[Rsmq, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[RsmqSync, P], Iterator[T]]:
+    """Return a method of `RsmqSync` that iterates over this one of `Rsmq`, until the client is closed."""
+
+    @functools.wraps(method)
+    def call(self: RsmqSync, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self._iterate(method(self._inner, *args, **kwargs))
+
+    return call
 
 
 class RsmqSync:
-    """RSMQ for synchronous code. Any number of threads may share it; a forked child connects anew.
+    """RSMQ for synchronous code. Any number of threads may share it; a forked child opens its own connection.
 
         with RsmqSync("redis://127.0.0.1:6379") as rsmq:
             rsmq.send_message("mail", "hello")
 
-    Each method does, and promises, what its namesake of `Rsmq` does. Inside a coroutine use `Rsmq`: these calls block.
+    Each method does what the method of the same name does on `Rsmq`. Inside a coroutine use `Rsmq`: these calls block.
     """
 
     def __init__(self, options: RsmqOptions | str | None = None) -> None:
         self._options = as_options(options)
         self._thread = LoopThread()
-        self._rsmq = Rsmq(self._options)
+        self._inner = Rsmq(self._options)
         self._closed = False
 
     @property
@@ -48,27 +56,25 @@ class RsmqSync:
         """The options this client was made with."""
         return self._options
 
-    # --- its life
-
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None) -> Self:
-        """A client that is connected; raises what stands in the way."""
+        """Return a connected client, or raise why it cannot connect."""
         return cls(options).open()
 
     def open(self) -> Self:
-        """Connect now; raises what stands in the way."""
-        self._run(self._rsmq.open())
+        """Connect now, or raise why it cannot."""
+        self._run(self._inner.open())
         return self
 
     def close(self) -> None:
-        """Close the connection for good and end the thread. Listeners in other threads end."""
+        """Close the connection and end the thread. Listeners in other threads end."""
         if not self._closed:
             self._closed = True
-            self._thread.run(self._rsmq.close())
+            self._thread.run(self._inner.close())
             self._thread.stop()
 
     def quit(self) -> None:
-        """`close`, by its name in JavaScript."""
+        """Close the connection: JavaScript's name of `close`."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -79,146 +85,20 @@ class RsmqSync:
     ) -> None:
         self.close()
 
-    # --- queues
-
-    def create_queue(
-        self,
-        qname: str,
-        vt: Duration | None = DEFAULT_VT_SECS,
-        delay: Duration | None = DEFAULT_DELAY_SECS,
-        maxsize: int | None = DEFAULT_MAXSIZE,
-    ) -> bool:
-        """Make a queue."""
-        return self._run(self._rsmq.create_queue(qname, vt, delay, maxsize))
-
-    def list_queues(self) -> list[str]:
-        """The names of all queues, sorted."""
-        return self._run(self._rsmq.list_queues())
-
-    def delete_queue(self, qname: str) -> bool:
-        """Delete a queue with all its messages."""
-        return self._run(self._rsmq.delete_queue(qname))
-
-    def get_queue_attributes(self, qname: str) -> QueueAttributes:
-        """The attributes and counters of a queue."""
-        return self._run(self._rsmq.get_queue_attributes(qname))
-
-    def set_queue_attributes(
-        self, qname: str, vt: Duration | None = None, maxsize: int | None = None, delay: Duration | None = None
-    ) -> QueueAttributes:
-        """Change the attributes that are given and read all."""
-        return self._run(self._rsmq.set_queue_attributes(qname, vt, maxsize, delay))
-
-    # --- messages
-
-    @overload
-    def send_message(self, qname: str, message: str | bytes, delay: Duration | None = None) -> str: ...
-
-    @overload
-    def send_message(self, qname: str, message: T, delay: Duration | None = None, *, encoder: Encoder[T]) -> str: ...
-
-    def send_message(
-        self, qname: str, message: Any, delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
-    ) -> str:
-        """Put a message into a queue and give its id."""
-        return self._run(self._rsmq.send_message(qname, message, delay, encoder=encoder or _as_is))
-
-    @overload
-    def send_messages(
-        self, qname: str, messages: Iterable[str | bytes], delay: Duration | None = None
-    ) -> list[str]: ...
-
-    @overload
-    def send_messages(
-        self, qname: str, messages: Iterable[T], delay: Duration | None = None, *, encoder: Encoder[T]
-    ) -> list[str]: ...
-
-    def send_messages(
-        self, qname: str, messages: Iterable[Any], delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
-    ) -> list[str]:
-        """Send messages in this order and give their ids."""
-        return self._run(self._rsmq.send_messages(qname, messages, delay, encoder=encoder or _as_is))
-
-    @overload
-    def receive_message(self, qname: str, vt: Duration | None = None) -> RsmqMessage[str] | None: ...
-
-    @overload
-    def receive_message(
-        self, qname: str, vt: Duration | None = None, *, decoder: Decoder[T]
-    ) -> RsmqMessage[T] | None: ...
-
-    def receive_message(
-        self, qname: str, vt: Duration | None = None, *, decoder: Decoder[Any] = decode_text
-    ) -> RsmqMessage[Any] | None:
-        """The next message, hidden from others for `vt` seconds, or None."""
-        return self._run(self._rsmq.receive_message(qname, vt, decoder=decoder))
-
-    @overload
-    def receive_messages(
-        self, qname: str, max: int = DEFAULT_MAX, vt: Duration | None = None
-    ) -> list[RsmqMessage[str]]: ...
-
-    @overload
-    def receive_messages(
-        self, qname: str, max: int = DEFAULT_MAX, vt: Duration | None = None, *, decoder: Decoder[T]
-    ) -> list[RsmqMessage[T]]: ...
-
-    def receive_messages(
-        self,
-        qname: str,
-        max: int = DEFAULT_MAX,
-        vt: Duration | None = None,
-        *,
-        decoder: Decoder[Any] = decode_text,
-    ) -> list[RsmqMessage[Any]]:
-        """Up to `max` messages that are due, each hidden for `vt` seconds."""
-        return self._run(self._rsmq.receive_messages(qname, max, vt, decoder=decoder))
-
-    @overload
-    def pop_message(self, qname: str) -> RsmqMessage[str] | None: ...
-
-    @overload
-    def pop_message(self, qname: str, *, decoder: Decoder[T]) -> RsmqMessage[T] | None: ...
-
-    def pop_message(self, qname: str, *, decoder: Decoder[Any] = decode_text) -> RsmqMessage[Any] | None:
-        """Take the next message out of the queue for good, or None."""
-        return self._run(self._rsmq.pop_message(qname, decoder=decoder))
-
-    def delete_message(self, qname: str, id: str) -> bool:
-        """Delete a message; False if there is none."""
-        return self._run(self._rsmq.delete_message(qname, id))
-
-    def delete_messages(self, qname: str, ids: Iterable[str]) -> int:
-        """Delete these messages; how many of them there were."""
-        return self._run(self._rsmq.delete_messages(qname, ids))
-
-    def change_message_visibility(self, qname: str, id: str, vt: Duration) -> bool:
-        """Hide a message for `vt` seconds from now; False if it is gone."""
-        return self._run(self._rsmq.change_message_visibility(qname, id, vt))
-
-    # --- listening
-
-    @overload
-    def listen(
-        self, qname: str, vt: Duration | None = None, *, poll_secs: float = DEFAULT_POLL_SECS
-    ) -> Iterator[RsmqMessage[str]]: ...
-
-    @overload
-    def listen(
-        self, qname: str, vt: Duration | None = None, *, decoder: Decoder[T], poll_secs: float = DEFAULT_POLL_SECS
-    ) -> Iterator[RsmqMessage[T]]: ...
-
-    def listen(
-        self,
-        qname: str,
-        vt: Duration | None = None,
-        *,
-        decoder: Decoder[Any] = decode_text,
-        poll_secs: float = DEFAULT_POLL_SECS,
-    ) -> Iterator[RsmqMessage[Any]]:
-        """Messages as they come, each received: delete it when it is done with."""
-        messages = self._rsmq.listen(qname, vt, decoder=decoder, poll_secs=poll_secs)
-        return self._pull(messages)
+    create_queue = blocking(Rsmq.create_queue)
+    list_queues = blocking(Rsmq.list_queues)
+    delete_queue = blocking(Rsmq.delete_queue)
+    get_queue_attributes = blocking(Rsmq.get_queue_attributes)
+    set_queue_attributes = blocking(Rsmq.set_queue_attributes)
+    send_message = blocking(Rsmq.send_message)
+    send_messages = blocking(Rsmq.send_messages)
+    receive_message = blocking(Rsmq.receive_message)
+    receive_messages = blocking(Rsmq.receive_messages)
+    pop_message = blocking(Rsmq.pop_message)
+    delete_message = blocking(Rsmq.delete_message)
+    delete_messages = blocking(Rsmq.delete_messages)
+    change_message_visibility = blocking(Rsmq.change_message_visibility)
+    listen = iterating(Rsmq.listen)
 
     @overload
     def receiving(
@@ -240,15 +120,15 @@ class RsmqSync:
         if message is not None:
             self.delete_message(qname, message.id)
 
-    def _pull(self, messages: AsyncGenerator[RsmqMessage[Any]]) -> Iterator[RsmqMessage[Any]]:
-        async def pull() -> RsmqMessage[Any] | None:
+    def _iterate(self, messages: AsyncGenerator[T]) -> Iterator[T]:
+        async def receive() -> T | None:
             return await anext(messages, None)
 
         async def end() -> None:
             await messages.aclose()
 
         try:
-            while (message := self._run(pull())) is not None:
+            while (message := self._run(receive())) is not None:
                 yield message
         except (CancelledError, ShutdownError):
             if not self._closed:
@@ -262,7 +142,3 @@ class RsmqSync:
             coroutine.close()
             raise ShutdownError("the client was closed by its owner")
         return self._thread.run(coroutine)
-
-
-def _as_is(message: Any) -> Any:
-    return message

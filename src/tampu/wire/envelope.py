@@ -1,7 +1,7 @@
 """The job envelope: `[id, payload, created_at_ms, attempt]`, plus the retry override when there is one.
 
-Written as ChasquiMQ 1.3.0 writes it, byte for byte. Read as 1.3.0 reads it: 3, 4 or 5 slots, maps by field name,
-wide integers, ids as bin, bytes behind the envelope; beyond it, payloads of either format.
+Encoding is byte for byte that of ChasquiMQ 1.3.0. Decoding accepts payloads of either format; `legacy.py` decodes the
+other forms that 1.3.0 accepts.
 """
 
 from __future__ import annotations
@@ -10,19 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tampu.errors import DecodeError, EncodeError
+from tampu.errors import EncodeError
 from tampu.wire.job import Job
-from tampu.wire.retry import (
-    BackoffSpec,
-    JobRetryOverride,
-    WireBackoff,
-    WireRetry,
-    from_wire_backoff,
-    from_wire_retry,
-    to_wire_retry,
-)
-from tampu.wire.scan import NIL
-from tampu.wire.serde import REFUSALS, U32, U64, fields_of, read_text, reader, variant_of
+from tampu.wire.legacy import decode_any_envelope
+from tampu.wire.retry import JobRetryOverride, WireRetry, from_wire_retry, to_wire_retry
+from tampu.wire.scan import REFUSALS, U32, U64
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,7 +29,7 @@ class _Envelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=
 
 
 class BinEnvelope(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
-    """An envelope whose payload is in format 'bin': `payload` is the user's value as MessagePack."""
+    """An envelope with a payload in format 'bin': `payload` is the user's value as MessagePack."""
 
     id: str
     payload: bytes
@@ -50,24 +42,13 @@ _decode_envelope = msgspec.msgpack.Decoder(_Envelope).decode
 _decode_bin_envelope = msgspec.msgpack.Decoder(BinEnvelope).decode
 _encode = msgspec.msgpack.Encoder().encode
 
-_read_u64 = reader(U64)
-_read_u32 = reader(U32)
-_read_optional_u64 = reader(U64 | None)
-_read_optional_u32 = reader(U32 | None)
-_read_optional_float = reader(float | None)
-
-_FIELDS = ("id", "payload", "created_at_ms", "attempt", "retry")
-_RETRY_FIELDS = ("max_attempts", "backoff")
-_BACKOFF_FIELDS = ("kind", "delay_ms", "max_delay_ms", "multiplier", "jitter_ms")
-_BACKOFF_KINDS = ("fixed", "exponential")
-
 
 def encode_envelope(
     job_id: str, slot: bytes, created_at_ms: int, attempt: int = 0, retry: JobRetryOverride | None = None
 ) -> bytes:
-    """An envelope around a payload slot that is already encoded."""
+    """Return an envelope around an encoded payload slot."""
     try:
-        head = _encode(str(job_id))  # of a subclass too, such as the JobId of an add
+        head = _encode(str(job_id))  # msgspec does not encode subclasses of str, such as JobId
         tail = _encode(created_at_ms) + _encode(attempt)
     except (UnicodeEncodeError, OverflowError) as error:
         raise EncodeError(f"job {job_id!r} cannot be encoded: {error}") from error
@@ -79,7 +60,7 @@ def encode_envelope(
 def fresh_envelope(
     job_id: str, payload: bytes | msgspec.Raw, created_at_ms: int, retry: JobRetryOverride | None
 ) -> bytes:
-    """The envelope of a job that was never run; its payload is wrapped, or stands inline when it is `Raw`."""
+    """Return the envelope of a new job. Its payload is wrapped in a bin, or stands inline if it is `Raw`."""
     if retry is None:
         return _encode((job_id, payload, created_at_ms, 0))
     return _encode((job_id, payload, created_at_ms, 0, to_wire_retry(retry)))
@@ -91,7 +72,7 @@ def fresh_envelopes(
     created_at_ms: int,
     retry: JobRetryOverride | None = None,
 ) -> list[bytes]:
-    """The same for many at once, without a call for each."""
+    """Return the envelopes of new jobs, without a call of `fresh_envelope` for each."""
     pairs = zip(ids, payloads, strict=True)
     if retry is None:
         return [_encode((job_id, payload, created_at_ms, 0)) for job_id, payload in pairs]
@@ -100,16 +81,16 @@ def fresh_envelopes(
 
 
 def encode_job(job: Job[Any]) -> bytes:
-    """The envelope of a job. Its name is not part of it: it travels as a field of its own."""
+    """Return the envelope of a job, without its name, which is a separate field."""
     return encode_envelope(job.id, job._slot, job.created_at_ms, job.attempt, job.retry)
 
 
 def decode_job(data: bytes, name: str = "") -> Job[Any]:
-    """The job in an envelope; `DecodeError` when there is none. `name` is what the field `n` said."""
+    """Return the job in an envelope, or raise `DecodeError`. `name` is the value of the field `n`."""
     try:
         envelope = _decode_envelope(data)
     except REFUSALS:
-        return _decode_leniently(data, name)
+        return decode_any_envelope(data, name)
     retry = envelope.retry
     return Job.from_wire(
         envelope.id,
@@ -122,9 +103,9 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
 
 
 def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | None:
-    """Envelopes as nearly all writers write them, for those who read many at once.
+    """Decode many envelopes in format 'bin', which nearly all writers use.
 
-    None when one of them is not of that form: then `decode_job` reads each, or says why not.
+    Return None if one of them has another form: then `decode_job` decodes each, or raises.
     """
     try:
         return list(map(_decode_bin_envelope, many))  # type: ignore[arg-type]
@@ -133,49 +114,10 @@ def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | No
 
 
 def decode_id_and_time(data: bytes) -> tuple[str, int]:
-    """(job id, created at in ms) of an envelope, for those who only pass it on; `DecodeError` when there is none."""
+    """Return (job id, creation time in ms) of an envelope, or raise `DecodeError`."""
     try:
         envelope = _decode_envelope(data)
     except REFUSALS:
-        job = _decode_leniently(data, "")
+        job = decode_any_envelope(data)
         return job.id, job.created_at_ms
     return envelope.id, envelope.created_at_ms
-
-
-def _decode_leniently(data: bytes, name: str) -> Job[Any]:
-    """The forms no writer of today uses but 1.3.0 reads; slower, and where every refusal gets its text."""
-    try:
-        slots = fields_of(data, _FIELDS, in_array=3, in_map=3)
-        job_id = read_text(slots["id"])
-        created_at_ms = _read_u64(slots["created_at_ms"])
-        attempt = _read_u32(slots["attempt"]) if "attempt" in slots else 0
-        retry = _read_retry(slots.get("retry", NIL))
-    except DecodeError as error:
-        raise DecodeError(f"not a job envelope: {error}") from error
-    return Job.from_wire(job_id, slots["payload"], created_at_ms, attempt, retry, name)
-
-
-def _read_retry(slot: bytes) -> JobRetryOverride | None:
-    if slot == NIL:
-        return None
-    slots = fields_of(slot, _RETRY_FIELDS, in_array=2, in_map=0)
-    max_attempts = _read_optional_u32(slots.get("max_attempts", NIL))
-    return JobRetryOverride(max_attempts, _read_backoff(slots.get("backoff", NIL)))
-
-
-def _read_backoff(slot: bytes) -> BackoffSpec | None:
-    if slot == NIL:
-        return None
-    slots = fields_of(slot, _BACKOFF_FIELDS, in_array=5, in_map=2)
-    kind, content = variant_of(slots["kind"], _BACKOFF_KINDS)
-    if content != NIL:
-        raise DecodeError("a backoff's kind has no content")
-    return from_wire_backoff(
-        WireBackoff(
-            kind or "unknown",
-            _read_u64(slots["delay_ms"]),
-            _read_optional_u64(slots.get("max_delay_ms", NIL)),
-            _read_optional_float(slots.get("multiplier", NIL)),
-            _read_optional_u64(slots.get("jitter_ms", NIL)),
-        )
-    )

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
-from tampu.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, refuse
-from tampu.clock import wall_clock_ms
+from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
+from tampu.base.clock import random_bytes, wall_clock_ms
 from tampu.errors import DecodeError
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
@@ -22,18 +21,18 @@ _NOT_DECODED: Any = object()
 
 def _check_retry(value: object) -> JobRetryOverride:
     if not isinstance(value, JobRetryOverride):
-        raise refuse("retry", value, "a JobRetryOverride")
+        raise invalid("retry", value, "a JobRetryOverride")
     return value
 
 
 def check_poll_interval(value: float) -> None:
-    """What other implementations poll by. Nothing is polled here, but a bad value is refused all the same."""
+    """Refuse a bad polling interval, though tampu does not poll: other implementations do."""
     if isinstance(value, bool) or not value > 0:
-        raise refuse("poll_interval", value, "a number of seconds above 0")
+        raise invalid("poll_interval", value, "a number of seconds above 0")
 
 
 class JobId(str):
-    """The id of an added job. `is_new` is False when a job of that id was there already and nothing was added."""
+    """The id of an added job. `is_new` is False if a job with that id existed and nothing was added."""
 
     # On the class, not the instance: a million ids of a bulk cost no more than their text.
     __slots__ = ()
@@ -41,21 +40,21 @@ class JobId(str):
 
 
 class DuplicateJobId(JobId):
-    """The id of a job that was there already."""
+    """The id of a job that existed already."""
 
     __slots__ = ()
     is_new = False
 
 
 class JobContext(Protocol):
-    """What a job is connected to: the queue that added it, or the worker that runs it."""
+    """The queue that added a job, or the worker that runs it."""
 
     async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
-        """What the handler returns, once it has."""
+        """Wait for the value that the handler returns."""
         ...
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Tell watchers how far the job is."""
+        """Publish the progress of a job."""
         ...
 
 
@@ -94,15 +93,15 @@ class Job(Generic[T]):
         payload: T,
         *,
         now_ms: Callable[[], int] = wall_clock_ms,
-        random_bytes: Callable[[int], bytes] = os.urandom,
+        random_bytes: Callable[[int], bytes] = random_bytes,
     ) -> Job[T]:
-        """A fresh job with an id of its own."""
+        """Return a job with a new id, created now."""
         created_at_ms = now_ms()
         return cls(encode_ulid(created_at_ms, random_bytes(RANDOM_BYTES)), "", payload, 0, created_at_ms)
 
     @classmethod
     def with_id(cls, id: str, payload: T, *, now_ms: Callable[[], int] = wall_clock_ms) -> Job[T]:  # noqa: A002
-        """A fresh job with an id of the caller's."""
+        """Return a job with this id, created now."""
         return cls(id, "", payload, 0, now_ms())
 
     @classmethod
@@ -115,7 +114,7 @@ class Job(Generic[T]):
         retry: JobRetryOverride | None,
         name: str = "",
     ) -> Job[T]:
-        """A job as it was read: nothing is checked again and the payload slot is left as it is."""
+        """Return a decoded job. Nothing is checked again, and the payload stays encoded until it is read."""
         job = cls.__new__(cls)
         job.id = id
         job.name = name
@@ -130,7 +129,7 @@ class Job(Generic[T]):
 
     @property
     def payload(self) -> T:
-        """The user's value; `DecodeError` when the slot holds no MessagePack."""
+        """The user's value. Raises `DecodeError` if the slot does not hold MessagePack."""
         if self._payload is _NOT_DECODED:
             try:
                 self._payload = self._decode(self._slot)
@@ -158,7 +157,7 @@ class Job(Generic[T]):
         if self._context is None:
             raise RuntimeError("this job is not connected to a queue: result() is for jobs that Queue.add gave back")
         if isinstance(timeout, bool) or not timeout > 0:
-            raise refuse("timeout", timeout, "a number of seconds above 0")
+            raise invalid("timeout", timeout, "a number of seconds above 0")
         return await self._context.wait_for_result(self.id, timeout)
 
     async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:  # noqa: ASYNC109
@@ -171,7 +170,7 @@ class Job(Generic[T]):
         if self._context is None:
             raise RuntimeError("this job is not running: progress() is for a handler's own job")
         if isinstance(fraction, bool) or not 0 <= fraction <= 1:
-            raise refuse("fraction", fraction, "a number from 0 to 1")
+            raise invalid("fraction", fraction, "a number from 0 to 1")
         self._context.report_progress(self, float(fraction), note)
 
     @property

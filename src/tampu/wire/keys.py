@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from tampu.checks import check_queue_name
-
-#: Field of a stream entry that holds the job envelope.
-PAYLOAD_FIELD = "d"
-#: Field of a stream entry that holds the job's name; left out when the name is empty.
-NAME_FIELD = "n"
+from tampu.base.checks import check_queue_name
 
 
 class QueueKeys:
@@ -25,7 +20,6 @@ class QueueKeys:
         "scheduler_lock",
         "stream",
         "tag",
-        "taps",
     )
 
     def __init__(self, queue_name: str) -> None:
@@ -38,7 +32,6 @@ class QueueKeys:
         self.repeat = f"{tag}:repeat"
         self.promoter_lock = f"{tag}:promoter:lock"
         self.scheduler_lock = f"{tag}:scheduler:lock"
-        self.taps = f"{tag}:taps"
         self.replays = f"{tag}:replays"
         self.paused = f"{tag}:paused"
 
@@ -57,6 +50,22 @@ class QueueKeys:
     def repeat_spec(self, spec_key: str) -> str:
         """Hash of one repeatable: `spec` and the counter `fired`."""
         return f"{self.tag}:repeat:spec:{spec_key}"
+
+    def alive(self, group: str) -> str:
+        """Lives for a day after the last renewal of a lease by any worker of the group."""
+        return f"{self.tag}:alive:{group}"
+
+    def grace(self, group: str) -> str:
+        """Exists while no entry of the group may be taken over, after the server was unreachable."""
+        return f"{self.tag}:grace:{group}"
+
+    def takeovers(self, group: str) -> str:
+        """Hash of the group's dead consumers: which worker takes over their entries, and until when alone."""
+        return f"{self.tag}:takeovers:{group}"
+
+    def owner(self, group: str, consumer_id: str) -> str:
+        """Holds the token of the process that last renewed leases in this consumer's name."""
+        return f"{self.tag}:owner:{group}:{consumer_id}"
 
     def chain(self, chain_id: str) -> str:
         """State of one producer chain: the last window's number and the replies that may be asked for again."""

@@ -14,9 +14,9 @@ from typing import Any, Literal
 import msgpack
 import msgspec
 
-from tampu.checks import refuse
+from tampu.base.checks import invalid
 from tampu.errors import DecodeError, EncodeError
-from tampu.wire.serde import REFUSALS
+from tampu.wire.scan import REFUSALS
 
 PayloadFormat = Literal["bin", "inline"]
 
@@ -56,7 +56,7 @@ def check_payload_format(value: object, field: str = "payload_format") -> Payloa
     """'bin' or 'inline'."""
     if value == "bin" or value == "inline":
         return value
-    raise refuse(field, value, "'bin' (what Python and Node peers read) or 'inline' (Rust-typed peers)")
+    raise invalid(field, value, "'bin' (what Python and Node peers read) or 'inline' (Rust-typed peers)")
 
 
 def encode_value(value: Any) -> bytes:
@@ -148,3 +148,9 @@ def decode_slot(slot: bytes) -> Any:
 def slot_format(slot: bytes) -> PayloadFormat:
     """Which of the two formats a slot is in."""
     return "bin" if slot[:1] in _BIN_LEADS else "inline"
+
+
+#: A result is stored as the MessagePack of the returned value. None is stored as nil, so that "finished" and "not yet"
+#: differ; other implementations read it as None.
+encode_result = encode_value
+decode_result = decode_value

@@ -1,21 +1,38 @@
-"""Repeatable jobs: when they fire and what happens to missed fires. Their stored form is in `stored_spec.py`."""
+"""Repeatable jobs: when they fire, what happens to missed fires, and how a spec is stored.
+
+The stored form is `[key, job_name, pattern, payload, limit, start_after_ms, end_before_ms, fired]`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Literal, Self, TypeVar
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar
 
-from tampu.checks import MAX_U32, check_int, check_job_name, check_text, refuse
-from tampu.wire.cron import next_fire, parse_cron
+import msgspec
+
+from tampu.base.checks import MAX_U32, check_int, check_job_name, check_text, invalid
+from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.payload import PayloadFormat, decode_slot, encode_slot
-from tampu.wire.zones import parse_zone
+from tampu.wire.scan import NIL, U8, U32, U64, end_of_value, fields_of, is_array, read_text, reader, variant_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 T = TypeVar("T")
+
+_FIELDS = ("key", "job_name", "pattern", "payload", "limit", "start_after_ms", "end_before_ms", "fired", "missed_fires")
+_encode = msgspec.msgpack.Encoder().encode
+
+_read_u64: Callable[[bytes], int] = reader(U64)
+_read_u32: Callable[[bytes], int] = reader(U32)
+_read_optional_u64: Callable[[bytes], int | None] = reader(U64 | None)
+_read_bytes: Callable[[bytes], bytes] = reader(bytes)
+_read_octets: Callable[[bytes], list[int]] = reader(list[U8])
 
 
 @dataclass(frozen=True, slots=True)
 class RepeatPattern:
-    """When a repeatable fires: a cron expression in a time zone, or every so many milliseconds."""
+    """When a repeatable fires: by a cron expression in a time zone, or every `interval_ms` milliseconds."""
 
     kind: Literal["cron", "every"]
     expression: str | None = None
@@ -24,48 +41,48 @@ class RepeatPattern:
 
     def __post_init__(self) -> None:
         if self.kind == "cron":
+            # Imported here: cron and its time zones load slowly, and most programs do not use them.
+            from tampu.wire.cron.schedule import parse_cron
+            from tampu.wire.cron.zones import parse_zone
+
             parse_cron(check_text("pattern.expression", self.expression))
             if self.tz is not None:
                 parse_zone(check_text("pattern.tz", self.tz, blank_ok=True))
             if self.interval_ms is not None:
-                raise refuse("pattern.interval_ms", self.interval_ms, "left out of a cron pattern")
+                raise invalid("pattern.interval_ms", self.interval_ms, "left out of a cron pattern")
         elif self.kind == "every":
             check_int("pattern.interval_ms", self.interval_ms, low=1)
             if self.expression is not None or self.tz is not None:
-                raise refuse("pattern.expression and tz", (self.expression, self.tz), "left out of an every pattern")
+                raise invalid("pattern.expression and tz", (self.expression, self.tz), "left out of an every pattern")
         else:
-            raise refuse("pattern.kind", self.kind, "'cron' or 'every'")
+            raise invalid("pattern.kind", self.kind, "'cron' or 'every'")
 
     @classmethod
     def cron(cls, expression: str, *, tz: str | None = None) -> Self:
-        """By a cron expression (5 fields, 6 with seconds, 7 with a year) in `tz`: an IANA name, an offset, or UTC."""
+        """Fire by a cron expression (5 fields, 6 with seconds, 7 with a year) in `tz`: an IANA name or an offset."""
         return cls("cron", expression, tz)
 
     @classmethod
     def every(cls, interval_ms: int) -> Self:
-        """Every `interval_ms` milliseconds, counted from when it is registered."""
+        """Fire every `interval_ms` milliseconds, counted from its registration."""
         return cls("every", interval_ms=interval_ms)
 
     def signature(self) -> str:
-        """The stable text that a spec's key is made of when the caller gives none."""
+        """Return the stable text from which a spec's default key is made."""
         if self.kind == "every":
             return f"every:{self.interval_ms}"
         return f"cron:{self.expression}:{'UTC' if self.tz is None else self.tz}"
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set."""
-        fields = {
-            "kind": self.kind,
-            "expression": self.expression,
-            "tz": self.tz,
-            "interval_ms": self.interval_ms,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+        """Return the fields that are not None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     def next_fire_ms(self, after_ms: int) -> int | None:
-        """The first fire strictly after `after_ms`; None when there is none any more."""
+        """Return the first fire strictly after `after_ms`; None if there is none."""
         if self.kind == "every":
             return after_ms + (self.interval_ms or 0)
+        from tampu.wire.cron.schedule import next_fire
+
         return next_fire(self.expression or "", self.tz, after_ms)
 
 
@@ -81,34 +98,34 @@ class MissedFiresPolicy:
             check_int("missed_fires.max_catchup", self.max_catchup, low=1, high=MAX_U32)
         elif self.kind in ("skip", "fire-once"):
             if self.max_catchup is not None:
-                raise refuse("missed_fires.max_catchup", self.max_catchup, f"left out with {self.kind!r}")
+                raise invalid("missed_fires.max_catchup", self.max_catchup, f"left out with {self.kind!r}")
         else:
-            raise refuse("missed_fires.kind", self.kind, "'skip', 'fire-once' or 'fire-all'")
+            raise invalid("missed_fires.kind", self.kind, "'skip', 'fire-once' or 'fire-all'")
 
     @classmethod
     def skip(cls) -> Self:
-        """Drop them (the default): no herd after a restart."""
+        """Drop missed fires (the default): no burst of jobs after a restart."""
         return cls("skip")
 
     @classmethod
     def fire_once(cls) -> Self:
-        """One fire for all of them."""
+        """Fire once for all missed fires."""
         return cls("fire-once")
 
     @classmethod
     def fire_all(cls, max_catchup: int) -> Self:
-        """Each of them, oldest first, at most `max_catchup` (1 or more)."""
+        """Make up for each missed fire, oldest first, at most `max_catchup` (1 or more)."""
         if isinstance(max_catchup, bool) or not isinstance(max_catchup, int):
             raise TypeError(f"max_catchup must be a whole number of 1 or more; got {max_catchup!r}")
         return cls("fire-all", max_catchup)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set."""
-        return {"kind": self.kind} | ({} if self.max_catchup is None else {"max_catchup": self.max_catchup})
+        """Return the fields that are not None."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_wire(cls, max_catchup: int) -> Self:
-        """`fire_all` as another implementation stored it. There it may be 0: no missed fire is made up for."""
+        """Return `fire_all` as another implementation stored it. There 0 is allowed: all missed fires are dropped."""
         policy = object.__new__(cls)
         object.__setattr__(policy, "kind", "fire-all")
         object.__setattr__(policy, "max_catchup", max_catchup)
@@ -129,7 +146,7 @@ class RepeatableSpec(Generic[T]):
     pattern: RepeatPattern
     payload: T
     key: str = ""
-    #: Fires in all; None or 0 means without end.
+    #: Total number of fires; None or 0 means no limit.
     limit: int | None = None
     start_after_ms: int | None = None
     end_before_ms: int | None = None
@@ -140,40 +157,40 @@ class RepeatableSpec(Generic[T]):
         check_text("key", self.key, blank_ok=True)
         _check_bounds(self.limit, self.start_after_ms, self.end_before_ms)
         if not isinstance(self.pattern, RepeatPattern):
-            raise refuse("pattern", self.pattern, "a RepeatPattern")
+            raise invalid("pattern", self.pattern, "a RepeatPattern")
         if not isinstance(self.missed_fires, MissedFiresPolicy):
-            raise refuse("missed_fires", self.missed_fires, "a MissedFiresPolicy")
+            raise invalid("missed_fires", self.missed_fires, "a MissedFiresPolicy")
 
     def with_key(self, key: str) -> Self:
-        """The same spec under this key instead of `<job_name>::<signature>`."""
+        """Return a copy with this key instead of `<job_name>::<signature>`."""
         return replace(self, key=key)
 
     def with_limit(self, limit: int) -> Self:
-        """The same spec, fired at most so many times."""
+        """Return a copy that fires at most `limit` times."""
         return replace(self, limit=limit)
 
     def with_start_after_ms(self, ms: int) -> Self:
-        """The same spec, without fires up to this instant."""
+        """Return a copy that fires only after this instant."""
         return replace(self, start_after_ms=ms)
 
     def with_end_before_ms(self, ms: int) -> Self:
-        """The same spec, without fires after this instant."""
+        """Return a copy that does not fire after this instant."""
         return replace(self, end_before_ms=ms)
 
     def with_missed_fires(self, policy: MissedFiresPolicy) -> Self:
-        """The same spec with this policy for missed fires."""
+        """Return a copy with this policy for missed fires."""
         return replace(self, missed_fires=policy)
 
     def resolved_key(self) -> str:
-        """The key it is stored under."""
+        """Return the key under which it is stored."""
         return self.key or f"{self.job_name}::{self.pattern.signature()}"
 
     def stored(self, payload_format: PayloadFormat = "bin") -> StoredSpec:
-        """The form that is written."""
+        """Return the stored form."""
         return self.stored_with(encode_slot(self.payload, payload_format))
 
     def stored_with(self, payload_slot: bytes) -> StoredSpec:
-        """The form that is written, around a payload that is encoded already."""
+        """Return the stored form around an encoded payload."""
         return StoredSpec(
             key=self.resolved_key(),
             job_name=self.job_name,
@@ -188,7 +205,7 @@ class RepeatableSpec(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RepeatableMeta:
-    """What a listing tells of a repeatable: all but its payload."""
+    """A repeatable as listings show it: without its payload."""
 
     key: str
     job_name: str
@@ -215,11 +232,11 @@ class StoredSpec:
 
     @property
     def payload(self) -> Any:
-        """The user's value; `DecodeError` when the slot holds none."""
+        """The user's value. Raises `DecodeError` if the slot holds none."""
         return decode_slot(self.payload_slot)
 
     def meta(self, next_fire_ms: int) -> RepeatableMeta:
-        """What a listing tells of it."""
+        """Return the repeatable as listings show it."""
         return RepeatableMeta(
             key=self.key,
             job_name=self.job_name,
@@ -230,3 +247,73 @@ class StoredSpec:
             end_before_ms=self.end_before_ms,
             missed_fires=self.missed_fires,
         )
+
+
+def encode_spec(spec: StoredSpec) -> bytes:
+    """Encode a spec byte for byte as ChasquiMQ 1.3.0 does.
+
+    Enum variants are maps of one to positional arrays: `{"Every": [interval_ms]}`. The slot `fired` is always 0: the
+    counter is a separate field of the hash. The policy for missed fires is a ninth slot unless it is Skip.
+    """
+    pattern = spec.pattern
+    variant = (
+        {"Every": [pattern.interval_ms]} if pattern.kind == "every" else {"Cron": [pattern.expression, pattern.tz]}
+    )
+    slots: list[Any] = [spec.key, spec.job_name, variant, spec.payload_slot]
+    slots += (spec.limit, spec.start_after_ms, spec.end_before_ms, 0)
+    policy = spec.missed_fires
+    if policy.kind == "fire-once":
+        slots.append("FireOnce")
+    elif policy.kind == "fire-all":
+        slots.append({"FireAll": [policy.max_catchup]})
+    try:
+        return _encode(slots)
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise EncodeError(f"repeatable {spec.key!r} cannot be encoded: {error}") from error
+
+
+def decode_spec(data: bytes) -> StoredSpec:
+    """Decode a spec of any implementation, or raise `DecodeError`: 7 to 9 slots, or a map by field name."""
+    try:
+        slots = fields_of(data, _FIELDS, in_array=7, in_map=4)
+        _read_u64(slots.get("fired", b"\x00"))  # not used, but checked: it must be a number
+        return StoredSpec(
+            key=read_text(slots["key"]),
+            job_name=read_text(slots["job_name"]),
+            pattern=_read_pattern(slots["pattern"]),
+            payload_slot=_read_payload(slots["payload"]),
+            limit=_read_optional_u64(slots.get("limit", NIL)),
+            start_after_ms=_read_optional_u64(slots.get("start_after_ms", NIL)),
+            end_before_ms=_read_optional_u64(slots.get("end_before_ms", NIL)),
+            missed_fires=_read_policy(slots["missed_fires"]) if "missed_fires" in slots else MissedFiresPolicy.skip(),
+        )
+    except (DecodeError, ConfigError) as error:  # ConfigError: a pattern no scheduler could run
+        raise DecodeError(f"not a repeatable spec: {error}") from error
+
+
+def _read_payload(slot: bytes) -> bytes:
+    """Return the one value in the payload, without bytes after it: they would end up inside an envelope."""
+    payload = bytes(_read_octets(slot)) if is_array(slot) else _read_bytes(slot)
+    return payload[: end_of_value(payload)]
+
+
+def _read_pattern(slot: bytes) -> RepeatPattern:
+    name, content = variant_of(slot, ("Cron", "Every"))
+    if name == "Every":
+        fields = fields_of(content, ("interval_ms",), in_array=1, in_map=1)
+        return RepeatPattern.every(_read_u64(fields["interval_ms"]))
+    if name == "Cron":
+        fields = fields_of(content, ("expression", "tz"), in_array=2, in_map=1)
+        tz = fields.get("tz", NIL)
+        return RepeatPattern.cron(read_text(fields["expression"]), tz=None if tz == NIL else read_text(tz))
+    raise DecodeError("unknown pattern")
+
+
+def _read_policy(slot: bytes) -> MissedFiresPolicy:
+    name, content = variant_of(slot, ("Skip", "FireOnce", "FireAll"))
+    if name == "FireAll":
+        fields = fields_of(content, ("max_catchup",), in_array=1, in_map=1)
+        return MissedFiresPolicy.from_wire(_read_u32(fields["max_catchup"]))
+    if name is None or content != NIL:
+        raise DecodeError("unknown policy for missed fires")
+    return MissedFiresPolicy.skip() if name == "Skip" else MissedFiresPolicy.fire_once()

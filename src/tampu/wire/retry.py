@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from tampu.checks import MAX_U32, check_float, check_int, refuse
-from tampu.wire.serde import U32, U64  # noqa: TC001 - msgspec reads the annotations at run time
+from tampu.base.checks import MAX_U32, check_float, check_int, invalid
+from tampu.wire.scan import U32, U64  # noqa: TC001 - msgspec reads the annotations at run time
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class BackoffSpec:
         try:
             object.__setattr__(self, "kind", BackoffKind(self.kind))
         except ValueError:
-            raise refuse("backoff.kind", self.kind, "'fixed' or 'exponential'") from None
+            raise invalid("backoff.kind", self.kind, "'fixed' or 'exponential'") from None
         check_int("backoff.delay_ms", self.delay_ms)
         if self.max_delay_ms is not None:
             check_int("backoff.max_delay_ms", self.max_delay_ms)
@@ -95,14 +95,8 @@ class BackoffSpec:
         return cls(BackoffKind.EXPONENTIAL, initial_ms, max_ms, multiplier, jitter_ms)
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields that are set."""
-        fields = {
-            "kind": str(self.kind),
-            "delay_ms": self.delay_ms,
-            "max_delay_ms": self.max_delay_ms,
-            "multiplier": self.multiplier,
-            "jitter_ms": self.jitter_ms,
-        }
+        """Return the fields that are not None."""
+        fields = asdict(self) | {"kind": str(self.kind)}
         return {name: value for name, value in fields.items() if value is not None}
 
 
@@ -117,7 +111,7 @@ class JobRetryOverride:
         if self.max_attempts is not None:
             check_int("retry.max_attempts", self.max_attempts, high=MAX_U32)
         if self.backoff is not None and not isinstance(self.backoff, BackoffSpec):
-            raise refuse("retry.backoff", self.backoff, "a BackoffSpec or None")
+            raise invalid("retry.backoff", self.backoff, "a BackoffSpec or None")
 
 
 def backoff_ms(
@@ -125,7 +119,7 @@ def backoff_ms(
 ) -> int:
     """How long to wait before retry `retry_number` (1 = the first). `random_below(n)` gives a number in [0, n).
 
-    Jitter is only ever added, and after the cap: that is what goes over the wire, whatever the documents say.
+    Jitter is only ever added, and after the cap: that is what goes over the wire.
     """
     if spec is None:
         spec = BackoffSpec(BackoffKind.EXPONENTIAL, defaults.initial_backoff_ms)

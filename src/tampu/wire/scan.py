@@ -1,12 +1,32 @@
-"""Walks MessagePack without building values: finds where a value ends and cuts arrays and maps into their slots.
+"""Reads MessagePack that strict decoders refuse: bytes after a value, and every form in which Rust's serde reads it.
 
-It reads what strict decoders refuse (bytes after the value, maps for arrays) and copes with hostile input:
-no recursion, no allocation for lengths that are only claimed, time linear in the bytes given.
+It finds where a value ends and cuts arrays and maps into slots without building values. Hostile input is safe: no
+recursion, no allocation for lengths that are only claimed, time linear in the bytes given.
+
+To serde a struct is an array by position, or a map whose keys are field names (str or bin) or field numbers, in any
+order, with unknown keys ignored and no key twice. An enum is a variant's name or number, alone or in a map of one to
+its content.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+
+from tampu.base.checks import MAX_U32
 from tampu.errors import DecodeError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: The wire's numbers. MessagePack has none beyond 64 bits, and msgspec takes no bound beyond int64.
+U64 = Annotated[int, msgspec.Meta(ge=0)]
+U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
+U8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
+
+#: Errors that a typed decoder raises on hostile bytes: each means "this is not the expected type".
+REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
 
 #: The encoded None.
 NIL = b"\xc0"
@@ -17,45 +37,24 @@ _CHILDREN = 2  # values that follow
 _PAIRS = 3  # pairs of values that follow
 _EXT = 4  # bytes of the body, plus one for the type
 
-_NUMBERED: dict[int, tuple[int, int]] = {
-    0xC4: (1, _BYTES),
-    0xC5: (2, _BYTES),
-    0xC6: (4, _BYTES),
-    0xC7: (1, _EXT),
-    0xC8: (2, _EXT),
-    0xC9: (4, _EXT),
-    0xD9: (1, _BYTES),
-    0xDA: (2, _BYTES),
-    0xDB: (4, _BYTES),
-    0xDC: (2, _CHILDREN),
-    0xDD: (4, _CHILDREN),
-    0xDE: (2, _PAIRS),
-    0xDF: (4, _PAIRS),
-}
-_FIXED_BODIES: dict[int, int] = {
-    0xC0: 0,
-    0xC2: 0,
-    0xC3: 0,
-    0xCA: 4,
-    0xCB: 8,
-    0xCC: 1,
-    0xCD: 2,
-    0xCE: 4,
-    0xCF: 8,
-    0xD0: 1,
-    0xD1: 2,
-    0xD2: 4,
-    0xD3: 8,
-    0xD4: 2,
-    0xD5: 3,
-    0xD6: 5,
-    0xD7: 9,
-    0xD8: 17,
-}
+_STR_AND_BIN = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+_NUMBERED = (
+    {lead: (width, _BYTES) for lead, width in _STR_AND_BIN.items()}
+    | {0xC7: (1, _EXT), 0xC8: (2, _EXT), 0xC9: (4, _EXT)}
+    | {0xDC: (2, _CHILDREN), 0xDD: (4, _CHILDREN), 0xDE: (2, _PAIRS), 0xDF: (4, _PAIRS)}
+)
+#: Bytes of the body, by leading byte: nil and bools, floats, unsigned and signed integers, fixext with its type.
+_FIXED_BODIES = (
+    {0xC0: 0, 0xC2: 0, 0xC3: 0}
+    | {0xCA: 4, 0xCB: 8}
+    | {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+    | {0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+    | {0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17}
+)
 
 
 def _size(lead: int) -> int:
-    """Bytes of a value's own, when its leading byte alone tells; else 0."""
+    """Return the bytes of a value without its children if the leading byte determines them, else 0."""
     if 0xA0 <= lead <= 0xBF:
         return 1 + (lead & 0x1F)
     if lead <= 0x9F or lead >= 0xE0:
@@ -64,7 +63,7 @@ def _size(lead: int) -> int:
 
 
 def _children(lead: int) -> int:
-    """Values that follow as children, when the leading byte alone tells."""
+    """Return the number of children if the leading byte determines it, else 0."""
     if 0x80 <= lead <= 0x8F:
         return 2 * (lead & 0x0F)
     return lead & 0x0F if 0x90 <= lead <= 0x9F else 0
@@ -75,13 +74,11 @@ _SIZES = tuple(_size(lead) for lead in range(256))
 _COUNTS = tuple(_children(lead) for lead in range(256))
 
 #: Where the content of a str or bin begins.
-_CONTENT_AT = {lead: 1 + _NUMBERED[lead][0] for lead in (0xC4, 0xC5, 0xC6, 0xD9, 0xDA, 0xDB)} | dict.fromkeys(
-    range(0xA0, 0xC0), 1
-)
+_CONTENT_AT = {lead: 1 + width for lead, width in _STR_AND_BIN.items()} | dict.fromkeys(range(0xA0, 0xC0), 1)
 
 
 def _numbered_header(data: bytes, position: int) -> tuple[int, int]:
-    """(position behind the value's own bytes, number of its children) where the header holds a number."""
+    """Return (position after the header and body, number of children) of a value whose header holds a number."""
     lead = data[position]
     if lead not in _NUMBERED:
         raise DecodeError(f"byte {position} is 0x{lead:02x}, which starts no MessagePack value")
@@ -96,7 +93,7 @@ def _numbered_header(data: bytes, position: int) -> tuple[int, int]:
 
 
 def end_of_value(data: bytes, position: int = 0) -> int:
-    """The position right behind the value that starts at `position`."""
+    """Return the position after the value that starts at `position`."""
     size = len(data)
     outstanding = 1
     while outstanding:
@@ -117,17 +114,17 @@ def end_of_value(data: bytes, position: int = 0) -> int:
 
 
 def is_array(data: bytes) -> bool:
-    """Whether the value is an array."""
+    """Return whether the value is an array."""
     return bool(data) and (0x90 <= data[0] <= 0x9F or data[0] in (0xDC, 0xDD))
 
 
 def is_map(data: bytes) -> bool:
-    """Whether the value is a map."""
+    """Return whether the value is a map."""
     return bool(data) and (0x80 <= data[0] <= 0x8F or data[0] in (0xDE, 0xDF))
 
 
 def _children_of(data: bytes) -> tuple[int, int]:
-    """(position of the first child, number of children) of an array or a map."""
+    """Return (position of the first child, number of children) of an array or a map."""
     if not is_array(data) and not is_map(data):
         raise DecodeError("expected a MessagePack array or map")
     first, count = (1, _COUNTS[data[0]]) if _SIZES[data[0]] else _numbered_header(data, 0)
@@ -137,12 +134,12 @@ def _children_of(data: bytes) -> tuple[int, int]:
 
 
 def count_of(data: bytes) -> int:
-    """How many values an array claims to hold, or a map as keys and values."""
+    """Return how many values an array claims to hold; a map counts keys and values."""
     return _children_of(data)[1]
 
 
 def slots_of(data: bytes) -> list[bytes]:
-    """The encoded children of an array (or of a map: key, value, key, value ...), ignoring bytes behind it."""
+    """Return the encoded children of an array (or of a map: key, value, key, value ...), ignoring bytes after it."""
     position, count = _children_of(data)
     slots: list[bytes] = []
     for _ in range(count):
@@ -153,12 +150,80 @@ def slots_of(data: bytes) -> list[bytes]:
 
 
 def bin_content(slot: bytes) -> bytes | None:
-    """The content of a bin that fills the slot exactly; None when the slot holds anything else."""
+    """Return the content of a bin that fills the slot exactly; None if the slot holds anything else."""
     is_bin = slot[:1] in (b"\xc4", b"\xc5", b"\xc6")
     return text_content(slot) if is_bin and end_of_value(slot) == len(slot) else None
 
 
 def text_content(slot: bytes) -> bytes | None:
-    """The content of a str or bin, given a slot as `slots_of` cuts them; None when it is neither."""
+    """Return the content of a str or bin in a slot of `slots_of`; None if it is neither."""
     start = _CONTENT_AT.get(slot[0])
     return None if start is None else slot[start:]
+
+
+def reader(kind: Any) -> Callable[[bytes], Any]:
+    """Return a function that reads one slot as `kind`, or raises `DecodeError`."""
+    decode = msgspec.msgpack.Decoder(kind).decode
+
+    def read(slot: bytes) -> Any:
+        try:
+            return decode(slot)
+        except REFUSALS as error:
+            raise DecodeError(str(error)) from error
+
+    return read
+
+
+def read_text(slot: bytes) -> str:
+    """Read text, written as str or as bin."""
+    content = text_content(slot)
+    if content is None:
+        raise DecodeError("expected text")
+    try:
+        return content.decode()
+    except UnicodeDecodeError as error:
+        raise DecodeError(f"text is not UTF-8: {error}") from error
+
+
+def fields_of(data: bytes, names: tuple[str, ...], *, in_array: int, in_map: int) -> dict[str, bytes]:
+    """Return a struct's slots by field name. The first `in_array` or `in_map` fields are required."""
+    if is_array(data):
+        if not in_array <= (count := count_of(data)) <= len(names):  # before any slot of a hostile array is looked at
+            wanted = f"{in_array}" if in_array == len(names) else f"{in_array} to {len(names)}"
+            raise DecodeError(f"expected an array of {wanted}; got {count}")
+        return dict(zip(names, slots_of(data), strict=False))
+    slots = slots_of(data)
+    fields: dict[str, bytes] = {}
+    for key, value in zip(slots[::2], slots[1::2], strict=True):
+        name = _name_of(key, names)
+        if name in fields:
+            raise DecodeError(f"field {name!r} is there twice")
+        if name is not None:
+            fields[name] = value
+    missing = [name for name in names[:in_map] if name not in fields]
+    if missing:
+        raise DecodeError(f"missing {', '.join(missing)}")
+    return fields
+
+
+def variant_of(data: bytes, names: tuple[str, ...]) -> tuple[str | None, bytes]:
+    """Return (name, content slot) of an enum. A bare variant has content nil, an unknown one the name None."""
+    if not is_map(data):
+        return _name_of(data, names), NIL
+    slots = slots_of(data) if count_of(data) == 2 else []
+    if not slots:
+        raise DecodeError("expected a map of one variant to its content")
+    return _name_of(slots[0], names), slots[1]
+
+
+def _name_of(key: bytes, names: tuple[str, ...]) -> str | None:
+    """Return the name that a key spells or numbers; None if there is no such name."""
+    lead = key[0]
+    if lead <= 0x7F or 0xCC <= lead <= 0xCF:
+        number = lead if lead <= 0x7F else int.from_bytes(key[1:], "big")
+        return names[number] if number < len(names) else None
+    content = text_content(key)
+    if content is None:
+        raise DecodeError("a key or variant is neither text nor a number")
+    text = content.decode(errors="replace")
+    return text if text in names else None

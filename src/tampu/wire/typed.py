@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tampu.checks import shown
+from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.payload import decode_value, encode_value, slot_format
 from tampu.wire.scan import bin_content

@@ -4,10 +4,6 @@
 -- ARGV  1 group, then entry ids
 -- Reply number acknowledged
 
-local ids = {}
-for i = 2, #ARGV do
-  ids[i - 1] = ARGV[i]
-end
-local acked = redis.call('XACK', KEYS[1], ARGV[1], unpack(ids))
-redis.call('XDEL', KEYS[1], unpack(ids))
-return acked
+--@include lib/ack_and_delete.lua
+
+return ack_and_delete(KEYS[1], ARGV[1], {unpack(ARGV, 2)}, false)

@@ -4,9 +4,10 @@
 -- ARGV  1 most members, 2 most bytes of them (a single one may be larger)
 -- Reply {now in ms, depth, score of the earliest member or '', due members}
 
+--@include lib/now_ms.lua
+
 local PAGE = 32
-local time = redis.call('TIME')
-local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
+local now = string.format('%.0f', now_ms())
 local earliest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 local most = math.min(tonumber(ARGV[1]), redis.call('ZCOUNT', KEYS[1], '-inf', now))
 local room = tonumber(ARGV[2])

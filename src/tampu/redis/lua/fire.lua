@@ -6,6 +6,10 @@
 -- Reply {fired, 1 when the spec was removed, error}; {-1, 0, ''} when somebody else fired, changed or removed it
 --       meanwhile. With an error ('' = none) the fires from the one that could not be written on are due again.
 
+--@include lib/append_entry.lua
+--@include lib/delayed_member.lua
+--@include lib/now_ms.lua
+
 local stream, delayed, repeats, hash = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local next_fire, spec_key, limit, name = ARGV[2], ARGV[4], tonumber(ARGV[5]), ARGV[7]
 if redis.call('ZSCORE', repeats, spec_key) ~= ARGV[1] or redis.call('HGET', hash, 'spec') ~= ARGV[6] then
@@ -34,12 +38,9 @@ for i = 1, fires do
   local reply
   if i > room then
     -- No room in the stream: the promoter brings it in when there is.
-    local now = redis.call('TIME')
-    reply = redis.pcall('ZADD', delayed, now[1] .. '000', struct.pack('<I4', #name) .. name .. envelope)
-  elseif name == '' then
-    reply = redis.pcall('XADD', stream, '*', 'd', envelope)
+    reply = redis.pcall('ZADD', delayed, string.format('%.0f', now_ms()), delayed_member(name, envelope))
   else
-    reply = redis.pcall('XADD', stream, '*', 'd', envelope, 'n', name)
+    reply = append_entry(redis.pcall, stream, envelope, name)
   end
   if type(reply) == 'table' and reply.err then
     book(ARGV[6 + 2 * i], before + i - 1)

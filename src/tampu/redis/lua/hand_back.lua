@@ -1,9 +1,12 @@
--- Gives entries back that were read but not started: each goes to the tail of the stream, where a blocked reader
--- gets it at once, and leaves the pending list; one that was deleted meanwhile only leaves it.
+-- Gives entries back that were read but not started: each goes to the tail of the stream, behind the backlog, and leaves
+-- the pending list; one that was deleted meanwhile only leaves it. Added anew, because that wakes a blocked reader; an
+-- entry that merely becomes claimable does not.
 --
 -- KEYS  1 stream
 -- ARGV  1 group, 2 consumer, 3 '1' when the server knows XACKDEL, then per entry: id, new envelope ('' = as it is)
 -- Reply number given back
+
+--@include lib/ack_and_delete.lua
 
 local stream, group = KEYS[1], ARGV[1]
 local given = 0
@@ -24,12 +27,7 @@ for i = 4, #ARGV, 2 do
       redis.call('XADD', stream, '*', unpack(fields))
       given = given + 1
     end
-    if ARGV[3] == '1' then
-      redis.call('XACKDEL', stream, group, 'IDS', 1, id)
-    else
-      redis.call('XACK', stream, group, id)
-      redis.call('XDEL', stream, id)
-    end
+    ack_and_delete(stream, group, {id}, ARGV[3] == '1')
   end
 end
 return given

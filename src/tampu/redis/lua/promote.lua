@@ -7,24 +7,18 @@
 -- Reply {promoted, buried, 1 when the stream is full, error}: buried are the unreadable ones that became dead letters;
 --       error is why one could not ('' otherwise)
 
-local delayed, stream, dlq, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local time = redis.call('TIME')
-local now = string.format('%.0f', tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000))
-local room = tonumber(ARGV[1]) - redis.call('XLEN', stream)
-local jobs, has_events = tonumber(ARGV[4]), ARGV[2] ~= '0'
-local promoted, buried, full, failure = 0, 0, 0, ''
+--@include lib/append_entry.lua
+--@include lib/emit_event.lua
+--@include lib/failed.lua
+--@include lib/now_ms.lua
 
--- A wrong-typed or forbidden events key costs the events, never a job.
-local function tell(event, job, name, ...)
-  if not has_events then
-    return
-  end
-  if name == '' then
-    redis.pcall('XADD', events, 'MAXLEN', '~', ARGV[2], '*', 'e', event, 'id', job, 'ts', now, ...)
-  else
-    redis.pcall('XADD', events, 'MAXLEN', '~', ARGV[2], '*', 'e', event, 'id', job, 'ts', now, 'n', name, ...)
-  end
-end
+local delayed, stream, dlq, events = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local keep_events, has_events = ARGV[2], ARGV[2] ~= '0'
+local due_until = now_ms()
+local now = string.format('%.0f', due_until)
+local room = tonumber(ARGV[1]) - redis.call('XLEN', stream)
+local jobs = tonumber(ARGV[4])
+local promoted, buried, full = 0, 0, 0
 
 -- What an ACL forbids must fail here: after the first job was added, each new try would add it again. And a script
 -- that has written something ZREM may do goes on at maxmemory: rightly, as the move frees what it takes.
@@ -35,21 +29,16 @@ local moved, refusal = {}, nil
 if jobs > 0 then
   -- Since they were read some may have been moved by another, or put off.
   local scores = redis.call('ZMSCORE', delayed, unpack(ARGV, 5, 4 + jobs))
-  local due_until = tonumber(now)
   for i = 1, jobs do
     if scores[i] and tonumber(scores[i]) <= due_until then
       if promoted >= room then
         full = 1
         break
       end
-      local member, name, reply = ARGV[4 + i], '', nil
+      local member = ARGV[4 + i]
       local size = struct.unpack('<I4', member)
-      if size == 0 then
-        reply = redis.pcall('XADD', stream, '*', 'd', string.sub(member, 5))
-      else
-        name = string.sub(member, 5, 4 + size)
-        reply = redis.pcall('XADD', stream, '*', 'd', string.sub(member, 5 + size), 'n', name)
-      end
+      local name = string.sub(member, 5, 4 + size)
+      local reply = append_entry(redis.pcall, stream, string.sub(member, 5 + size), name)
       if type(reply) == 'table' then
         refusal = reply
         break
@@ -57,7 +46,8 @@ if jobs > 0 then
       promoted = promoted + 1
       moved[promoted] = member
       if has_events then
-        tell('waiting', ARGV[3 + jobs + 2 * i], name, 'created_at_ms', ARGV[4 + jobs + 2 * i])
+        local job, created = ARGV[3 + jobs + 2 * i], ARGV[4 + jobs + 2 * i]
+        emit_event(events, keep_events, 'waiting', job, now, name, 'created_at_ms', created)
       end
     end
   end
@@ -88,11 +78,11 @@ for i = 5 + jobs * (has_events and 3 or 1), #ARGV, 2 do
   if redis.call('ZSCORE', delayed, ARGV[i]) then
     local reply = redis.pcall('XADD', dlq, 'MAXLEN', '~', ARGV[3], '*', 'd', ARGV[i], 'source_id', '', 'reason',
       'malformed', 'detail', ARGV[i + 1], 'ts', now)
-    if type(reply) == 'table' and reply.err then
-      failure = reply.err
-    else
+    if not failed(reply) then
       redis.call('ZREM', delayed, ARGV[i])
-      tell('dlq', '', '', 'attempt', '0', 'reason', 'malformed')
+      if has_events then
+        emit_event(events, keep_events, 'dlq', '', now, '', 'attempt', '0', 'reason', 'malformed')
+      end
       buried = buried + 1
     end
   end

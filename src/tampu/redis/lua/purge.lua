@@ -9,31 +9,10 @@
 --       is now, '': none)
 -- Reply {deleted, delayed jobs to go, last entry to go ('' when there is none left)}
 
+--@include lib/job_id.lua
+
 local stream, delayed = KEYS[1], KEYS[2]
 local tag, most, delayed_to_go, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
-
--- The id in an envelope: the first of a MessagePack array. nil when it is none: then nothing is kept under it either.
-local function id_of(envelope)
-  local head, at = string.byte(envelope, 1), 2
-  if head == 0xdc then
-    at = 4
-  elseif not head or head < 0x91 or head > 0x9f then
-    return nil
-  end
-  local kind, size = string.byte(envelope, at), nil
-  if not kind then
-    return nil
-  elseif kind >= 0xa0 and kind <= 0xbf then
-    size, at = kind - 0xa0, at + 1
-  elseif kind == 0xd9 and #envelope > at then
-    size, at = string.byte(envelope, at + 1), at + 2
-  elseif kind == 0xda and #envelope > at + 1 then
-    size, at = struct.unpack('>I2', string.sub(envelope, at + 1, at + 2)), at + 3
-  else
-    return nil
-  end
-  return string.sub(envelope, at, at + size - 1)
-end
 
 local deleted = 0
 if delayed_to_go < 0 then
@@ -43,7 +22,7 @@ if delayed_to_go > 0 then
   local members = redis.call('ZRANGE', delayed, 0, math.min(delayed_to_go, most) - 1)
   for _, member in ipairs(members) do
     local size = #member >= 4 and struct.unpack('<I4', member) or 0
-    local id = id_of(string.sub(member, 5 + size))
+    local id = job_id(string.sub(member, 5 + size))
     -- A job of the same id that is another member keeps its own.
     if id and redis.call('GET', tag .. ':didx:' .. id) == member then
       redis.call('DEL', tag .. ':didx:' .. id, tag .. ':dlid:' .. id)
@@ -84,7 +63,7 @@ if last ~= '' then
   for i, entry in ipairs(entries) do
     ids[i] = entry[1]
     for at = 1, #entry[2], 2 do
-      local id = entry[2][at] == 'd' and id_of(entry[2][at + 1])
+      local id = entry[2][at] == 'd' and job_id(entry[2][at + 1])
       if id then
         markers[#markers + 1] = tag .. ':dlid:' .. id
       end

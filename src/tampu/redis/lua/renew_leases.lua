@@ -1,16 +1,36 @@
 -- Renews the leases of entries that are still ours: their idle time starts anew, their delivery count stays.
--- Claiming blindly would take back entries that others own by now.
+-- Claiming blindly would take back entries that others own by now. Also notes that the fleet is alive, and whether
+-- another process renews under the same consumer name: each writes its token, so the two overwrite each other's.
 --
--- KEYS  1 stream
--- ARGV  1 group, 2 consumer, then entry ids, oldest first; none: whatever is pending in our name
--- Reply the ids that are no longer ours
+-- KEYS  1 stream, 2 alive, 3 grace, 4 owner
+-- ARGV  1 group, 2 consumer, 3 ms without a renewal that are a stall, 4 grace after one in ms, 5 '1' to renew whatever
+--       is pending in our name, 6 our token, then entry ids, oldest first
+-- Reply {other, lost}: 1 if the last renewal under this name was another process's; the ids that are no longer ours
 
+--@include lib/stall.lua
+
+note_stall(KEYS[2], KEYS[3], ARGV[3], ARGV[4])
+if redis.pcall('PEXPIRE', KEYS[2], ALIVE_MS) == 0 then
+  redis.pcall('SET', KEYS[2], '1', 'PX', ALIVE_MS)
+end
+
+local token, owner = ARGV[6], redis.pcall('GET', KEYS[4])
+if owner == token then
+  redis.pcall('PEXPIRE', KEYS[4], ARGV[3])
+else
+  redis.pcall('SET', KEYS[4], token, 'PX', ARGV[3])
+end
+local other = type(owner) == 'string' and owner ~= token and 1 or 0
+
+local all = ARGV[5] == '1'
+if #ARGV == 6 and not all then
+  return {other, {}}
+end
 local wanted = {}
-for i = 3, #ARGV do
+for i = 7, #ARGV do
   wanted[ARGV[i]] = true
 end
-local all = #ARGV == 2
-local first, last, most = ARGV[3], ARGV[#ARGV], 100000
+local first, last, most = ARGV[7], ARGV[#ARGV], 100000
 if all then
   first, last, most = '-', '+', 5000
 end
@@ -26,9 +46,9 @@ if #renew > 5 then
   redis.call(unpack(renew))
 end
 local lost = {}
-for i = 3, #ARGV do
+for i = 7, #ARGV do
   if wanted[ARGV[i]] then
     lost[#lost + 1] = ARGV[i]
   end
 end
-return lost
+return {other, lost}

@@ -5,6 +5,8 @@
 -- ARGV  1 cap of the stream, 2 TTL of the counts in seconds, then per letter: its id, envelope, name, job id
 -- Reply {moved, 1 when the stream was full}
 
+--@include lib/append_entry.lua
+
 local room = tonumber(ARGV[1]) - redis.call('XLEN', KEYS[2])
 local moved = 0
 for i = 3, #ARGV, 4 do
@@ -13,11 +15,7 @@ for i = 3, #ARGV, 4 do
     if room <= moved then
       return {moved, 1}
     end
-    if name == '' then
-      redis.call('XADD', KEYS[2], '*', 'd', envelope)
-    else
-      redis.call('XADD', KEYS[2], '*', 'd', envelope, 'n', name)
-    end
+    append_entry(redis.call, KEYS[2], envelope, name)
     redis.call('XDEL', KEYS[1], id)
     redis.call('HINCRBY', KEYS[3], job, 1)
     moved = moved + 1

@@ -16,6 +16,10 @@
 -- All that can go wrong is looked at before the first write: after it nothing may raise, or a resend would add the
 -- first jobs of the chunk again.
 
+--@include lib/append_entry.lua
+--@include lib/delayed_member.lua
+--@include lib/now_ms.lua
+
 local marker, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
 local number, ttl, cap, total = tonumber(ARGV[1]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
@@ -51,17 +55,8 @@ if length > 0 and length + (are_same and total or count_those_for_now()) > cap t
 end
 
 local call = redis.call
-local function append(envelope, name)
-  if name == '' then
-    call('XADD', stream, '*', 'd', envelope)
-  else
-    call('XADD', stream, '*', 'd', envelope, 'n', name)
-  end
-end
-
 local function add_each()
-  local time = call('TIME')
-  local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
+  local now = now_ms()
   local added, at, key = 0, 7, 4
   for _ = 1, total do
     local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
@@ -85,11 +80,11 @@ local function add_each()
     if is_new then
       added = added + 1
       if due and due > now then
-        local member = struct.pack('<I4', #name) .. name .. envelope
+        local member = delayed_member(name, envelope)
         call('ZADD', delayed, string.format('%.0f', due), member)
         call('SET', index, member, 'EX', seconds + 3600)
       else
-        append(envelope, name)
+        append_entry(call, stream, envelope, name)
       end
     end
   end
@@ -99,7 +94,7 @@ end
 local added = total
 if are_same then
   for place = 8, 7 + total do
-    append(ARGV[place], ARGV[7])
+    append_entry(call, stream, ARGV[place], ARGV[7])
   end
 else
   added = add_each()

@@ -6,7 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from tampu.spark.source import HAS_ADMISSION_CONTROL
+from tampu.spark.read.readers import HAS_ADMISSION_CONTROL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ END
 """
 
 
-def follow(spark: SparkSession, url: str, queues: list[str], stream: str, max_per_batch: int) -> DataFrame:
+def read_stream(spark: SparkSession, url: str, queues: list[str], stream: str, max_per_batch: int) -> DataFrame:
     """The stream of entries, each with its partition."""
     reader = spark.readStream.format("tampu").options(
         url=url,

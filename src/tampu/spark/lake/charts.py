@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn by hand: no library, nothing fetched, readable in light and dark. Pure functions."""
+"""Draws charts as SVG without a library: lines and horizontal bars. Whoever shows a chart brings the style sheet."""
 
 from __future__ import annotations
 
@@ -9,145 +9,170 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 WIDTH, HEIGHT = 860, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 34
-#: Colours by position; those of Okabe and Ito, which the colour-blind can tell apart.
+BAR_STEP = 26
+#: Lines of up to this many points show each of them.
+FEW_POINTS = 12
+#: Colours by position: those of Okabe and Ito, which the colour-blind can tell apart.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line; x in epoch seconds, y None where there is nothing."""
+    """A named line; y is None where there is no value."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
     dashed: bool = False
 
 
-def line_chart(title: str, unit: str, series: Sequence[Series], *, log: bool = False) -> str:
-    """Lines over time, as a figure with its legend."""
+@dataclass(frozen=True)
+class Bar:
+    """A bar and its value as text; `spread`, from the lowest to the highest, is drawn as a thin line over it."""
+
+    label: str
+    value: float
+    text: str
+    colour: str = COLOURS[1]
+    spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The elements of a drawing, `WIDTH` wide. The classes `grid` and `spread` are for the style sheet."""
+
+    title: str
+    elements: str = ""
+    height: int = 0
+    names: tuple[str, ...] = ()
+
+    def figure(self) -> str:
+        """Return it as part of an HTML page, with its legend."""
+        caption = f"<figure><figcaption>{escape(self.title)}</figcaption>"
+        if not self.elements:
+            return f'{caption}<p class="empty">nothing yet</p></figure>'
+        label = escape(self.title)
+        svg = f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{label}">{self.elements}</svg>'
+        items = (
+            f'<span><i style="background:{COLOURS[number % len(COLOURS)]}"></i>{escape(name)}</span>'
+            for number, name in enumerate(self.names)
+        )
+        legend = f'<div class="legend">{"".join(items)}</div>' if len(self.names) > 1 else ""
+        return f"{caption}{svg}{legend}</figure>"
+
+
+class _Scale:
+    """Maps values to shares of an axis that ends at round numbers; from 0, or logarithmic."""
+
+    def __init__(self, values: Sequence[float], *, log: bool) -> None:
+        most = max(values)
+        self._is_log = log and most > 0
+        if self._is_log:
+            least = max(min(value for value in values if value > 0), 0.01)
+            low, high = math.floor(math.log10(least)), math.ceil(math.log10(max(most, least)))
+            self.ticks = [10.0**power for power in range(low, max(high, low + 1) + 1)]
+        else:
+            step = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
+            step *= next((factor for factor in (0.2, 0.5, 1, 2) if most / (step * factor) <= 6), 1)
+            self.ticks = [number * step for number in range(max(math.ceil(most / step), 1) + 1)]
+
+    def share(self, value: float) -> float:
+        low, high = self.ticks[0], self.ticks[-1]
+        return math.log(max(value, low) / low) / math.log(high / low) if self._is_log else value / high
+
+
+def line_chart(
+    title: str, unit: str, series: Sequence[Series], *, log: bool = False, x_label: Callable[[float], str] | None = None
+) -> Chart:
+    """Draw lines over time (x in epoch seconds), or over numbers, each with its `x_label`."""
     ys = [y for line in series for _, y in line.points if y is not None]
-    xs = [x for line in series for x, _ in line.points]
     if not ys:
-        return _figure(title, '<p class="empty">nothing yet</p>')
-    low_x, high_x = min(xs), max(xs)
-    if high_x == low_x:
-        high_x = low_x + 60
-    floor = max(min(y for y in ys if y > 0), 0.01) if log and any(y > 0 for y in ys) else 0.0
-    ticks = _log_ticks(floor, max(ys)) if floor else _ticks(max(ys))
-    top = ticks[-1]
+        return Chart(title)
+    xs = sorted({x for line in series for x, _ in line.points})
+    low_x, high_x = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 60
+    if x_label is None:
+        x_label = _time_label(high_x - low_x)
+        xs = [low_x + (high_x - low_x) * number / 5 for number in range(6)]
+    scale = _Scale(ys, log=log)
 
     def px(x: float) -> float:
         return LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
 
     def py(y: float) -> float:
-        if floor:
-            share = math.log(max(y, ticks[0]) / ticks[0]) / math.log(top / ticks[0]) if top > ticks[0] else 0.5
-        else:
-            share = y / top
-        return HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM)
+        return HEIGHT - BOTTOM - scale.share(y) * (HEIGHT - TOP - BOTTOM)
 
-    parts = [_y_axis(ticks, py, unit), _x_axis(low_x, high_x, px)]
+    parts = [_text(4, TOP - 16, unit)]
+    for tick in scale.ticks:
+        parts += _line("grid", LEFT, WIDTH - RIGHT, py(tick), py(tick)), _text(LEFT - 8, py(tick) + 4, _si(tick), "end")
+    for x in xs:
+        # Centred, the last one would stand half outside.
+        parts.append(_text(px(x), HEIGHT - 12, x_label(x), "end" if x == high_x else "middle"))
     for number, line in enumerate(series):
-        parts.append(_path(line, COLOURS[number % len(COLOURS)], px, py))
-    svg = f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return _figure(title, svg + _legend([line.name for line in series]))
+        points = [None if y is None else (px(x), py(y)) for x, y in line.points]
+        parts.append(_path(points, COLOURS[number % len(COLOURS)], dashed=line.dashed))
+    return Chart(title, "".join(parts), HEIGHT, tuple(line.name for line in series))
 
 
-def bar_chart(title: str, bars: Sequence[tuple[str, float]]) -> str:
-    """Bars side by side, the longest first, with their numbers."""
+def bar_chart(title: str, bars: Sequence[Bar], *, log: bool = False, label_width: int = 380) -> Chart:
+    """Draw bars below each other, in the order given; a logarithmic scale is marked above them."""
     if not bars:
-        return _figure(title, '<p class="empty">none</p>')
-    most = max(value for _, value in bars) or 1
-    height = 26 * len(bars) + 6
-    label_width = 380
-    parts = []
-    for number, (label, value) in enumerate(bars):
-        y = 4 + number * 26
-        width = max(value / most * (WIDTH - label_width - 90), 1)
-        shown = label if len(label) <= 58 else label[:57] + "…"
-        parts.append(
-            f'<text x="{label_width - 10}" y="{y + 15}" text-anchor="end"><title>{escape(label)}</title>'
-            f'{escape(shown)}</text><rect x="{label_width}" y="{y}" width="{width:.1f}" height="20" rx="2" '
-            f'fill="{COLOURS[1]}"/><text x="{label_width + width + 8:.1f}" y="{y + 15}">{value:,.0f}</text>'
+        return Chart(title)
+    scale = _Scale([value for bar in bars for value in (bar.value, *(bar.spread or ()))], log=log)
+    top = 26 if log else 4
+    height = top + BAR_STEP * len(bars) + 2
+
+    def px(value: float) -> float:
+        return label_width + scale.share(value) * (WIDTH - label_width - 90)
+
+    parts: list[str] = []
+    for tick in scale.ticks if log else ():
+        parts += _line("grid", px(tick), px(tick), top - 6, height), _text(px(tick), top - 11, _si(tick), "middle")
+    for number, bar in enumerate(bars):
+        y = top + number * BAR_STEP
+        low, high = bar.spread or (bar.value, bar.value)
+        shown = bar.label if len(bar.label) <= 58 else bar.label[:57] + "…"
+        parts += (
+            f"<g><title>{escape(bar.label)}</title>{_text(label_width - 10, y + 15, shown, 'end')}</g>",
+            f'<rect x="{label_width}" y="{y}" width="{max(px(bar.value) - label_width, 1):.1f}" height="20" rx="2" '
+            f'fill="{bar.colour}"/>',
+            _text(max(px(high), px(bar.value)) + 8, y + 15, bar.text),
         )
-    svg = f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>'
-    return _figure(title, svg)
+        if bar.spread:
+            parts.append(_line("spread", px(low), px(high), y + 10, y + 10))
+    return Chart(title, "".join(parts), height)
 
 
-def _figure(title: str, body: str) -> str:
-    return f"<figure><figcaption>{escape(title)}</figcaption>{body}</figure>"
-
-
-def _legend(names: Sequence[str]) -> str:
-    if len(names) < 2:
-        return ""
-    items = (
-        f'<span><i style="background:{COLOURS[number % len(COLOURS)]}"></i>{escape(name)}</span>'
-        for number, name in enumerate(names)
-    )
-    return f'<div class="legend">{"".join(items)}</div>'
-
-
-def _path(line: Series, colour: str, px: object, py: object) -> str:
-    assert callable(px) and callable(py)  # noqa: S101, PT018 - for the type checker
+def _path(points: Sequence[tuple[float, float] | None], colour: str, *, dashed: bool) -> str:
     commands: list[str] = []
     pen = "M"
-    count = 0
-    for x, y in line.points:
-        if y is None:
-            pen = "M"
-            continue
-        commands.append(f"{pen}{px(x):.1f} {py(y):.1f}")
-        pen = "L"
-        count += 1
-    if count == 1:
-        x, y = next((x, y) for x, y in line.points if y is not None)
-        return f'<circle cx="{px(x):.1f}" cy="{py(y):.1f}" r="3" fill="{colour}"/>'
-    dash = ' stroke-dasharray="5 4"' if line.dashed else ""
-    return f'<path d="{" ".join(commands)}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+    for point in points:
+        if point is not None:
+            commands.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
+        pen = "M" if point is None else "L"
+    dash = ' stroke-dasharray="5 4"' if dashed else ""
+    path = f'<path d="{" ".join(commands)}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
+    shown = [point for point in points if point is not None] if len(commands) <= FEW_POINTS else []
+    return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown)
 
 
-def _y_axis(ticks: Sequence[float], py: object, unit: str) -> str:
-    assert callable(py)  # noqa: S101 - for the type checker
-    lines = (
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(tick):.1f}" y2="{py(tick):.1f}"/>'
-        f'<text x="{LEFT - 8}" y="{py(tick) + 4:.1f}" text-anchor="end">{_number(tick)}</text>'
-        for tick in ticks
-    )
-    return "".join(lines) + f'<text class="unit" x="4" y="{TOP - 16}">{escape(unit)}</text>'
+def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _x_axis(low: float, high: float, px: object) -> str:
-    assert callable(px)  # noqa: S101 - for the type checker
-    form = "%H:%M:%S" if high - low < 600 else "%H:%M" if high - low < 86400 * 2 else "%d %b"
-    marks = []
-    for number in range(6):
-        x = low + (high - low) * number / 5
-        label = datetime.fromtimestamp(x, UTC).strftime(form)
-        anchor = "end" if number == 5 else "middle"  # the last would stand half outside
-        marks.append(f'<text x="{px(x):.1f}" y="{HEIGHT - 12}" text-anchor="{anchor}">{label}</text>')
-    return "".join(marks)
+def _line(style: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    return f'<line class="{style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def _ticks(most: float) -> list[float]:
-    """Round numbers from 0 to at least `most`."""
-    step = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
-    for factor in (0.2, 0.5, 1, 2):
-        if most / (step * factor) <= 6:
-            step *= factor
-            break
-    return [number * step for number in range(max(math.ceil(most / step), 1) + 1)]
+def _time_label(seconds: float) -> Callable[[float], str]:
+    form = "%H:%M:%S" if seconds < 600 else "%H:%M" if seconds < 86400 * 2 else "%d %b"
+    return lambda x: datetime.fromtimestamp(x, UTC).strftime(form)
 
 
-def _log_ticks(least: float, most: float) -> list[float]:
-    low, high = math.floor(math.log10(least)), math.ceil(math.log10(max(most, least)))
-    return [10.0**power for power in range(low, max(high, low + 1) + 1)]
-
-
-def _number(value: float) -> str:
+def _si(value: float) -> str:
+    """A tick with the suffix of its magnitude: 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"

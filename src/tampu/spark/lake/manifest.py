@@ -69,6 +69,13 @@ class Manifest:
         """Partition to folder, to be changed."""
         return self.tables.setdefault(table, {})
 
+    def replace(self, table: str, names: list[str], written: dict[str, str]) -> None:
+        """Put the folders that were written in place of these partitions."""
+        partitions = self.partitions(table)
+        for name in names:
+            partitions.pop(name, None)
+        partitions.update(written)
+
 
 def _write(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.new")

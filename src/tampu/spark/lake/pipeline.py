@@ -69,7 +69,7 @@ class Pipeline:
             before = {stream: _rows_of(manifest, stream) for stream in STREAMS}
             for stream in STREAMS:
                 self._on_step(f"landing {stream}")
-                frame = bronze.follow(self._spark, self._url, self._queues, stream, self._max_per_batch)
+                frame = bronze.read_stream(self._spark, self._url, self._queues, stream, self._max_per_batch)
                 reached = bronze.land(self._spark, frame, self._lake, stream, partial(self._on_rows, stream))
                 self._note_offsets(manifest, stream, reached)
             touched = {stream: self._note_sources(manifest, stream) for stream in STREAMS}
@@ -141,9 +141,7 @@ class Pipeline:
         old = [str(self._lake / partitions[name]) for name in touched if name in partitions]
         before = gold.days_of(self._read(old)) if old else []
         written = self._write(silver.jobs_of(events), "silver/jobs", "date", run)
-        for name in touched:
-            partitions.pop(name, None)
-        partitions.update(written)
+        manifest.replace("silver/jobs", touched, written)
         after = gold.days_of(self._read([str(self._lake / folder) for folder in written.values()])) if written else []
         return sorted({*before, *after})
 
@@ -160,10 +158,7 @@ class Pipeline:
             ("gold/slo", gold.slo),
         ):
             written = self._write(compute(jobs).where(_is_in(names, "day")), table, "day", run)
-            partitions = manifest.partitions(table)
-            for name in names:
-                partitions.pop(name, None)
-            partitions.update(written)
+            manifest.replace(table, names, written)
             total += len(written)
         return total
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError
-from tampu.spark.lake.charts import Series, bar_chart, line_chart
+from tampu.spark.lake.charts import Bar, Series, bar_chart, line_chart
 from tampu.spark.lake.manifest import FILE_NAME, Manifest, count_by_minute, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 #: Rows of the tables and bars of the plots.
 MOST_ROWS = 12
@@ -76,20 +76,20 @@ def render(lake: Path, now: datetime) -> str:
         _warning(manifest),
         _tiles(slo, failures, clusters),
         "<h2>Throughput</h2>",
-        line_chart("Jobs that ended, per minute", "jobs/min", _sums(throughput, ("completed", "dead"))),
+        line_chart("Jobs that ended, per minute", "jobs/min", _sums(throughput, ("completed", "dead"))).figure(),
         "<h2>Latency</h2>",
-        line_chart("Waiting for a worker", "ms", _percentiles(latency, "wait"), log=True),
-        line_chart("Running", "ms", _percentiles(latency, "run"), log=True),
+        line_chart("Waiting for a worker", "ms", _percentiles(latency, "wait"), log=True).figure(),
+        line_chart("Running", "ms", _percentiles(latency, "run"), log=True).figure(),
         "<h2>Backlog</h2>",
         f"<p>{escape(forecast.sentence)}</p>",
         line_chart(
             "Jobs created and not ended, of those that events tell of",
             "jobs",
             [Series("backlog", backlog), Series("if the last minutes go on", forecast.points, dashed=True)],
-        ),
+        ).figure(),
         "<h2>Failures</h2>",
-        bar_chart("Failed runs by kind of error", _top(failures, lambda row: row["fingerprint"] or "(no text)")),
-        bar_chart("Failed runs by name", _top(failures, lambda row: row["name"] or "(no name)")),
+        bar_chart("Failed runs by kind of error", _top(failures, "fingerprint", "(no text)")).figure(),
+        bar_chart("Failed runs by name", _top(failures, "name", "(no name)")).figure(),
         "<h2>Dead letters</h2>",
         _clusters_table(clusters),
         "<h2>Per day</h2>",
@@ -198,11 +198,12 @@ def _percentiles(rows: list[dict[str, Any]], what: str) -> list[Series]:
     return lines
 
 
-def _top(rows: list[dict[str, Any]], label: Callable[[dict[str, Any]], str]) -> list[tuple[str, float]]:
-    counts: dict[str, float] = defaultdict(float)
+def _top(rows: list[dict[str, Any]], column: str, otherwise: str) -> list[Bar]:
+    counts: Counter[str] = Counter()
     for row in rows:
-        counts[label(row)] += row["failures"]
-    return sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_ROWS]
+        counts[row[column] or otherwise] += row["failures"]
+    largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_ROWS]
+    return [Bar(name, count, f"{count:,}") for name, count in largest]
 
 
 def _clusters_table(rows: list[dict[str, Any]]) -> str:

@@ -1,0 +1,16 @@
+"""Where the time and random bytes come from when a caller passes none.
+
+Everything else takes them as parameters, so that every rule can be tested without sleeping.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+random_bytes = os.urandom
+
+
+def wall_clock_ms() -> int:
+    """Return Unix time in whole milliseconds."""
+    return time.time_ns() // 1_000_000

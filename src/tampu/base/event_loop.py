@@ -1,0 +1,146 @@
+"""Event loops: the factory that prefers uvloop, and a loop in its own thread for synchronous programs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Runs coroutines for any thread, and waits for them. The thread is started at the first use."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        _all_threads.add(self)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result. An interrupt (Ctrl-C) cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """End the thread; the next `run` starts another. Those who wait for a coroutine get a CancelledError."""
+        with self._guard:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        # A loop that just stopped would leave the threads that wait for something waiting for ever.
+        asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result()
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        with self._guard:
+            if self._loop is None:
+                self._loop = new_event_loop()
+                # A daemon: a program that forgets to close must end all the same.
+                self._thread = threading.Thread(target=self._loop.run_forever, name="tampu-loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+    def _forget(self) -> None:
+        """In a forked child there is no such thread, and the lock may be held by one that is not there either."""
+        self._guard = threading.Lock()
+        if self._loop is not None:
+            _left_alone.append(self._loop)
+        self._loop = self._thread = None
+
+
+def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the blocking form of a coroutine method, for a class with `_inner`, the asynchronous object, and `_run`.
+
+    Type checkers see the same parameters and the plain result.
+    """
+
+    @wraps(method)
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result: T = self._run(method(self._inner, *args, **kwargs))
+        return result
+
+    return call
+
+
+async def _end_tasks() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+
+
+def close_runner(runner: asyncio.Runner, patience_secs: float = 1.0) -> None:
+    """Close a runner and its event loop. Tasks that ignore their cancellation are abandoned after `patience_secs`.
+
+    `Runner.close` waits for them for ever.
+    """
+    if is_in_a_task():
+        return  # a runner refuses to run inside an event loop, and has made none
+    loop = runner.get_loop()
+    stubborn = loop.run_until_complete(_cancel_others(patience_secs))
+    if not stubborn:
+        runner.close()
+        return
+    for task in stubborn:
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is left behind on purpose
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()
+
+
+async def _cancel_others(patience_secs: float) -> set[asyncio.Task[Any]]:
+    """Cancel all other tasks; return those that have not ended in time."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    if not others:
+        return set()
+    _, pending = await asyncio.wait(others, timeout=patience_secs)
+    return pending
+
+
+def is_in_a_task() -> bool:
+    """Return whether this code runs in a task of an event loop."""
+    try:
+        return asyncio.current_task() is not None
+    except RuntimeError:  # no event loop runs
+        return False
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Create an event loop: uvloop's where it is installed. Serves as a `loop_factory`."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+_all_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
+#: Loops of the parent process, kept from the garbage collector: it would close sockets that the parent uses.
+_left_alone: list[asyncio.AbstractEventLoop] = []
+
+
+def _after_fork_in_child() -> None:
+    for thread in list(_all_threads):
+        thread._forget()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,29 @@
+"""How much one script call may carry: a script must not keep the server busy for more than a few milliseconds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+T = TypeVar("T")
+
+#: Most entries (jobs, messages, dead letters) in one script call.
+MAX_CALL_ENTRIES = 256
+#: Most bytes of payload in one script call. A larger entry travels alone.
+MAX_CALL_BYTES = 256 * 1024
+
+
+def split_into_calls(items: Iterable[tuple[T, int]], max_entries: int = MAX_CALL_ENTRIES) -> Iterator[list[T]]:
+    """Split (item, bytes) pairs into lists that each fit one script call, in order."""
+    batch: list[T] = []
+    total = 0
+    for item, size in items:
+        if batch and (len(batch) >= max_entries or total + size > MAX_CALL_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch

@@ -1,0 +1,46 @@
+"""Files of the user's that are named like a module of Python's: a `queue.py` breaks whatever imports Python's `queue`.
+
+Four places deal with such files, each with one that the others cannot reach:
+
+- Worker processes are started with `python -P`, which keeps the current folder out of `sys.path` while they import.
+- `index_behind_stdlib` is where the app's folder then goes: processes of `process=True` tasks copy that path before
+  they import anything.
+- In a program of the user's, Python has put the program's folder first. There `tampu.redis.client` imports Python's
+  `queue` when it is loaded, and not minutes later when asyncio resolves a name in a thread.
+- `explained` turns the ImportError of such a program into one that names the file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from pathlib import Path
+
+
+def index_behind_stdlib() -> int:
+    """Return the index in `sys.path` behind Python's own modules and before installed ones."""
+    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
+    own |= {folder for folder in sys.path if folder.endswith("lib-dynload")}  # those written in C
+    return max((index + 1 for index, folder in enumerate(sys.path) if folder in own), default=0)
+
+
+def explained(error: ImportError) -> ImportError:
+    """Return an error that names the files at fault, or the same error when there are none."""
+    names = ", ".join(files_in_the_way())
+    if not names:
+        return error
+    return ImportError(f"{names} takes the place of a module of Python's own of that name: rename it ({error})")
+
+
+def files_in_the_way() -> list[str]:
+    """Return the files and packages that are found before modules of the same name of Python's own."""
+    own = sysconfig.get_path("stdlib")
+    before = sys.path[: sys.path.index(own)] if own in sys.path else sys.path[:1]
+    found = []
+    for folder in before:
+        path = Path(folder or os.getcwd())
+        if path.is_dir():
+            candidates = [*path.glob("*.py"), *(init.parent for init in path.glob("*/__init__.py"))]
+            found += [str(file) for file in sorted(candidates) if file.stem in sys.stdlib_module_names]
+    return found

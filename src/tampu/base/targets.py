@@ -1,0 +1,81 @@
+"""Loads what `module:attribute` names, such as `app:queue`, from the current folder or the installed packages."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.shadowing import index_behind_stdlib
+from tampu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class TargetError(ConfigError):
+    """A target names nothing. `module` is the module that lacks the attribute, if there is one."""
+
+    def __init__(self, message: str, module: ModuleType | None = None) -> None:
+        super().__init__(message)
+        self.module = module
+
+
+def load_target(target: str) -> Any:
+    """Return the object that `module:attribute` names; the attribute may have dots.
+
+    Raises TargetError when there is no such thing, and ImportError when the module cannot be imported.
+    """
+    module_name, _, attribute = target.partition(":")
+    if "/" in module_name or module_name.endswith(".py"):
+        written = module_name.removesuffix(".py").strip("./").replace("/", ".")
+        raise TargetError(f"{target!r} is a path: write the module's name, {written}:{attribute or 'queue'}")
+    if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
+        raise TargetError(f"{target!r} is no module:attribute, such as app:queue")
+    module = import_module_from_cwd(module_name)
+    if not attribute:
+        raise TargetError(f"{target!r} names a module only: write {module_name}:NAME", module)
+    found: Any = module
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            raise TargetError(f"module {module_name!r} has no {attribute!r}{_similar(part, found)}", module)
+        found = getattr(found, part)
+    return found
+
+
+def import_module_from_cwd(name: str) -> ModuleType:
+    """Import a module, looked for in the current folder before the installed packages.
+
+    Raises TargetError when there is no such module, and ImportError, in one line, when importing it fails.
+    """
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(index_behind_stdlib(), here)
+    if name.partition(".")[0] in sys.stdlib_module_names:
+        raise TargetError(f"{name!r} is a module of Python's own, which a file of that name cannot replace: rename it")
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except (Exception, SystemExit) as error:
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (name == missing or name.startswith(f"{missing}.")):
+            raise TargetError(f"there is no module {missing!r} in {here} or among the installed ones") from error
+        raise ImportError(f"importing {name} failed: {_described(error)}", name=name) from error
+
+
+def _described(error: BaseException) -> str:
+    """Return an error with the place in the user's code it comes from."""
+    if isinstance(error, SyntaxError):
+        return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
+    # The innermost line that does not belong to Python's import machinery.
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return f"{type(error).__name__}: {error}{place}"
+
+
+def _similar(name: str, owner: Any) -> str:
+    close = difflib.get_close_matches(name, [known for known in dir(owner) if not known.startswith("_")], 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""

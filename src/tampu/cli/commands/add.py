@@ -1,0 +1,77 @@
+"""`tampu add`: add a job, and wait for its result if asked to."""
+
+import json
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
+
+import typer
+
+from tampu.cli.errors import CliError, UsageError
+from tampu.cli.options import QueueName
+from tampu.cli.output import say, show, write_json
+from tampu.cli.payloads import one_line
+from tampu.cli.session import CommonOptions, Session
+from tampu.cli.units import parse_duration
+
+
+def add(
+    common: CommonOptions,
+    queue: QueueName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The job's name: the task's.")],
+    payload: Annotated[
+        str, typer.Argument(metavar="JSON", help="Its payload: a task's arguments; - reads stdin.")
+    ] = "{}",
+    delay: Annotated[str | None, typer.Option("--delay", metavar="DURATION", help="Run it after 90s, 15m, 2h.")] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="An id; the same is not added again for an hour.")
+    ] = None,
+    attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Runs in all, should it fail.")] = None,
+    wait: Annotated[
+        str | None, typer.Option("--wait", metavar="DURATION", help="Wait so long for its result, and print that.")
+    ] = None,
+) -> None:
+    """Add a job; prints its id."""
+    value = parse_json(sys.stdin.read() if payload == "-" else payload)
+    options: dict[str, Any] = {"job_id": job_id, "attempts": attempts}
+    if delay is not None:
+        options["delay"] = timedelta(seconds=parse_duration(delay))
+    wait_secs = None if wait is None else parse_duration(wait)
+    told = common.run(_add, queue, name, value, options, wait_secs)
+    if common.as_json:
+        write_json(told)
+    else:
+        show(told["id"])
+        if "result" in told:
+            show(one_line(told["result"], limit=10_000))
+    if not told["is_new"]:
+        say(f"a job of the id {told['id']} was added before: nothing was added", "yellow")
+
+
+async def _add(
+    session: Session, queue_name: str, name: str, value: Any, options: dict[str, Any], wait_secs: float | None
+) -> dict[str, Any]:
+    queue = await session.new_queue(queue_name)
+    job = await queue.add(name, value, **options)
+    told = {"id": str(job.id), "is_new": getattr(job.id, "is_new", True), "queue": queue_name, "name": name}
+    if wait_secs is not None:
+        try:
+            told["result"] = await job.result(wait_secs)
+        except TimeoutError as error:
+            raise CliError(str(error)) from error
+    return told
+
+
+def parse_json(text: str) -> Any:
+    """JSON by the book: NaN and its like are refused, as no other reader would take them."""
+
+    def refuse(constant: str) -> Any:
+        raise UsageError(f"the payload has {constant}, which is no JSON")
+
+    try:
+        return json.loads(text, parse_constant=refuse)
+    except json.JSONDecodeError as error:
+        shown = text if len(text) <= 40 else f"{text[:40]}..."
+        raise UsageError(f"the payload is no JSON: {error.msg} at character {error.pos + 1} of {shown!r}") from error
+    except RecursionError as error:
+        raise UsageError("the payload is nested too deeply") from error

@@ -1,0 +1,250 @@
+"""`tampu bench`: how fast this server takes and hands out jobs, from here, in a queue of its own that is removed after.
+
+Scenarios carry the names of the project's benchmarks (docs/benchmarks.md), which compare with other queues as well.
+"""
+
+import asyncio
+import contextlib
+import statistics
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+
+from tampu.base.event_loop import new_event_loop
+from tampu.cli.output import cell, progress_bar, say, show, write_json
+from tampu.cli.session import CommonOptions, Session, literal_glob, parse_info, product_version, run, scan_keys
+from tampu.cli.tables import table
+from tampu.config import ConsumerConfig, ProducerConfig
+from tampu.consume.consumer import Consumer
+from tampu.produce.producer import Producer
+from tampu.redis.client import Client
+from tampu.redis.settings import resolve_url
+from tampu.wire.keys import QueueKeys
+
+#: About 100 bytes.
+PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
+#: How many entries a worker reads at once here; the default of 64 is a little slower and fairer among workers.
+BATCH = 256
+#: Adds one by one take a round trip each: fewer of them are enough.
+ONE_BY_ONE_SHARE = 20
+#: Keys removed in one command.
+REMOVED_AT_ONCE = 1000
+AN_HOUR_SECS = 3600.0
+#: Jobs a second of the latency's open loop, and for how long.
+LATENCY_RATE = 200
+LATENCY_SECS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """The scenarios, on one queue; each gives a figure."""
+
+    url: str
+    queue_name: str
+    jobs: int
+
+    def producer(self) -> Any:
+        """A producer for the queue, connected."""
+        # Room enough: a full queue would refuse.
+        config = ProducerConfig(queue_name=self.queue_name, max_stream_len=self.jobs * 10 + 1_000_000)
+        return Producer.connect(self.url, config)
+
+    async def ping(self) -> float:
+        """Microseconds."""
+        async with self.producer() as producer:
+            began, times = time.perf_counter(), max(self.jobs // ONE_BY_ONE_SHARE, 1)
+            for _ in range(times):
+                await producer.client.call("PING")
+            return (time.perf_counter() - began) / times * 1e6
+
+    async def add_one_by_one(self, delay_secs: float = 0.0) -> float:
+        async with self.producer() as producer:
+            times = max(self.jobs // ONE_BY_ONE_SHARE, 1)
+            await producer.add(PAYLOAD)
+            began = time.perf_counter()
+            for _ in range(times):
+                await (producer.add_in(delay_secs, PAYLOAD) if delay_secs else producer.add(PAYLOAD))
+            return times / (time.perf_counter() - began)
+
+    async def add_delayed(self) -> float:
+        return await self.add_one_by_one(AN_HOUR_SECS)
+
+    async def add_bulk(self, size: int) -> float:
+        async with self.producer() as producer:
+            await producer.add(PAYLOAD)
+            payloads, times = [PAYLOAD] * size, max(self.jobs // size, 1)
+            began = time.perf_counter()
+            for _ in range(times):
+                await producer.add_bulk(payloads)
+            return times * size / (time.perf_counter() - began)
+
+    async def add_from_iterator(self) -> float:
+        async with self.producer() as producer:
+            await producer.add(PAYLOAD)
+            began = time.perf_counter()
+            await producer.add_bulk(PAYLOAD for _ in range(self.jobs))
+            return self.jobs / (time.perf_counter() - began)
+
+    async def add_concurrently(self) -> float:
+        async with self.producer() as producer:
+            await producer.add(PAYLOAD)
+            began = time.perf_counter()
+            await asyncio.gather(*(producer.add(PAYLOAD) for _ in range(self.jobs)))
+            return self.jobs / (time.perf_counter() - began)
+
+    async def work(self, *, events: bool = False, concurrency: int = 100) -> float:
+        async with self.producer() as producer:
+            await producer.add_bulk(PAYLOAD for _ in range(self.jobs))
+        done = 0
+        shutdown = asyncio.Event()
+
+        async def handler(_: Any) -> None:
+            nonlocal done
+            done += 1
+            if done == self.jobs:
+                shutdown.set()
+
+        consumer = self._consumer(events_enabled=events, concurrency=concurrency, batch=BATCH)
+        began = time.perf_counter()
+        running = asyncio.create_task(consumer.run(handler, shutdown))
+        await _first(shutdown.wait(), running)
+        rate = self.jobs / (time.perf_counter() - began)
+        await running
+        return rate
+
+    async def pickup_p99(self) -> float:
+        """Milliseconds from when a job was due to be added to its handler, at a fixed rate, in an open loop."""
+        total = int(LATENCY_RATE * LATENCY_SECS)
+        latencies: list[float] = []
+        shutdown = asyncio.Event()
+
+        async def handler(job: Any) -> None:
+            latencies.append(time.perf_counter() - job.payload)
+            if len(latencies) == total:
+                shutdown.set()
+
+        async with self.producer() as producer, asyncio.TaskGroup() as adding:
+            running = asyncio.create_task(self._consumer(events_enabled=False).run(handler, shutdown))
+            await producer.client.call("PING")
+            began = time.perf_counter() + 0.2
+            for number in range(total):
+                # Late or not, the next is added at its time and counts from it: a stall must not hide jobs.
+                due = began + number / LATENCY_RATE
+                await asyncio.sleep(max(due - time.perf_counter(), 0))
+                adding.create_task(producer.add(due))
+            await _first(shutdown.wait(), running)
+            await running
+        return statistics.quantiles(latencies, n=100)[98] * 1e3
+
+    def _consumer(self, **settings: Any) -> Consumer:
+        config = ConsumerConfig(queue_name=self.queue_name, block_ms=100, run_scheduler=False, **settings)
+        return Consumer(self.url, config)
+
+    def scenarios(self) -> dict[str, tuple[str, Callable[[], Awaitable[float]]]]:
+        """By name: the unit, and what runs it."""
+        return {
+            "ping": ("µs", self.ping),
+            "queue-add": ("jobs/s", self.add_one_by_one),
+            "queue-add-bulk-50": ("jobs/s", lambda: self.add_bulk(50)),
+            "queue-add-bulk-1000": ("jobs/s", lambda: self.add_bulk(1000)),
+            "queue-add-iterator": ("jobs/s", self.add_from_iterator),
+            "queue-add-concurrent": ("jobs/s", self.add_concurrently),
+            "queue-add-delayed": ("jobs/s", self.add_delayed),
+            "worker-generic": ("jobs/s", lambda: self.work(concurrency=1)),
+            "worker-concurrent": ("jobs/s", self.work),
+            "worker-concurrent-events": ("jobs/s", lambda: self.work(events=True)),
+            "pickup-p99": ("ms", self.pickup_p99),
+        }
+
+
+async def _first(waiting: Coroutine[Any, Any, Any], running: asyncio.Task[Any]) -> None:
+    """Wait for the one; an end of the other before it is an error that must show."""
+    task = asyncio.create_task(waiting)
+    try:
+        await asyncio.wait((task, running), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            running.result()
+    finally:
+        task.cancel()
+
+
+async def remove_queue(client: Client, keys: QueueKeys) -> None:
+    """Delete every key of the queue, whatever wrote it."""
+    batch: list[bytes] = []
+    async for key in scan_keys(client, f"{literal_glob(keys.tag)}:*"):
+        batch.append(key)
+        if len(batch) >= REMOVED_AT_ONCE:
+            await client.call("UNLINK", *batch)
+            batch = []
+    if batch:
+        await client.call("UNLINK", *batch)
+
+
+async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | None) -> dict[str, Any]:
+    """Run all scenarios by turns, `rounds` times."""
+    queue_name = f"tampu-bench-{uuid.uuid4().hex[:12]}"
+    bench = Bench(resolve_url(common.url), queue_name, jobs)
+    scenarios = bench.scenarios()
+    if only:
+        chosen = [name.strip() for name in only.split(",")]
+        if unknown := [name for name in chosen if name not in scenarios]:
+            raise typer.BadParameter(f"no such scenario: {', '.join(unknown)}; there are {', '.join(scenarios)}")
+        scenarios = {name: scenarios[name] for name in chosen}
+    samples: dict[str, list[float]] = {name: [] for name in scenarios}
+    async with Session(common.url, common.timeout) as session:
+        client, keys = await session.view(queue_name)
+        version = product_version(parse_info(await client.call("INFO", "server")))
+        try:
+            with progress_bar("measuring", rounds * len(scenarios)) as progress:
+                for number in range(rounds):
+                    for position, (name, (_, run_one)) in enumerate(scenarios.items()):
+                        samples[name].append(await run_one())
+                        await remove_queue(client, keys)
+                        progress(number * len(scenarios) + position + 1)
+        finally:
+            # Also after Ctrl-C: nothing stays behind.
+            with contextlib.suppress(OSError):
+                await asyncio.shield(remove_queue(client, keys))
+        return {
+            "server": session.place,
+            "version": version,
+            "queue": queue_name,
+            "jobs": jobs,
+            "rounds": rounds,
+            "scenarios": {
+                name: {"unit": scenarios[name][0], "median": statistics.median(values), "samples": values}
+                for name, values in samples.items()
+            },
+        }
+
+
+def bench(
+    common: CommonOptions,
+    jobs: Annotated[int, typer.Option("--jobs", min=100, max=1_000_000, help="Jobs in each scenario.")] = 20_000,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="How often; medians are shown.")] = 3,
+    only: Annotated[
+        str | None, typer.Option("--only", metavar="NAMES", help="Only these scenarios, by commas.")
+    ] = None,
+) -> None:
+    """Measure this server with tampu, in a queue of its own that is removed afterwards."""
+    found = run(measure(common, jobs, rounds, only), new_event_loop)
+    if common.as_json:
+        write_json(found)
+        return
+    rows = table("scenario", "median", "lowest", "highest", "", numbers=("median", "lowest", "highest"))
+    for name, figures in found["scenarios"].items():
+        samples = figures["samples"]
+        numbers = (figures["median"], min(samples), max(samples))
+        rows.add_row(cell(name), *(cell(_number(value)) for value in numbers), cell(figures["unit"], "dim"))
+    show(rows)
+    say(
+        f"{found['version']} at {found['server']}, {found['jobs']:,} jobs a scenario, {found['rounds']} rounds; removed"
+    )
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"

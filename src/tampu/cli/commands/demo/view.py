@@ -1,0 +1,213 @@
+"""The demo on a terminal: the clock, the queues, the story, the latest events, and a summary at the end.
+
+Without a terminal the story is written line by line.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.box import ROUNDED
+from rich.console import Group
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tampu.cli.commands.demo.day import CLOSES_AT, OPENS_AT, clock_text
+from tampu.cli.commands.events import details
+from tampu.cli.output import cell, write_line
+from tampu.cli.units import duration, number, plural
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from tampu.cli.commands.demo.day import DayClock
+    from tampu.cli.commands.demo.tally import Tally
+
+#: Lines of the story and of the events, at the most, and what the screen needs for all else: a smaller one shows less.
+MOST_LINES = 9
+OTHER_LINES = 17
+_COLOURS = {
+    "completed": "green",
+    "failed": "red",
+    "retry-scheduled": "yellow",
+    "dlq": "bold red",
+    "waiting": "cyan",
+    "active": "blue",
+}
+
+
+class Story:
+    """What was told so far; without a terminal each line is written at once."""
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._is_live = is_live
+        self.lines: list[tuple[float, str, str]] = []
+
+    def __call__(self, at_hour: float, text: str, style: str = "") -> None:
+        self.lines.append((at_hour, text, style))
+        if not self._is_live:
+            write_line(f"{clock_text(at_hour)}  {text}")
+
+
+class DayView:
+    """The screen; asked again for each picture."""
+
+    def __init__(self, clock: DayClock, tally: Tally, story: Story, place: str) -> None:
+        self._clock = clock
+        self._tally = tally
+        self._story = story
+        self._place = place
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        room = console.size.height - OTHER_LINES
+        story_lines = max(min(room - room // 2, MOST_LINES), 3)
+        yield Group(self._head(), self._queues(), self._told(story_lines))
+        event_lines = min(room - story_lines, MOST_LINES)
+        if event_lines > 0:
+            yield self._events(event_lines)
+
+    def _head(self) -> RenderableType:
+        hour = self._clock.hour
+        grid = Table.grid(padding=(0, 2), expand=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True, justify="right")
+        grid.add_row(
+            Text("tampu demo", style="bold"),
+            Text(clock_text(hour), style="bold cyan"),
+            ProgressBar(total=CLOSES_AT - OPENS_AT, completed=min(hour, CLOSES_AT) - OPENS_AT),
+            Text(f"{self._tally.total('completed'):,} jobs done", style="green"),
+        )
+        return Group(grid, cell(f"a shop's day on {self._place}", "dim"), Text(""))
+
+    def _queues(self) -> RenderableType:
+        counts = ("waiting", "running", "delayed", "retries", "dead", "done", "done/s")
+        made = Table(box=ROUNDED, expand=True, border_style="dim", header_style="dim")
+        made.add_column("queue")
+        for column in counts:
+            made.add_column(column, justify="right")
+        made.add_column("", ratio=1, no_wrap=True, overflow="crop")
+        for name, events in self._tally.by_queue.items():
+            one = self._tally.snapshots.get(name)
+            waiting, pending, delayed, dead = (one.waiting, one.pending, one.delayed, one.dlq) if one else (0, 0, 0, 0)
+            speed = self._tally.done_per_sec(name)
+            made.add_row(
+                cell(name, "bold"),
+                _lit(waiting, "yellow"),
+                _lit(pending, "blue"),
+                _lit(delayed, "cyan"),
+                _lit(events["retry-scheduled"], "yellow"),
+                _lit(dead, "bold red"),
+                _lit(events["completed"], "green"),
+                _lit(round(speed), "green"),
+                _bar(waiting + pending + delayed),
+            )
+        return made
+
+    def _told(self, count: int) -> RenderableType:
+        lines = [
+            Text.assemble((clock_text(hour), "dim"), "  ", cell(text, style))
+            for hour, text, style in self._story.lines[-count:]
+        ]
+        lines += [Text("")] * (count - len(lines))
+        return Panel(Group(*lines), title="the day", title_align="left", border_style="dim", box=ROUNDED)
+
+    def _events(self, count: int) -> RenderableType:
+        grid = Table.grid(padding=(0, 2))
+        for _ in range(4):
+            grid.add_column(no_wrap=True)
+        lines = list(self._tally.latest)[-count:]
+        for line in lines:
+            event = line.event
+            told = f"{line.count:,} times" if line.count > 1 else details(event)
+            style = _COLOURS.get(event.name, "")
+            grid.add_row(cell(event.name, style), cell(event.job_name), cell(line.queue, "dim"), cell(told, "dim"))
+        for _ in range(count - len(lines)):
+            grid.add_row("", "", "", "")
+        return Panel(grid, title="events", title_align="left", border_style="dim", box=ROUNDED)
+
+
+def _lit(count: int, style: str) -> Text:
+    return Text(number(count), style=style if count else "dim")
+
+
+def _bar(count: int) -> Text:
+    """How much is under way, on a scale on which both ten and five thousand can be seen."""
+    length = 0 if not count else min(2 + int(count**0.4), 40)
+    return Text("▇" * length, style="cyan")
+
+
+# --- the end of the day
+
+
+def summary(
+    added: dict[str, int], tally: Tally, *, replayed: int, secs: float, url: str, is_live: bool
+) -> RenderableType:
+    """The end of the demo."""
+    left = sum(one.dlq for one in tally.snapshots.values())
+    done = tally.total("completed")
+    lost = sum(added.values()) - done - left
+    verdict = Text.assemble(
+        (f"{sum(added.values()):,} jobs in {secs:.1f} s: ", "bold"),
+        (f"{done:,} done", "green"),
+        f", {plural(tally.total('retry-scheduled'), 'retry', 'retries')}, {replayed:,} replayed, ",
+        (plural(left, "dead letter"), "red" if left else ""),
+        " left, ",
+        (f"{lost:,} lost", "green" if not lost else "bold red"),
+        ".",
+    )
+    return Group(Text(""), _by_task(added, tally, is_live=is_live), Text(""), verdict, Text(""), *_next(tally, url))
+
+
+def _by_task(added: dict[str, int], tally: Tally, *, is_live: bool) -> Table:
+    made = Table(box=ROUNDED if is_live else None, border_style="dim", header_style="dim", pad_edge=is_live)
+    made.add_column("task", no_wrap=True)
+    for column in ("added", "done", "failures", "retries", "died", "typical run"):
+        made.add_column(column, justify="right")
+    for name, count in added.items():
+        task = tally.tasks.get(name)
+        counts = task.counts if task else {}
+        made.add_row(
+            cell(name, "bold"),
+            number(count),
+            cell(number(counts.get("completed", 0)), "green"),
+            number(counts.get("failed", 0)),
+            cell(number(counts.get("retry-scheduled", 0)), "yellow" if counts.get("retry-scheduled") else ""),
+            cell(number(counts.get("dlq", 0)), "red" if counts.get("dlq") else ""),
+            duration(task.typical_ms if task else None),
+        )
+    return made
+
+
+def _next(tally: Tally, url: str) -> list[Text]:
+    commands = [
+        ("tampu inspect", "what is in the queues"),
+        ("tampu dlq peek images --full", "the photo that is none, with its traceback"),
+    ]
+    if tally.example_job:
+        commands.append((f"tampu job why {tally.example_job}", "a payment's life: failed, dead, replayed, done"))
+    commands += [
+        ("tampu repeatable list reports", "what is due when"),
+        ("tampu doctor", "is all well?"),
+    ]
+    width = max(len(command) for command, _ in commands)
+    lines = [Text("The shop's data are kept. Have a look:", style="bold")]
+    lines += [Text(f"  {command}") for command in (*_activation(), f"export TAMPU_URL={shlex.quote(url)}")]
+    lines += [Text.assemble(f"  {command:<{width}}  ", (f"# {about}", "dim")) for command, about in commands]
+    return lines
+
+
+def _activation() -> list[str]:
+    """What makes `tampu` a command here: whoever ran `make demo` has it in an environment of its own."""
+    activate = Path(sys.executable).parent / "activate"
+    if shutil.which("tampu") or not activate.exists():
+        return []
+    here = Path.cwd()
+    return [f"source {shlex.quote(str(activate.relative_to(here) if activate.is_relative_to(here) else activate))}"]

@@ -1,0 +1,195 @@
+"""Checks of a server: version, capabilities, eviction, persistence, memory, clock, replication.
+
+Each is a function of what the server said (INFO, mostly), so that it can be tried without such a server.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tampu.cli.commands.doctor.findings import Finding, note, ok, wrong
+from tampu.cli.session import parse_info, product_version
+from tampu.cli.units import duration, plural, size
+from tampu.redis.capabilities import Capabilities, probe_capabilities
+from tampu.redis.faults import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tampu.redis.client import Client
+
+#: The oldest version that has all commands of the portable forms.
+OLDEST_VERSION = (6, 2)
+#: Share of its memory limit at which a server is too full.
+FULL_SHARE = 0.8
+#: Clocks may differ by so much, in milliseconds.
+MAX_SKEW_MS = 1000
+#: How far a replica may be behind, in seconds.
+MAX_REPLICA_LAG_SECS = 10
+#: Server-side timeouts that cut reads off which wait for jobs, in seconds, when they are shorter.
+SHORTEST_TIMEOUT_SECS = 30
+
+Info = dict[str, str]
+
+
+async def check_server(client: Client, name: str) -> list[Finding]:
+    """All checks of one server, but for what it can do."""
+    info = parse_info(await client.call("INFO", "everything"))
+    findings = [
+        version(info),
+        eviction(info),
+        persistence(info, await _config(client, "save")),
+        memory(info),
+        clock(await skew_ms(client)),
+        *replication(info),
+        *idle_timeout(await _config(client, "timeout")),
+    ]
+    return [replace(finding, about=name) for finding in findings]
+
+
+async def check_capabilities(client: Client, routing_key: str) -> Finding:
+    """What the server behind this client can do, tried out."""
+    try:
+        return capability(await probe_capabilities(await client.up(), routing_key))
+    except ServerError as error:  # a replica, or no memory left: the other checks say so
+        return note("capabilities", f"they cannot be tried out at the moment: {error}")
+
+
+async def _config(client: Client, option: str) -> str | None:
+    """A setting; None where CONFIG is not allowed, as on many hosted servers."""
+    try:
+        flat = await client.call("CONFIG", "GET", option)
+    except ServerError:
+        return None
+    return flat[1].decode(errors="replace") if flat else None
+
+
+async def skew_ms(client: Client) -> float:
+    """How far the server's clock is ahead of ours; of three looks the quickest counts."""
+    best: tuple[float, float] | None = None
+    for _ in range(3):
+        before = time.time()
+        seconds, microseconds = await client.call("TIME")
+        after = time.time()
+        ahead = (int(seconds) + int(microseconds) / 1e6) - (before + after) / 2
+        if best is None or after - before < best[0]:
+            best = (after - before, ahead * 1000)
+    return best[1] if best is not None else 0.0
+
+
+def version(info: Info) -> Finding:
+    """Which server it is, and whether it is new enough."""
+    compatible = info.get("redis_version", "0").split(".")
+    numbers = tuple(int(part) if part.isdigit() else 0 for part in compatible[:2])
+    about = f"{product_version(info)}, {info.get('redis_mode') or info.get('server_mode') or 'standalone'}"
+    if numbers < OLDEST_VERSION:
+        return wrong("version", about, "use Redis 6.2 or newer, or Valkey")
+    return ok("version", about)
+
+
+def capability(found: Capabilities) -> Finding:
+    """What the server knows beyond the least; nothing depends on it."""
+    native = {
+        "XACKDEL": found.xackdel,
+        "XREADGROUP CLAIM": found.read_claim,
+        "XADD IDMP": found.xadd_idmp,
+        "script flags": found.script_flags,
+    }
+    has = ", ".join(name for name, there in native.items() if there) or "none"
+    lacks = ", ".join(name for name, there in native.items() if not there)
+    text = f"native: {has}" + (f"; by script: {lacks}" if lacks else "")
+    if not found.script_flags:
+        return note("capabilities", f"{text}; at maxmemory nothing can be settled", "Redis 7 or Valkey can")
+    return ok("capabilities", text)
+
+
+def eviction(info: Info) -> Finding:
+    """A queue's keys must never be evicted."""
+    policy = info.get("maxmemory_policy", "unknown")
+    if policy == "noeviction":
+        return ok("eviction policy", policy)
+    if policy == "unknown":
+        return note("eviction policy", "the server does not say", "it must be noeviction")
+    return wrong(
+        "eviction policy",
+        f"{policy}: at maxmemory the server deletes keys, jobs among them",
+        "CONFIG SET maxmemory-policy noeviction, and in redis.conf",
+    )
+
+
+def persistence(info: Info, save: str | None) -> Finding:
+    """Whether jobs survive a restart, and whether writing them works."""
+    check = "persistence"
+    if info.get("aof_enabled") == "1":
+        if info.get("aof_last_write_status", "ok") != "ok":
+            return wrong(check, "the append-only file cannot be written", "look at the server's disk and log")
+        return ok(check, "append-only file")
+    if save == "":
+        return wrong(check, "none: a restart loses every job", "CONFIG SET appendonly yes, and in redis.conf")
+    if info.get("rdb_last_bgsave_status", "ok") != "ok":
+        return wrong(check, "the last snapshot failed", "look at the server's disk and log")
+    return note(check, "snapshots only: a crash loses what was added since the last", "CONFIG SET appendonly yes")
+
+
+def memory(info: Info) -> Finding:
+    """How much room is left."""
+    used, limit = _number(info, "used_memory"), _number(info, "maxmemory")
+    if limit:
+        text = f"{size(used)} of maxmemory {size(limit)} ({used / limit:.0%})"
+        if used > limit * FULL_SHARE:
+            return wrong("memory", text, "raise maxmemory, or have more workers drain the queues")
+        return ok("memory", text)
+    system = _number(info, "total_system_memory")
+    if system and used > system * FULL_SHARE:
+        text = f"{size(used)} of the machine's {size(system)}, no maxmemory"
+        return wrong("memory", text, "set maxmemory with noeviction: producers are then told, and nothing crashes")
+    return ok("memory", f"{size(used)}, no maxmemory")
+
+
+def _number(info: Mapping[str, str], name: str) -> int:
+    text = info.get(name, "0")
+    return int(text) if text.isdigit() else 0
+
+
+def clock(ahead_ms: float) -> Finding:
+    """Delays are measured by the server's clock, instants given by ours."""
+    text = f"the server is {duration(round(abs(ahead_ms)))} {'ahead of' if ahead_ms >= 0 else 'behind'} this machine"
+    if abs(ahead_ms) > MAX_SKEW_MS:
+        return wrong("clock", text, "run NTP on both: jobs added for an instant run early or late by as much")
+    return ok("clock", text)
+
+
+def replication(info: Info) -> list[Finding]:
+    """Roles and how far replicas are behind."""
+    check = "replication"
+    if info.get("role") == "slave":
+        link = info.get("master_link_status", "unknown")
+        return [
+            wrong(
+                check,
+                f"this is a replica (link to its master: {link}): nothing can be added",
+                "give the master's URL, or redis+sentinel:// or redis+cluster://",
+            )
+        ]
+    replicas = [dict(part.split("=", 1) for part in text.split(",")) for text in _replicas(info)]
+    if not replicas:
+        return [note(check, "no replica: the server's disk is the only copy")]
+    late = [one for one in replicas if one.get("state") != "online" or int(one.get("lag", "0")) > MAX_REPLICA_LAG_SECS]
+    if late:
+        names = ", ".join(f"{one.get('ip')}:{one.get('port')} ({one.get('state')}, {one.get('lag')} s)" for one in late)
+        return [wrong(check, f"behind or not connected: {names}", "look at these replicas and the network to them")]
+    return [ok(check, f"{plural(len(replicas), 'replica')}, all in step")]
+
+
+def _replicas(info: Info) -> list[str]:
+    return [value for name, value in info.items() if name.startswith("slave") and name[5:].isdigit()]
+
+
+def idle_timeout(timeout: str | None) -> list[Finding]:
+    """A server that closes idle connections."""
+    if timeout is None or not timeout.isdigit() or not 0 < int(timeout) < SHORTEST_TIMEOUT_SECS:
+        return []
+    text = f"the server closes connections that are idle for {timeout} s"
+    return [note("idle timeout", f"{text}: workers and producers connect again and again", "CONFIG SET timeout 0")]

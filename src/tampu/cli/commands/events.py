@@ -1,0 +1,190 @@
+"""`tampu events [QUEUE]`: what happened to jobs, and with `--follow` what happens."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from tampu.cli.options import OptionalQueueName
+from tampu.cli.output import while_read, write_json_line, write_line
+from tampu.cli.session import CommonOptions, Session
+from tampu.cli.units import duration, instant, iso
+from tampu.inspect.snapshot import entry_ms
+from tampu.redis.client import Client
+from tampu.wire.events import EventName, QueueEvent, decode_event_fields
+from tampu.wire.keys import QueueKeys
+
+#: Events read in one step.
+PAGE = 500
+#: How often it is looked for new queues, in seconds.
+FIND_SECS = 3.0
+
+#: (queue, entry id, event)
+Entry = tuple[str, str, QueueEvent]
+
+
+def events(
+    common: CommonOptions,
+    queue: OptionalQueueName = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
+    name: Annotated[
+        list[str] | None,
+        typer.Option("--name", metavar="|".join(EventName), help="Only such events; may be given several times."),
+    ] = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only events of this job.")] = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=0, help="The newest so many to begin with; 0 for none.")
+    ] = 100,
+) -> None:
+    """Show events of one queue or of all, oldest first; --json writes one JSON object a line."""
+    wanted = _Wanted(frozenset(name or ()), job)
+    try:
+        common.run(_show_events, queue, wanted, limit, follow, common.as_json)
+    except KeyboardInterrupt:
+        if not follow:  # for a follower it is the way to end
+            raise
+
+
+class _Wanted:
+    def __init__(self, names: frozenset[str], job_id: str | None) -> None:
+        for unknown in names - set(EventName):
+            raise typer.BadParameter(f"there is no event {unknown!r}; there are {', '.join(EventName)}")
+        self._names = names
+        self._job_id = job_id
+
+    def matches(self, event: QueueEvent) -> bool:
+        return (not self._names or event.name in self._names) and (self._job_id is None or event.job_id == self._job_id)
+
+
+async def _show_events(
+    session: Session, name: str | None, wanted: _Wanted, limit: int, follows: bool, as_json: bool
+) -> None:
+    views = await session.views(name)
+    last_ids = {keys.queue_name: await _newest_id(client, keys) for client, keys in views}
+    history: list[Entry] = []
+    for client, keys in views if limit else ():
+        history += await newest_events(client, keys, last_ids[keys.queue_name], wanted.matches, limit)
+    history.sort(key=_order)
+    for entry in history[-limit:] if limit else ():
+        _write(entry, with_queue=name is None, as_json=as_json)
+    if follows:
+        await while_read(_follow(session, last_ids, wanted, name is None, as_json))
+
+
+async def _newest_id(client: Client, keys: QueueKeys) -> str:
+    newest = await client.call("XREVRANGE", keys.events, "+", "-", "COUNT", 1)
+    return newest[0][0].decode() if newest else "0-0"
+
+
+async def newest_events(client: Client, keys: QueueKeys, last_id: str, matches: Any, limit: int) -> list[Entry]:
+    """The newest events up to `last_id` that match, oldest first; walks back until there are `limit` of them."""
+    found: list[Entry] = []
+    end = last_id
+    while True:
+        entries = await client.call("XREVRANGE", keys.events, end, "-", "COUNT", PAGE)
+        for entry_id, fields in entries:
+            event = decode_event_fields(fields)
+            if matches(event):
+                found.append((keys.queue_name, entry_id.decode(), event))
+                if len(found) >= limit:
+                    return found[::-1]
+        if len(entries) < PAGE:
+            return found[::-1]
+        end = "(" + entries[-1][0].decode()
+
+
+def _order(entry: Entry) -> tuple[int, int, int]:
+    """By the time that is shown: `active` is written a little later than it happened."""
+    _, entry_id, event = entry
+    ms, _, number = entry_id.partition("-")
+    return event_ms(entry_id, event), int(ms), int(number or 0)
+
+
+async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, with_queue: bool, as_json: bool) -> None:
+    arrived: asyncio.Queue[Entry] = asyncio.Queue(maxsize=1000)
+
+    async def read(name: str, last_id: str) -> None:
+        async with session.follow(name, last_id) as source:
+            async for entry_id, event in source.entries():
+                if wanted.matches(event):
+                    await arrived.put((name, entry_id, event))
+
+    async with asyncio.TaskGroup() as group:
+        for name, last_id in last_ids.items():
+            group.create_task(read(name, last_id))
+
+        async def find() -> None:
+            """Follow queues that come to be, from their beginning."""
+            known = set(last_ids)
+            while True:
+                await asyncio.sleep(FIND_SECS)
+                for name in set((await session.find_queues()).names) - known:
+                    known.add(name)
+                    group.create_task(read(name, "0-0"))
+
+        if with_queue:
+            group.create_task(find())
+        while True:
+            _write(await arrived.get(), with_queue=with_queue, as_json=as_json)
+
+
+def _write(entry: Entry, *, with_queue: bool, as_json: bool) -> None:
+    if as_json:
+        write_json_line(to_json(entry))
+    else:
+        write_line(to_line(entry, with_queue=with_queue))
+
+
+def to_json(entry: Entry) -> dict[str, Any]:
+    """An event for programs."""
+    queue, entry_id, event = entry
+    return {
+        "queue": queue,
+        "id": entry_id,
+        "at": iso(event_ms(entry_id, event)),
+        "event": event.name,
+        "job_id": event.job_id,
+        "job_name": event.job_name,
+        **{name: value for name, value in event.fields.items() if name not in ("queue", "id", "at", "event")},
+    }
+
+
+def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = instant) -> str:
+    """An event in one line for people; `when` writes its time."""
+    queue, entry_id, event = entry
+    parts = [when(event_ms(entry_id, event))]
+    if with_queue:
+        parts.append(f"{queue:<10}")
+    parts += [f"{event.name:<15}", event.job_id or "-", event.job_name, details(event)]
+    return "  ".join(part for part in parts if part)
+
+
+def event_ms(entry_id: str, event: QueueEvent) -> int:
+    """When it happened: as the event says, else when it was written."""
+    told = event.fields.get("ts")
+    return told if isinstance(told, int) else entry_ms(entry_id.encode())
+
+
+def _percent(progress: object) -> str:
+    """A part of one in percent; what others write there stays as it is."""
+    try:
+        return f"{float(str(progress)) * 100:.0f} %"
+    except ValueError:
+        return f"progress {progress}"
+
+
+def details(event: QueueEvent) -> str:
+    """What an event adds, in words."""
+    fields = event.fields
+    found: list[str] = []
+    if "attempt" in fields:
+        found.append(f"attempt {fields['attempt']}")
+    if "progress" in fields:
+        found.append(_percent(fields["progress"]))
+    found += [str(fields[name]) for name in ("reason", "note") if fields.get(name)]
+    if isinstance(duration_us := fields.get("duration_us"), int):
+        found.append(f"took {duration(duration_us / 1000)}")
+    if isinstance(backoff_ms := fields.get("backoff_ms"), int):
+        found.append(f"in {duration(backoff_ms)}")
+    return ", ".join(found)

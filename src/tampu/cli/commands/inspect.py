@@ -1,0 +1,229 @@
+"""`tampu inspect [QUEUE]`: what is in the queues right now, and whether it is more than it should be."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tampu.cli.errors import BREACHED
+from tampu.cli.options import OptionalQueueName
+from tampu.cli.output import cell, say, show, write_json
+from tampu.cli.session import CommonOptions, Session
+from tampu.cli.tables import Facts, FittingTable, table
+from tampu.cli.units import duration, number, parse_duration, rate, size
+from tampu.inspect.snapshot import SILENT_MS, GroupView, QueueSnapshot, take_snapshot
+
+#: Characters of a lock holder's name that are shown.
+HOLDER_SHOWN = 12
+
+MaxWaiting = Annotated[
+    int | None, typer.Option("--max-waiting", min=0, metavar="N", help="Exit 3 when more jobs than this wait.")
+]
+MaxAge = Annotated[
+    str | None,
+    typer.Option("--max-age", metavar="DURATION", help="Exit 3 when a job has waited longer than this (90s, 15m, 2h)."),
+]
+MaxDlq = Annotated[
+    int | None, typer.Option("--max-dlq", min=0, metavar="N", help="Exit 3 when there are more dead letters than this.")
+]
+Sample = Annotated[
+    float,
+    typer.Option("--sample", min=0, max=60, metavar="SECONDS", help="Look twice, so far apart, for exact rates."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Entries per second; None where the server does not count (before Redis 7)."""
+
+    added_per_sec: float | None
+    #: Settled: done, retried or dead.
+    settled_per_sec: float | None
+
+
+UNKNOWN_FLOW = Flow(None, None)
+
+
+def flow_between(before: QueueSnapshot | None, after: QueueSnapshot) -> Flow:
+    """What flowed in and out between two looks; an entry leaves the stream only when it is settled."""
+    if before is None or before.added_in_all is None or after.added_in_all is None:
+        return UNKNOWN_FLOW
+    secs = (after.taken_at_ms - before.taken_at_ms) / 1000
+    added = after.added_in_all - before.added_in_all
+    if secs <= 0 or added < 0:  # a flush, or a failover to a server that knows less
+        return UNKNOWN_FLOW
+    settled = max(added - (after.length - before.length), 0)
+    return Flow(round(added / secs, 3), round(settled / secs, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One queue as it is, and how it flows."""
+
+    snapshot: QueueSnapshot
+    flow: Flow = UNKNOWN_FLOW
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything, for programs."""
+        fields = asdict(self.snapshot)
+        return fields | {
+            "workers": self.snapshot.workers,
+            "bytes": self.snapshot.bytes,
+            "added_per_sec": self.flow.added_per_sec,
+            "settled_per_sec": self.flow.settled_per_sec,
+        }
+
+
+def inspect(
+    common: CommonOptions,
+    queue: OptionalQueueName = None,
+    max_waiting: MaxWaiting = None,
+    max_age: MaxAge = None,
+    max_dlq: MaxDlq = None,
+    sample: Sample = 0.0,
+) -> None:
+    """Show what waits, runs, is delayed or dead: of all queues, or of one with its workers."""
+    max_age_secs = None if max_age is None else parse_duration(max_age)
+    looks, unusable = common.run(_look, queue, sample)
+    breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
+    if common.as_json:
+        found = [look.to_json() for look in looks]
+        write_json((found[0] if queue else {"queues": found, "unusable": unusable}) | {"breaches": breaches})
+    elif queue:
+        show(queue_view(looks[0]))
+    elif looks:
+        columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "done", "failed", "bytes")
+        show(queues_table(looks, columns, spare=("bytes", "due", "failed", "done", "oldest", "workers")))
+    else:
+        say('there is no queue yet: tampu add emails welcome \'{"to": "ada@example.com"}\' makes one')
+    for name in () if common.as_json else unusable:
+        say(f"note: a queue's name is no UTF-8 or has braces, tampu cannot open it: {name!r}", "yellow")
+    for breach in breaches:
+        say(f"breached: {breach}", "bold red")
+    if breaches:
+        raise typer.Exit(BREACHED)
+
+
+async def _look(session: Session, name: str | None, sample_secs: float) -> tuple[list[Look], list[bytes]]:
+    views = await session.views(name)
+    before: dict[str, QueueSnapshot] = {}
+    if sample_secs:
+        before = {keys.queue_name: await take_snapshot(client, keys, sizes=False) for client, keys in views}
+        await asyncio.sleep(sample_secs)
+    looks = []
+    for client, keys in views:
+        snapshot = await take_snapshot(client, keys)
+        looks.append(Look(snapshot, flow_between(before.get(keys.queue_name), snapshot)))
+    return looks, [] if name else (await session.find_queues()).unusable
+
+
+def breaches_of(
+    snapshot: QueueSnapshot, max_waiting: int | None, max_age_secs: float | None, max_dlq: int | None
+) -> list[str]:
+    """Which thresholds a queue is over, each as a sentence."""
+    found = []
+    if max_waiting is not None and snapshot.waiting > max_waiting:
+        found.append(f"{snapshot.queue}: {snapshot.waiting:,} jobs wait, over --max-waiting {max_waiting:,}")
+    oldest = snapshot.oldest_waiting_ms
+    if max_age_secs is not None and oldest is not None and oldest > max_age_secs * 1000:
+        found.append(
+            f"{snapshot.queue}: a job has waited {duration(oldest)}, over --max-age {duration(max_age_secs * 1000)}"
+        )
+    if max_dlq is not None and snapshot.dlq > max_dlq:
+        found.append(f"{snapshot.queue}: {snapshot.dlq:,} dead letters, over --max-dlq {max_dlq:,}")
+    return found
+
+
+_COLUMNS: dict[str, Callable[[Look], RenderableType]] = {
+    "waiting": lambda look: number(look.snapshot.waiting),
+    "oldest": lambda look: duration(look.snapshot.oldest_waiting_ms),
+    "running": lambda look: number(look.snapshot.pending),
+    "delayed": lambda look: number(look.snapshot.delayed),
+    "due": lambda look: cell(number(look.snapshot.due), "yellow" if look.snapshot.due else ""),
+    "dead": lambda look: cell(number(look.snapshot.dlq), "red" if look.snapshot.dlq else ""),
+    "workers": lambda look: number(look.snapshot.workers),
+    "done": lambda look: rate(look.snapshot.event_rates.get("completed", 0.0)),
+    "failed": lambda look: rate(look.snapshot.event_rates.get("failed", 0.0)),
+    "added": lambda look: rate(look.flow.added_per_sec),
+    "settled": lambda look: rate(look.flow.settled_per_sec),
+    "bytes": lambda look: size(look.snapshot.bytes),
+}
+
+
+def queues_table(looks: list[Look], columns: tuple[str, ...], spare: tuple[str, ...]) -> FittingTable:
+    """Return a table with one line for each queue; a narrow terminal gets it without the columns in `spare`."""
+    made = FittingTable("queue", *columns, numbers=columns, spare=spare)
+    for look in looks:
+        one = look.snapshot
+        name = Text.assemble(cell(one.queue, "bold"), (" paused", "yellow") if one.is_paused else "")
+        made.add_row(name, *(_COLUMNS[column](look) for column in columns))
+    return made
+
+
+def queue_view(look: Look) -> Group:
+    """One queue in full."""
+    one = look.snapshot
+    state = Text(" paused", style="yellow") if one.is_paused else Text("")
+    parts: list[Any] = [Text.assemble(cell(one.queue, "bold"), state), Facts(_depths(one), _movement(look))]
+    for group in one.groups:
+        parts += [Text(""), _group_table(group)]
+    if not one.groups:
+        parts += [Text(""), Text("no worker has ever read this queue", style="yellow")]
+    return Group(*parts)
+
+
+def _depths(one: QueueSnapshot) -> list[tuple[str, Text]]:
+    next_due = one.next_due_in_ms
+    when = "" if next_due is None else f" (next in {duration(next_due)})" if next_due > 0 else ""
+    return [
+        ("waiting", cell(number(one.waiting))),
+        ("oldest waiting", cell(duration(one.oldest_waiting_ms))),
+        ("running or held", cell(number(one.pending))),
+        ("delayed", cell(number(one.delayed) + when)),
+        ("of these due", cell(number(one.due), "yellow" if one.due else "")),
+        ("dead letters", cell(number(one.dlq), "red" if one.dlq else "")),
+        ("events kept", cell(number(one.events))),
+    ]
+
+
+def _movement(look: Look) -> list[tuple[str, Text]]:
+    one, flow = look.snapshot, look.flow
+    rates = one.event_rates
+    window = duration(one.rate_window_secs * 1000)
+    added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (--sample 1 measures)"
+    return [
+        ("added", cell(added)),
+        (f"done, last {window}", cell(rate(rates.get("completed", 0.0)))),
+        ("failed", cell(rate(rates.get("failed", 0.0)))),
+        ("retried, dead", cell(f"{rate(rates.get('retry-scheduled', 0.0))}, {rate(rates.get('dlq', 0.0))}")),
+        ("repeatables", cell(number(one.repeatables))),
+        ("promoter, scheduler", cell(f"{_holder(one.promoter)}, {_holder(one.scheduler)}")),
+        ("memory", cell(", ".join([size(one.bytes), *(f"{key} {size(n)}" for key, n in one.bytes_by_key.items())]))),
+    ]
+
+
+def _holder(name: str | None) -> str:
+    """Who holds a lock; what makes it unique is of no use to people."""
+    return "none" if name is None else name.partition(":")[0][:HOLDER_SHOWN]
+
+
+def _group_table(group: GroupView) -> Table:
+    oldest = f", oldest {duration(group.oldest_pending_ms)}" if group.oldest_pending_ms is not None else ""
+    made = table(
+        "consumer",
+        "pending",
+        "idle",
+        title=f"group {group.name}: {group.pending:,} pending{oldest}",
+        numbers=("pending", "idle"),
+    )
+    for consumer in group.consumers:
+        style = "dim" if consumer.idle_ms >= SILENT_MS else ""
+        made.add_row(cell(consumer.name, style), number(consumer.pending), cell(duration(consumer.idle_ms), style))
+    if not group.consumers:
+        made.add_row(cell("no worker at the moment", "yellow"), "", "")
+    return made

@@ -1,0 +1,191 @@
+"""`tampu job show|why`: one job: where it is, and how it came there."""
+
+from dataclasses import asdict, replace
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.text import Text
+
+from tampu.cli.commands.dlq import letter_to_json
+from tampu.cli.commands.job_timeline import Step, condensed, explain, read_events, steps_of
+from tampu.cli.errors import CliError
+from tampu.cli.options import QueueOption, Raw
+from tampu.cli.output import cell, progress_bar, show, write_json
+from tampu.cli.payloads import envelope_of, one_line, payload_of
+from tampu.cli.session import CommonOptions, Session
+from tampu.cli.tables import FittingTable, fact_table
+from tampu.cli.units import duration, instant, iso, plural, time_of_day
+from tampu.inspect.job_state import JobState, find_job
+from tampu.inspect.snapshot import take_snapshot
+from tampu.redis.client import Client
+from tampu.wire.entry import read_job_fields
+from tampu.wire.events import EventName, QueueEvent
+from tampu.wire.keys import QueueKeys
+
+app = typer.Typer(help="One job: where it is, and how it came there.", no_args_is_help=True)
+
+JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+
+_STYLES = {
+    "done": "green",
+    "dead": "red",
+    "running": "cyan",
+    "delayed": "yellow",
+    "waiting": "yellow",
+    "unknown": "dim",
+}
+_STEP_STYLES = {"completed": "green", "failed": "red", "dlq": "bold red", "retry-scheduled": "yellow", "active": "cyan"}
+
+
+@app.command("show")
+def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: Raw = False) -> None:
+    """Tell where a job is: waiting, delayed, running, done, dead."""
+
+    async def work(session: Session) -> tuple[str, JobState, dict[str, Any]]:
+        client, keys, state = await _find(session, queue, job_id)
+        if state.state == "unknown":
+            _, keys, events = await _find_events(session, queue, job_id)
+            return keys.queue_name, _state_by_events(state, events), {}
+        return keys.queue_name, state, await _payload(client, keys, state, raw=raw)
+
+    name, state, payload = common.run(work)
+    told = _state_to_json(name, state, raw=raw) | payload
+    if common.as_json:
+        write_json(told)
+    else:
+        show(_state_view(name, state, told))
+
+
+@app.command()
+def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None:
+    """Tell a job's whole life, step by step, and why it is where it is."""
+
+    async def work(session: Session) -> tuple[str, JobState, list[Step], list[str]]:
+        client, keys, state = await _find(session, queue, job_id)
+        if state.state == "unknown":
+            client, keys, events = await _find_events(session, queue, job_id)
+        else:
+            events = await _events(client, keys, job_id)
+        state = _state_by_events(state, events)
+        reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
+        if replays := await client.call("HGET", keys.replays, job_id):
+            reasons.insert(0, f"it was a dead letter and was replayed, {plural(int(replays), 'time')}")
+        return keys.queue_name, state, steps_of(state, events), reasons
+
+    name, state, steps, reasons = common.run(work)
+    if common.as_json:
+        told = {"queue": name, "id": job_id, "state": state.state, "why": reasons}
+        write_json(told | {"steps": [step.to_json() for step in steps]})
+    else:
+        show(_timeline_view(name, state, steps, reasons))
+
+
+async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client, QueueKeys, JobState]:
+    """The job's queue and state; without a name the first queue that knows it."""
+    views = await session.views(name)
+    if not views:
+        raise CliError(f"there is no queue at {session.place} yet")
+    found: tuple[Client, QueueKeys, JobState] | None = None
+    for client, keys in views:
+        state = await find_job(client, keys, job_id)
+        if state.state != "unknown":
+            return client, keys, state
+        found = found or (client, keys, state)
+    assert found is not None  # noqa: S101 - there was at least one queue
+    return found
+
+
+async def _find_events(
+    session: Session, name: str | None, job_id: str
+) -> tuple[Client, QueueKeys, list[tuple[str, QueueEvent]]]:
+    """Find the queue whose events name the job: one that is done without a result has left no other trace."""
+    for client, keys in await session.views(name):
+        if events := await _events(client, keys, job_id):
+            return client, keys, events
+    raise CliError(f"nothing is known of the job {job_id!r}: it never was here, or all its traces have expired")
+
+
+async def _events(client: Client, keys: QueueKeys, job_id: str) -> list[tuple[str, QueueEvent]]:
+    with progress_bar(f"reading the events of {keys.queue_name}", await client.call("XLEN", keys.events)) as done:
+        return await read_events(client, keys, job_id, done)
+
+
+def _state_by_events(state: JobState, events: list[tuple[str, QueueEvent]]) -> JobState:
+    """The state with what events add: its name, and that it is done although no result is stored."""
+    name = state.name or next((event.job_name for _, event in events if event.job_name), "")
+    ended = state.state == "unknown" and bool(events) and events[-1][1].name == EventName.COMPLETED
+    return replace(state, name=name, state="done" if ended else state.state)
+
+
+async def _payload(client: Client, keys: QueueKeys, state: JobState, *, raw: bool) -> dict[str, Any]:
+    """The payload of a job that is still in the stream."""
+    if state.entry_id is None:
+        return {}
+    entries = await client.call("XRANGE", keys.stream, state.entry_id, state.entry_id)
+    for _, fields in entries:
+        envelope, name = read_job_fields(fields)
+        job = envelope_of(envelope or b"", name)
+        if job is not None:
+            return {"payload": payload_of(job, raw=raw)}
+    return {}
+
+
+def _state_to_json(queue: str, state: JobState, *, raw: bool) -> dict[str, Any]:
+    fields = {name: value for name, value in asdict(state).items() if value is not None}
+    fields.pop("dead_letter", None)
+    if state.state != "done":
+        fields.pop("result", None)
+    told: dict[str, Any] = {"queue": queue, **fields}
+    if state.state == "done":
+        told["result"] = state.result
+    if state.run_at_ms is not None:
+        told["run_at"] = iso(state.run_at_ms)
+    if state.dead_letter is not None:
+        told["dead_letter"] = letter_to_json(state.dead_letter, raw=raw)
+        told["payload"] = told["dead_letter"]["payload"]
+    return told
+
+
+def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
+    letter = state.dead_letter
+    facts: list[tuple[str, Any]] = [
+        ("queue", queue),
+        ("name", state.name),
+        ("added", instant(state.created_at_ms) if state.created_at_ms else None),
+        ("runs so far", state.attempt),
+        ("runs at", instant(state.run_at_ms) if state.run_at_ms is not None else None),
+        ("worker", f"{state.worker} (group {state.group})" if state.worker else None),
+        ("renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
+        ("reason", letter and letter.reason),
+        ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),
+        ("letter", letter and letter.dlq_id),
+        ("payload", one_line(told["payload"]) if "payload" in told else None),
+        ("result", one_line(told["result"]) if "result" in told else None),
+    ]
+    rows = fact_table(facts)
+    if state.state == "unknown":
+        rows.add_row("", cell(f"nowhere at the moment; tampu job why {state.id} tells what happened to it"))
+    return Group(Text.assemble(cell(state.id, "bold"), "  ", cell(state.state, _STYLES[state.state])), rows)
+
+
+def _timeline_view(queue: str, state: JobState, steps: list[Step], reasons: list[str]) -> Group:
+    name = state.name
+    total = f" over {duration(steps[-1].at_ms - steps[0].at_ms)}" if len(steps) > 1 else ""
+    head = Text.assemble(
+        cell(state.id, "bold"),
+        cell(f"  {name or ''}".rstrip()),
+        cell(f"  in {queue}  ", "dim"),
+        cell(state.state if state.state != "unknown" else "gone", _STYLES[state.state]),
+        cell(total, "dim"),
+    )
+    rows = FittingTable("time", "after", "what", "", "worker", numbers=("after",), spare=("worker",))
+    for number, step in enumerate(condensed(steps)):
+        rows.add_row(
+            cell(time_of_day(step.at_ms)),
+            cell(f"+{duration(step.after_ms)}" if number else "", "yellow" if step.after_ms >= 1000 else "dim"),
+            cell(step.what, _STEP_STYLES.get(step.what, "")),
+            cell(step.note),
+            cell(step.worker, "dim"),
+        )
+    return Group(head, rows, *(Text.assemble(("→ ", "bold"), cell(reason)) for reason in reasons))

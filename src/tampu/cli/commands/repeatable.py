@@ -1,0 +1,137 @@
+"""`tampu repeatable list|remove|fire`: jobs that recur."""
+
+from typing import Annotated, Any
+
+import typer
+
+from tampu.cli.errors import CliError
+from tampu.cli.options import DryRun, QueueName, Yes, confirm
+from tampu.cli.output import cell, say, show, write_json
+from tampu.cli.session import CommonOptions, Session
+from tampu.cli.tables import FittingTable
+from tampu.cli.units import duration, instant, iso, plural
+from tampu.errors import DecodeError
+from tampu.queue import Queue
+from tampu.wire.repeat import RepeatableMeta, StoredSpec, decode_spec
+
+app = typer.Typer(help="Jobs that recur: list them, remove them, fire one now.", no_args_is_help=True)
+
+Key = Annotated[str, typer.Argument(metavar="KEY", help="The key it is registered under, as `list` shows it.")]
+
+
+@app.command("list")
+def list_(
+    common: CommonOptions,
+    queue: QueueName,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the next to fire first.")] = 100,
+) -> None:
+    """List the jobs that recur, the next to fire first."""
+    found, fired, now_ms, total = common.run(_list, queue, limit)
+    if common.as_json:
+        write_json([_to_json(meta, count) for meta, count in zip(found, fired, strict=True)])
+        return
+    if not found:
+        say(f"{queue} has no repeatable jobs" + (f" that can be read, of {total:,}" if total else ""))
+        return
+    columns = ("key", "job", "pattern", "next fire", "in", "fired", "limit")
+    made = FittingTable(*columns, numbers=("in", "fired", "limit"), spare=("limit", "fired", "next fire", "job"))
+    for meta, count in zip(found, fired, strict=True):
+        made.add_row(
+            cell(meta.key, "bold"),
+            cell(meta.job_name),
+            cell(_pattern(meta)),
+            cell(instant(meta.next_fire_ms)),
+            cell(duration(meta.next_fire_ms - now_ms), "yellow" if meta.next_fire_ms < now_ms else ""),
+            cell(count),
+            cell(meta.limit or "-"),
+        )
+    show(made)
+    if total > len(found):
+        say(f"{plural(total - len(found), 'more')} beyond --limit, or not readable")
+
+
+async def _list(session: Session, name: str, limit: int) -> tuple[list[RepeatableMeta], list[int], int, int]:
+    queue = await session.queue(name)
+    client, keys = queue.producer.ready_client(), queue.keys
+    found = await queue.get_repeatable_jobs(limit)
+    counts = await client.call_many([("HGET", keys.repeat_spec(meta.key), "fired") for meta in found])
+    fired = [int(count) if count and count.isdigit() else 0 for count in counts]
+    return found, fired, await client.server_time_ms(), int(await client.call("ZCARD", keys.repeat))
+
+
+def _pattern(meta: RepeatableMeta) -> str:
+    pattern = meta.pattern
+    if pattern.kind == "every":
+        return f"every {duration(pattern.interval_ms)}"
+    return f"{pattern.expression} ({pattern.tz or 'UTC'})"
+
+
+def _to_json(meta: RepeatableMeta, fired: int) -> dict[str, Any]:
+    return {
+        "key": meta.key,
+        "job_name": meta.job_name,
+        "pattern": meta.pattern.to_dict(),
+        "next_fire_ms": meta.next_fire_ms,
+        "next_fire": iso(meta.next_fire_ms),
+        "fired": fired,
+        "limit": meta.limit,
+        "start_after_ms": meta.start_after_ms,
+        "end_before_ms": meta.end_before_ms,
+        "missed_fires": meta.missed_fires.to_dict(),
+    }
+
+
+@app.command()
+def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Remove a job that recurs: it fires no more. Fires that wait already stay."""
+
+    async def check(session: Session) -> None:
+        await _packed_spec(await session.queue(queue), key)
+
+    async def work(session: Session) -> bool:
+        return await (await session.queue(queue)).remove_repeatable_by_key(key)
+
+    common.run(check)
+    is_removed = False
+    if confirm(f"remove the repeatable {key} of {queue} for good", 1, yes=yes, dry_run=dry_run):
+        is_removed = common.run(work)
+    if common.as_json:
+        write_json({"key": key, "matched": 1, "removed": int(is_removed), "dry_run": dry_run})
+    elif is_removed:
+        show(f"removed {key}")
+
+
+@app.command()
+def fire(common: CommonOptions, queue: QueueName, key: Key) -> None:
+    """Add the job of a repeatable once, now; its schedule stays as it is."""
+
+    async def work(session: Session) -> tuple[str, str]:
+        found = await session.queue(queue)
+        spec = await _spec(found, key)
+        job = await found.add(spec.job_name, spec.payload)
+        return spec.job_name, job.id
+
+    name, job_id = common.run(work)
+    if common.as_json:
+        write_json({"key": key, "name": name, "id": job_id})
+    else:
+        show(f"added {name or 'a job'} {job_id}")
+
+
+async def _packed_spec(queue: Queue, key: str) -> bytes:
+    client = queue.producer.ready_client()
+    packed: bytes | None = await client.call("HGET", queue.keys.repeat_spec(key), "spec")
+    if packed is None:
+        known = [meta.key for meta in await queue.get_repeatable_jobs(10)]
+        there = f"there are: {', '.join(known)}" if known else "it has none"
+        raise CliError(f"{queue.name} has no repeatable {key!r}; {there}")
+    return packed
+
+
+async def _spec(queue: Queue, key: str) -> StoredSpec:
+    try:
+        spec = decode_spec(await _packed_spec(queue, key))
+        spec.payload  # noqa: B018 - read now, to say so in one line if it cannot be
+    except DecodeError as error:
+        raise CliError(f"the repeatable {key!r} cannot be fired: {error}") from error
+    return spec

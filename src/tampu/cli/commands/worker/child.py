@@ -1,0 +1,230 @@
+"""One worker process: imports the app, runs its Worker, reports to the supervisor.
+
+SIGTERM drains; a second one abandons what still runs. SIGINT and SIGHUP are ignored: Ctrl-C reaches the whole process
+group, and it is the supervisor that decides what it means. When the supervisor is gone, however that happened, it
+drains too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib
+import importlib.util
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.event_loop import new_event_loop
+from tampu.cli.commands.worker.protocol import ASK_METRICS, Link, Report, WorkerPlan
+from tampu.cli.commands.worker.targets import load
+from tampu.cli.errors import ERROR, OK, UsageError, exit_code_of, line_of, wants_traceback
+from tampu.cli.logs import fields, set_up_logs
+from tampu.cli.output import use_lenient_streams
+from tampu.consume.processes import kill_group
+from tampu.errors import RedisError
+from tampu.redis.client import Client
+from tampu.redis.faults import Unreachable
+from tampu.redis.settings import parse_url
+from tampu.worker import Worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.queue import Queue
+    from tampu.wire.job import Job
+
+logger = logging.getLogger("tampu.cli.worker")
+
+#: How often a child reports, in seconds.
+REPORT_SECS = 0.25
+#: How long the server may be away before a starting worker says so, in seconds.
+SERVER_PATIENCE_SECS = 2.0
+
+
+def main() -> None:
+    """`python -m tampu.cli.commands.worker.child PLAN FD NUMBER`; ends the process."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))  # the supervisor held them back
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(OK))  # until there is something to drain
+    plan = WorkerPlan.from_argument(sys.argv[1])
+    use_lenient_streams()
+    set_up_logs(plan.log_format, plan.log_level, f"worker-{sys.argv[3]}")
+    try:
+        worker = build_worker(plan, number=int(sys.argv[3]))
+    except Exception as error:
+        if wants_traceback():
+            traceback.print_exception(error)
+        logger.error("%s", line_of(error))
+        _end(exit_code_of(error))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        code = runner.run(_serve(worker, plan, socket.socket(fileno=int(sys.argv[2]))))
+        _end(code)
+
+
+def _end(code: int) -> None:
+    """End at once: threads of handlers that were given up must not keep the process alive."""
+    logging.shutdown()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    for process in multiprocessing.active_children():
+        kill_group(process)
+    os._exit(code)
+
+
+def build_worker(plan: WorkerPlan, number: int = 1) -> Worker:
+    """The Worker that a plan describes, in process `number` of those that work by it."""
+    found = load(plan.targets)
+    if isinstance(found, Worker):
+        if plan.settings:
+            given = ", ".join(f"--{name.replace('_', '-')}" for name in plan.settings)
+            raise UsageError(f"{plan.targets[0]} is a Worker with settings of its own: leave out {given}")
+        if plan.processes > 1:
+            # A fixed consumer_id names one process.
+            consumer_id = f"{found.config.consumer_id}-{number}"
+            found._config = replace(found.config, consumer_id=consumer_id)
+        return found
+    settings = dict(plan.settings)
+    if plan.metrics and (sink := _metrics_sink()) is not None:
+        settings["metrics"] = sink
+    return Worker(found, after_job=_job_log(plan.log_jobs), **settings)
+
+
+def _metrics_sink() -> Any:
+    """A sink for Prometheus, when there is one to be had."""
+    if importlib.util.find_spec("prometheus_client") and importlib.util.find_spec("tampu.prometheus"):
+        return importlib.import_module("tampu.prometheus").PrometheusSink()
+    return None
+
+
+def _job_log(which: str) -> Callable[[Job[Any], BaseException | None], None] | None:
+    if which == "none":
+        return None
+
+    def after_job(job: Job[Any], error: BaseException | None) -> None:
+        about = fields(job_id=job.id, job_name=job.name, attempt=job.attempt + 1, error=error and repr(error))
+        if error is not None:
+            text = f"{type(error).__name__}: {error}"
+            logger.warning("%s %s failed, attempt %d: %s", job.name, job.id, job.attempt + 1, text, extra=about)
+        elif which == "all":
+            logger.info("%s %s done, attempt %d", job.name, job.id, job.attempt + 1, extra=about)
+
+    return after_job
+
+
+async def _serve(worker: Worker, plan: WorkerPlan, end: socket.socket) -> int:
+    link = await Link.over(end)
+    serving = _Serving(worker, link)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, serving.stop)
+    beside = [
+        loop.create_task(serving.report()),
+        loop.create_task(serving.listen()),
+        loop.create_task(_say_if_no_server(worker)),
+    ]
+    logger.info("serves %s, %d at once", worker.name, worker.config.concurrency, extra=fields(queues=worker.name))
+    try:
+        await worker.run()
+    except Exception as error:
+        logger.error("ended: %s", line_of(error), exc_info=None if isinstance(error, RedisError) else error)
+        return ERROR
+    finally:
+        for task in beside:
+            task.cancel()
+    if worker.abandoned:  # the worker has said so
+        return ERROR
+    logger.info("drained")
+    return OK
+
+
+class _Serving:
+    """A worker at work, and what it tells the supervisor."""
+
+    def __init__(self, worker: Worker, link: Link) -> None:
+        self._worker = worker
+        self._link = link
+        self._state = "running"
+        self._closing: asyncio.Task[None] | None = None
+        self._link.send(self._report("imported"))
+
+    def stop(self) -> None:
+        """Drain; asked again, abandon what still runs."""
+        if self._closing is None:
+            self._state = "draining"
+            logger.info("draining: no more jobs are taken")
+            self._closing = asyncio.get_running_loop().create_task(self._worker.close())
+            return
+        idle_secs = self._worker.config.claim_min_idle_ms / 1000
+        logger.error("abandoned: jobs that were running are run elsewhere after %g s", idle_secs)
+        _end(ERROR)
+
+    async def report(self) -> None:
+        """Tell how it is, again and again: a report that does not come tells something too."""
+        while True:
+            self._link.send(self._report(self._state))
+            await asyncio.sleep(REPORT_SECS)
+
+    async def listen(self) -> None:
+        """Answer questions; when the supervisor is gone, nobody will restart or stop this process: drain."""
+        async for line in self._link.lines():
+            if line == ASK_METRICS:
+                answer = self._report(self._state)
+                answer.metrics = _metrics_text()
+                self._link.send(answer)
+        if self._closing is None:
+            logger.warning("the supervisor is gone")
+            self.stop()
+
+    def _report(self, state: str) -> Report:
+        config = self._worker.config
+        return Report(
+            state=state,
+            silent_secs=self._worker.seconds_since_last_read(),
+            is_healthy=self._worker.is_healthy,
+            block_secs=config.block_ms / 1000,
+            deadline_secs=config.shutdown_deadline_secs,
+            queues=self._worker.name.split(","),
+        )
+
+
+def _metrics_text() -> str:
+    """What Prometheus would scrape from this process; empty without its client."""
+    try:
+        from prometheus_client import generate_latest
+    except ImportError:
+        return ""
+    return generate_latest().decode()
+
+
+async def _say_if_no_server(worker: Worker) -> None:
+    """A worker waits for its server as long as it takes; people should know that it does."""
+    started = time.monotonic()
+    for queue in worker.queues:
+        await _say_if_unreachable(queue, started)
+
+
+async def _say_if_unreachable(queue: Queue, started: float) -> None:
+    client = Client(parse_url(queue.url, credential_provider=queue._credential_provider), queue.keys.tag.encode())
+    try:
+        await client.up(SERVER_PATIENCE_SECS)
+    except Unreachable as error:
+        logger.warning("queue %s has no server yet, waiting for it: %s", queue.name, error)
+        with contextlib.suppress(RedisError):
+            await client.up(3600 * 24)
+            logger.info("queue %s has its server after %.0f s", queue.name, time.monotonic() - started)
+    except RedisError:
+        pass  # the worker runs into it too, and ends with it
+    finally:
+        await client.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""`tampu worker app:queue`: checks the options and runs a supervisor."""
+
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tampu.cli.commands.worker.health import HealthServer
+from tampu.cli.commands.worker.protocol import WorkerPlan
+from tampu.cli.commands.worker.reload import changes
+from tampu.cli.commands.worker.supervisor import Supervisor
+from tampu.cli.errors import ERROR, OK, TERMINATED, UsageError, check_choice
+from tampu.cli.logs import check_log_options, set_up_logs, silence_py4j
+from tampu.cli.options import LogFormat, LogLevel, Url
+from tampu.cli.units import parse_duration
+from tampu.redis.settings import URL_VARIABLE, parse_url
+
+logger = logging.getLogger("tampu.cli.worker")
+
+JOB_LOGS = ("none", "failed", "all")
+PLACES = ("local", "spark")
+
+#: Options below their own heading in the help.
+_operation = partial(typer.Option, rich_help_panel="Operation")
+_tuning = partial(typer.Option, rich_help_panel="Tuning")
+_spark = partial(typer.Option, rich_help_panel="Spark")
+
+
+def worker(
+    targets: Annotated[
+        list[str],
+        typer.Argument(metavar="APP:QUEUE...", help="module:attribute of a Queue, a list of them, or a Worker."),
+    ],
+    processes: Annotated[int, typer.Option("--processes", "-p", min=1, max=1000, help="Worker processes.")] = 1,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", "-c", min=1, show_default="100", help="Jobs at once in each process.")
+    ] = None,
+    reload: Annotated[bool, typer.Option("--reload", help="Start anew when a .py file here changes.")] = False,
+    health_port: Annotated[
+        int | None, _operation("--health-port", min=0, max=65535, help="Serve GET /health and /metrics.")
+    ] = None,
+    health_host: Annotated[
+        str, _operation("--health-host", help="Where to serve them; 0.0.0.0 in a container.")
+    ] = "127.0.0.1",
+    health_silence: Annotated[
+        str | None,
+        _operation(
+            "--health-silence",
+            metavar="DURATION",
+            show_default="a read's wait + 5s",
+            help="Unhealthy when a server has not answered for so long.",
+        ),
+    ] = None,
+    log: LogFormat = "text",
+    log_level: LogLevel = "info",
+    log_jobs: Annotated[
+        str, _operation("--log-jobs", metavar="|".join(JOB_LOGS), help="Which jobs to log.")
+    ] = "failed",
+    shutdown_deadline: Annotated[
+        str | None,
+        _operation(
+            "--shutdown-deadline",
+            metavar="DURATION",
+            show_default="30s",
+            help="How long running jobs get after the signal to stop.",
+        ),
+    ] = None,
+    group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
+    max_attempts: Annotated[
+        int | None,
+        _tuning("--max-attempts", min=0, show_default="25", help="Runs of a job that says nothing of its own."),
+    ] = None,
+    batch: Annotated[int | None, _tuning("--batch", min=1, show_default="64", help="Most jobs of one read.")] = None,
+    claim_after: Annotated[
+        str | None,
+        _tuning(
+            "--claim-after",
+            metavar="DURATION",
+            show_default="30s",
+            help="A dead worker's jobs are taken over after this.",
+        ),
+    ] = None,
+    results: Annotated[bool | None, _tuning("--results/--no-results", help="Store what tasks return.")] = None,
+    events: Annotated[bool | None, _tuning("--events/--no-events", help="Write the events stream.")] = None,
+    promoter: Annotated[bool | None, _tuning("--promoter/--no-promoter", help="Bring in delayed jobs too.")] = None,
+    scheduler: Annotated[bool | None, _tuning("--scheduler/--no-scheduler", help="Fire repeatable jobs too.")] = None,
+    on: Annotated[str, _spark("--on", metavar="|".join(PLACES), help="Where jobs run: here, or on Spark.")] = "local",
+    master: Annotated[
+        str | None,
+        _spark(
+            "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", show_default="local[*,4]", help="The Spark master."
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None,
+        _spark("--slots", min=1, show_default="one per core", help="Workers, each a task of one long Spark job."),
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Run the jobs of queues, in one or several supervised processes.
+
+    With --on spark they run in the slots of a Spark cluster instead. A first Ctrl-C or SIGTERM drains, a second
+    abandons what still runs.
+    """
+    check_choice("--on", on, PLACES)
+    check_log_options(log, log_level)
+    check_choice("--log-jobs", log_jobs, JOB_LOGS)
+    if url is not None:
+        parse_url(url)
+        os.environ[URL_VARIABLE] = url  # what queues without a URL of their own use, here and in the children
+    settings: dict[str, Any] = {
+        "concurrency": concurrency,
+        "shutdown_deadline_secs": None if shutdown_deadline is None else round(parse_duration(shutdown_deadline)),
+        "group": group,
+        "max_attempts": max_attempts,
+        "read_count": batch,
+        "claim_min_idle_ms": None if claim_after is None else max(round(parse_duration(claim_after) * 1000), 1),
+        "store_results": results,
+        "events_enabled": events,
+        "delayed_enabled": promoter,
+        "run_scheduler": scheduler,
+    }
+    given = {name: value for name, value in settings.items() if value is not None}
+    if on == "spark":
+        _refuse_with_spark(processes=processes > 1, reload=reload, health_port=health_port is not None)
+        set_up_logs(log, log_level, "worker")
+        raise typer.Exit(_serve_on_spark(targets, given, master=master, slots=slots))
+    if slots is not None:
+        raise UsageError("--slots goes with --on spark; processes on this machine are --processes")
+    plan = WorkerPlan(
+        targets=targets,
+        settings=given,
+        log_format=log,
+        log_level=log_level,
+        log_jobs=log_jobs,
+        metrics=health_port is not None,
+        processes=processes,
+    )
+    silence_secs = None if health_silence is None else parse_duration(health_silence)
+    set_up_logs(log, log_level, "worker")
+    code = asyncio.run(_supervise(plan, processes, reload, health_port, health_host, silence_secs))
+    raise typer.Exit(code)
+
+
+def _refuse_with_spark(**given: bool) -> None:
+    for name, is_given in given.items():
+        if is_given:
+            raise UsageError(f"--{name.replace('_', '-')} is for workers on this machine: leave it out with --on spark")
+
+
+def _serve_on_spark(
+    targets: Sequence[str], settings: Mapping[str, Any], *, master: str | None, slots: int | None
+) -> int:
+    """Until a signal; the exit code. A wrong target is told before Spark is started."""
+    if len(targets) != 1:
+        raise UsageError("--on spark serves one target: name a list of queues, app:queues, to serve several")
+    from tampu.cli.commands.worker.targets import load  # a supervisor needs neither Queue nor Worker
+    from tampu.worker import Worker
+
+    found = load(targets)
+    if isinstance(found, Worker):
+        raise UsageError(f"{targets[0]} is a Worker, which runs here: with --on spark name its Queue")
+    Worker(found, **settings)  # wrong settings, and queues without tasks, are told here and not on executors
+    from tampu.spark.session import require_spark
+
+    require_spark()
+    from tampu.spark.worker import run_on_spark
+
+    silence_py4j()
+    log_file = Path(tempfile.gettempdir()) / f"tampu-worker-spark-{os.getpid()}.log"
+    logger.info("starting Spark; what it says goes to %s", log_file)
+    # Until there is a worker to drain, a signal simply ends it; Java ends with its driver.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
+    is_well = run_on_spark(targets[0], master=master, slots=slots, settings=settings, log_file=log_file)
+    return OK if is_well else ERROR
+
+
+async def _supervise(
+    plan: WorkerPlan,
+    processes: int,
+    reloads: bool,
+    health_port: int | None,
+    health_host: str,
+    max_silence_secs: float | None,
+) -> int:
+    supervisor = Supervisor(plan, processes, reloads=reloads)
+    watching: asyncio.Task[None] | None = None
+    health: HealthServer | None = None
+    if health_port is not None:
+        health = HealthServer(supervisor, health_host, health_port, max_silence_secs)
+        logger.info("health at %s", await health.start())
+    if reloads:
+        watching = asyncio.create_task(_reload_on_changes(supervisor))
+    try:
+        return await supervisor.run()
+    finally:
+        if watching is not None:
+            watching.cancel()
+        if health is not None:
+            await health.stop()
+
+
+async def _reload_on_changes(supervisor: Supervisor) -> None:
+    here = Path.cwd()
+    async for path in changes(here):
+        logger.info("%s changed: starting anew", path.removeprefix(f"{here}/"))
+        supervisor.reload()

@@ -1,0 +1,80 @@
+"""Logs of long-running commands, on stderr: a line for people, or one JSON object a line for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import traceback
+
+from tampu.cli.errors import check_choice
+from tampu.cli.output import printable
+from tampu.cli.payloads import jsonable
+from tampu.cli.units import iso, time_of_day
+
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+
+
+def check_log_options(log_format: str, level: str) -> None:
+    """Refuse an unknown format or level."""
+    check_choice("--log", log_format, FORMATS)
+    check_choice("--log-level", level, LEVELS)
+
+
+def set_up_logs(log_format: str, level: str, role: str) -> None:
+    """Send all logs of this process to stderr. `role` names the process: `worker`, `worker-2`."""
+    check_log_options(log_format, level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json(role) if log_format == "json" else _Text(role))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.raiseExceptions = False  # nobody can be told that stderr is closed
+    logging.captureWarnings(True)
+
+
+def silence_py4j() -> None:
+    """Log nothing of the bridge to Java: a signal cuts off its calls, which is no error."""
+    for name in ("py4j", "py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def fields(**values: object) -> dict[str, object]:
+    """`logger.info("...", extra=fields(job_id=...))`: fields of their own in JSON logs."""
+    return {"fields": values}
+
+
+class _Text(logging.Formatter):
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{time_of_day(record.created * 1000)} {record.levelname.lower():<7} {self._role}[{os.getpid()}] "
+        line += printable(record.getMessage())
+        if record.exc_info and record.exc_info[1] is not None:
+            line += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+        return line
+
+
+class _Json(logging.Formatter):
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+    def format(self, record: logging.LogRecord) -> str:
+        values: dict[str, object] = {
+            "ts": iso(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "role": self._role,
+            "pid": os.getpid(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[1] is not None:
+            values["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+        return json.dumps(jsonable(values), allow_nan=False)

@@ -1,0 +1,1 @@
+"""Running jobs: read, hold, invoke the handler, settle the outcome."""

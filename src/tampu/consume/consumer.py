@@ -1,0 +1,308 @@
+"""The consumer: reads jobs, runs the handler, settles what came of it; with a promoter and a scheduler beside it.
+
+```
+reader ──► pool of handlers ──► settler ──► acked and deleted, or a retry, or a dead letter
+   ▲                │
+   └── reclaim      └── leases (a thread): what is running or held here stays ours
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tampu.config import ConsumerConfig, PromoterConfig
+from tampu.consume.inflight import InFlight
+from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
+from tampu.consume.leases import Leases
+from tampu.consume.pool import Pool
+from tampu.consume.processes import Processes, call_typed, refuse_inside_starting_child
+from tampu.consume.reader import Reader
+from tampu.consume.runner import Runner
+from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM, Settler
+from tampu.consume.starts import StartMarks
+from tampu.maintain.promoter import PromoterLoop
+from tampu.maintain.scheduler import SchedulerLoop
+from tampu.maintain.supervise import supervise
+from tampu.redis import calls
+from tampu.redis.capabilities import probe_capabilities
+from tampu.redis.client import Client
+from tampu.redis.faults import PASSING, ServerError
+from tampu.redis.settings import parse_url
+from tampu.wire.keys import QueueKeys
+from tampu.wire.typed import TypedPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tampu.redis.connection import Connection
+    from tampu.redis.settings import ConnectionSettings, CredentialCallback
+    from tampu.wire.job import Job
+
+logger = logging.getLogger("tampu.worker")
+
+#: A consumer name that holds nothing and has been silent for so long belongs to a worker that died, in ms.
+SILENT_CONSUMER_MS = 10 * 60 * 1000
+#: How often such names are looked for, in seconds.
+SWEEP_INTERVAL_SECS = 60.0
+#: How long a read may take beyond its BLOCK before the connection counts as lost, in seconds.
+READ_MARGIN_SECS = 5.0
+#: How long after its deadline a shutdown may still settle and tidy up; and how long a single courtesy may take, when
+#: the server does not answer, in seconds.
+COURTESY_SECS = 1.0
+
+
+class Consumer:
+    """Runs a handler for the jobs of one queue until it is told to stop."""
+
+    def __init__(
+        self,
+        url: str,
+        config: ConsumerConfig | None = None,
+        *,
+        credential_provider: CredentialCallback | None = None,
+    ) -> None:
+        self._settings = parse_url(url, credential_provider=credential_provider)
+        self._config = config = config or ConsumerConfig()
+        typed = config.payload_type
+        self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
+        self._running: _Running | None = None
+        #: Handlers that did not end in time at the last shutdown.
+        self.abandoned = 0
+
+    @property
+    def last_read_at(self) -> float | None:
+        """When a server last answered a read, by the monotonic clock; None before the first."""
+        return None if self._running is None else self._running.last_read_at
+
+    @property
+    def is_healthy(self) -> bool:
+        """False while a handler blocks the event loop for longer than `max_block_ms`, or leases cannot be renewed."""
+        return self._running is None or self._running.is_healthy
+
+    async def run(
+        self,
+        handler: Callable[[Job[Any]], Awaitable[bytes | None] | bytes | None],
+        shutdown: asyncio.Event,
+        *,
+        process: bool = False,
+        timeout_secs: float | None = None,
+    ) -> None:
+        """Work until `shutdown` is set, then drain within `shutdown_deadline_secs`.
+
+        `handler` is an `async def (job) -> bytes | None`; a plain `def` runs in a thread. With `process=True` either
+        runs in a process of its own and must be importable there. A run longer than `timeout_secs` has failed.
+        """
+        refuse_inside_starting_child()
+        threads = DaemonThreads(self._config.concurrency, "tampu-handler")
+        processes = None
+        if process:
+            typed = self._config.payload_type
+            processes = Processes(handler if typed is None else partial(call_typed, handler, typed), threads)
+            caller = in_process(processes, timeout_secs)
+        elif is_coroutine_handler(handler):
+            caller = on_loop(handler, timeout_secs)
+        else:
+            caller = in_thread(handler, threads, timeout_secs)
+        try:
+            self._running = _Running(self._settings, self._config, caller, self._decode_payload)
+            await self._running.run(shutdown)
+        finally:
+            if self._running is not None:
+                self.abandoned = self._running.abandoned
+            self._running = None
+            if processes is not None:
+                processes.close()
+            threads.shutdown()
+
+
+class _Running:
+    """One run of a consumer: its parts and how they are wired."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        config: ConsumerConfig,
+        handler: Callable[[Job[Any]], Awaitable[Any]],
+        decode_payload: Callable[[bytes], Any] | None,
+    ) -> None:
+        self._config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
+        self._keys = keys = QueueKeys(config.queue_name)
+        tag = keys.tag.encode()
+        scripts = (SETTLE, ACK, *calls.CONSUMER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)
+        self._client = Client(settings, tag, scripts)
+        # One of its own: what is done would wait to be written while the server moves hundreds of jobs.
+        self._promoter_client = Client(settings, tag, calls.PROMOTER_SCRIPTS) if config.delayed_enabled else None
+        read_timeout = config.block_ms / 1000 + READ_MARGIN_SECS
+        self._read_client = Client(settings, tag, response_timeout_secs=read_timeout)
+        self._settler = Settler(self._client, keys, config)
+        self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload)
+        self._settler.on_settled = self._inflight.settled
+        self._client.prepare_with(self._learn_capabilities)
+        self._leases = Leases(settings, self._client, keys, config, self._inflight)
+        starts = StartMarks(self._client, keys, config, self._inflight)
+        self._runner = Runner(handler, config, self._settler, self._leases, starts)
+        self._pool = Pool(config.concurrency, self._runner.run)
+        self._reader = Reader(
+            self._read_client,
+            self._client,
+            keys,
+            config,
+            self._pool,
+            self._settler,
+            self._inflight,
+            self._leases,
+        )
+        self._stopping = asyncio.Event()
+        self._is_prepared = False
+        self._courtesies_end_at = 0.0
+        self.abandoned = 0
+
+    @property
+    def last_read_at(self) -> float | None:
+        return self._reader.last_read_at
+
+    @property
+    def is_healthy(self) -> bool:
+        return self._leases.is_healthy
+
+    # --- running and stopping
+
+    async def run(self, shutdown: asyncio.Event) -> None:
+        loops: dict[str, asyncio.Task[None]] = {}
+        try:
+            if await self._start_unless(shutdown):
+                loops = {name: asyncio.create_task(loop, name=name) for name, loop in self._loops().items()}
+                await shutdown.wait()
+        finally:
+            await self._stop(loops)
+
+    async def _start_unless(self, shutdown: asyncio.Event) -> bool:
+        """Start, however long the server is away; False when it is time to stop before that."""
+        starting, stopping = asyncio.ensure_future(self._start()), asyncio.ensure_future(shutdown.wait())
+        try:
+            await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                starting.result()
+            return starting.done()
+        finally:
+            starting.cancel()
+            stopping.cancel()
+            await asyncio.gather(starting, stopping, return_exceptions=True)
+
+    async def _start(self) -> None:
+        # What is hopeless, such as a wrong password, is said at once; everything else is waited out.
+        await self._client.up(patience_secs=3600)
+        await supervise("starting", self._prepare, lambda: self._is_prepared)
+        self._leases.start()
+
+    async def _prepare(self) -> None:
+        await self._reader.make_group()
+        await self._reader.look_for_pause()
+        self._is_prepared = True
+
+    async def _learn_capabilities(self, connection: Connection) -> None:
+        """Try what the server can do, for each connection: another server may have taken the address."""
+        try:
+            capabilities = await probe_capabilities(connection, self._keys.tag, adds=False)
+        except ServerError as error:
+            if error.kind not in PASSING:
+                raise
+            return  # out of memory, say: what is known is kept
+        if capabilities.script_flags:
+            await connection.ask("SCRIPT", "LOAD", SETTLE_UNDER_OOM.text)
+        self._settler.use(xackdel=capabilities.xackdel, script_flags=capabilities.script_flags)
+        self._inflight.has_xackdel = capabilities.xackdel
+
+    def _loops(self) -> dict[str, Any]:
+        config = self._config
+        is_over = self._stopping.is_set
+        loops: dict[str, Any] = {
+            "tampu-reader": supervise("reader", self._reader.read_once, is_over),
+            "tampu-reclaim": supervise("taking over jobs", self._reader.takeover.one_round, is_over),
+            "tampu-unheld": supervise("handing back late entries", self._reader.watch_unheld, is_over),
+            "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
+            "tampu-pause": supervise("watching for a pause", self._reader.watch_pause, is_over),
+        }
+        if self._promoter_client is not None:
+            promoter = PromoterConfig(
+                queue_name=config.queue_name,
+                poll_interval_ms=config.delayed_poll_interval_ms,
+                promote_batch=config.delayed_promote_batch,
+                max_stream_len=config.delayed_max_stream_len,
+                lock_ttl_secs=config.delayed_lock_ttl_secs,
+                holder_id=config.consumer_id,
+                events_enabled=config.events_enabled,
+                events_max_stream_len=config.events_max_stream_len,
+                dlq_max_stream_len=config.dlq_max_stream_len,
+                metrics=config.metrics,
+            )
+            loops["tampu-promoter"] = PromoterLoop(self._promoter_client, promoter).run(self._stopping)
+        if config.run_scheduler:
+            scheduler = replace(config.scheduler, queue_name=config.queue_name)
+            loops["tampu-scheduler"] = SchedulerLoop(self._client, scheduler).run(self._stopping)
+        return loops
+
+    async def _stop(self, loops: dict[str, asyncio.Task[None]]) -> None:
+        """Stop reading, hand back what was not started, finish or abandon the rest, settle, leave no trace."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._config.shutdown_deadline_secs
+        self._courtesies_end_at = deadline + COURTESY_SECS
+        self._stopping.set()  # promoter and scheduler release their locks
+        await self._quietly(self._inflight.hand_back, self._pool.take_back())
+        if loops:
+            await self._reader.stop(loops["tampu-reader"], loops["tampu-reclaim"])
+        await self._quietly(self._inflight.hand_back, self._pool.take_back())  # what came meanwhile
+        await self._read_client.close()
+        await self._quietly(self._reader.hand_back_missed)
+        await self._pool.finish(deadline - loop.time())
+        self._runner.is_stopping = True
+        self.abandoned = await self._pool.end()
+        await self._quietly(self._inflight.hand_back, self._runner.unstarted)
+        if self.abandoned:
+            logger.warning(
+                "%d handlers did not end in time and were abandoned; their jobs run elsewhere", self.abandoned
+            )
+        if not await self._settler.drain(self._left_for_courtesies()):
+            logger.error("not everything could be settled in time; what is left runs elsewhere")
+        self._settler.close()
+        await self._leases.stop()
+        if loops:
+            _, late = await asyncio.wait(loops.values(), timeout=self._left_for_courtesies())
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*loops.values(), return_exceptions=True)
+        if self._promoter_client is not None:
+            await self._promoter_client.close()
+        await self._quietly(self._forget_name)
+        await self._client.close()
+
+    def _left_for_courtesies(self) -> float:
+        return max(self._courtesies_end_at - asyncio.get_running_loop().time(), 0.05)
+
+    async def _quietly(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Courtesies at the end: when the server is away, what they would do happens by itself a little later."""
+        if self._client.connection is None:
+            return
+        try:
+            await asyncio.wait_for(work(*args), min(self._left_for_courtesies(), COURTESY_SECS))
+        except Exception as error:
+            logger.info("left undone at shutdown: %s: %s", type(error).__name__, error)
+
+    async def _forget_name(self) -> None:
+        names = {"group": self._config.group, "consumer": self._config.consumer_id}
+        await calls.forget_consumer(self._client, self._keys.stream, **names)
+        await self._leases.release_name()
+
+    async def _sweep_consumers(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), SWEEP_INTERVAL_SECS)
+            return
+        await calls.forget_idle_consumers(
+            self._client, self._keys.stream, group=self._config.group, min_idle_ms=SILENT_CONSUMER_MS
+        )

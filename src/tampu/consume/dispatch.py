@@ -1,0 +1,273 @@
+"""Finds the task for a job's name and calls it: on the loop, in a thread, or in a process, as the task says."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import logging
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tampu.base.event_loop import LoopThread
+from tampu.consume.context import set_current_job
+from tampu.consume.handlers import Cancel, PutBack, Retry, UnrecoverableError
+from tampu.consume.invoke import in_process, in_thread, is_coroutine_handler, on_loop
+from tampu.consume.processes import Processes
+from tampu.consume.progress import ProgressReporter
+from tampu.embedded.server import acquire, join_throw_away, release
+from tampu.errors import DecodeError, EncodeError
+from tampu.redis.settings import parse_url
+from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import encode_value
+from tampu.wire.task_codec import Arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from concurrent.futures import Executor
+
+    from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.job import Job
+    from tampu.wire.task_codec import Results
+
+    Caller = Callable[[Job[Any]], Awaitable[Any]]
+
+logger = logging.getLogger("tampu.worker")
+
+#: How long a job of an unknown name waits for a worker that knows it: the first times, at the most, and in all.
+#: In between it waits for a quarter of the time that it has been unknown: each time is four events, and an hour of
+#: seconds would push everybody else's out of the events stream.
+UNKNOWN_DELAY_MS = 1000
+UNKNOWN_LONGEST_DELAY_MS = 30_000
+UNKNOWN_PATIENCE_SECS = 3600.0
+#: An unknown job that was not seen for so long has been somewhere else meanwhile: its patience starts anew.
+UNKNOWN_ABSENCE_SECS = 600.0
+#: Unknown jobs remembered; beyond, the oldest are forgotten and get more patience.
+MAX_REMEMBERED = 10_000
+#: How often one unknown name is complained about.
+COMPLAINT_SECS = 60.0
+
+
+class ServedQueue(Protocol):
+    """What a dispatcher needs to know about a task's queue."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def url(self) -> str: ...
+    @property
+    def connection_settings(self) -> ConnectionSettings: ...
+
+
+class ServedTask(Protocol):
+    """What a dispatcher needs to know about a task; `tampu.task.Task` is one."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def queue(self) -> ServedQueue: ...
+    @property
+    def function(self) -> Callable[..., Any]: ...
+    @property
+    def arguments(self) -> Arguments: ...
+    @property
+    def results(self) -> Results: ...
+    @property
+    def timeout(self) -> float | None: ...
+    @property
+    def process(self) -> bool: ...
+
+
+class Dispatcher:
+    """The handler of a worker that serves tasks: `await dispatcher(job)` gives what the consumer wants to know."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, ServedTask],
+        threads: Executor,
+        *,
+        store_results: bool,
+        worker: str = "",
+        events_kept: int = 0,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tasks = tasks
+        self._threads = threads
+        self._store_results = store_results
+        self._worker = worker
+        self._events_kept = events_kept
+        self._callers: dict[str, Caller] = {}
+        self._processes: list[Processes] = []
+        self._remotes: dict[str, RemoteTaskCall] = {}
+        self._unknown = UnknownNames(now)
+
+    def knows(self, job: Job[Any]) -> bool:
+        """Whether there is a task for it."""
+        return job.name in self._tasks
+
+    async def __call__(self, job: Job[Any]) -> Any:
+        caller = self._callers.get(job.name)
+        if caller is None:
+            task = self._tasks.get(job.name)
+            if task is None:
+                return self._unknown.outcome_of(job)
+            caller = self._callers[job.name] = self._caller(task)
+        return await caller(job)
+
+    def close(self) -> None:
+        """End the processes."""
+        for processes in self._processes:
+            processes.close()
+
+    def _caller(self, task: ServedTask) -> Caller:
+        if task.process:
+            call = in_process(self._processes_for(task), task.timeout)
+        elif is_coroutine_handler(task.function):
+            call = on_loop(TaskCall(task.function, task.arguments), task.timeout)
+        else:
+            call = in_thread(TaskCall(task.function, task.arguments), self._threads, task.timeout)
+        encode = task.results.encode if self._store_results else None
+
+        async def encoded(job: Job[Any]) -> Any:
+            return encode_outcome(await call(job), encode)
+
+        return encoded
+
+    def _processes_for(self, task: ServedTask) -> Processes:
+        """All tasks share their processes: there are as many as jobs run at once, not as many for each task."""
+        if task.name not in self._remotes:
+            self._remotes = {
+                one.name: RemoteTaskCall.of(one, self._worker, self._events_kept)
+                for one in self._tasks.values()
+                if one.process
+            }
+            self._processes.append(Processes(RemoteCalls(self._remotes), self._threads))
+        return self._processes[-1]
+
+
+class UnknownNames:
+    """Jobs that no task here is for: during a deploy old workers meet new jobs."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        #: By job: when it was first seen, and when last.
+        self._seen: dict[str, tuple[float, float]] = {}
+        self._complained_at: dict[str, float] = {}
+
+    def outcome_of(self, job: Job[Any]) -> PutBack | Cancel:
+        """Back to the queue, for those who know it; but not for ever."""
+        now = self._now()
+        first, last = self._seen.pop(job.id, (now, now))
+        if now - last > UNKNOWN_ABSENCE_SECS:
+            first = now
+        text = f"no handler named {job.name!r}"
+        if now - first > UNKNOWN_PATIENCE_SECS:
+            return Cancel(text)
+        self._seen[job.id] = first, now
+        if len(self._seen) > MAX_REMEMBERED:
+            self._seen.pop(next(iter(self._seen)))
+        self._complain(job, text, now)
+        delay_ms = min(max(UNKNOWN_DELAY_MS, int((now - first) * 250)), UNKNOWN_LONGEST_DELAY_MS)
+        return PutBack(delay_ms, text)
+
+    def _complain(self, job: Job[Any], text: str, now: float) -> None:
+        if now - self._complained_at.get(job.name, float("-inf")) < COMPLAINT_SECS:
+            return
+        if len(self._complained_at) >= MAX_REMEMBERED:
+            self._complained_at.clear()
+        self._complained_at[job.name] = now
+        logger.warning("%s: job %s, and others of that name, are put back for a worker that has one", text, job.id)
+
+
+class TaskCall:
+    """Calls a task's function with the arguments in a job."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
+        self._function = function
+        self._arguments = arguments
+
+    def __call__(self, job: Job[Any]) -> Any:
+        try:
+            arguments = self._arguments.decode(job.payload_slot)
+        except DecodeError as error:
+            error.job_id = job.id
+            raise
+        set_current_job(job)
+        return self._function(**arguments)
+
+
+@dataclass(frozen=True)
+class RemoteTaskCall:
+    """The same in another process: the task is found there by the name of its module, not sent."""
+
+    module: str
+    name: str
+    queue_name: str
+    url: str = field(repr=False)
+    #: The folder of the worker's throw-away server, if the queue is there: in a child `embedded://` would be another.
+    throw_away: str | None
+    worker: str
+    events_kept: int
+
+    @classmethod
+    def of(cls, task: ServedTask, worker: str, events_kept: int) -> RemoteTaskCall:
+        """The call of a task, to be sent."""
+        settings = task.queue.connection_settings
+        throw_away = None
+        if settings.kind == "embedded" and settings.data_dir is None:
+            server = acquire()
+            throw_away = str(server.data_dir)
+            release(server)
+        function, queue = task.function, task.queue
+        return cls(function.__module__, function.__qualname__, queue.name, queue.url, throw_away, worker, events_kept)
+
+    def __call__(self, job: Job[Any]) -> Any:
+        call, reporter = _found(self)
+        job._context = reporter
+        return call(job)
+
+
+@dataclass(frozen=True)
+class RemoteCalls:
+    """What a process of a worker can run, by the names of jobs."""
+
+    remotes: dict[str, RemoteTaskCall]
+
+    def __call__(self, job: Job[Any]) -> Any:
+        return self.remotes[job.name](job)
+
+
+@functools.cache
+def _found(remote: RemoteTaskCall) -> tuple[TaskCall, ProgressReporter]:
+    """In the child: the task's call, and where its progress goes."""
+    if remote.throw_away is not None:
+        join_throw_away(remote.throw_away)
+    found: Any = importlib.import_module(remote.module)
+    for part in remote.name.split("."):
+        found = getattr(found, part)
+    settings = parse_url(remote.url)
+    if isinstance(getattr(found, "arguments", None), Arguments):
+        call = TaskCall(found.function, found.arguments)
+        if found.queue.url == remote.url:
+            settings = found.queue.connection_settings  # with its credentials, which are not sent
+    else:  # the function kept its name, and the task has another
+        call = TaskCall(found, Arguments(found, remote.name))
+    return call, LoopThread().run(_make_reporter(settings, remote))
+
+
+async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -> ProgressReporter:
+    keys = QueueKeys(remote.queue_name)
+    return ProgressReporter(settings, keys, worker=remote.worker, events_kept=remote.events_kept)
+
+
+def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_value) -> Any:
+    """A handler's return value in the consumer's terms: outcomes as they are, values as MessagePack if stored."""
+    if isinstance(result, PutBack | Cancel | Retry):
+        return result
+    if encode is None:
+        return None
+    try:
+        return encode(result)
+    except EncodeError as error:
+        # The work is done, and would be done again and again for a value that will be no better.
+        raise UnrecoverableError(f"the work is done, but its result cannot be stored: {error}") from error

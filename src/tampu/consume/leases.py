@@ -1,0 +1,283 @@
+"""Leases: entries in flight are renewed while this process lives, however long a handler takes.
+
+A dedicated thread with its own connection renews them, so a handler that blocks the event loop keeps its lease, up to
+`max_block_ms`. C code that holds the GIL stops this thread too: run such handlers in a process.
+
+Each renewal, also of nothing, tells the server that the fleet is alive. When no renewal got through for a while (the
+server was stopped, paused, busy or refused writes), the scripts grant a grace period in which nothing is taken over.
+
+Nothing is started on a lease that may have run out, because the process stood still or the server was away: `confirm`
+asks first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from tampu.errors import RedisError
+from tampu.maintain.supervise import supervise
+from tampu.redis import calls
+from tampu.redis.client import LAST_BACKOFF_SECS, Client, backoff_secs
+from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError, Unreachable
+from tampu.wire.entry import entry_order
+
+if TYPE_CHECKING:
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import InFlight
+    from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.worker")
+
+#: What live workers are given to renew, besides an interval and the longest wait before reconnecting, in ms.
+GRACE_MARGIN_MS = 500
+#: Longest time between two renewals, in seconds.
+MAX_INTERVAL_SECS = 5.0
+#: How long to wait for a connection before saying so, in seconds.
+RECONNECT_PATIENCE_SECS = 60.0
+#: Ids renewed in one call.
+MAX_IDS = 500
+#: How long the thread may take to end, in seconds.
+STOP_PATIENCE_SECS = 2.0
+
+
+def renewal_secs(config: ConsumerConfig) -> float:
+    """Return the time between two renewals, in seconds."""
+    return min(config.claim_min_idle_ms / 3000, MAX_INTERVAL_SECS)
+
+
+def membership(keys: QueueKeys, config: ConsumerConfig) -> calls.Membership:
+    """Return the consumer's place in its group, with the times for noticing a stall.
+
+    Two and a half intervals without a renewal are a stall. After one interval a renewal may just be late; after three,
+    leases may have run out.
+    """
+    interval_ms = renewal_secs(config) * 1000
+    return calls.Membership(
+        stream=keys.stream,
+        alive=keys.alive(config.group),
+        grace=keys.grace(config.group),
+        takeovers=keys.takeovers(config.group),
+        owner=keys.owner(config.group, config.consumer_id),
+        group=config.group,
+        consumer=config.consumer_id,
+        stall_ms=int(2.5 * interval_ms),
+        grace_ms=int(interval_ms + LAST_BACKOFF_SECS * 1000 + GRACE_MARGIN_MS),
+    )
+
+
+class Leases:
+    """Renews the leases of the entries in flight."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        client: Client,
+        keys: QueueKeys,
+        config: ConsumerConfig,
+        inflight: InFlight,
+    ) -> None:
+        self._settings = settings
+        self._client = client
+        self._keys = keys
+        self._config = config
+        self._inflight = inflight
+        self._loop = asyncio.get_running_loop()
+        self._member = membership(keys, config)
+        self._interval = renewal_secs(config)
+        self._max_block = (config.max_block_ms or 10 * config.claim_min_idle_ms) / 1000
+        self._last_beat = time.monotonic()
+        self._beater: asyncio.TimerHandle | None = None
+        self._stopping = threading.Event()
+        self._ended = asyncio.Event()
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._confirming: asyncio.Task[None] | None = None
+        #: Up to this moment of `time.perf_counter_ns()` whatever we hold and have not been told to be lost is ours.
+        self.valid_until_ns = 0
+        #: Tells us apart from another process with the same `consumer_id`.
+        self._token = uuid.uuid4().hex
+        self._has_renewed = False
+        self._has_warned = False
+        self._is_blocked = False
+        #: Whether the thread could not go on and waits to start again.
+        self._has_failed = False
+        self._renewed_at: float | None = None
+        self._thread = threading.Thread(target=self._run, name="tampu-leases", daemon=True)
+
+    @property
+    def is_healthy(self) -> bool:
+        """False while a handler blocks the event loop for longer than `max_block_ms`, or leases are not renewed.
+
+        An outage of the server does not count: then there is nothing to renew them at.
+        """
+        if self._is_blocked or self._has_failed:
+            return False
+        if self._renewed_at is None or self._client.connection is None:
+            return True
+        return time.monotonic() - self._renewed_at <= self._config.claim_min_idle_ms / 1000
+
+    def start(self) -> None:
+        """Start renewing."""
+        self._extend(time.perf_counter_ns())
+        self._renewed_at = time.monotonic()
+        self._beat()
+        self._thread.start()
+
+    async def stop(self) -> None:
+        """Stop renewing and end the thread."""
+        if self._beater is not None:
+            self._beater.cancel()
+        if self._confirming is not None:
+            self._confirming.cancel()
+        self._stopping.set()
+        if not self._thread.is_alive():
+            return
+        if self._own_loop is not None and self._renewing is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended by itself
+                self._own_loop.call_soon_threadsafe(self._renewing.cancel)
+        with contextlib.suppress(TimeoutError):  # a daemon: it does not keep the process alive
+            await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE_SECS)
+
+    async def release_name(self) -> None:
+        """Delete the mark that this process uses its consumer name."""
+        await calls.resign(self._client, self._member.owner, holder=self._token, patience_secs=1)
+
+    async def confirm(self) -> None:
+        """Wait until it is known which of the leases held now are still ours, and the others are marked as lost."""
+        if self._confirming is not None and not self._confirming.done():
+            await asyncio.shield(self._confirming)  # it began before this call: what came since is not in it
+        if self._confirming is None or self._confirming.done():
+            self._confirming = self._loop.create_task(self._confirm(), name="tampu-confirm-leases")
+        await asyncio.shield(self._confirming)
+
+    async def _confirm(self) -> None:
+        attempt = 0
+        while True:
+            try:
+                self._inflight.lost(await self._renew(self._client))
+            except RedisError as error:
+                if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
+                    return  # it will never say: better to run jobs than to wait for ever
+            else:
+                return
+            attempt += 1
+            await asyncio.sleep(backoff_secs(attempt))
+
+    def _beat(self) -> None:
+        """Called on the event loop: as long as this runs, no handler blocks it."""
+        self._last_beat = time.monotonic()
+        self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
+
+    async def _renew(self, client: Client) -> list[bytes]:
+        """Renew everything held; the ids that are no longer ours."""
+        began = time.perf_counter_ns()
+        ids = sorted(self._inflight, key=entry_order)
+        lost: list[bytes] = []
+        for start in range(0, max(len(ids), 1), MAX_IDS):
+            try:
+                lost += await self._call(client, ids[start : start + MAX_IDS])
+            except ServerError as error:
+                if error.kind != "NOGROUP":
+                    raise
+                lost = ids  # a flush: whatever we held is gone
+                break
+        self._extend(began)
+        return lost
+
+    async def _call(self, client: Client, ids: list[bytes], *, everything: bool = False) -> list[bytes]:
+        is_first = not self._has_renewed  # it may find the token of an earlier process that has ended
+        renewed = await calls.renew_leases(
+            client, self._member, token=self._token, ids=ids, everything=everything, patience_secs=self._interval
+        )
+        self._has_renewed = True
+        if renewed.by_other and not is_first and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "another running worker has the same consumer_id %r (queue %r, group %r): each takes the jobs of the "
+                "other for its own, and jobs may run twice. Give each worker its own consumer_id, or none",
+                *(self._config.consumer_id, self._config.queue_name, self._config.group),
+            )
+        return renewed.lost
+
+    def _extend(self, began_ns: int) -> None:
+        self.valid_until_ns = max(self.valid_until_ns, began_ns + self._config.claim_min_idle_ms * 1_000_000)
+
+    # --- in the thread
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with asyncio.Runner() as runner:
+                    runner.run(self._renew_until_stopped())
+            except asyncio.CancelledError:
+                pass
+            except BaseException as error:  # out of file descriptors for the event loop, for example
+                self._has_failed = True
+                failures += 1
+                if failures == 1:
+                    logger.exception("the thread that renews leases failed: %s; starting it again", error)
+                self._stopping.wait(backoff_secs(failures))
+        with contextlib.suppress(RuntimeError):  # the worker's loop was closed without waiting for us
+            self._loop.call_soon_threadsafe(self._ended.set)
+
+    async def _renew_until_stopped(self) -> None:
+        self._renewing = asyncio.current_task()
+        self._own_loop = asyncio.get_running_loop()
+        client = Client(
+            self._settings,
+            self._keys.tag.encode(),
+            (calls.RENEW_LEASES,),
+            response_timeout_secs=max(self._interval, 1.0),
+        )
+        if self._has_failed:
+            logger.info("the thread that renews leases runs again")
+        self._has_failed = False
+        try:
+            await supervise("renewing leases", lambda: self._one_round(client), self._stopping.is_set)
+        finally:
+            await client.close()
+
+    async def _one_round(self, client: Client) -> None:
+        if self._may_renew():
+            try:
+                lost = await self._renew(client)
+            except (ConnectionLost, Unreachable):
+                # The grace after an outage is short: renew as soon as there is a connection again.
+                await client.up(patience_secs=RECONNECT_PATIENCE_SECS)
+                return
+            self._renewed_at = time.monotonic()
+            if lost:
+                self._loop.call_soon_threadsafe(self._inflight.lost, lost)
+            if self._blocked_for() > self._interval / 2:
+                # The event loop stands still: what was delivered meanwhile waits in its socket, and is ours as well.
+                await self._call(client, [], everything=True)
+        await asyncio.sleep(self._interval)
+
+    def _blocked_for(self) -> float:
+        return time.monotonic() - self._last_beat
+
+    def _may_renew(self) -> bool:
+        blocked_for = self._blocked_for()
+        if blocked_for <= self._max_block:
+            if self._is_blocked:
+                logger.warning("the event loop runs again; leases are renewed again")
+            self._is_blocked = False
+            return True
+        if not self._is_blocked:
+            running = self._inflight.running()
+            logger.error(
+                "a handler has blocked the event loop for %.1f s (max_block_ms): leases are no longer renewed and the "
+                "jobs may be run elsewhere; running are %s",
+                blocked_for,
+                ", ".join(f"{job.name or 'job'} {job.id}" for job in running[:10]) or "none",
+            )
+            self._is_blocked = True
+        return False

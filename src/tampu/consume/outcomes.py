@@ -1,0 +1,159 @@
+"""What became of one run of a job, packed for the settle script. Built once per job: the consumer's hot path."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.checks import MAX_U32
+from tampu.consume.processes import RemoteError, traceback_text
+from tampu.redis.codes import OutcomeKind
+from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
+from tampu.wire.entry import encode_delayed_member
+from tampu.wire.envelope import encode_envelope, encode_job
+
+if TYPE_CHECKING:
+    from tampu.consume.inflight import Delivery
+
+_SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.RETRY  # globals: one per job
+
+#: Longest text of an error, and of a traceback's end, that is written, in characters.
+MAX_ERROR_TEXT = 500
+MAX_TRACEBACK_TEXT = 2000
+#: How long the index of a delayed retry outlives its due time, in seconds.
+INDEX_TTL_SECS = 3600
+
+
+def error_type(error: BaseException) -> str:
+    """The name of an error's type, also of one that was raised in another process."""
+    return error.error_type if isinstance(error, RemoteError) else type(error).__name__
+
+
+def plain_text(error: BaseException) -> str:
+    """The text of an error, bounded; also of one that fails to give any."""
+    try:
+        return str(error)[:MAX_ERROR_TEXT]
+    except Exception:
+        return "(an error without a text: its __str__ failed)"
+
+
+def error_text(error: BaseException) -> str:
+    """Type and text of an error, bounded; never empty."""
+    text = plain_text(error)
+    name = error_type(error)
+    return (f"{name}: {text}" if text else name)[:MAX_ERROR_TEXT]
+
+
+class Outcome:
+    """How one delivery ends; `extra` is what the settle script takes for this kind."""
+
+    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "runs")
+
+    def __init__(
+        self, kind: OutcomeKind, delivery: Delivery, finished_at_ms: int, duration_us: int, extra: tuple[Any, ...]
+    ) -> None:
+        self.kind = kind
+        self.delivery = delivery
+        self.finished_at_ms = finished_at_ms
+        self.duration_us = duration_us
+        self.extra = extra
+        #: Runs of the handler so far, this one included.
+        self.runs = delivery.job.attempt + 1
+        self.dlq_reason: DlqReason | None = None
+
+
+def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcome:
+    """Done, nothing to store."""
+    return Outcome(_SUCCESS, delivery, finished_at_ms, duration_us, ())
+
+
+def success_with_result(
+    delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes, ttl_secs: int
+) -> Outcome:
+    """Done, with a result to store."""
+    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result, ttl_secs))
+
+
+def retry(
+    delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, backoff_ms: int, *, counts: bool = True
+) -> Outcome:
+    """Failed, to be run again after `backoff_ms`; or, when it does not count, only put back."""
+    job = delivery.job
+    attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
+    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry)
+    member = encode_delayed_member(job.name, envelope)
+    ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
+    return Outcome(
+        _RETRY, delivery, finished_at_ms, duration_us, (reason.encode(errors="replace"), backoff_ms, member, ttl_secs)
+    )
+
+
+def dead_letter(
+    delivery: Delivery,
+    finished_at_ms: int,
+    duration_us: int,
+    *,
+    reason: DlqReason,
+    worker: str,
+    error: BaseException | None = None,
+    detail: str | None = None,
+    ran: bool = True,
+    envelope: bytes | None = None,
+    original: tuple[tuple[bytes, bytes], ...] | None = None,
+) -> Outcome:
+    """Not to be run again: `error` is the last failure. `detail` is the wire's, which only `malformed` has."""
+    job = delivery.job
+    runs = job.attempt + (1 if ran else 0)
+    entry = DlqEntry(
+        dlq_id="",
+        source_id=delivery.entry_id.decode(),
+        reason=reason.as_str(),
+        detail=detail,
+        payload=encode_job(job) if envelope is None else envelope,
+        name=job.name,
+        error_type=None if error is None else error_type(error),
+        error=None if error is None else plain_text(error),
+        traceback=None if error is None else traceback_tail(error),
+        attempts=runs,
+        worker=worker,
+        failed_at_ms=finished_at_ms,
+        original=original,
+    )
+    fields = encode_dlq_fields(entry)
+    reported = error_text(error).encode(errors="replace") if ran and error is not None else b""
+    outcome = Outcome(
+        OutcomeKind.DEAD_LETTER,
+        delivery,
+        finished_at_ms,
+        duration_us,
+        (reported, reason.as_str(), len(fields), *fields),
+    )
+    outcome.dlq_reason = reason
+    outcome.runs = runs
+    return outcome
+
+
+class ResultRefused(Exception):  # noqa: N818 - what dead letters show as the error's type
+    """Stands for a result that the server does not take."""
+
+
+def without_result(outcome: Outcome, worker: str, refusal: object) -> Outcome:
+    """Return the dead letter of a job whose result the server refuses for good: waiting callers are told why."""
+    size = len(outcome.extra[0])
+    error = ResultRefused(f"the work is done, but the server refused its result of {size:,} bytes: {refusal}")
+    return dead_letter(
+        outcome.delivery,
+        outcome.finished_at_ms,
+        outcome.duration_us,
+        reason=DlqReason.UNRECOVERABLE,
+        worker=worker,
+        error=error,
+    )
+
+
+def traceback_tail(error: BaseException) -> str | None:
+    """The end of a traceback, bounded; None when the error has none."""
+    if isinstance(error, RemoteError):
+        return error.remote_traceback[-MAX_TRACEBACK_TEXT:]
+    if error.__traceback__ is None:
+        return None
+    return traceback_text(error)[-MAX_TRACEBACK_TEXT:]

@@ -1,0 +1,157 @@
+"""The pool: a fixed number of coroutines that take deliveries from one deque and run the handler. No task per job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tampu.base.event_loop import is_in_a_task
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable
+
+    from tampu.consume.inflight import Delivery
+
+logger = logging.getLogger("tampu.worker")
+
+#: Jobs one coroutine may run without giving way to the event loop, when their handlers never wait.
+JOBS_PER_TURN = 32
+#: How long a cancelled handler may take to clean up, in seconds.
+CANCEL_PATIENCE_SECS = 1.0
+
+
+class Pool:
+    """Runs `run_one(delivery)` for each delivery, at most `concurrency` at once."""
+
+    def __init__(self, concurrency: int, run_one: Callable[[Delivery], Awaitable[None]]) -> None:
+        self._concurrency = concurrency
+        self._run_one = run_one
+        self._loop = asyncio.get_running_loop()
+        self._waiting: deque[Delivery] = deque()
+        self._sleepers: list[asyncio.Future[None]] = []
+        self._waking = False
+        self._is_closed = False
+        self._is_ending = False
+        self._tasks = [
+            self._loop.create_task(self._work(), name=f"tampu-pool-{number}") for number in range(concurrency)
+        ]
+        self.running = 0
+        #: Jobs finished since the pool began; the reader reads ahead as fast as this grows.
+        self.finished = 0
+        self._progress = asyncio.Event()
+
+    @property
+    def occupied(self) -> int:
+        """Jobs running or waiting."""
+        return self.running + len(self._waiting)
+
+    def put(self, deliveries: Iterable[Delivery]) -> None:
+        """Take these in."""
+        self._waiting.extend(deliveries)
+        self._wake_one()
+
+    def put_first(self, delivery: Delivery) -> None:
+        """Take this one in before all that wait."""
+        self._waiting.appendleft(delivery)
+        self._wake_one()
+
+    async def progress(self, timeout_secs: float) -> None:
+        """Wait until a job has finished since the last call, or the time is over."""
+        self._progress.clear()
+        try:
+            async with asyncio.timeout(timeout_secs):
+                await self._progress.wait()
+        except TimeoutError:
+            pass
+
+    def take_back(self) -> list[Delivery]:
+        """Start nothing more; all that has not been started. Called again: what came since."""
+        self._is_closed = True
+        unstarted = list(self._waiting)
+        self._waiting.clear()
+        return unstarted
+
+    async def finish(self, timeout_secs: float) -> None:
+        """Wait for the running handlers, up to a time."""
+        deadline = self._loop.time() + timeout_secs
+        while self.running and self._loop.time() < deadline:
+            await self.progress(deadline - self._loop.time())
+
+    async def end(self) -> int:
+        """Cancel what still runs and end the coroutines; how many handlers had to be abandoned."""
+        abandoned = self.running
+        self._is_ending = True
+        for task in self._tasks:
+            task.cancel()
+        # A handler may ignore that it is cancelled: nobody waits for it.
+        await asyncio.wait(self._tasks, timeout=CANCEL_PATIENCE_SECS)
+        return abandoned
+
+    def _wake_one(self) -> None:
+        """One at a time: a worker that is awake takes the next job, so a batch of quick jobs wakes few."""
+        while self._sleepers and not self._waking:
+            sleeper = self._sleepers.pop()
+            if not sleeper.done():
+                self._waking = True
+                sleeper.set_result(None)
+
+    async def _work(self) -> None:
+        while not self._is_ending:
+            try:
+                await self._take_and_run()
+            except asyncio.CancelledError:
+                if self._is_ending:
+                    raise
+                # Somebody cancelled the task a handler ran in: that ends the handler, never this coroutine.
+                _uncancel(asyncio.current_task())
+            except GeneratorExit:
+                # A handler awaited a future that holds one: Python then closes every coroutine inside this one.
+                if not is_in_a_task():
+                    raise
+            except Exception:
+                logger.exception("a fault of tampu's own: please report it; the job stays pending")
+
+    async def _take_and_run(self) -> None:
+        waiting = self._waiting
+        run_one = self._run_one
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101 - this is one
+        in_a_row = 0
+        while not self._is_ending:
+            while self._is_closed or not waiting:
+                sleeper: asyncio.Future[None] = self._loop.create_future()
+                self._sleepers.append(sleeper)
+                try:
+                    await sleeper
+                finally:
+                    self._waking = False
+                in_a_row = 0
+            delivery = waiting.popleft()
+            if waiting:
+                # Should this handler wait for something, somebody else must take the next job.
+                self._wake_one()
+            self.running += 1
+            try:
+                await run_one(delivery)
+            finally:
+                self.running -= 1
+                self.finished += 1
+                self._progress.set()
+            if task.cancelling():
+                # The handler cancelled the task it ran in: that must not hit the next one.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+                _uncancel(task)
+            in_a_row += 1
+            if in_a_row >= JOBS_PER_TURN:
+                in_a_row = 0
+                await asyncio.sleep(0)
+
+
+def _uncancel(task: asyncio.Task[None] | None) -> None:
+    """Forget that a task was cancelled, as often as it was."""
+    while task is not None and task.cancelling():
+        task.uncancel()

@@ -1,0 +1,287 @@
+"""Runs handlers in processes of their own: for CPU work, for C code that holds the GIL, for what may crash or hang.
+
+A process runs one job at a time. It is killed when the job exceeds its timeout, and replaced when it dies; a death
+costs the one job that was running in it. Each process leads a process group, which ends with it: whatever the handler
+started must not go on beside the retry.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+import traceback
+from functools import cache
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+from tampu.consume.forks import ForkGuard, leave
+from tampu.consume.handlers import reason_to_give_up
+from tampu.errors import ConfigError
+from tampu.wire.job import Job
+from tampu.wire.typed import TypedPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Executor
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
+    from tampu.wire.dlq import DlqReason
+
+
+#: The modules that stand between a worker's loop and a handler.
+_CALLERS = ("tampu.consume.", "tampu.worker", "asyncio.")
+#: How long a process may take to exit after it closed its pipe or was killed, in seconds.
+EXIT_SECS = 5.0
+
+
+class ProcessDied(BaseException):
+    """The process died while it ran the job; counted as a panic."""
+
+
+class _DiedIdle(ProcessDied):
+    """The process died before it took the job."""
+
+
+class RemoteError(Exception):
+    """A handler's error in another process. `error_type` is its type's name, the text is its own."""
+
+    def __init__(self, error_type: str, text: str, remote_traceback: str, give_up: DlqReason | None) -> None:
+        super().__init__(text)
+        self.error_type = error_type
+        self.remote_traceback = remote_traceback
+        #: Why it is not worth another try; None when it is.
+        self.give_up = give_up
+
+
+class _Child:
+    """One worker process and our end of its pipe."""
+
+    def __init__(self, handler: Callable[[Job[Any]], Any]) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of ours may hold
+        self._ours, theirs = context.Pipe()
+        self._process = context.Process(target=_serve, args=(theirs, handler), name="tampu-handler", daemon=True)
+        # Held back until it can say that Ctrl-C is not for it, which is after it has imported everything.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        theirs.close()
+        self._lock = threading.Lock()
+        #: Not to be given another job.
+        self.is_spent = False
+        self._receive()  # until it has started and imported the handler, which no job's timeout has to pay for
+
+    def call(self, job: Job[Any]) -> Any:
+        """Run one job there and wait for it; blocks."""
+        with contextlib.suppress(OSError):  # it has died: receiving says so
+            self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name))
+        try:
+            self._receive()  # that it has taken the job
+        except ProcessDied as error:
+            raise _DiedIdle(str(error)) from None
+        outcome = self._receive()
+        if outcome[0] == "ok":
+            return outcome[1]
+        raise RemoteError(*outcome[1:])
+
+    def _receive(self) -> Any:
+        try:
+            return self._ours.recv()
+        except (EOFError, OSError):
+            if not self.is_spent:
+                self._wait_for_exit()  # killed before it exits by itself, it would lose its exit code
+            self.kill()
+            self.end()
+            raise ProcessDied(f"the handler's process died with exit code {self._process.exitcode}") from None
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def kill(self) -> None:
+        """Kill its process group, and wake the thread that waits for an answer."""
+        self.is_spent = True
+        kill_group(self._process)
+        with self._lock, contextlib.suppress(OSError):  # closed, or the other end is
+            # A process that left the group may still hold the other end: do not wait until it closes it.
+            ours = socket.socket(fileno=self._ours.fileno())
+            try:
+                ours.shutdown(socket.SHUT_RDWR)
+            finally:
+                ours.detach()
+
+    def end(self) -> None:
+        """Kill it if it lives, reap it and close our end of the pipe."""
+        if self.is_alive:  # the number of a process that died long ago may be another's by now
+            self.kill()
+            self._wait_for_exit()
+        with self._lock:
+            self._ours.close()
+
+    def _wait_for_exit(self) -> None:
+        # Not join(timeout): that waits for a pipe which the handler's own children hold open, too.
+        deadline = time.monotonic() + EXIT_SECS
+        while self.is_alive and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+
+def kill_group(process: BaseProcess) -> None:
+    """Kill a process with its process group; alone when it does not lead one (yet)."""
+    if process.pid is None:
+        return
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        process.kill()
+
+
+def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
+    """The child's whole life: take a job, run the handler, answer."""
+    os.setsid()
+    # The handler may start processes; they are in our group and end with it.
+    multiprocessing.current_process().daemon = False
+    # A process that holds our end of the pipe would hide our death from the worker.
+    os.set_inheritable(pipe.fileno(), False)
+    os.register_at_fork(after_in_child=pipe.close)
+    # Ctrl-C is for the worker, which drains; and whose end is ours, however long the handler would go on.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    threading.Thread(target=_end_with_parent, name="tampu-parent-watch", daemon=True).start()
+    fork_guard = ForkGuard()
+    pipe.send("ready")
+    while True:
+        try:
+            parts = pipe.recv()
+        except EOFError:
+            return
+        pipe.send("taken")
+        job: Job[Any] = Job.from_wire(*parts)
+        try:
+            result = handler(job)
+            if inspect.isawaitable(result):
+                result = asyncio.run(_awaited(result))
+            if fork_guard.is_child:
+                leave(None)
+            pipe.send(("ok", result))
+        except BaseException as error:
+            if fork_guard.is_child:
+                leave(error)
+            if not isinstance(error, Exception):
+                raise
+            text = traceback_text(error)
+            pipe.send(("error", type(error).__name__, str(error), text, reason_to_give_up(error, job.id)))
+
+
+def traceback_text(error: BaseException) -> str:
+    """Its traceback, from the first frame that is not ours on: what led there is the same for every handler."""
+    first = error.__traceback__
+    while first is not None and str(first.tb_frame.f_globals.get("__name__", "")).startswith(_CALLERS):
+        first = first.tb_next
+    return "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
+
+
+async def _awaited(result: Any) -> Any:
+    fork_guard = ForkGuard()
+    try:
+        result = await result
+    except BaseException as error:
+        if fork_guard.is_child:
+            leave(error)  # before asyncio tidies up the event loop, whose selector is the parent's too
+        raise
+    if fork_guard.is_child:
+        leave(None)
+    return result
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def call_typed(handler: Callable[[Job[Any]], Any], payload_type: Any, job: Job[Any]) -> Any:
+    """Call a handler whose payloads are of one type: in a child that was sent the type, not the codec made of it."""
+    job._decode = _typed_payload(payload_type).decode_slot
+    return handler(job)
+
+
+@cache
+def _typed_payload(payload_type: Any) -> TypedPayload:
+    return TypedPayload(payload_type)
+
+
+def refuse_inside_starting_child() -> None:
+    """A child imports the main script again: one that starts its worker there without a guard would never end."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise ConfigError(
+            "this is a process that is just starting to run handlers, and the main script starts a worker in it: "
+            "put what the script does under `if __name__ == '__main__':`"
+        )
+
+
+class Processes:
+    """As many processes as jobs run at once; made when they are first needed."""
+
+    def __init__(self, handler: Callable[[Job[Any]], Any], threads: Executor) -> None:
+        try:
+            ForkingPickler.dumps(handler)
+        except Exception as error:
+            raise ConfigError(
+                f"a handler in a process must be importable there, a function at the top of a module: {error}"
+            ) from error
+        self._handler = handler
+        self._threads = threads
+        self._free: list[_Child] = []
+        self._busy: set[_Child] = set()
+
+    async def run(self, job: Job[Any], timeout_secs: float | None) -> Any:
+        """Run one job in a process; `TimeoutError` after the process was killed."""
+        while (child := self._take_free()) is not None:
+            # It may have died meanwhile, or be about to, which shows only when it does not take the job.
+            with contextlib.suppress(_DiedIdle):
+                return await self._run_in(child, job, timeout_secs)
+        loop = asyncio.get_running_loop()
+        child = await loop.run_in_executor(self._threads, _Child, self._handler)
+        return await self._run_in(child, job, timeout_secs)
+
+    async def _run_in(self, child: _Child, job: Job[Any], timeout_secs: float | None) -> Any:
+        loop = asyncio.get_running_loop()
+        self._busy.add(child)
+        call = loop.run_in_executor(self._threads, child.call, job)
+        try:
+            return await asyncio.wait_for(asyncio.shield(call), timeout_secs)
+        except (TimeoutError, asyncio.CancelledError):
+            child.kill()
+            with contextlib.suppress(BaseException):
+                await call
+            raise
+        finally:
+            self._busy.discard(child)
+            if child.is_spent:
+                child.end()
+            else:
+                self._free.append(child)
+
+    def _take_free(self) -> _Child | None:
+        while self._free:
+            child = self._free.pop()
+            if child.is_alive:
+                return child
+            child.end()  # it died while it had nothing to do, which is no job's fault
+        return None
+
+    def close(self) -> None:
+        """End all processes."""
+        for child in [*self._free, *self._busy]:
+            child.end()
+        self._free.clear()

@@ -1,0 +1,130 @@
+"""Progress of running jobs, told to whoever follows the events; at most a few times a second and job.
+
+What is told in between is not lost: the latest follows when the interval is over. It travels over a connection of its
+own, so a worker may run in another event loop than the queue's other users.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.checks import check_text
+from tampu.base.clock import wall_clock_ms
+from tampu.redis.client import Client
+from tampu.wire.events import EventName
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.job import Job
+    from tampu.wire.keys import QueueKeys
+
+#: Shortest time between two events of one job, in seconds; the last one, at 1.0, is told at once.
+INTERVAL_SECS = 0.25
+#: Longest note, in characters.
+MAX_NOTE = 200
+
+
+class _Told:
+    """What was told of one run of a job."""
+
+    __slots__ = ("at", "is_finished", "is_scheduled", "latest")
+
+    def __init__(self) -> None:
+        self.at = float("-inf")
+        self.latest: tuple[Any, ...] | None = None
+        self.is_scheduled = False
+        self.is_finished = False
+
+
+class ProgressReporter:
+    """What a running job is connected to. `events_kept` is about how many events are kept, 0 for none at all."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        keys: QueueKeys,
+        *,
+        worker: str,
+        events_kept: int,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._keys = keys
+        self._worker = worker
+        self._events_kept = events_kept
+        self._now = now
+        self._loop = asyncio.get_running_loop()
+        self._client = Client(settings, keys.tag.encode())
+        #: Guards what follows: handlers in threads report too.
+        self._guard = threading.Lock()
+        self._told: dict[tuple[str, int], _Told] = {}
+        self._sending: set[asyncio.Task[Any]] = set()
+
+    async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
+        """A handler may wait for another job, not for its own."""
+        raise RuntimeError("result() is for jobs that Queue.add gave back, not for the job a handler runs")
+
+    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
+        """Tell how far a job is; from any thread, as often as it likes."""
+        check_text("note", note, blank_ok=True)
+        if not self._events_kept:
+            return
+        with self._guard:
+            told = self._told.setdefault((job.id, job.attempt), _Told())
+            if told.is_finished:
+                return
+            told.is_finished = fraction >= 1
+            told.latest = (job.id, job.name, fraction, note[:MAX_NOTE], wall_clock_ms())
+            wait_secs = 0.0 if told.is_finished else told.at + INTERVAL_SECS - self._now()
+            if told.is_scheduled and not told.is_finished:
+                return
+            told.is_scheduled = True
+        with contextlib.suppress(RuntimeError):  # a thread that outlives its worker has nobody to tell
+            self._loop.call_soon_threadsafe(self._schedule, told, wait_secs)
+
+    def forget(self, job: Job[Any]) -> None:
+        """The run is over: what was not told by now is news no more."""
+        if self._told:
+            with self._guard:
+                told = self._told.pop((job.id, job.attempt), None)
+                if told is not None and not told.is_finished:
+                    told.latest = None
+
+    async def close(self) -> None:
+        """Tell what is under way and close the connection."""
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=1)
+        await self._client.close()
+
+    def _schedule(self, told: _Told, wait_secs: float) -> None:
+        if wait_secs > 0:
+            self._loop.call_later(wait_secs, self._send, told)
+        else:
+            self._send(told)
+
+    def _send(self, told: _Told) -> None:
+        with self._guard:
+            latest, told.latest = told.latest, None
+            told.is_scheduled = False
+            told.at = self._now()
+        if latest is not None:
+            task = self._loop.create_task(self._write(*latest))
+            self._sending.add(task)
+            task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[Any]) -> None:
+        self._sending.discard(task)
+        if not task.cancelled():
+            task.exception()  # progress is a courtesy: a server that is away costs nothing but the news
+
+    async def _write(self, job_id: str, name: str, fraction: float, note: str, at_ms: int) -> None:
+        fields: list[Any] = ["e", EventName.PROGRESS.value, "id", job_id, "ts", at_ms]
+        if name:
+            fields += ("n", name)
+        fields += ("progress", f"{fraction:.4g}", "note", note, "worker", self._worker)
+        await self._client.call("XADD", self._keys.events, "MAXLEN", "~", self._events_kept, "*", *fields, resend=False)

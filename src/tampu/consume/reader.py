@@ -1,0 +1,256 @@
+"""The reader: brings new entries from the stream to the pool, in batches that fit.
+
+Entries of workers that died come by `takeover.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.clock import wall_clock_ms
+from tampu.consume.leases import renewal_secs
+from tampu.consume.takeover import Takeover
+from tampu.errors import RedisError
+from tampu.metrics import ReaderBatch, tell
+from tampu.redis.connection import pack_command
+from tampu.redis.faults import ConnectionLost, ServerError
+
+if TYPE_CHECKING:
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import InFlight
+    from tampu.consume.leases import Leases
+    from tampu.consume.pool import Pool
+    from tampu.consume.settle import Settler
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Connection, Reply
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.worker")
+
+#: How often a worker looks whether the queue is paused, in seconds.
+PAUSE_WATCH_SECS = 1.0
+#: The pool's pace is measured over this long, in seconds.
+PACE_WINDOW_SECS = 0.02
+#: How long to wait for a place in the pool before looking again, in seconds.
+PLACE_WATCH_SECS = 0.05
+#: How long the reader may take to stop, and how often a blocked read is asked to end meanwhile, in seconds.
+STOP_PATIENCE_SECS = 1.0
+UNBLOCK_SECS = 0.2
+
+
+class Reader:
+    """Reads for one consumer."""
+
+    def __init__(
+        self,
+        read_client: Client,
+        client: Client,
+        keys: QueueKeys,
+        config: ConsumerConfig,
+        pool: Pool,
+        settler: Settler,
+        inflight: InFlight,
+        leases: Leases,
+    ) -> None:
+        self._read_client = read_client
+        self._client = client
+        self._keys = keys
+        self._config = config
+        self._pool = pool
+        self._settler = settler
+        self._inflight = inflight
+        self._leases = leases
+        self._stopping = asyncio.Event()
+        self._had_entries = False
+        self._pace: deque[tuple[float, int]] = deque()
+        self._client_id: int | None = None
+        #: When the first read was sent whose reply never came: it may have brought entries.
+        self._missed_since: float | None = None
+        #: The connection of such a read, as the server knows it: it may carry the read out yet.
+        self._missed_on: int | None = None
+        #: When the first read was sent, and the one that is under way or whose entries are not taken in yet.
+        self._first_read_at: float | None = None
+        self._reading_since: float | None = None
+        #: When the server last answered a read, by the monotonic clock: what a health check looks at.
+        self.last_read_at: float | None = None
+        self._is_paused = False
+        self.takeover = Takeover(client, keys, config, pool, settler, inflight, lambda: self._is_paused)
+        read_client.on_up(self._learn_client_id)
+
+    def _learn_client_id(self, connection: Connection) -> None:
+        """By its id a blocked read can be ended; an ACL may forbid to ask."""
+
+        def learn(reply: Reply) -> None:
+            self._client_id = reply if isinstance(reply, int) else None
+
+        connection.request(pack_command(("CLIENT", "ID")), learn)
+
+    async def make_group(self) -> None:
+        """Make the group, and the stream with it; jobs added before the first worker came are delivered too."""
+        try:
+            await self._client.call("XGROUP", "CREATE", self._keys.stream, self._config.group, "0", "MKSTREAM")
+        except ServerError as error:
+            # Without memory no group is made, but one that is there can be worked for, which frees some.
+            if error.kind != "BUSYGROUP" and (error.kind != "OOM" or not await self._group_exists()):
+                raise
+        self.last_read_at = time.monotonic()  # it may read; in an empty queue the first answer takes a while
+
+    async def _group_exists(self) -> bool:
+        command = ("XPENDING", self._keys.stream, self._config.group)
+        try:
+            await self._client.call(*command)
+        except ServerError as error:
+            if error.kind == "NOGROUP":
+                return False
+            raise
+        return True
+
+    # --- new entries
+
+    async def read_once(self) -> None:
+        """One read: wait for room, then for entries, and pass them on."""
+        room = self._room()
+        if self._is_paused:
+            await self._pool.progress(PAUSE_WATCH_SECS)
+            return
+        if room <= 0 or self._settler.is_behind:
+            # What was done goes before what is new, above all after a reconnect.
+            await self._pool.progress(PLACE_WATCH_SECS)
+            return
+        try:
+            await self.hand_back_missed()
+            sent_at = self._reading_since = time.monotonic()
+            self._first_read_at = self._first_read_at or sent_at
+            entries = await self._read(min(room, self._config.batch))
+        except ServerError as error:
+            if error.kind == "NOGROUP":
+                logger.warning("the group %r is gone (a flush?): making it again", self._config.group)
+                await self.make_group()
+                return
+            if error.kind == "UNBLOCKED":
+                return
+            raise
+        self.last_read_at = time.monotonic()
+        if not entries:
+            was_told_to_end = self._stopping.is_set() or self._is_paused
+            if self._had_entries and not was_told_to_end:
+                self._had_entries = False
+                self._settler.drained(wall_clock_ms())
+            return
+        self._had_entries = True
+        tell(self._config.metrics.reader_batch, ReaderBatch(len(entries), 0))
+        receive = self._inflight.receive
+        deliveries = [
+            delivery for entry_id, fields in entries if (delivery := receive(entry_id, fields, 0)) is not None
+        ]
+        self._reading_since = None
+        if time.monotonic() - sent_at > self._config.claim_min_idle_ms / 1000:
+            # They may have waited in the socket, while this process stood still, for longer than their leases last.
+            await self._leases.confirm()
+        self._pool.put(deliveries)
+
+    async def _read(self, count: int) -> list[Any]:
+        config = self._config
+        connection = await self._read_client.up(patience_secs=3600)
+        if self._stopping.is_set():
+            return []
+        sent_at = time.monotonic()
+        try:
+            reply = await connection.ask(
+                *("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, "BLOCK", config.block_ms),
+                *("STREAMS", self._keys.stream, ">"),
+            )
+        except (ConnectionLost, asyncio.CancelledError):
+            self._missed_since = self._missed_since or sent_at
+            self._missed_on = self._client_id
+            raise
+        except ServerError as error:
+            # Such as MOVED: this connection will never read again.
+            await self._read_client.apply_remedy(error, 0, float("inf"), connection)
+            raise
+        return reply[0][1] if reply else []
+
+    def _room(self) -> int:
+        """Free places, plus what the pool is going to finish until the entries are here, by its pace of late."""
+        pool = self._pool
+        now = time.monotonic()
+        pace = self._pace
+        pace.append((now, pool.finished))
+        while pace[0][0] < now - PACE_WINDOW_SECS:
+            pace.popleft()
+        if self.takeover.wants_place:
+            return self._config.concurrency - 1 - pool.occupied
+        lately = pool.finished - pace[0][1]
+        return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
+
+    async def watch_pause(self) -> None:
+        """Look for the key that pauses the queue, again and again."""
+        await self.look_for_pause()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), PAUSE_WATCH_SECS)
+
+    async def look_for_pause(self) -> None:
+        """Look once; a read that waits is ended, or it would bring one batch more."""
+        is_paused = bool(await self._client.call("EXISTS", self._keys.paused))
+        if is_paused or self._pool.occupied >= self._config.concurrency:
+            # Nothing is read on purpose, and the server is there: no reason to turn a health check red.
+            self.last_read_at = time.monotonic()
+        if is_paused != self._is_paused:
+            logger.info("queue %s is %s", self._config.queue_name, "paused" if is_paused else "resumed")
+            self._is_paused = is_paused
+        if is_paused:  # each time: the first may have come before the read did
+            await self._end_blocked_read()
+
+    # --- stopping
+
+    async def stop(self, *loops: asyncio.Task[None]) -> None:
+        """Stop reading and taking over, and wait until these loops of ours have ended.
+
+        A read that waits at the server is ended there, so that no entry is delivered to nobody.
+        """
+        self._stopping.set()
+        self.takeover.stop()
+        give_up_at = time.monotonic() + STOP_PATIENCE_SECS
+        while time.monotonic() < give_up_at:
+            await self._end_blocked_read()  # again and again: it may come before the read does
+            _, late = await asyncio.wait(loops, timeout=UNBLOCK_SECS)
+            if not late:
+                return
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+    async def _end_blocked_read(self) -> None:
+        if self._read_client.connection is None or self._client_id is None:
+            return
+        with contextlib.suppress(RedisError, TimeoutError):  # then it ends with its BLOCK or its connection
+            await asyncio.wait_for(self._client.call("CLIENT", "UNBLOCK", self._client_id), UNBLOCK_SECS)
+
+    async def hand_back_missed(self) -> None:
+        """Give back what was delivered over a connection that broke, after making sure that no more will be."""
+        if self._missed_since is None:
+            return
+        if self._missed_on is not None:
+            with contextlib.suppress(ServerError):  # it is gone already, or an ACL forbids it: see `watch_unheld`
+                await self._client.call("CLIENT", "KILL", "ID", self._missed_on)
+            self._missed_on = None
+        await self._inflight.hand_back_undelivered(self._missed_since)
+        self._missed_since = None
+
+    async def watch_unheld(self) -> None:
+        """Give back what a read brought that the server carried out after its connection was given up; then pause."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), renewal_secs(self._config))
+            return
+        if self._first_read_at is not None and self._missed_since is None:
+            before = self._reading_since or time.monotonic()
+            try:
+                await self._inflight.hand_back_undelivered(self._first_read_at, before)
+            except ServerError as error:
+                if error.kind != "NOGROUP":  # the reader makes it again
+                    raise

@@ -1,0 +1,181 @@
+"""Runs one delivery: calls the handler and turns whatever comes out of it into an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.clock import wall_clock_ms
+from tampu.base.event_loop import is_in_a_task
+from tampu.consume import outcomes
+from tampu.consume.forks import ForkGuard, leave
+from tampu.consume.handlers import Cancel, PutBack, Retry, UnrecoverableError, reason_to_give_up
+from tampu.consume.processes import RemoteError
+from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
+from tampu.redis.codes import OutcomeKind
+from tampu.wire.dlq import DlqReason
+from tampu.wire.retry import backoff_ms
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import Delivery
+    from tampu.consume.leases import Leases
+    from tampu.consume.outcomes import Outcome
+    from tampu.consume.settle import Settler
+    from tampu.consume.starts import StartMarks
+    from tampu.wire.job import Job
+
+_SUCCESS = OutcomeKind.SUCCESS  # a global: it is compared for every job
+
+
+class Runner:
+    """Runs deliveries with one handler."""
+
+    def __init__(
+        self,
+        handler: Callable[[Job[Any]], Awaitable[Any]],
+        config: ConsumerConfig,
+        settler: Settler,
+        leases: Leases,
+        starts: StartMarks,
+        *,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        random_below: Callable[[int], int] = random.randrange,
+    ) -> None:
+        self._handler = handler
+        self._config = config
+        self._settler = settler
+        self._leases = leases
+        self._starts = starts
+        self._now_ms = now_ms
+        self._random_below = random_below
+        self._events = config.events_enabled
+        self._metrics = config.metrics
+        self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
+        #: Set when running handlers are about to be cancelled because the worker ends.
+        self.is_stopping = False
+        self._fork_guard = ForkGuard()
+        #: Deliveries whose start was perhaps recorded, and that did not start: to be handed back at shutdown.
+        self.unstarted: list[Delivery] = []
+
+    async def run(self, delivery: Delivery) -> None:
+        """Run one delivery and hand its outcome to the settler."""
+        started = time.perf_counter_ns()
+        if started > self._leases.valid_until_ns:
+            # This process stood still, or the server was away: what waited here may have been taken over.
+            await self._leases.confirm()
+            started = time.perf_counter_ns()
+        if delivery.is_lost:
+            # Somebody else took it over while it waited here.
+            delivery.done()
+            return
+        if delivery.is_last_attempt:
+            try:
+                is_ours = await self._starts.begin(delivery)
+            except asyncio.CancelledError:
+                self.unstarted.append(delivery)
+                raise
+            if not is_ours:
+                delivery.done()
+                return
+            started = time.perf_counter_ns()
+        delivery.is_running = True
+        if self._events:
+            self._settler.started(delivery, self._now_ms())
+        try:
+            result = await self._handler(delivery.job)
+            if self._fork_guard.is_child:
+                leave(None)
+            outcome = self._returned(delivery, started, result)
+        except asyncio.CancelledError as cancelled:
+            if self.is_stopping and not self._fork_guard.is_child:
+                raise  # the entry stays pending, and others take it over
+            outcome = self._raised(delivery, started, cancelled)
+        except BaseException as error:
+            if self._fork_guard.is_child:
+                leave(error)
+            if _is_for_the_process(error):
+                raise
+            outcome = self._raised(delivery, started, error)
+        delivery.has_outcome = True
+        self._settler.add(outcome)
+        if outcome.kind is not _SUCCESS:
+            await self._settler.wait_for_room(outcome.kind)
+
+    def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
+        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        if result is None:
+            outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
+        elif isinstance(result, PutBack):
+            return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
+        elif isinstance(result, Retry):
+            outcome = self._retry(delivery, duration_us, RetryAsked("by the handler"), result.after_ms)
+        elif isinstance(result, Cancel):
+            outcome = self._dead(delivery, duration_us, UnrecoverableError(result.reason), DlqReason.UNRECOVERABLE)
+        elif not self._config.store_results:
+            outcome = outcomes.success(delivery, self._now_ms(), duration_us)
+        elif not isinstance(result, bytes | bytearray | memoryview):
+            raise TypeError(f"a handler whose results are stored returns bytes or None, not {type(result).__name__}")
+        elif not result:
+            outcome = outcomes.success(delivery, self._now_ms(), duration_us)
+        else:
+            outcome = outcomes.success_with_result(
+                delivery, self._now_ms(), duration_us, bytes(result), self._config.result_ttl_secs
+            )
+        if self._observes:
+            # Whoever asks for a retry or cancels says that this run was none.
+            is_success = outcome.kind in (_SUCCESS, OutcomeKind.RESULT)
+            self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
+        return outcome
+
+    def _raised(self, delivery: Delivery, started_ns: int, error: BaseException) -> Outcome:
+        if self._fork_guard.is_child:
+            leave(error)
+        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        job = delivery.job
+        if self._observes:
+            is_panic = not isinstance(error, Exception)
+            self._observe(delivery, JobOutcomeKind.PANIC if is_panic else JobOutcomeKind.ERR, duration_us)
+        reason = error.give_up if isinstance(error, RemoteError) else reason_to_give_up(error, job.id)
+        if reason is not None:
+            return self._dead(delivery, duration_us, error, reason)
+        spec = job.retry.backoff if job.retry is not None else None
+        wait_ms = backoff_ms(job.attempt + 1, spec, self._config.retry, self._random_below)
+        return self._retry(delivery, duration_us, error, wait_ms)
+
+    def _retry(self, delivery: Delivery, duration_us: int, error: BaseException, wait_ms: int) -> Outcome:
+        job = delivery.job
+        if job.attempt + 1 >= max_attempts_of(job, self._config):
+            return self._dead(delivery, duration_us, error, DlqReason.RETRIES_EXHAUSTED)
+        return outcomes.retry(delivery, self._now_ms(), duration_us, outcomes.error_text(error), wait_ms)
+
+    def _dead(self, delivery: Delivery, duration_us: int, error: BaseException, reason: DlqReason) -> Outcome:
+        worker = self._config.consumer_id
+        return outcomes.dead_letter(delivery, self._now_ms(), duration_us, reason=reason, worker=worker, error=error)
+
+    def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
+        job = delivery.job
+        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name))
+
+
+def _is_for_the_process(error: BaseException) -> bool:
+    """Tell Ctrl-C, and the end of this coroutine, from what a handler raised: `sys.exit()` is only its failure."""
+    if isinstance(error, KeyboardInterrupt):
+        return threading.current_thread() is threading.main_thread()
+    # A coroutine that is closed, as its event loop is gone, gets a GeneratorExit outside of any task.
+    return isinstance(error, GeneratorExit) and not is_in_a_task()
+
+
+class RetryAsked(Exception):  # noqa: N818 - not an error: its name is what dead letters and events show
+    """A handler returned `Retry`."""
+
+
+def max_attempts_of(job: Job[Any], config: ConsumerConfig) -> int:
+    """Runs a job may have in all."""
+    own = job.retry.max_attempts if job.retry is not None else None
+    return config.max_attempts if own is None else own

@@ -1,0 +1,404 @@
+"""Settles outcomes in windows: results, retries, dead letters and events are written, the acknowledgement last.
+
+A window of plain successes without events is one bare acknowledgement. Windows that could not be written are kept and
+written later: nothing is dropped, and their leases are renewed meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.limits import MAX_CALL_BYTES
+from tampu.consume.outcomes import without_result
+from tampu.errors import Error, RedisError
+from tampu.redis.client import backoff_secs
+from tampu.redis.codes import OutcomeKind, SettleCode
+from tampu.redis.connection import pack_command
+from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError
+from tampu.redis.resend import Recovery
+from tampu.redis.scripts import Script, load_script
+from tampu.wire.entry import entry_order
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import Delivery
+    from tampu.consume.outcomes import Outcome
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Connection, Part, Reply
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.worker")
+
+# Globals: looking up a member of an enum takes ten times as long, and these are compared for every job.
+_SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
+_RETRY, _DEAD_LETTER = OutcomeKind.RETRY, OutcomeKind.DEAD_LETTER
+
+#: Windows under way at once: the next is packed while the server works on the last.
+MAX_IN_FLIGHT = 2
+#: How long an outcome that the server could not write waits for its next try, in seconds.
+HELD_RETRY_SECS = 0.5
+#: Connections that may break under a window before it is split.
+MAX_LOSSES = 3
+#: Outcomes that wait to be written, for whatever reason, before reading stops; four windows of them if that is more.
+MAX_UNWRITTEN = 1000
+
+ACK = load_script("ack")
+#: The settle script for servers that know script flags, where it may write at maxmemory, and for those that do not.
+SETTLE = load_script("settle_window")
+SETTLE_UNDER_OOM = Script("settle_window", "#!lua flags=allow-oom\n" + SETTLE.text)
+
+
+class SettleWindow(list["Outcome"]):
+    """Outcomes that travel in one call."""
+
+    #: How often a connection broke while this was under way.
+    losses = 0
+
+
+class Settler:
+    """Gathers outcomes and writes them."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: QueueKeys,
+        config: ConsumerConfig,
+    ) -> None:
+        self._client = client
+        self._keys = keys
+        self._config = config
+        #: Called with each outcome and the code that the server answered for it.
+        self.on_settled: Callable[[Outcome, str], None] = lambda outcome, code: None
+        self._script = SETTLE
+        self._has_xackdel = False
+        self._loop = asyncio.get_running_loop()
+        self._outcomes: list[Outcome] = []
+        self._actives: list[Any] = []
+        self._in_flight = 0
+        self._outcomes_in_flight = 0
+        self._max_unwritten = max(MAX_UNWRITTEN, 2 * MAX_IN_FLIGHT * config.ack_batch)
+        self._timer: asyncio.TimerHandle | None = None
+        self._again: list[SettleWindow] = []
+        self._put_off: list[Outcome] = []
+        self._put_off_timer: asyncio.TimerHandle | None = None
+        self._recovery = Recovery(client, "settler", self._resume, self._on_hopeless)
+        self._last_failure = ""
+        #: Those who wait until more retries, or dead letters, are taken.
+        self._waiters: dict[OutcomeKind, deque[asyncio.Future[None]]] = {
+            OutcomeKind.RETRY: deque(),
+            OutcomeKind.DEAD_LETTER: deque(),
+        }
+        self._idle = asyncio.Event()
+        self._closed = False
+        self.unsettled_retries = 0
+        self.unsettled_letters = 0
+
+    def use(self, *, xackdel: bool, script_flags: bool) -> None:
+        """Tell it what the server can do."""
+        self._has_xackdel = xackdel
+        self._script = SETTLE_UNDER_OOM if script_flags else SETTLE
+
+    # --- what the pool calls
+
+    def started(self, delivery: Delivery, started_at_ms: int) -> None:
+        """Note that a handler starts; the event leaves with the next window."""
+        job = delivery.job
+        self._actives += (job.id, job.name, started_at_ms, job.attempt + 1, job.created_at_ms)
+        if self._timer is None:
+            self._wake()
+
+    def add(self, outcome: Outcome) -> None:
+        """Take over one outcome."""
+        outcomes = self._outcomes
+        outcomes.append(outcome)
+        if outcome.kind is _RETRY:
+            self.unsettled_retries += 1
+        elif outcome.kind is _DEAD_LETTER:
+            self.unsettled_letters += 1
+        if len(outcomes) >= self._config.ack_batch:
+            self._pump()
+        elif self._timer is None:
+            self._wake()
+
+    def drained(self, at_ms: int) -> None:
+        """Tell the events stream that the queue ran empty; nobody waits for it."""
+        connection = self._client.connection
+        if connection is not None and self._config.events_enabled:
+            limit = self._config.events_max_stream_len
+            fields = ("e", "drained", "id", "", "ts", at_ms)
+            event = pack_command(("XADD", self._keys.events, "MAXLEN", "~", limit, "*", *fields))
+            connection.request(event, lambda reply: None)
+
+    def _room_for(self, kind: OutcomeKind) -> int:
+        """How many more retries or dead letters are taken before whoever makes them must wait."""
+        if kind is _RETRY:
+            return self._config.retry_inflight - self.unsettled_retries
+        return self._config.dlq_inflight - self.unsettled_letters
+
+    async def wait_for_room(self, kind: OutcomeKind) -> None:
+        """Wait until more retries or dead letters are taken; of the other kinds any number is."""
+        if kind not in self._waiters:
+            return
+        while self._room_for(kind) <= 0:
+            waiter = self._loop.create_future()
+            self._waiters[kind].append(waiter)
+            if self._in_flight < MAX_IN_FLIGHT:
+                self._pump(partial=True)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                self._wake_waiters()  # the turn may have been given to this one, who has no use for it
+                raise
+
+    def _wake_waiters(self) -> None:
+        for kind, waiters in self._waiters.items():
+            room = self._room_for(kind)
+            while waiters and room > 0:
+                waiter = waiters.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    room -= 1
+
+    async def drain(self, timeout_secs: float) -> bool:
+        """Write everything; False when that took too long and something is left."""
+        self._on_timer()
+        self._check_idle()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), timeout_secs)
+        return self._idle.is_set()
+
+    def close(self) -> None:
+        """Stop trying."""
+        self._closed = True
+        for timer in (self._timer, self._put_off_timer):
+            if timer is not None:
+                timer.cancel()
+        self._recovery.stop()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether what was done has to be written before anything new is read."""
+        return (
+            bool(self._again)
+            or self._recovery.is_active
+            or len(self._outcomes) + self._outcomes_in_flight + len(self._put_off) >= self._max_unwritten
+        )
+
+    # --- sending
+
+    def _wake(self) -> None:
+        if not self._closed:
+            self._timer = self._loop.call_later(self._config.ack_idle_ms / 1000, self._on_timer)
+
+    def _on_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._pump(partial=True)
+
+    def _retry_put_off(self) -> None:
+        if self._put_off_timer is not None:
+            self._put_off_timer.cancel()
+            self._put_off_timer = None
+        held, self._put_off = self._put_off, []
+        self._outcomes = held + self._outcomes
+        self._pump(partial=True)
+
+    def _pump(self, *, partial: bool = False) -> None:
+        """Send what is due, as far as the server keeps up."""
+        if self._recovery.is_active or self._closed:
+            return
+        connection = self._client.connection
+        if connection is None:
+            if self._outcomes or self._actives or self._again:
+                self._recovery.start()
+            return
+        while self._in_flight < MAX_IN_FLIGHT and (self._again or self._outcomes or (partial and self._actives)):
+            if self._again:
+                self._send(connection, self._again.pop(0), [])
+                continue
+            if not partial and len(self._outcomes) < self._config.ack_batch:
+                break
+            window = self._take_window()
+            actives, self._actives = self._actives, []
+            self._send(connection, window, actives)
+        if (self._outcomes or self._actives) and self._timer is None:
+            self._wake()
+        self._check_idle()
+
+    def _take_window(self) -> SettleWindow:
+        size = min(len(self._outcomes), self._config.ack_batch)
+        total = 0
+        for count, outcome in enumerate(self._outcomes[:size], 1):
+            if outcome.extra:
+                total += sum(len(part) for part in outcome.extra if isinstance(part, bytes))
+                if total > MAX_CALL_BYTES:
+                    size = count
+                    break
+        window, self._outcomes = SettleWindow(self._outcomes[:size]), self._outcomes[size:]
+        return window
+
+    def _send(self, connection: Connection, window: SettleWindow, actives: list[Any]) -> None:
+        self._in_flight += 1
+        self._outcomes_in_flight += len(window)
+        packed = self._packed(window, actives)
+        connection.request(packed, lambda reply: self._on_reply(connection, window, reply))
+
+    def _packed(self, window: Sequence[Outcome], actives: list[Any]) -> bytes:
+        config = self._config
+        stream = self._keys.stream
+        if not config.events_enabled and all(outcome.kind is _SUCCESS for outcome in window):
+            ids = [outcome.delivery.entry_id for outcome in window]
+            if self._has_xackdel:
+                return pack_command(("XACKDEL", stream, config.group, "IDS", len(ids), *ids))
+            return ACK.packed_call((stream,), (config.group, *ids))
+        keys: list[str] = [stream, self._keys.delayed, self._keys.dlq, self._keys.events]
+        parts: list[Part] = []
+        for outcome in window:
+            delivery = outcome.delivery
+            job = delivery.job
+            parts += (
+                outcome.kind,
+                delivery.entry_id,
+                job.id,
+                job.name,
+                outcome.finished_at_ms,
+                outcome.runs,
+                outcome.duration_us,
+                job.created_at_ms,
+                *outcome.extra,
+            )
+            if outcome.kind is _RESULT:
+                keys.append(self._keys.result(job.id))
+            elif outcome.kind is _RETRY:
+                keys.append(self._keys.delayed_index(job.id))
+        orders = [entry_order(outcome.delivery.entry_id) for outcome in window] or [(0, 0)]
+        first, last = min(orders), max(orders)
+        head: tuple[Part, ...] = (
+            config.group,
+            config.consumer_id,
+            "1" if self._has_xackdel else "0",
+            config.events_max_stream_len if config.events_enabled else 0,
+            config.dlq_max_stream_len,
+            len(actives) // 5,
+            len(window),
+            f"{first[0]}-{first[1]}",
+            f"{last[0]}-{last[1]}",
+        )
+        return pack_command(("EVALSHA", self._script.sha, len(keys), *keys, *head, *actives, *parts))
+
+    def _on_reply(self, connection: Connection, window: SettleWindow, reply: Reply) -> None:
+        self._in_flight -= 1
+        self._outcomes_in_flight -= len(window)
+        if isinstance(reply, ServerError) and reply.kind == "NOGROUP":
+            # The stream is gone, and with it every entry of this window: nothing is left to settle.
+            for outcome in window:
+                self._settled(outcome, SettleCode.LOST)
+        elif isinstance(reply, RedisError):
+            if window:
+                self._keep(window, reply)
+            self._recover_from(reply, connection)
+            return
+        else:
+            self._recovery.accepted()
+            self._on_answer(window, reply)
+        self._wake_waiters()
+        self._pump()
+        self._check_idle()
+
+    def _on_answer(self, window: SettleWindow, reply: Reply) -> None:
+        if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[0], bytes) and isinstance(reply[1], bytes):
+            self._on_codes(window, reply[0].decode(), reply[1].decode(errors="replace"))
+        else:  # a bare acknowledgement: XACKDEL answers -1 for an entry that was no longer pending
+            answers = reply if isinstance(reply, list) else [1] * len(window)
+            for outcome, answer in zip(window, answers, strict=True):
+                self._settled(outcome, SettleCode.WRITTEN if answer > 0 else SettleCode.LOST)
+
+    def _on_codes(self, window: SettleWindow, codes: str, failure: str) -> None:
+        for outcome, code in zip(window, codes, strict=True):
+            if code == SettleCode.HELD:
+                self._hold(outcome)
+            else:
+                self._settled(outcome, code)
+        if failure and failure != self._last_failure:
+            logger.error("the server could not write everything of a settle window: %s", failure)
+        if failure or not self._put_off:
+            self._last_failure = failure
+
+    def _settled(self, outcome: Outcome, code: str) -> None:
+        if outcome.kind is _RETRY:
+            self.unsettled_retries -= 1
+        elif outcome.kind is _DEAD_LETTER:
+            self.unsettled_letters -= 1
+        outcome.delivery.done()
+        self.on_settled(outcome, code)
+
+    def _check_idle(self) -> None:
+        if not (self._outcomes or self._actives or self._again or self._put_off or self._in_flight):
+            self._idle.set()
+        else:
+            self._idle.clear()
+
+    # --- recovering
+
+    def _keep(self, window: SettleWindow, error: RedisError) -> None:
+        """Keep a window that was not written, to be sent again: whole, or what may be wrong with it apart.
+
+        One outcome that the server never takes must not hold up all others. A server that refuses a request for its
+        size may close the connection before its answer is read, so a window under which connections keep breaking is
+        split too.
+        """
+        is_refused = isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING
+        if isinstance(error, ConnectionLost):
+            window.losses += 1
+        if not is_refused and window.losses < MAX_LOSSES:
+            self._again.append(window)
+        elif len(window) > 1:
+            middle = len(window) // 2
+            self._again += [SettleWindow(window[:middle]), SettleWindow(window[middle:])]
+        else:
+            self._set_aside(window[0], error, is_too_large=is_refused and _is_about_size(error))
+
+    def _set_aside(self, outcome: Outcome, error: RedisError, *, is_too_large: bool) -> None:
+        is_large = outcome.kind is _RESULT and len(outcome.extra[0]) > MAX_CALL_BYTES
+        if is_too_large or (is_large and isinstance(error, ConnectionLost)):
+            logger.error("the server refused the result of job %s: %s", outcome.delivery.job.id, error)
+            outcome = without_result(outcome, self._config.consumer_id, error)
+            self.unsettled_letters += 1
+        self._hold(outcome)
+
+    def _hold(self, outcome: Outcome) -> None:
+        """Try an outcome again a little later, after the others."""
+        self._put_off.append(outcome)
+        outcome.delivery.done()
+        if self._put_off_timer is None and not self._closed:
+            self._put_off_timer = self._loop.call_later(HELD_RETRY_SECS, self._retry_put_off)
+
+    def _recover_from(self, error: RedisError, connection: Connection) -> None:
+        if self._closed:
+            return
+        if self._recovery.attempt in (0, 9) and not isinstance(error, ConnectionLost):
+            logger.warning("the server refused a settle window; retrying: %s", error)
+        self._recovery.note(error, connection)
+        self._recovery.start()
+
+    def _resume(self, connection: Connection) -> None:
+        self._pump(partial=True)
+
+    def _on_hopeless(self, error: Error) -> None:
+        """Keep trying: a worker that gave up would lose what its handlers did."""
+        delay_secs = backoff_secs(self._recovery.attempt)
+        logger.error("settling failed; retrying in %.1f s: %s", delay_secs, error)
+        if not self._closed:
+            self._loop.call_later(delay_secs, self._recovery.start)
+
+
+def _is_about_size(error: RedisError) -> bool:
+    text = str(error)
+    return "bulk length" in text or "Protocol error" in text or "maximum allowed size" in text

@@ -1,0 +1,110 @@
+"""Start marks: a job's last attempt is recorded on the server right before its handler runs.
+
+A worker that dies leaves entries behind that were delivered to it. Those with attempts left simply run again. Of one on
+its last attempt it must be known whether its handler had begun: then it becomes a dead letter; otherwise it only waited
+beside the job that killed the worker, and runs at no cost.
+
+So the mark and the handler's first line belong together: a mark that waited for its answer, or left together with
+others, would also name jobs that had not begun when the first of them killed the process. Each start has the event loop
+to itself: the mark leaves this process, the handler runs up to its first `await`, then the next one may start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from tampu.errors import RedisError
+from tampu.redis import calls
+from tampu.redis.client import backoff_secs
+from tampu.redis.faults import PASSING, Remedy, ServerError
+
+if TYPE_CHECKING:
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import Delivery, InFlight
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Reply
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.worker")
+
+
+class StartMarks:
+    """Marks the starts of one consumer."""
+
+    def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
+        self._client = client
+        self._stream = keys.stream
+        self._config = config
+        self._inflight = inflight
+        self._loop = asyncio.get_running_loop()
+        self._unconfirmed: list[bytes] = []
+        self._confirming: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+        self._last_refusal = ""
+
+    async def begin(self, delivery: Delivery) -> bool:
+        """Record a start; the caller runs the handler at once. Return False if another worker owns the entry by now."""
+        while True:
+            await self._confirm(delivery)
+            if delivery.is_lost:
+                return False
+            await self._turn.acquire()
+            try:
+                if self._mark(delivery):
+                    # One turn for the connection to pass it on, one for event loops that write at the end of a turn.
+                    await asyncio.sleep(0)
+                    await asyncio.sleep(0)
+                    return True
+            finally:
+                # Called when the handler waits for the first time, or has ended.
+                self._loop.call_soon(self._turn.release)
+
+    def _mark(self, delivery: Delivery) -> bool:
+        connection = self._client.connection
+        if connection is None:
+            return False
+        config = self._config
+        packed = calls.packed_start_mark(
+            self._stream, group=config.group, consumer=config.consumer_id, entry_id=delivery.entry_id
+        )
+        connection.request(packed, self._on_marked)
+        return True
+
+    def _on_marked(self, reply: Reply) -> None:
+        if isinstance(reply, ServerError) and str(reply) != self._last_refusal:
+            self._last_refusal = str(reply)
+            logger.error("cannot record that the last attempt of a job begins: %s", reply)
+
+    async def _confirm(self, delivery: Delivery) -> None:
+        """Ask the server whether the entry is still ours; those of one turn of the event loop share a round trip.
+
+        A connection that is silently dead would swallow the mark.
+        """
+        self._unconfirmed.append(delivery.entry_id)
+        if self._confirming is None:
+            self._confirming = self._loop.create_task(self._confirm_all(), name="tampu-confirm-starts")
+        await asyncio.shield(self._confirming)
+
+    async def _confirm_all(self) -> None:
+        await asyncio.sleep(0)  # the others of this turn join
+        ids, self._unconfirmed, self._confirming = self._unconfirmed, [], None
+        config, attempt = self._config, 0
+        while True:
+            try:
+                lost = await calls.find_lost(
+                    self._client, self._stream, group=config.group, consumer=config.consumer_id, ids=ids
+                )
+            except RedisError as error:
+                kind = error.kind if isinstance(error, ServerError) else ""
+                if kind == "NOGROUP":
+                    lost = ids  # a flush: the entries are gone
+                elif isinstance(error, ServerError) and error.remedy is Remedy.NONE and kind not in PASSING:
+                    return  # it will never say: better to run jobs than to wait for ever
+                else:
+                    attempt += 1
+                    await asyncio.sleep(backoff_secs(attempt))
+                    continue
+            self._inflight.lost(lost)
+            return

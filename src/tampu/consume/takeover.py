@@ -1,0 +1,188 @@
+"""Takeover: runs the entries of workers that died, without letting one that kills its worker do so again and again.
+
+A worker that dies leaves all entries it held. Nearly always one of them, or none, is to blame:
+
+| deaths of an entry | runs |
+|---|---|
+| 1 | in parallel, into every free place of one worker |
+| 2 | in groups of a tenth of the worker's places |
+| more | alone: no other entry that was taken over runs beside it |
+
+Deaths use up no attempts. An entry that has died alone three times is a dead letter; see `InFlight.receive`. Fresh jobs
+run beside all of these. An entry that has run for a minute has not killed its worker and counts as an ordinary job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tampu.consume.leases import membership, renewal_secs
+from tampu.metrics import ReaderBatch, tell
+from tampu.redis import calls
+from tampu.redis.faults import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import Delivery, InFlight
+    from tampu.consume.pool import Pool
+    from tampu.consume.settle import Settler
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Connection
+    from tampu.wire.keys import QueueKeys
+
+logger = logging.getLogger("tampu.worker")
+
+#: Longest time between two looks for entries to take over, in seconds.
+LOOK_SECS = 1.0
+#: How long to wait for a place in the pool before looking again, in seconds.
+PLACE_WATCH_SECS = 0.05
+#: How late a takeover may be executed, in milliseconds.
+LATE_MS = 1000
+#: For how long the entries of a dead consumer are one worker's alone, in milliseconds.
+ALONE_MS = 10_000
+#: An entry that has run this long is no longer suspected of killing its worker, in seconds.
+QUARANTINE_SECS = 60.0
+#: The class of entries that run alone.
+LONE = 3
+
+
+def suspect_class(deaths: int) -> int:
+    """Return the class of an entry: 1 runs in parallel, 2 in small groups, 3 alone."""
+    return min(deaths, LONE)
+
+
+class Takeover:
+    """Takes over for one consumer."""
+
+    def __init__(
+        self,
+        client: Client,
+        keys: QueueKeys,
+        config: ConsumerConfig,
+        pool: Pool,
+        settler: Settler,
+        inflight: InFlight,
+        is_paused: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._pool = pool
+        self._settler = settler
+        self._inflight = inflight
+        self._is_paused = is_paused
+        self._member = membership(keys, config)
+        self._group_size = max(config.concurrency // 10, 1)
+        self._look_secs = min(renewal_secs(config), LOOK_SECS)
+        self._stopping = asyncio.Event()
+        self._from = 0.0
+        #: How far the server's clock is ahead of our monotonic one, as of the last look.
+        self._server_ahead_ms: float | None = None
+        #: The entries taken over that run or wait here, and when they were taken.
+        self._suspects: dict[Delivery, float] = {}
+        #: True while a place in the pool is wanted: the reader leaves one.
+        self.wants_place = False
+        client.on_up(self._let_others_renew)
+
+    def stop(self) -> None:
+        """Take over nothing more."""
+        self._stopping.set()
+
+    def _let_others_renew(self, connection: Connection) -> None:
+        """After a reconnect, let live workers renew their leases before taking over entries.
+
+        The scripts do the same for the whole group, but only notice outages that last for a while.
+        """
+        if self._client.connections_made > 1:
+            self._from = time.monotonic() + self._member.grace_ms / 1000
+
+    async def one_round(self) -> None:
+        """Take over what may run now, then pause."""
+        while await self._has_place():
+            if not await self._take_over():
+                break
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), self._look_secs)
+
+    async def _has_place(self) -> bool:
+        """Wait for a place in the pool, which the reader leaves; False at shutdown.
+
+        Taken over before there is one, an entry would be held here, alive by our lease, while others could run it.
+        """
+        try:
+            while not self._stopping.is_set():
+                may_look = time.monotonic() >= self._from and not self._is_paused() and not self._settler.is_behind
+                self.wants_place = may_look and self._could_take_more()
+                if self.wants_place and max(self._room()[1]) > 0:
+                    return True
+                await self._pool.progress(PLACE_WATCH_SECS)
+        finally:
+            self.wants_place = False
+        return False
+
+    def _quarantined(self) -> list[int]:
+        """Return the classes of the entries that run or wait here and are still suspected: all the same class."""
+        since = time.monotonic() - QUARANTINE_SECS
+        return [suspect_class(one.earlier_deliveries) for one, taken_at in self._suspects.items() if taken_at > since]
+
+    def _could_take_more(self) -> bool:
+        """True if only the places in the pool limit what may be taken over."""
+        classes = self._quarantined()
+        return not classes or classes[0] == 1 or (classes[0] == 2 and len(classes) < self._group_size)
+
+    def _room(self) -> tuple[int, tuple[int, int, int]]:
+        """Return the class that may be taken over now, 0 for any, and how many entries of each class fit."""
+        free = self._config.concurrency - self._pool.occupied
+        classes = self._quarantined()
+        if not classes:
+            return 0, (free, min(free, self._group_size), min(free, 1))
+        # Only one class runs at a time, so that a death tells something about it.
+        return classes[0], (free, min(free, self._group_size - len(classes)), 0)
+
+    async def _take_over(self) -> bool:
+        """Take over what fits; False if there was nothing to take over."""
+        config = self._config
+        wanted_class, room = self._room()
+        try:
+            now_ms, entries, swept = await calls.reclaim(
+                self._client,
+                self._member,
+                not_after_ms=await self._soon_ms(),
+                min_idle_ms=config.claim_min_idle_ms,
+                alone_ms=ALONE_MS,
+                wanted_class=wanted_class,
+                room=room,
+                except_ids=self._inflight,
+            )
+        except ServerError as error:
+            if error.kind == "NOGROUP":
+                return False  # the reader makes it again
+            raise
+        self._server_ahead_ms = now_ms - time.monotonic() * 1000
+        if swept:
+            logger.warning("swept %d pending entries that were deleted (trimmed or flushed)", swept)
+        if not entries:
+            return bool(swept)
+        tell(config.metrics.reader_batch, ReaderBatch(len(entries), len(entries)))
+        for entry_id, fields, deliveries in entries:
+            suspect = self._inflight.receive(entry_id, fields, deliveries)
+            if suspect is not None:
+                self._suspects[suspect] = time.monotonic()
+                suspect.when_done = partial(self._suspects.pop, suspect, None)
+                self._pool.put_first(suspect)
+        return True
+
+    async def _soon_ms(self) -> int:
+        """Return the server's time up to which a takeover that is sent now may be executed.
+
+        One that waited in a socket through an outage would find the leases of live workers run out.
+        """
+        if self._server_ahead_ms is None:
+            self._server_ahead_ms = await self._client.server_time_ms() - time.monotonic() * 1000
+        return int(time.monotonic() * 1000 + self._server_ahead_ms + LATE_MS)

@@ -1,0 +1,218 @@
+"""Dead letters of a queue: look at them, put them back, throw them away; by id or by what they have in common."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from tampu.base.checks import check_delay_ms, check_int, invalid
+from tampu.base.limits import split_into_calls
+from tampu.errors import DecodeError
+from tampu.redis import calls
+from tampu.wire.dlq import DlqEntry, decode_dlq_fields
+from tampu.wire.envelope import decode_job, encode_job
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+    from datetime import timedelta
+
+    from tampu.redis.client import Client
+    from tampu.wire.keys import QueueKeys
+
+#: Letters read, and moved, in one call.
+PAGE = 200
+#: How long the counts of replays are kept after the last one, in seconds.
+REPLAY_COUNTS_TTL_SECS = 30 * 24 * 3600
+
+
+class ReplayCount(int):
+    """How many letters were moved. `skipped`: of those looked at, the ones whose envelope cannot be read;
+    `queue_is_full`: whether it stopped because the stream has no room."""
+
+    skipped: int = 0
+    queue_is_full: bool = False
+
+
+_ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
+
+
+class DlqQuery(TypedDict, total=False):
+    """Which dead letters a call is about; without any of these, all of them."""
+
+    #: Ids of dead letters.
+    ids: Sequence[str] | None
+    #: A `DlqReason`, such as "retries_exhausted".
+    reason: str | None
+    #: The name of the jobs.
+    name: str | None
+    #: Only letters at least this old: a timedelta or seconds.
+    older_than: timedelta | float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DlqFilter:
+    """Which dead letters are meant. A field that is None matches every letter."""
+
+    #: Ids of letters. They are looked up directly, in this order, whatever their age.
+    ids: Sequence[str] | None = None
+    #: Ids of letters or of the jobs in them; the whole stream is read to find a job's.
+    any_ids: Sequence[str] | None = None
+    reason: str | None = None
+    name: str | None = None
+    #: Only letters at least this old, in milliseconds, by the server's clock.
+    older_than_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        for dlq_id in self.ids or ():
+            if isinstance(self.ids, str) or not isinstance(dlq_id, str) or not _ENTRY_ID.fullmatch(dlq_id):
+                raise invalid("ids", self.ids, "a list of ids of dead letters, such as ['1700000000000-0']")
+        if self.older_than_ms is not None:
+            check_int("older_than_ms", self.older_than_ms)
+
+    @classmethod
+    def of(cls, query: DlqQuery) -> DlqFilter:
+        """Return the filter of a call's arguments. Raises `ConfigError` for values that are not allowed."""
+        for unknown in query.keys() - DlqQuery.__annotations__.keys():
+            raise TypeError(f"there is no filter {unknown!r}; the filters are {', '.join(DlqQuery.__annotations__)}")
+        older_than = query.get("older_than")
+        older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
+        return cls(
+            ids=query.get("ids"), reason=query.get("reason"), name=query.get("name"), older_than_ms=older_than_ms
+        )
+
+    @classmethod
+    def by_any_id(cls, ids: Sequence[str], **others: Any) -> DlqFilter:
+        """Return a filter for ids of letters or of jobs; a quick one if all of them look like letters'."""
+        if all(_ENTRY_ID.fullmatch(one) for one in ids):
+            return cls(ids=ids or None, **others)
+        return cls(any_ids=ids, **others)
+
+    @property
+    def compares(self) -> bool:
+        """True if a letter has to be read to know whether it matches."""
+        return self.reason is not None or self.name is not None or self.any_ids is not None
+
+    def matches(self, entry: DlqEntry) -> bool:
+        """Compare reason, name and `any_ids`."""
+        return (
+            (self.reason is None or entry.reason == self.reason)
+            and (self.name is None or entry.name == self.name)
+            and (self.any_ids is None or entry.dlq_id in self.any_ids or _job_id_of(entry) in self.any_ids)
+        )
+
+
+class DeadLetters:
+    """The dlq stream of one queue."""
+
+    def __init__(self, client: Client, keys: QueueKeys, max_stream_len: int) -> None:
+        self._client = client
+        self._keys = keys
+        self._max_stream_len = max_stream_len
+
+    async def peek(self, limit: int, wanted: DlqFilter) -> list[DlqEntry]:
+        """Up to `limit` letters, oldest first."""
+        found: list[DlqEntry] = []
+        async for page in self._pages(wanted, limit):
+            found += page[: limit - len(found)]
+            if len(found) >= limit:
+                break
+        return found
+
+    async def count(self, wanted: DlqFilter) -> int:
+        """Count the letters that match."""
+        if wanted == DlqFilter():
+            return int(await self._client.call("XLEN", self._keys.dlq))
+        return sum([len(page) async for page in self._pages(wanted)])
+
+    async def replay(
+        self, limit: int, wanted: DlqFilter, on_progress: Callable[[int], None] | None = None
+    ) -> ReplayCount:
+        """Move up to `limit` letters back, oldest first. Those that cannot be read stay and never block the others.
+
+        `on_progress` is called with how many were moved so far.
+        """
+        moved = skipped = 0
+        queue_is_full = False
+        async for page in self._pages(wanted, limit):
+            letters: list[tuple[str, bytes, str, str]] = []
+            for entry in page:
+                if moved + len(letters) >= limit:
+                    break
+                try:
+                    job = decode_job(entry.payload)
+                except DecodeError:
+                    skipped += 1
+                    continue
+                letters.append((entry.dlq_id, encode_job(job.with_attempt(0)), entry.name, job.id))
+            for some in split_into_calls((letter, len(letter[1])) for letter in letters):
+                count, queue_is_full = await self._move(some)
+                moved += count
+                if on_progress is not None:
+                    on_progress(moved)
+                if queue_is_full:
+                    break
+            if queue_is_full or moved >= limit:
+                break
+        result = ReplayCount(moved)
+        result.skipped = skipped
+        result.queue_is_full = queue_is_full
+        return result
+
+    async def _move(self, letters: list[tuple[str, bytes, str, str]]) -> tuple[int, bool]:
+        return await calls.replay(
+            self._client,
+            *(self._keys.dlq, self._keys.stream, self._keys.replays),
+            max_stream_len=self._max_stream_len,
+            counts_ttl_secs=REPLAY_COUNTS_TTL_SECS,
+            letters=letters,
+        )
+
+    async def remove(self, limit: int, wanted: DlqFilter, on_progress: Callable[[int], None] | None = None) -> int:
+        """Delete up to `limit` letters, oldest first; return how many. `on_progress` is called as in `replay`."""
+        removed = 0
+        async for page in self._pages(wanted, limit):
+            ids = [entry.dlq_id for entry in page[: limit - removed]]
+            if ids:
+                removed += await self._client.call("XDEL", self._keys.dlq, *ids)
+                if on_progress is not None:
+                    on_progress(removed)
+            if removed >= limit:
+                break
+        return removed
+
+    async def _pages(self, wanted: DlqFilter, limit: int = PAGE) -> AsyncIterator[list[DlqEntry]]:
+        """Yield the letters that match, page by page; the walk continues behind the last one, moved away or not.
+
+        A letter may be as large as its job, so the first page has no more letters than the `limit` the caller wants.
+        """
+        if limit <= 0:
+            return
+        if wanted.ids is not None:
+            for dlq_id in wanted.ids:
+                yield _decoded(await self._client.call("XRANGE", self._keys.dlq, dlq_id, dlq_id), wanted)
+            return
+        end = "+"
+        if wanted.older_than_ms is not None:
+            end = str(max(await self._client.server_time_ms() - wanted.older_than_ms, 0))
+        start = "-"
+        size = PAGE if wanted.compares else min(limit, PAGE)
+        while True:
+            entries = await self._client.call("XRANGE", self._keys.dlq, start, end, "COUNT", size)
+            yield _decoded(entries, wanted)
+            if len(entries) < size:
+                return
+            size = min(2 * size, PAGE)  # what was read did not do: letters that cannot be replayed, say
+            start = "(" + entries[-1][0].decode()
+
+
+def _decoded(entries: list[tuple[bytes, list[bytes]]], wanted: DlqFilter) -> list[DlqEntry]:
+    letters = (decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries)
+    return [letter for letter in letters if wanted.matches(letter)]
+
+
+def _job_id_of(letter: DlqEntry) -> str | None:
+    try:
+        return decode_job(letter.payload).id
+    except DecodeError:
+        return None

@@ -1,0 +1,209 @@
+"""Where a job is right now, found without reading a whole stream.
+
+Result, index and pending list first; then the streams around the time that the job's id carries, and at their ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from tampu.base.clock import wall_clock_ms
+from tampu.errors import DecodeError
+from tampu.wire.dlq import DlqEntry, decode_dlq_fields
+from tampu.wire.entry import decode_delayed_member, read_job_fields
+from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_result
+from tampu.wire.ulid import decode_ulid_time
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from tampu.redis.client import Client
+    from tampu.wire.job import Job
+    from tampu.wire.keys import QueueKeys
+
+State = Literal["waiting", "delayed", "running", "done", "dead", "unknown"]
+
+#: Entries looked at in one step, and steps at the most, of each walk.
+PAGE = 500
+MAX_PAGES = 20
+#: Steps of a walk through the delayed set, for jobs of those who write no index.
+MAX_DELAYED_PAGES = 200
+#: How far clocks may differ, in milliseconds.
+CLOCK_SKEW_MS = 5000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JobState:
+    """What is known of a job. `unknown` means: finished without a stored result, or never there."""
+
+    id: str
+    state: State
+    name: str = ""
+    #: Runs so far.
+    attempt: int | None = None
+    created_at_ms: int | None = None
+    #: Delayed: when it runs, in epoch ms.
+    run_at_ms: int | None = None
+    #: Running: by which consumer of which group, and for how long it has not been renewed.
+    group: str | None = None
+    worker: str | None = None
+    idle_ms: int | None = None
+    #: Done: what the handler returned.
+    result: Any = None
+    #: Dead: the letter.
+    dead_letter: DlqEntry | None = None
+    entry_id: str | None = None
+
+
+async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
+    """Look for a job in the order in which it is cheapest to find."""
+    result, member = await client.call_many([("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id))])
+    if result is not None:
+        return JobState(id=job_id, state="done", result=_decoded(result))
+    delayed = None if member is None else await _delayed(client, keys, job_id, member)
+    if delayed is not None:
+        return delayed
+    found = await _find_in_stream(client, keys, job_id)
+    if found is not None:
+        return found
+    letter = await find_dead_letter(client, keys, job_id)
+    if letter is not None:
+        name, attempts = letter.name, letter.attempts
+        return JobState(id=job_id, state="dead", name=name, attempt=attempts, dead_letter=letter)
+    # A delayed job without an index: other implementations write none for the ids they make and for retries.
+    member = await find_delayed_member(client, keys, job_id, MAX_DELAYED_PAGES)
+    delayed = None if member is None else await _delayed(client, keys, job_id, member)
+    return delayed or JobState(id=job_id, state="unknown")
+
+
+async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqEntry | None:
+    """The newest dead letter of a job; none is older than the job itself."""
+    since = _born_ms(job_id)
+    async for dlq_id, fields in _walk(client, keys.dlq, "-" if since is None else str(since), backwards=True):
+        letter = decode_dlq_fields(dlq_id.decode(), fields)
+        if job_of(letter.payload, job_id) is not None:
+            return letter
+    return None
+
+
+def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
+    """The job in an envelope, if it is this one."""
+    if job_id.encode(errors="replace") not in envelope:
+        return None
+    try:
+        job = decode_job(envelope)
+    except DecodeError:
+        return None
+    return job if job.id == job_id else None
+
+
+def _decoded(result: bytes) -> Any:
+    try:
+        return decode_result(result)
+    except DecodeError:
+        return result
+
+
+def _born_ms(job_id: str) -> int | None:
+    """The time in an id, less what clocks may differ; None when it is no ULID, or only looks like one."""
+    try:
+        born_ms = decode_ulid_time(job_id)
+    except DecodeError:
+        return None
+    return None if born_ms > wall_clock_ms() + CLOCK_SKEW_MS else max(born_ms - CLOCK_SKEW_MS, 0)
+
+
+async def _walk(
+    client: Client, stream: str, since: str, *, backwards: bool = False
+) -> AsyncIterator[tuple[bytes, list[bytes]]]:
+    """Entries of a stream from `since` on, oldest or newest first, as far as a walk goes."""
+    command, start, end = ("XREVRANGE", "+", since) if backwards else ("XRANGE", since, "+")
+    for _ in range(MAX_PAGES):
+        entries = await client.call(command, stream, start, end, "COUNT", PAGE)
+        for entry_id, fields in entries:
+            yield entry_id, fields
+        if len(entries) < PAGE:
+            return
+        start = "(" + entries[-1][0].decode()
+
+
+async def _find_in_stream(client: Client, keys: QueueKeys, job_id: str) -> JobState | None:
+    since = _born_ms(job_id)
+    # Around its own time lies what was added and not taken yet; at the end what was retried or promoted a moment ago;
+    # at the beginning what has been running for long.
+    walks = [("-", True), ("-", False)]
+    if since is not None:
+        walks = [(str(since), False), (str(since), True), ("-", False)]
+    for start, backwards in walks:
+        async for entry_id, fields in _walk(client, keys.stream, start, backwards=backwards):
+            envelope, name = read_job_fields(fields)
+            job = None if envelope is None else job_of(envelope, job_id)
+            if job is not None:
+                return await _waiting_or_running(client, keys, entry_id, name, job)
+    return None
+
+
+async def _waiting_or_running(client: Client, keys: QueueKeys, entry_id: bytes, name: str, job: Job[Any]) -> JobState:
+    known: dict[str, Any] = {
+        "id": job.id,
+        "name": name,
+        "attempt": job.attempt,
+        "created_at_ms": job.created_at_ms,
+        "entry_id": entry_id.decode(),
+    }
+    groups = await client.call("XINFO", "GROUPS", keys.stream)
+    for flat in groups:
+        group = dict(zip(flat[::2], flat[1::2], strict=True))[b"name"]
+        pending = await client.call("XPENDING", keys.stream, group, entry_id, entry_id, 1)
+        if pending:
+            _, consumer, idle_ms, _ = pending[0]
+            return JobState(
+                **known,
+                state="running",
+                group=group.decode(errors="replace"),
+                worker=consumer.decode(errors="replace"),
+                idle_ms=idle_ms,
+            )
+    return JobState(**known, state="waiting")
+
+
+async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) -> JobState | None:
+    score = await client.call("ZSCORE", keys.delayed, member)
+    if score is None:
+        return None
+    run_at_ms = int(float(score))
+    try:
+        name, envelope = decode_delayed_member(member)
+        job = decode_job(envelope, name)
+    except DecodeError:
+        return JobState(id=job_id, state="delayed", run_at_ms=run_at_ms)
+    return JobState(
+        id=job_id,
+        state="delayed",
+        name=name,
+        attempt=job.attempt,
+        created_at_ms=job.created_at_ms,
+        run_at_ms=run_at_ms,
+    )
+
+
+async def find_delayed_member(
+    client: Client, keys: QueueKeys, job_id: str, max_pages: float = math.inf
+) -> bytes | None:
+    """Find the member of a delayed job that has no index: a walk over the whole set, in small steps."""
+    needle = job_id.encode(errors="replace")
+    cursor, pages = b"0", 0
+    while pages < max_pages:
+        cursor, flat = await client.call("ZSCAN", keys.delayed, cursor, "COUNT", PAGE)
+        pages += 1
+        for member in flat[::2]:
+            with contextlib.suppress(DecodeError):
+                if needle in member and job_of(decode_delayed_member(member)[1], job_id) is not None:
+                    return bytes(member)
+        if cursor == b"0":
+            break
+    return None

@@ -1,0 +1,45 @@
+"""Takes back jobs that no worker has: cancel one that is delayed, or purge the whole queue."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tampu.inspect.job_state import find_delayed_member
+from tampu.redis import calls
+
+if TYPE_CHECKING:
+    from tampu.redis.client import Client
+    from tampu.wire.keys import QueueKeys
+
+#: Jobs of each kind deleted in one step of `purge`.
+PURGE_BATCH = 500
+
+
+async def cancel_delayed(client: Client, keys: QueueKeys, job_id: str) -> bool:
+    """Cancel a job that waits for its time or its retry; False if it is not waiting."""
+    names = (keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id))
+    is_cancelled = await calls.cancel(client, *names)
+    if is_cancelled is None:
+        # No index: the job of a producer or worker that writes none.
+        member = await find_delayed_member(client, keys, job_id)
+        is_cancelled = member is not None and await calls.cancel(client, *names, member=member)
+    return bool(is_cancelled)
+
+
+async def purge(client: Client, keys: QueueKeys, *, waiting: bool, delayed: bool) -> int:
+    """Delete waiting jobs, delayed jobs or both, and what is kept under their ids; return how many were deleted.
+
+    What is added meanwhile stays. A long queue is purged in steps, each of which is atomic.
+    """
+    deleted, delayed_to_go, last = 0, -1 if delayed else 0, b"+" if waiting else b""
+    while delayed_to_go or last:
+        count, delayed_to_go, last = await calls.purge(
+            client,
+            *(keys.stream, keys.delayed),
+            tag=keys.tag,
+            most=PURGE_BATCH,
+            delayed_to_go=delayed_to_go,
+            last=last,
+        )
+        deleted += count
+    return deleted

@@ -1,0 +1,228 @@
+"""A queue at one moment: how much waits, runs, is delayed or dead, who works on it, and what it takes up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tampu.redis.faults import ServerError
+from tampu.wire.entry import first_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Part, Reply
+    from tampu.wire.keys import QueueKeys
+
+#: Rates are taken from the events of so many milliseconds, and of so many of them at the most.
+RATE_WINDOW_MS = 60_000
+RATE_EVENTS = 5000
+#: A consumer that was silent for so long is no worker any more, in milliseconds: they read every 5 s or so.
+SILENT_MS = 30_000
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerView:
+    """One consumer of a group."""
+
+    name: str
+    pending: int
+    idle_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """One group on the stream."""
+
+    name: str
+    #: Entries delivered and not settled.
+    pending: int
+    #: How long ago the oldest of them entered the stream.
+    oldest_pending_ms: int | None
+    last_delivered_id: str
+    consumers: list[ConsumerView]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QueueSnapshot:
+    """Everything `inspect` tells of a queue. Times are by the server's clock."""
+
+    queue: str
+    taken_at_ms: int
+    is_paused: bool
+    #: Entries in the stream that no worker has taken.
+    waiting: int
+    #: Entries that a worker has taken and not settled.
+    pending: int
+    delayed: int
+    #: Delayed jobs whose time has come.
+    due: int
+    dlq: int
+    events: int
+    repeatables: int
+    #: How long the first waiting job has been waiting.
+    oldest_waiting_ms: int | None = None
+    #: Until the first delayed job runs; below 0 when it is overdue.
+    next_due_in_ms: int | None = None
+    #: Entries ever added to the stream; None before Redis 7.
+    added_in_all: int | None = None
+    bytes_by_key: dict[str, int] = field(default_factory=dict)
+    groups: list[GroupView] = field(default_factory=list)
+    #: Events per second of late, by name; and of how many seconds.
+    event_rates: dict[str, float] = field(default_factory=dict)
+    rate_window_secs: float = 0.0
+    promoter: str | None = None
+    scheduler: str | None = None
+
+    @property
+    def length(self) -> int:
+        """Entries in the stream."""
+        return self.waiting + self.pending
+
+    @property
+    def bytes(self) -> int:
+        """What its four large keys take up."""
+        return sum(self.bytes_by_key.values())
+
+    @property
+    def workers(self) -> int:
+        """Consumers of all groups that were heard of lately."""
+        return sum(consumer.idle_ms < SILENT_MS for group in self.groups for consumer in group.consumers)
+
+
+async def ask_each(client: Client, commands: Sequence[tuple[Part, ...]]) -> list[Reply | ServerError]:
+    """Several commands at once; a refusal is a value, so that one key in trouble does not hide the others."""
+    replies = await asyncio.gather(*(client.call(*command) for command in commands), return_exceptions=True)
+    for reply in replies:
+        if isinstance(reply, BaseException) and not isinstance(reply, ServerError):
+            raise reply
+    return list(replies)
+
+
+async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) -> QueueSnapshot:
+    """Look at a queue; `sizes=False` leaves out the bytes, which cost the server most."""
+    replies = await client.call_many(
+        [
+            ("TIME",),
+            ("XLEN", keys.stream),
+            ("EXISTS", keys.stream),
+            ("ZCARD", keys.delayed),
+            ("ZRANGE", keys.delayed, 0, 0, "WITHSCORES"),
+            ("XLEN", keys.dlq),
+            ("XLEN", keys.events),
+            ("ZCARD", keys.repeat),
+            ("EXISTS", keys.paused),
+            ("GET", keys.promoter_lock),
+            ("GET", keys.scheduler_lock),
+        ]
+    )
+    now, length, groups, delayed, first_due, dlq, events, repeatables, paused, promoter, scheduler = replies
+    now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
+    views = await _groups(client, keys, now_ms) if groups else []
+    added, oldest, due, recent = await asyncio.gather(
+        _added_in_all(client, keys) if groups else _nothing(),
+        _oldest_waiting_ms(client, keys, views, now_ms) if length else _nothing(),
+        client.call("ZCOUNT", keys.delayed, "-inf", now_ms),
+        client.call("XREVRANGE", keys.events, "+", now_ms - RATE_WINDOW_MS, "COUNT", RATE_EVENTS),
+    )
+    pending = min(max((group.pending for group in views), default=0), length)
+    rates, window_secs = event_rates(recent, now_ms)
+    return QueueSnapshot(
+        queue=keys.queue_name,
+        taken_at_ms=now_ms,
+        is_paused=bool(paused),
+        waiting=length - pending,
+        pending=pending,
+        delayed=delayed,
+        due=due,
+        dlq=dlq,
+        events=events,
+        repeatables=repeatables,
+        oldest_waiting_ms=oldest,
+        next_due_in_ms=int(float(first_due[1])) - now_ms if first_due else None,
+        added_in_all=added,
+        bytes_by_key=await _bytes_by_key(client, keys) if sizes else {},
+        groups=views,
+        event_rates=rates,
+        rate_window_secs=window_secs,
+        promoter=None if promoter is None else text(promoter),
+        scheduler=None if scheduler is None else text(scheduler),
+    )
+
+
+def text(value: bytes) -> str:
+    """A name from the server; bytes that are no UTF-8 are shown as such."""
+    return value.decode(errors="backslashreplace")
+
+
+def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
+    """A reply of names and values."""
+    return {text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
+
+
+def entry_ms(entry_id: bytes) -> int:
+    """When an entry was written."""
+    return int(entry_id.partition(b"-")[0])
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupView]:
+    views = []
+    for flat in await client.call("XINFO", "GROUPS", keys.stream):
+        fields = as_dict(flat)
+        name = fields["name"]
+        consumers, summary = await client.call_many(
+            [("XINFO", "CONSUMERS", keys.stream, name), ("XPENDING", keys.stream, name)]
+        )
+        views.append(
+            GroupView(
+                text(name),
+                fields["pending"],
+                None if summary[1] is None else max(now_ms - entry_ms(summary[1]), 0),
+                text(fields["last-delivered-id"]),
+                [
+                    ConsumerView(text(consumer["name"]), consumer["pending"], consumer["idle"])
+                    for consumer in map(as_dict, consumers)
+                ],
+            )
+        )
+    return views
+
+
+async def _added_in_all(client: Client, keys: QueueKeys) -> int | None:
+    fields = as_dict(await client.call("XINFO", "STREAM", keys.stream))
+    return fields.get("entries-added")
+
+
+async def _oldest_waiting_ms(client: Client, keys: QueueKeys, groups: list[GroupView], now_ms: int) -> int | None:
+    """The first entry behind the last one delivered; with no group at all the first there is."""
+    starts = [f"({group.last_delivered_id}" for group in groups] or ["-"]
+    ages = []
+    for start in starts:
+        found = await client.call("XRANGE", keys.stream, start, "+", "COUNT", 1)
+        if found:
+            ages.append(max(now_ms - entry_ms(found[0][0]), 0))
+    return max(ages, default=None)
+
+
+async def _bytes_by_key(client: Client, keys: QueueKeys) -> dict[str, int]:
+    names = {"stream": keys.stream, "delayed": keys.delayed, "dlq": keys.dlq, "events": keys.events}
+    sizes = await ask_each(client, [("MEMORY", "USAGE", key) for key in names.values()])
+    return {name: size for name, size in zip(names, sizes, strict=True) if isinstance(size, int)}
+
+
+def event_rates(newest_first: Sequence[tuple[bytes, list[bytes]]], now_ms: int) -> tuple[dict[str, float], float]:
+    """Events per second by name, and of how many seconds: a minute, or as far back as was looked."""
+    if not newest_first:
+        return {}, RATE_WINDOW_MS / 1000
+    window_ms = RATE_WINDOW_MS
+    if len(newest_first) >= RATE_EVENTS:
+        window_ms = max(now_ms - entry_ms(newest_first[-1][0]), 1)
+    counts = Counter(text(first_values(fields).get(b"e", b"")) for _, fields in newest_first)
+    return {name: round(count * 1000 / window_ms, 3) for name, count in counts.items()}, window_ms / 1000

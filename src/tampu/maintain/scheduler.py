@@ -1,0 +1,279 @@
+"""The scheduler: fires repeatable jobs when they are due, once each, whichever process leads."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tampu.base.limits import MAX_CALL_BYTES
+from tampu.config import SchedulerConfig
+from tampu.errors import DecodeError, RedisError
+from tampu.maintain.leader import Leader, run_standalone
+from tampu.redis import calls
+from tampu.redis.calls import SCHEDULER_SCRIPTS
+from tampu.redis.faults import ConnectionLost, ServerError, Unreachable
+from tampu.redis.settings import parse_url
+from tampu.wire.envelope import encode_envelope
+from tampu.wire.keys import QueueKeys
+from tampu.wire.repeat import decode_spec
+from tampu.wire.ulid import ulid_from_bits
+
+if TYPE_CHECKING:
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Part
+    from tampu.redis.settings import CredentialCallback
+    from tampu.wire.repeat import RepeatPattern, StoredSpec
+
+logger = logging.getLogger("tampu.scheduler")
+
+#: With the policy Skip a fire up to this late is still worth firing.
+SKIP_GRACE_MS = 10_000
+#: Most missed fires that FireAll makes up for in one go, whatever its `max_catchup`, as in other implementations.
+MAX_CATCHUP = 10_000
+#: Most skipped fires of one spec that are counted for the log.
+MAX_COUNTED = 1000
+#: How often skipped fires are logged, in seconds.
+SKIP_LOG_SECS = 10.0
+#: Most fires of one spec written in one call; more follow at once.
+MAX_FIRES_PER_CALL = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Firing:
+    """What one round does with one spec."""
+
+    #: The fires to write, in ms, oldest first.
+    fires: tuple[int, ...]
+    #: The fire after them; None when there is none any more.
+    next_ms: int | None
+    #: Fires that the policy drops because they fell due too long ago; counted up to `MAX_COUNTED`.
+    skipped: int = field(default=0, compare=False)
+
+
+def plan(spec: StoredSpec, due_ms: int, now_ms: int, all_since_ms: int | None = None) -> Firing:
+    """Return the fires of a spec that was due at `due_ms` that are written now, by its policy.
+
+    Fires since `all_since_ms` do not count as missed and are all written, except with FireOnce.
+    """
+    last_ms = now_ms if spec.end_before_ms is None else min(now_ms, spec.end_before_ms)
+    if due_ms > last_ms:
+        return Firing((), None)
+    pattern, policy = spec.pattern, spec.missed_fires
+    newest = _newest_fire(pattern, due_ms, last_ms)
+    following = pattern.next_fire_ms(newest)
+    fires: tuple[int, ...] = (newest,)
+    missed_most = min(policy.max_catchup or 0, MAX_CATCHUP) if policy.kind == "fire-all" else 0
+    if all_since_ms is not None and newest >= all_since_ms and policy.kind != "fire-once":
+        first = due_ms
+        if due_ms < all_since_ms:
+            last_missed = _newest_fire(pattern, due_ms, all_since_ms - 1)
+            first = pattern.next_fire_ms(last_missed) or newest
+        missed = _fires_from(pattern, due_ms, first - 1, missed_most)
+        fires = missed + _fires_from(pattern, first, newest, MAX_CATCHUP)
+    elif policy.kind == "fire-all" and newest != due_ms:
+        fires = _fires_from(pattern, due_ms, newest, missed_most)
+    elif policy.kind == "skip" and following is not None:
+        is_stale = now_ms - newest >= max(following - newest, SKIP_GRACE_MS)
+        fires = () if is_stale else fires
+    if spec.end_before_ms is not None and following is not None and following > spec.end_before_ms:
+        following = None
+    # FireOnce is meant to make one of many.
+    skipped = 0 if policy.kind == "fire-once" else _count_fires(pattern, due_ms, newest) - len(fires)
+    return Firing(fires, following, skipped)
+
+
+def _newest_fire(pattern: RepeatPattern, due_ms: int, last_ms: int) -> int:
+    """The last fire up to `last_ms`, of those that begin with `due_ms`, however many lie between."""
+    if pattern.kind == "every" and pattern.interval_ms:
+        return last_ms - (last_ms - due_ms) % pattern.interval_ms
+
+    def is_newest_or_later(at_ms: int) -> bool:
+        following = pattern.next_fire_ms(at_ms)
+        return following is None or following > last_ms
+
+    if is_newest_or_later(due_ms):  # unless the scheduler was away, it is
+        return due_ms
+    return due_ms + bisect_left(range(due_ms, last_ms), True, key=is_newest_or_later)
+
+
+def _fires_from(pattern: RepeatPattern, due_ms: int, newest: int, most: int) -> tuple[int, ...]:
+    """The fires from `due_ms` to `newest`, oldest first."""
+    fires: list[int] = []
+    fire_ms: int | None = due_ms
+    while fire_ms is not None and fire_ms <= newest and len(fires) < most:
+        fires.append(fire_ms)
+        fire_ms = pattern.next_fire_ms(fire_ms)
+    return tuple(fires)
+
+
+def _count_fires(pattern: RepeatPattern, due_ms: int, newest: int) -> int:
+    """Count the fires from `due_ms` to `newest`, up to `MAX_COUNTED`."""
+    if pattern.kind == "every" and pattern.interval_ms:
+        return min((newest - due_ms) // pattern.interval_ms + 1, MAX_COUNTED)
+    return 1 if newest == due_ms else len(_fires_from(pattern, due_ms, newest, MAX_COUNTED))
+
+
+def fire_id(spec_key: str, fire_ms: int) -> str:
+    """The id of a fire: the same wherever it is computed."""
+    digest = hashlib.sha256(spec_key.encode(errors="surrogateescape")).digest()
+    return ulid_from_bits(fire_ms, int.from_bytes(digest[:10], "big"))
+
+
+class SchedulerLoop:
+    """The scheduler's work over a client that somebody else owns."""
+
+    def __init__(self, client: Client, config: SchedulerConfig) -> None:
+        self._client = client
+        self._config = config
+        self._keys = keys = QueueKeys(config.queue_name)
+        self._leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
+        self._has_stood_by = False
+        self._has_taken_over = False
+        #: While the fires of a takeover are made up for: those since this server time are all written.
+        self._all_since_ms: int | None = None
+        #: What was logged about specs that cannot be fired, so that it is logged once.
+        self._complaints: dict[bytes, str] = {}
+        #: Fires that were skipped, by spec, since they were last logged.
+        self._skipped: dict[bytes, int] = {}
+        self._skips_logged_at = float("-inf")
+
+    async def run(self, shutdown: asyncio.Event) -> None:
+        """Fire until shutdown, then release the lock."""
+        await self._leader.work(f"scheduler of {self._config.queue_name}", self._fire_due, shutdown)
+
+    def _note_leader(self, is_ours: bool) -> None:
+        self._has_taken_over = is_ours and self._has_stood_by
+        self._has_stood_by = not is_ours
+
+    def _note_takeover(self, now_ms: int) -> None:
+        """Have the fires made up for that fell due between the death of the last leader and now.
+
+        It held the lock, so it lived until at most one TTL ago, and had fired everything up to one tick before.
+        """
+        window_ms = self._config.lock_ttl_secs * 1000 + self._config.tick_interval_ms
+        if self._has_taken_over:
+            self._has_taken_over = False
+            self._all_since_ms = now_ms - window_ms
+        elif self._all_since_ms is not None and now_ms - self._all_since_ms > 2 * window_ms:
+            self._all_since_ms = None  # the server was away meanwhile: what fell due then is missed
+
+    async def _fire_due(self) -> float:
+        """Fire what is due. Return the seconds until something is, 0 if more is due now.
+
+        All specs of a round are read in one round trip and fired in the next.
+        """
+        config = self._config
+        now_ms = await self._client.server_time_ms()
+        self._note_takeover(now_ms)
+        repeat = self._keys.repeat
+        due = await self._client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, config.batch)
+        spec_keys, scores = due[::2], due[1::2]
+        firing = (self._fire(spec_key, score, now_ms) for spec_key, score in zip(spec_keys, scores, strict=True))
+        outcomes = await asyncio.gather(*firing, return_exceptions=True)
+        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        for failure in failures:
+            if not isinstance(failure, Exception) or isinstance(failure, ConnectionLost | Unreachable):
+                raise failure
+        for spec_key, outcome in zip(spec_keys, outcomes, strict=True):
+            if isinstance(outcome, Exception):  # one spec's failure does not stop the others
+                self._complain(spec_key, outcome)
+            else:
+                self._complaints.pop(spec_key, None)
+        self._log_skipped()
+        if failures and len(failures) == len(spec_keys):
+            raise failures[-1]
+        if len(spec_keys) >= config.batch and not failures:
+            return 0.0
+        if not failures:
+            self._all_since_ms = None
+        # Asked after the fires: one of those may be the soonest again.
+        soonest = await self._client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
+        tick_secs = config.tick_interval_ms / 1000
+        return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, tick_secs) if soonest else tick_secs
+
+    def _complain(self, spec_key: bytes, error: Exception) -> None:
+        text = f"{type(error).__name__}: {error}"
+        if self._complaints.get(spec_key) != text:
+            self._complaints[spec_key] = text
+            unexpected = None if isinstance(error, RedisError) else error
+            logger.error("the repeatable %r could not be fired: %s", spec_key, text, exc_info=unexpected)
+
+    def _log_skipped(self) -> None:
+        now = time.monotonic()
+        if not self._skipped or now - self._skips_logged_at < SKIP_LOG_SECS:
+            return
+        total, example = sum(self._skipped.values()), min(self._skipped)
+        logger.warning(
+            "skipped %d fires of %d schedules of queue %s that fell due while no scheduler ran or it was behind "
+            "(missed_fires decides); one of them is %s",
+            *(total, len(self._skipped), self._config.queue_name, example.decode(errors="replace")),
+        )
+        self._skips_logged_at = now
+        self._skipped.clear()
+
+    async def _fire(self, spec_key: bytes, score: bytes, now_ms: int) -> None:
+        """Fire one spec that is due, as often as its policy says."""
+        keys = self._keys
+        hash_key = keys.repeat_spec("").encode() + spec_key
+        packed = await self._client.call("HGET", hash_key, "spec")
+        try:
+            spec = decode_spec(packed or b"")
+        except DecodeError as error:
+            # It cannot fire. It stays, for whoever understands it, but must not be looked at every round.
+            read = {"spec_key": spec_key, "score": score, "spec": packed or b""}
+            if await calls.set_aside(self._client, keys.repeat, hash_key, **read):
+                logger.error("the repeatable %r cannot be read and is set aside: %s", spec_key, error)
+            return
+        # A score may be anything a double can be; before 1970 there was nothing to fire.
+        firing = plan(spec, int(max(float(score), 0.0)), now_ms, self._all_since_ms)
+        if firing.skipped:
+            self._skipped[spec_key] = self._skipped.get(spec_key, 0) + firing.skipped
+        key_text = spec_key.decode(errors="surrogateescape")
+        slot, fires = spec.payload_slot, firing.fires
+        at_once = max(min(MAX_FIRES_PER_CALL, MAX_CALL_BYTES // (len(slot) + 64)), 1)
+        expected: Part = score
+        while True:
+            batch, fires = fires[:at_once], fires[at_once:]
+            next_ms = fires[0] if fires else firing.next_ms
+            fired, failure = await calls.fire(
+                self._client,
+                *(keys.stream, keys.delayed, keys.repeat, hash_key),
+                score=expected,
+                next_ms=next_ms,
+                max_stream_len=self._config.max_stream_len,
+                spec_key=spec_key,
+                limit=spec.limit or 0,
+                spec=packed,
+                job_name=spec.job_name,
+                fires=[(ms, encode_envelope(fire_id(key_text, ms), slot, now_ms)) for ms in batch],
+            )
+            if failure:
+                raise ServerError(failure)
+            # Fewer when the limit is reached, or somebody else changed it: the rest is not ours to fire.
+            if next_ms is None or not fires or fired < len(batch):
+                return
+            expected = next_ms
+
+
+class Scheduler:
+    """A scheduler in a process of its own, or beside others: of several, one works and the others stand by."""
+
+    def __init__(
+        self, url: str, config: SchedulerConfig | None = None, *, credential_provider: CredentialCallback | None = None
+    ) -> None:
+        self._settings = parse_url(url, credential_provider=credential_provider)
+        self._config = config or SchedulerConfig()
+
+    async def run(self, shutdown: asyncio.Event) -> None:
+        """Fire until `shutdown` is set."""
+        await run_standalone(
+            self._settings,
+            self._config.queue_name,
+            SCHEDULER_SCRIPTS,
+            lambda client: SchedulerLoop(client, self._config).run(shutdown),
+        )

@@ -1,0 +1,274 @@
+"""Gathers adds into windows and tells each caller what became of its jobs.
+
+What is added in one turn of the event loop leaves as one window; a bulk leaves as windows of up to 256 jobs, the next
+one packed while the server works on the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.errors import ConfigError, EncodeError
+from tampu.produce.window import BulkResults, BulkWindow, SharedWindow, SingleWindow, pack_part
+from tampu.redis.codes import AddKind
+from tampu.wire.envelope import fresh_envelope, fresh_envelopes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from tampu.produce.chain import Chain
+    from tampu.produce.ids import Minter
+    from tampu.produce.options import AddOptions
+    from tampu.wire.job import JobId
+    from tampu.wire.keys import QueueKeys
+    from tampu.wire.retry import JobRetryOverride
+
+#: About what an envelope adds to the bytes of its payload.
+ENVELOPE_BYTES = 64
+#: More than an envelope with a minted id ever adds: a payload that leaves this much room needs no closer look.
+MAX_ENVELOPE_BYTES = 512
+
+_ANY_ULID = "0" * 26
+
+
+class Due:
+    """When a delayed job is due, packed for the script: so long from the server's now, or an instant."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: bytes) -> None:
+        self.packed = packed
+
+    @classmethod
+    def after_ms(cls, delay_ms: int) -> Due:
+        """So many milliseconds from now, by the server's clock."""
+        return cls(pack_part(b"+%d" % delay_ms))
+
+    @classmethod
+    def at_ms(cls, instant_ms: int) -> Due:
+        """At this epoch time."""
+        return cls(pack_part(b"%d" % instant_ms))
+
+
+class Adder:
+    """Packs jobs into windows for one queue and hands them to the chain."""
+
+    def __init__(
+        self,
+        chain: Chain,
+        keys: QueueKeys,
+        minter: Minter,
+        *,
+        inline: bool,
+        max_payload_bytes: int = 0,
+    ) -> None:
+        self._chain = chain
+        self._minter = minter
+        #: How a payload stands in its envelope: `bytes` are wrapped in a bin, and `Raw` is written as it is.
+        self._slot_of = msgspec.Raw if inline else bytes
+        self._marker_prefix = f"{keys.tag}:dlid:".encode()
+        self._index_prefix = f"{keys.tag}:didx:".encode()
+        self._open: SharedWindow | None = None
+        self._max_bytes = max_payload_bytes or sys.maxsize
+
+    def now_ms(self) -> int:
+        """This machine's clock, as jobs are stamped with it."""
+        return self._minter.now_ms()
+
+    # --- one job
+
+    def add(self, body: bytes, options: AddOptions, due: Due | None = None) -> asyncio.Future[JobId]:
+        """Put one job into the open window. The future resolves to its id, or raises why it was refused."""
+        future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
+        explicit = options.id
+        if explicit is None:
+            job_id, now_ms = self._minter.mint()
+        else:
+            job_id = str(explicit)  # of a subclass too, such as the JobId of another add
+            now_ms = self._minter.now_ms()
+        name = options.name.encode()
+        envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+        if len(envelope) > self._max_bytes:
+            raise _too_large(len(envelope), self._max_bytes)
+        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
+        if (
+            self._open is None
+            and explicit is None
+            and due is None
+            and self._chain.send_single(SingleWindow(job_id, name, envelope, future))
+        ):
+            return future
+        leaves_at_once = self._open is None and self._chain.is_idle()
+        packed = pack_part(envelope)
+        kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
+        window = SharedWindow() if leaves_at_once else self._window_for(len(packed))
+        window.put(job_id, kind, name, packed, due_packed, keys)
+        window.futures.append(future)
+        if leaves_at_once:
+            self._chain.submit(window)
+        return future
+
+    def _kind(self, job_id: str, is_explicit: bool, due: Due | None) -> tuple[bytes, bytes, tuple[bytes, ...]]:
+        """(kind, due time, keys) of a job, all but the kind packed."""
+        if due is None:
+            if not is_explicit:
+                return AddKind.NOW, b"", ()
+            return AddKind.NOW_WITH_ID, b"", (pack_part(self._marker_prefix + job_id.encode()),)
+        index = pack_part(self._index_prefix + job_id.encode())
+        if not is_explicit:
+            return AddKind.DELAYED, due.packed, (index,)
+        return AddKind.DELAYED_WITH_ID, due.packed, (pack_part(self._marker_prefix + job_id.encode()), index)
+
+    def _window_for(self, size: int) -> SharedWindow:
+        window = self._open
+        if window is None or not window.has_room(size):
+            self.flush()
+            window = self._open = SharedWindow()
+            asyncio.get_running_loop().call_soon(self._flush_window, window)
+        return window
+
+    def flush(self) -> None:
+        """Send the open window now."""
+        if self._open is not None:
+            window, self._open = self._open, None
+            self._chain.submit(window)
+
+    def _flush_window(self, window: SharedWindow) -> None:
+        if self._open is window:
+            self.flush()
+
+    def abandon(self) -> None:
+        """Forget the open window: it belongs to the parent of a fork, or to a loop that has ended."""
+        self._open = None
+
+    # --- many jobs
+
+    async def add_list(self, bodies: Sequence[bytes], options: AddOptions, due: Due | None = None) -> list[JobId]:
+        """Add jobs that share their options."""
+        self._check_sizes(bodies, options)
+        results = BulkResults()
+        for window in self._windows_of(bodies, options, due):
+            # The server works on the first while the next one is packed.
+            self._submit(window)
+            results.expect(window)
+        return await results.finish()
+
+    async def add_each(self, items: Iterable[tuple[bytes, AddOptions]], due: Due | None = None) -> list[JobId]:
+        """Add jobs that each have their own options. All are packed before anything is sent."""
+        results = BulkResults()
+        window: BulkWindow | None = None
+        windows: list[BulkWindow] = []
+        for position, (body, options) in enumerate(items):
+            job_id, now_ms = self._minter.mint() if options.id is None else (str(options.id), self._minter.now_ms())
+            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+            if len(envelope) > self._max_bytes:
+                raise _too_large(len(envelope), self._max_bytes, f" {position} of this bulk")
+            packed = pack_part(envelope)
+            kind, due_packed, keys = self._kind(job_id, options.id is not None, due)
+            if window is None or not window.has_room(len(packed)):
+                window = BulkWindow(asyncio.get_running_loop())
+                windows.append(window)
+            window.put(job_id, kind, options.name.encode(), packed, due_packed, keys)
+        for window in windows:
+            self._submit(window)
+            results.expect(window)
+        return await results.finish()
+
+    async def add_stream(
+        self,
+        payloads: Iterator[Any] | AsyncIterator[Any],
+        encode_many: Callable[[Sequence[Any], int], list[bytes]],
+        options: AddOptions,
+    ) -> list[JobId]:
+        """Add what an iterator yields, window by window, in bounded memory.
+
+        `encode_many(payloads, position)` encodes one chunk. When a payload cannot be encoded or is too large, or on
+        any other error, the error's `accepted` holds the ids confirmed before it.
+        """
+        results = BulkResults()
+        position = 0
+        try:
+            while chunk := await _next_chunk(payloads):
+                bodies = encode_many(chunk, position)
+                self._check_sizes(bodies, options, position)
+                position += len(chunk)
+                for window in self._windows_of(bodies, options):
+                    self._submit(window)
+                    if not await results.keep_ahead(window):
+                        return await results.finish()
+        except (EncodeError, ConfigError) as error:
+            error.accepted = await results.finish()
+            raise
+        return await results.finish()
+
+    def check_size(self, body: bytes, retry: JobRetryOverride | None = None, which: str = "") -> None:
+        """Raise `ConfigError` if a job with this payload and a minted id would be over `max_payload_bytes`."""
+        size = len(fresh_envelope(_ANY_ULID, self._slot_of(body), self.now_ms(), retry))
+        if size > self._max_bytes:
+            raise _too_large(size, self._max_bytes, which)
+
+    def _check_sizes(self, bodies: Sequence[bytes], options: AddOptions, position: int = 0) -> None:
+        """Refuse a bulk before any of it is sent. The error counts its payloads from `position`."""
+        if max(map(len, bodies), default=0) + MAX_ENVELOPE_BYTES > self._max_bytes:
+            for number, body in enumerate(bodies, position):
+                self.check_size(body, options.retry, f" {number} of this bulk")
+
+    def _submit(self, window: BulkWindow) -> None:
+        self.flush()  # what was added before goes first
+        self._chain.submit(window)
+
+    def _windows_of(self, bodies: Sequence[bytes], options: AddOptions, due: Due | None = None) -> Iterator[BulkWindow]:
+        """Windows of fresh jobs with minted ids, each packed when it is asked for."""
+        name = options.name.encode()
+        for start, end in _slices(bodies):
+            window = BulkWindow(asyncio.get_running_loop())
+            ids, now_ms = self._minter.mint_many(end - start)
+            envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
+            packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]
+            if due is None:
+                window.put_many(ids, name, packed)
+            else:
+                for job_id, envelope in zip(ids, packed, strict=True):
+                    kind, due_packed, keys = self._kind(job_id, False, due)
+                    window.put(job_id, kind, name, envelope, due_packed, keys)
+            yield window
+
+
+def _too_large(size: int, limit: int, which: str = "") -> ConfigError:
+    return ConfigError(
+        f"payload{which} makes a job of {size:,} bytes, over max_payload_bytes ({limit:,}): workers would dead-letter "
+        "it. Store the data elsewhere and add a reference to it, or raise max_payload_bytes here and in the workers"
+    )
+
+
+def _slices(bodies: Sequence[bytes]) -> Iterator[tuple[int, int]]:
+    """Cuts that keep every window within its bounds."""
+    start = 0
+    total = len(bodies)
+    while start < total:
+        end = min(start + MAX_CALL_ENTRIES, total)
+        if sum(map(len, bodies[start:end])) + (end - start) * ENVELOPE_BYTES > MAX_CALL_BYTES:
+            size, end = len(bodies[start]) + ENVELOPE_BYTES, start + 1
+            while end < total and size + len(bodies[end]) + ENVELOPE_BYTES <= MAX_CALL_BYTES:
+                size += len(bodies[end]) + ENVELOPE_BYTES
+                end += 1
+        yield start, end
+        start = end
+
+
+async def _next_chunk(payloads: Iterator[Any] | AsyncIterator[Any]) -> list[Any]:
+    if isinstance(payloads, AsyncIterator):
+        chunk: list[Any] = []
+        async for payload in payloads:
+            chunk.append(payload)
+            if len(chunk) == MAX_CALL_ENTRIES:
+                break
+        return chunk
+    return list(islice(payloads, MAX_CALL_ENTRIES))

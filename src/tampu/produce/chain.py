@@ -1,0 +1,369 @@
+"""A chain: windows numbered one after the other over one client, so that sending one again is harmless.
+
+The server applies window n only after n - 1 and remembers its reply. So whatever happens to the connection, the
+windows without an answer are sent again under their numbers, in order, and each is applied exactly once.
+
+What a window can meet:
+
+| answer | meaning | then |
+|---|---|---|
+| ok | applied, now or the first time it was sent | its jobs are told |
+| gap | one before it is missing | sent again, renumbered behind the last one applied |
+| full | overflow="wait" and no room | sent again a little later, under the same number |
+| an error that passes (LOADING, BUSY, MOVED ...) | not applied | sent again after the remedy |
+| any other error | not applied | its jobs are told; those behind it are renumbered |
+| connection lost | unknown | sent again under the same number; without numbers its jobs fail |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import uuid
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
+from tampu.redis.codes import AddCode
+from tampu.redis.connection import pack_command
+from tampu.redis.faults import ConnectionLost, Remedy, remedy_of
+from tampu.redis.resend import Recovery
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.produce.window import SingleWindow, Window, WindowHeader
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Connection, Reply
+
+logger = logging.getLogger("tampu.producer")
+
+#: Windows sent and not answered. The script remembers the replies of the last 8, so no more than that.
+MAX_IN_FLIGHT = 4
+#: How long the server remembers an idle chain, in seconds.
+CHAIN_TTL_SECS = 3600
+#: How often it is reminded, in seconds.
+TTL_RENEWAL_SECS = CHAIN_TTL_SECS / 60
+
+
+class Chain:
+    """Sends windows in order; see the module's text for what it survives."""
+
+    def __init__(
+        self,
+        client: Client,
+        make_header: Callable[[str], WindowHeader],
+        *,
+        numbered: bool = True,
+        patience_secs: float = 10.0,
+        min_replicas: int = 0,
+        min_replicas_timeout_ms: int = 1000,
+    ) -> None:
+        self._client = client
+        self._make_header = make_header
+        self._numbered = numbered
+        self._min_replicas = min_replicas
+        self._wait = pack_command(("WAIT", min_replicas, min_replicas_timeout_ms))
+        self._now = time.time
+        self._queue: deque[Window] = deque()
+        #: Sent and not answered, in order; all on `_connection`.
+        self._sent: deque[Window] = deque()
+        self._connection: Connection | None = None
+        #: Answered, but to be sent again, in order.
+        self._again: list[Window] = []
+        #: Whether the first window waits for room; those behind it wait here rather than on the server's doorstep.
+        self._waits_for_room = False
+        self._recovery = Recovery(client, "chain", self._resume, self._give_up, patience_secs)
+        self._drained: asyncio.Event | None = None
+        self._closed = False
+        #: Confirmed windows that a failover lost; nothing can bring them back, so they are counted and logged.
+        self.windows_lost_by_server = 0
+        self.windows_sent_again = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        """Start a new chain: numbers from 1, under a name nobody has used."""
+        self.id = uuid.uuid4().hex
+        self._header = self._make_header(self.id)
+        #: Whether a single window needs nothing but to be numbered and sent. It never waits for room then.
+        self._is_plain = self._numbered and not self._min_replicas and self._header.has_short_form
+        self._confirmed = 0
+        self._next_number = 1
+        #: Whether a window was given up that the server may hold, or hold a part of: its number cannot be used again.
+        self._has_spent_number = False
+        self._ttl_set_at = float("-inf")
+
+    # --- what the producer calls
+
+    def submit(self, window: Window) -> None:
+        """Send this window as soon as those before it allow."""
+        if self._closed:
+            self._fail(window, ShutdownError("the producer is closed"))
+            return
+        self._queue.append(window)
+        self._pump()
+
+    def send_single(self, window: SingleWindow) -> bool:
+        """Send the window of one job if nothing at all is in its way; False when it has to be submitted.
+
+        The same as `submit`, in fewer steps: whoever adds one job after the other waits for each of them.
+        """
+        connection = self._client.connection
+        now = self._now()
+        if (
+            connection is None
+            or not self._is_plain
+            or not self.is_idle()
+            or self._recovery.task is not None
+            or self._recovery.since is not None
+            or self._closed
+            or now - self._ttl_set_at > TTL_RENEWAL_SECS
+        ):
+            return False
+        self._connection = connection
+        window.number = self._next_number
+        window.first_sent_at = now
+        self._next_number += 1
+        self._sent.append(window)
+        packed = self._header.packed_single(window.number, window.name, window.envelope)
+        connection.request(packed, partial(self._on_single_reply, window))
+        return True
+
+    async def drain(self, timeout_secs: float) -> None:
+        """Wait until every window submitted has been answered, but not longer than this."""
+        if self.is_idle():
+            return
+        self._drained = asyncio.Event()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._drained.wait(), timeout_secs)
+
+    def is_idle(self) -> bool:
+        """Whether every window submitted has been answered."""
+        return not (self._queue or self._sent or self._again)
+
+    def abandon(self) -> None:
+        """Leave the chain and its windows to the parent of a fork, or to an event loop that has ended: begin anew."""
+        self._queue.clear()
+        self._sent.clear()
+        self._again.clear()
+        self._recovery.abandon()
+        self._waits_for_room = False
+        self._begin()
+
+    def close(self) -> None:
+        """Give up on what is not answered; its jobs are told."""
+        self._closed = True
+        self._recovery.stop()
+        self._give_up(ShutdownError("the producer was closed before this was confirmed"))
+
+    # --- sending
+
+    def _pump(self) -> None:
+        if self._recovery.is_active or self._again or self._waits_for_room:
+            return
+        connection = self._client.connection
+        if connection is None:
+            if self._queue:
+                self._recovery.start()
+            return
+        self._connection = connection
+        queue, sent = self._queue, self._sent
+        if not sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:
+            self._begin()  # the server forgets an idle chain; with nothing under way, nothing is lost with it
+        while queue and len(sent) < MAX_IN_FLIGHT:
+            window = queue.popleft()
+            if self._numbered:
+                window.number = self._next_number
+                self._next_number += 1
+            self._send(connection, window)
+
+    def _send(self, connection: Connection, window: Window) -> None:
+        now = self._now()
+        if window.first_sent_at is None:
+            window.first_sent_at = now
+        self._sent.append(window)
+        # The chain's TTL is set now and then: with every window it would cost the server a tenth of its time. A window
+        # sent again may only fetch its answer; the TTL makes it a write, which WAIT needs to wait for.
+        if window.may_be_applied or now - self._ttl_set_at > TTL_RENEWAL_SECS:
+            window.chain_ttl_secs = CHAIN_TTL_SECS
+        packed = window.packed(self._header)
+        if self._min_replicas:
+            window.replicas = 0
+            connection.request(packed, lambda reply: setattr(window, "reply", reply))
+            connection.request(self._wait, lambda count: self._on_replicas(window, count))
+        else:
+            connection.request(packed, partial(self._on_reply, window))
+
+    def _on_replicas(self, window: Window, count: Reply) -> None:
+        """The answer to WAIT, which follows the window's own."""
+        window.replicas = 0 if isinstance(count, Exception) else count
+        self._on_reply(window, count if isinstance(count, ConnectionLost) else window.reply)
+
+    def _on_single_reply(self, window: SingleWindow, reply: Reply) -> None:
+        if reply == b"" and not self._queue and self._sent and self._sent[0] is window and self._drained is None:
+            self._sent.popleft()
+            self._confirmed = window.number
+            window.tell_added()
+        else:
+            self._on_reply(window, reply)
+
+    def _on_reply(self, window: Window, reply: Reply) -> None:
+        sent = self._sent
+        if not sent or sent[0] is not window:
+            return  # an answer to what was given up meanwhile
+        sent.popleft()
+        if isinstance(reply, Error):
+            self._on_error(window, reply)
+        elif not reply or reply[0] == b"ok":
+            self._on_applied(window, reply)
+        elif reply[0] == b"gap":
+            self._on_gap(window, reply[1])
+        else:
+            self._waits_for_room = True
+            self._confirmed = max(self._confirmed, window.number - 1)
+            window.codes = reply[2].decode()
+            window.first_sent_at = self._now()
+            self._recovery.since = None
+            self._send_again(window)
+        if self._again and not self._sent:
+            self._start_recovery()
+        elif self._queue:
+            self._pump()
+        if self._drained is not None and self.is_idle():
+            self._drained.set()
+
+    def _on_applied(self, window: Window, reply: Reply) -> None:
+        if window.number > self._confirmed:  # one sent again may come behind its successor
+            self._confirmed = window.number
+        self._recovery.accepted()
+        self._waits_for_room = False
+        if window.chain_ttl_secs:
+            self._ttl_set_at = self._now()
+        if reply:
+            window.codes, window.failure = reply[1].decode(), reply[2].decode(errors="replace")
+        if window.replicas < self._min_replicas:
+            window.codes = (window.codes or AddCode.ADDED * len(window.ids)).replace(AddCode.ADDED, AddCode.UNKNOWN)
+            window.error = OutcomeUnknownError(
+                f"added, but only {window.replicas} of {self._min_replicas} replicas confirmed it in time: "
+                "a failover now may lose it",
+                ids=[job_id for job_id, code in zip(window.ids, window.codes, strict=True) if code == AddCode.UNKNOWN],
+            )
+        window.tell()
+
+    def _on_gap(self, window: Window, last: int) -> None:
+        if last < self._confirmed:
+            lost = self._confirmed - last
+            self.windows_lost_by_server += lost
+            logger.warning(
+                "the server forgot %d confirmed windows of %s (a failover or a flush); going on with a new chain",
+                lost,
+                self.id,
+            )
+            self._begin()
+            # Whoever may have applied these is gone, and what it had.
+            for other in (window, *self._sent):
+                other.may_be_applied = False
+        if not window.may_be_applied:
+            window.first_sent_at = None
+        self._send_again(window)
+
+    def _on_error(self, window: Window, error: Error) -> None:
+        if isinstance(error, ConnectionLost):
+            window.may_be_applied = True
+            if self._numbered:
+                self._send_again(window, error)
+            else:  # without numbers a resend could add twice
+                self._fail(window, error)
+        elif remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
+            if window.codes or window.may_be_applied:
+                self._has_spent_number = True
+            self._waits_for_room = False
+            self._fail(window, error)
+        else:
+            if not window.may_be_applied:
+                window.first_sent_at = None
+            self._send_again(window, error)
+
+    def _send_again(self, window: Window, error: Error | None = None) -> None:
+        if isinstance(error, RedisError):
+            self._recovery.note(error, self._connection)
+        self.windows_sent_again += 1
+        self._again.append(window)
+
+    # --- recovering
+
+    def _start_recovery(self) -> None:
+        if not self._closed:
+            self._recovery.start()
+
+    def _resume(self, connection: Connection) -> None:
+        """Send everything without an answer again, in order, then what waited behind it."""
+        self._connection = connection
+        if self._numbered:
+            self._close_gap()
+        if any(self._is_too_old(window) for window in self._again):
+            self._give_up(ConnectionLost("the server no longer remembers windows as old as these"))
+            return
+        again, self._again = self._again, []
+        behind = again[1:]
+        if self._waits_for_room and behind and not self._has_spent_number and not any(w.may_be_applied for w in behind):
+            self._queue.extendleft(reversed(again[1:]))
+            del again[1:]
+            self._next_number = again[0].number + 1
+        for window in again:
+            self._send(connection, window)
+        self._pump()
+
+    def _close_gap(self) -> None:
+        """When a window was refused for good, those behind it take over its number, and so on."""
+        if self._again and self._again[0].number <= self._confirmed + 1:
+            return  # nothing is missing: each under its own number
+        # A window that was under way when a connection broke may still arrive, and be applied under its old number.
+        stray = [window for window in self._again if window.may_be_applied]
+        if stray:
+            self._has_spent_number = True
+            self._again = [window for window in self._again if not window.may_be_applied]
+        if self._has_spent_number:
+            self._begin()
+        self._next_number = self._confirmed + 1
+        for window in self._again:
+            window.number = self._next_number
+            self._next_number += 1
+        for window in stray:
+            self._fail(window, RedisError("the connection broke, and then a job added before was refused"))
+
+    def _is_too_old(self, window: Window) -> bool:
+        """Near the end of the server's memory a resend could meet a forgotten chain and add twice."""
+        sent_at = window.first_sent_at
+        return window.may_be_applied and sent_at is not None and self._now() - sent_at > CHAIN_TTL_SECS / 2
+
+    def _give_up(self, error: Error) -> None:
+        """Tell everybody who waits. What may have been applied is named; its numbers are never used again."""
+        for window in self._sent:
+            window.may_be_applied = True
+        unanswered = [*self._sent, *self._again]
+        if unanswered:
+            self._begin()
+        waiting = [*unanswered, *self._queue]
+        self._sent.clear()
+        self._again.clear()
+        self._queue.clear()
+        self._recovery.accepted()
+        self._waits_for_room = False
+        for window in waiting:
+            self._fail(window, error)
+        if self._drained is not None:
+            self._drained.set()
+
+    def _fail(self, window: Window, error: Error) -> None:
+        if window.may_be_applied:
+            error = OutcomeUnknownError(
+                f"{error}; it cannot be told whether the jobs named in .ids were added: look for them before adding "
+                "them again",
+                ids=window.ids[len(window.codes) :],
+            )
+        window.error = error
+        window.tell()

@@ -1,0 +1,149 @@
+"""What an add may say besides its payload, and the forms in which callers may say it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+from tampu.base.checks import check_job_id, check_job_name, invalid
+from tampu.errors import ConfigError
+from tampu.wire.repeat import MissedFiresPolicy, RepeatableSpec, RepeatPattern
+from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
+
+#: A number of milliseconds, or an instant; a timedelta is understood.
+DelayMs = int | float | datetime | timedelta
+#: Milliseconds between retries, a spec, or a spec's fields.
+Backoff = int | BackoffSpec | Mapping[str, Any]
+Repeat = RepeatPattern | Mapping[str, Any]
+MissedFires = MissedFiresPolicy | Mapping[str, Any]
+
+#: What an entry of `add_bulk` may have besides `name` and `data`.
+BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
+MISSED_FIRES_ALONE = "missed_fires goes with repeat: give repeat=RepeatPattern.cron(...) or .every(...) too"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddOptions:
+    """What one add may say besides its payload. Chainable: `AddOptions().with_name("mail").with_id("7")`."""
+
+    #: An id of the caller's: the same id is not added twice. None mints a ULID.
+    id: str | None = None
+    #: The job's own retry settings.
+    retry: JobRetryOverride | None = None
+    #: The name handlers are chosen by; at most 256 bytes.
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if self.id is not None:
+            check_job_id(self.id)
+        if self.retry is not None and not isinstance(self.retry, JobRetryOverride):
+            raise invalid("retry", self.retry, "a JobRetryOverride or None")
+        check_job_name(self.name)
+
+    def with_id(self, id: str) -> Self:  # noqa: A002 - the field's name
+        """The same options with this id."""
+        return replace(self, id=id)
+
+    def with_retry(self, retry: JobRetryOverride) -> Self:
+        """The same options with these retry settings."""
+        return replace(self, retry=retry)
+
+    def with_name(self, name: str) -> Self:
+        """The same options with this name."""
+        return replace(self, name=name)
+
+
+def wrong_type(field: str, value: object, allowed: str) -> TypeError:
+    """A type error in the words of every other refusal; `TypeError` because that is what the drop-in level raises."""
+    return TypeError(str(invalid(field, value, allowed)))
+
+
+def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) -> tuple[float, datetime | None]:
+    """(seconds from now, instant or None) of the two ways to give a delay."""
+    if delay_ms is not None and delay is not None:
+        raise ConfigError("give either delay_ms (milliseconds or a datetime) or delay (a timedelta), not both")
+    if delay is not None:
+        if not isinstance(delay, timedelta):
+            raise wrong_type("delay", delay, "a timedelta; delay_ms takes milliseconds")
+        if delay < timedelta(0):
+            raise invalid("delay", delay, "a timedelta of 0 or more")
+        return int(delay.total_seconds() * 1000) / 1000, None
+    if delay_ms is None:
+        return 0.0, None
+    if isinstance(delay_ms, timedelta):  # other implementations take it too
+        return delay_or_instant(None, delay_ms)
+    if isinstance(delay_ms, datetime):
+        return 0.0, delay_ms if delay_ms.tzinfo is not None else delay_ms.replace(tzinfo=UTC)
+    if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float):
+        raise wrong_type("delay_ms", delay_ms, "milliseconds or a datetime")
+    if not math.isfinite(delay_ms) or delay_ms < 0:
+        raise invalid("delay_ms", delay_ms, "a finite number of 0 or more")
+    return int(delay_ms) / 1000, None
+
+
+def backoff_spec(backoff: Backoff) -> BackoffSpec:
+    """A backoff in any of its forms."""
+    if isinstance(backoff, BackoffSpec):
+        return backoff
+    if isinstance(backoff, Mapping):
+        try:
+            return BackoffSpec(**backoff)
+        except TypeError as error:
+            raise ConfigError(f"backoff must have the fields of a BackoffSpec: {error}") from None
+    if isinstance(backoff, bool) or not isinstance(backoff, int):
+        raise wrong_type("backoff", backoff, "milliseconds, a BackoffSpec or a dict of its fields")
+    return BackoffSpec(BackoffKind.FIXED, backoff)
+
+
+def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Backoff | None) -> AddOptions:
+    """The options of one add."""
+    if job_id is not None and (not isinstance(job_id, str) or not job_id.strip()):
+        raise invalid("job_id", job_id, "text that is not blank")
+    retry = None
+    if attempts is not None or backoff is not None:
+        retry = JobRetryOverride(attempts, None if backoff is None else backoff_spec(backoff))
+    return AddOptions(id=job_id, name=name, retry=retry)
+
+
+def repeat_pattern(repeat: Repeat) -> RepeatPattern:
+    """A pattern in any of its forms."""
+    if isinstance(repeat, RepeatPattern):
+        return repeat
+    if not isinstance(repeat, Mapping):
+        raise wrong_type("repeat", repeat, "a RepeatPattern or a dict of its fields")
+    try:
+        return RepeatPattern(**repeat)
+    except TypeError as error:
+        raise ConfigError(f"repeat must have the fields of a RepeatPattern: {error}") from None
+
+
+def missed_fires_policy(policy: MissedFires) -> MissedFiresPolicy:
+    """A policy in any of its forms."""
+    if isinstance(policy, MissedFiresPolicy):
+        return policy
+    if not isinstance(policy, Mapping):
+        raise wrong_type("missed_fires", policy, "a MissedFiresPolicy or a dict of its fields")
+    try:
+        return MissedFiresPolicy(**policy)
+    except TypeError as error:
+        raise ConfigError(f"missed_fires must have the fields of a MissedFiresPolicy: {error}") from None
+
+
+def repeatable_spec(
+    name: str, data: Any, repeat: Repeat, missed_fires: MissedFires | None, **bounds: Any
+) -> RepeatableSpec[Any]:
+    """What is registered for a repeatable job."""
+    policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
+    return RepeatableSpec(name, repeat_pattern(repeat), data, missed_fires=policy, **bounds)
+
+
+def bulk_entry(job: Mapping[str, Any]) -> Mapping[str, Any]:
+    """An entry of a bulk that has what it needs and nothing that nobody knows."""
+    for key in job.keys() - {"name", "data", *BULK_OPTIONS}:
+        raise ConfigError(f"an entry of add_bulk has no {key!r}; it has name, data, {', '.join(BULK_OPTIONS)}")
+    if "data" not in job:
+        raise KeyError("data")
+    return job

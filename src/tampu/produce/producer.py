@@ -1,0 +1,493 @@
+"""The producer: adds jobs to one queue, and everything else one does to a queue from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+import weakref
+from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from tampu.base.checks import check_delay_ms, check_instant_ms, check_int, check_job_id, check_text, invalid
+from tampu.config import ProducerConfig
+from tampu.errors import ConfigError, EncodeError, NotSupportedError, ShutdownError
+from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
+from tampu.inspect.purge import cancel_delayed, purge
+from tampu.inspect.repeatables import Repeatables
+from tampu.produce.adder import Adder, Due
+from tampu.produce.chain import Chain
+from tampu.produce.ids import Minter
+from tampu.produce.options import AddOptions
+from tampu.produce.window import WindowHeader
+from tampu.redis.calls import INSPECT_SCRIPTS
+from tampu.redis.capabilities import probe_capabilities
+from tampu.redis.client import Client
+from tampu.redis.scripts import load_script
+from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
+from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import encode_value, wrap_bin
+from tampu.wire.repeat import RepeatableMeta, RepeatableSpec
+from tampu.wire.typed import TypedPayload, inline_only
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator
+    from datetime import datetime, timedelta
+    from types import TracebackType
+    from typing import Unpack
+
+    from tampu.inspect.dead_letters import DlqQuery
+    from tampu.redis.settings import CredentialCallback
+    from tampu.wire.dlq import DlqEntry
+    from tampu.wire.job import JobId
+
+T = TypeVar("T")
+
+ADD_WINDOW = load_script("add_window")
+ADD_PLAIN_WINDOW = load_script("add_plain_window")
+
+#: A server that forks for a snapshot or runs a slow command may be silent this long, in seconds.
+MIN_RESPONSE_TIMEOUT_SECS = 2.0
+
+_NO_OPTIONS = AddOptions()
+
+
+class Producer(Generic[T]):
+    """Adds jobs to a queue. Safe to share between tasks of one event loop; make it with `Producer.connect`.
+
+    Adds survive a lost connection: they are sent again and applied once. An add that returned is on the server.
+    """
+
+    def __init__(self, settings: ConnectionSettings, config: ProducerConfig | None = None) -> None:
+        self._config = config = config or ProducerConfig()
+        self._keys = QueueKeys(config.queue_name)
+        self._producer_id = str(uuid.uuid4())
+        scripts = (ADD_WINDOW, ADD_PLAIN_WINDOW, *INSPECT_SCRIPTS)
+        response_timeout = _response_timeout_secs(settings, config)
+        self._client = Client(settings, self._keys.tag.encode(), scripts, response_timeout_secs=response_timeout)
+        self._chain = Chain(
+            self._client,
+            self._window_header,
+            numbered=config.idempotency == "sequence",
+            patience_secs=config.retry_for_secs,
+            min_replicas=config.min_replicas,
+            min_replicas_timeout_ms=config.min_replicas_timeout_ms,
+        )
+        encode = encode_value if config.payload_type is None else TypedPayload(config.payload_type).encode
+        self._encode: Callable[[Any], bytes] = encode if config.payload_format == "bin" else inline_only(encode)
+        self._adder = Adder(
+            self._chain,
+            self._keys,
+            Minter(),
+            inline=config.payload_format == "inline",
+            max_payload_bytes=config.max_payload_bytes,
+        )
+        self._dead_letters = DeadLetters(self._client, self._keys, config.max_stream_len)
+        self._repeatables = Repeatables(self._client, self._keys)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        _producers.add(self)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str = DEFAULT_URL,
+        config: ProducerConfig | None = None,
+        *,
+        credential_provider: CredentialCallback | Any = None,
+    ) -> Connecting[T]:
+        """`producer = await Producer.connect(url, config)`, or `async with Producer.connect(...) as producer`."""
+        return Connecting(cls(parse_url(url, credential_provider=credential_provider), config))
+
+    async def open(self) -> Self:
+        """Connect; raises what stands in the way. Adds do this by themselves when need be."""
+        self._bind_to_loop()
+        connection = await self._client.up(max(self._config.retry_for_secs, 1))
+        if self._config.idempotency == "idmp" and not (await probe_capabilities(connection, self._keys.tag)).xadd_idmp:
+            raise NotSupportedError(
+                "idempotency='idmp' needs XADD IDMP, which this server does not know (Redis 8.6 does); "
+                "use 'sequence', which works on every server"
+            )
+        return self
+
+    async def close(self) -> None:
+        """Send what was added, wait for the answers, and close the connection."""
+        if self._closed:
+            return
+        self._bind_to_loop()
+        self._adder.flush()
+        await self._chain.drain(max(self._config.retry_for_secs, 1))
+        self._closed = True
+        self._loop = None  # so that whatever is called next is refused
+        self._chain.close()
+        await self._client.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    # --- what it is about
+
+    @property
+    def producer_id(self) -> str:
+        """This producer's own id."""
+        return self._producer_id
+
+    @property
+    def stream_key(self) -> str:
+        """The key of the stream of waiting jobs."""
+        return self._keys.stream
+
+    @property
+    def delayed_key(self) -> str:
+        """The key of the set of delayed jobs."""
+        return self._keys.delayed
+
+    @property
+    def dlq_key(self) -> str:
+        """The key of the stream of dead letters."""
+        return self._keys.dlq
+
+    @property
+    def client(self) -> Client:
+        """The connection it uses, for commands about the same queue."""
+        return self._client
+
+    def ready_client(self) -> Client:
+        """The same, ready for the event loop that runs now."""
+        self._bind_to_loop()
+        return self._client
+
+    @property
+    def encode(self) -> Callable[[Any], bytes]:
+        """The function that turns a payload into MessagePack, for the `add_packed` methods."""
+        return self._encode
+
+    @property
+    def config(self) -> ProducerConfig:
+        """The settings it was made with."""
+        return self._config
+
+    # --- adding now
+
+    async def add(self, payload: T) -> JobId:
+        """Add one job."""
+        if asyncio.get_running_loop() is not self._loop:  # nearly always it is, and that is all there is to see to
+            self._bind_to_loop()
+        return await self._adder.add(self._encode(payload), _NO_OPTIONS)
+
+    async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
+        """Add one job unless a job of this id was added lately (`dedup_ttl_secs`); `.is_new` of the answer tells."""
+        return await self.add_with_options(payload, AddOptions(id=id))
+
+    async def add_with_options(self, payload: T, opts: AddOptions) -> JobId:
+        """Add one job with a name, an id or retry settings of its own."""
+        return await self.add_packed(self._encode(payload), _checked_options(opts))
+
+    async def add_packed(
+        self,
+        packed: bytes,
+        opts: AddOptions,
+        *,
+        delay: timedelta | float | None = None,
+        run_at: datetime | float | None = None,
+    ) -> JobId:
+        """Add one job whose payload is MessagePack already; it runs after `delay`, at `run_at`, or now."""
+        due = None
+        if delay is not None:
+            due = self._due_after(delay)
+        elif run_at is not None:
+            due = self._due_at(run_at)
+        self._bind_to_loop()
+        return await self._adder.add(packed, opts, due)
+
+    async def add_packed_bulk(self, packed: Sequence[bytes], opts: AddOptions) -> list[JobId]:
+        """Add many jobs whose payloads are MessagePack already, with the same options."""
+        self._bind_to_loop()
+        return await self._adder.add_list(packed, opts)
+
+    async def add_bulk(self, payloads: Iterable[T] | AsyncIterable[T]) -> list[JobId]:
+        """Add many jobs. A list is encoded whole before anything is sent; any other iterable is sent as it is read."""
+        return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
+
+    async def add_bulk_with_options(self, payloads: Iterable[T] | AsyncIterable[T], opts: AddOptions) -> list[JobId]:
+        """As `add_bulk`, with the same options for all. An id is refused unless there is just one payload."""
+        self._bind_to_loop()
+        opts = _checked_options(opts)
+        if isinstance(payloads, AsyncIterable):
+            if opts.id is not None:
+                raise ConfigError("an id and an asynchronous bulk do not go together: use add_with_id for each")
+            return await self._adder.add_stream(aiter(payloads), self._encode_many, opts)
+        payloads = _checked_bulk("payloads", payloads)
+        if opts.id is not None:
+            found = [*payloads]
+            if len(found) > 1:
+                raise ConfigError(f"one id cannot serve {len(found)} payloads: use add_with_id for each")
+            return [await self._adder.add(self._encode(payload), opts) for payload in found]
+        if isinstance(payloads, Sequence):
+            return await self._adder.add_list(self._encode_many(payloads), opts)
+        return await self._adder.add_stream(iter(payloads), self._encode_many, opts)
+
+    async def add_bulk_named(self, items: Iterable[tuple[str, T]]) -> list[JobId]:
+        """Add many jobs, each with a name of its own. All are checked and encoded before anything is sent."""
+        pairs = _checked_pairs("(name, payload)", items)
+        self._bind_to_loop()
+        return await self._adder.add_each([(self._encode(payload), AddOptions(name=name)) for name, payload in pairs])
+
+    def _encode_many(self, payloads: Sequence[Any], position: int = 0) -> list[bytes]:
+        """Encode payloads. The error names the position of the one that cannot be, counted from `position`."""
+        bodies: list[bytes] = []
+        try:
+            bodies.extend(map(self._encode, payloads))
+        except EncodeError as error:
+            raise EncodeError(f"payload {position + len(bodies)} of this bulk: {error}") from error
+        return bodies
+
+    # --- adding for later
+
+    async def add_in(self, delay: timedelta | float, payload: T) -> JobId:
+        """Add one job that runs after `delay` (a timedelta or seconds), by the server's clock."""
+        return await self.add_in_with_options(delay, payload, _NO_OPTIONS)
+
+    async def add_at(self, run_at: datetime | float, payload: T) -> JobId:
+        """Add one job that runs at `run_at` (a datetime, naive = UTC, or epoch seconds); in the past means now."""
+        return await self.add_at_with_options(run_at, payload, _NO_OPTIONS)
+
+    async def add_in_bulk(self, delay: timedelta | float, payloads: Iterable[T]) -> list[JobId]:
+        """Add many jobs that run after `delay`."""
+        due = self._due_after(delay)
+        payloads = _checked_bulk("payloads", payloads)
+        self._bind_to_loop()
+        return await self._adder.add_list(self._encode_many([*payloads]), _NO_OPTIONS, due)
+
+    async def add_in_with_options(self, delay: timedelta | float, payload: T, opts: AddOptions) -> JobId:
+        """Add one job with options that runs after `delay`."""
+        return await self.add_packed(self._encode(payload), _checked_options(opts), delay=delay)
+
+    async def add_at_with_options(self, run_at: datetime | float, payload: T, opts: AddOptions) -> JobId:
+        """Add one job with options that runs at `run_at`."""
+        return await self.add_packed(self._encode(payload), _checked_options(opts), run_at=run_at)
+
+    async def add_in_with_id(self, id: str, delay: timedelta | float, payload: T) -> JobId:  # noqa: A002
+        """Add one job that runs after `delay`, unless one of this id was added lately."""
+        return await self.add_in_with_options(delay, payload, AddOptions(id=id))
+
+    async def add_at_with_id(self, id: str, run_at: datetime | float, payload: T) -> JobId:  # noqa: A002
+        """Add one job that runs at `run_at`, unless one of this id was added lately."""
+        return await self.add_at_with_options(run_at, payload, AddOptions(id=id))
+
+    async def add_in_bulk_with_ids(self, delay: timedelta | float, items: Iterable[tuple[str, T]]) -> list[JobId]:
+        """Add many jobs that run after `delay`, each with an id of its own."""
+        due = self._due_after(delay)
+        pairs = _checked_pairs("(id, payload)", items)
+        self._bind_to_loop()
+        bodies = [(self._encode(payload), AddOptions(id=job_id)) for job_id, payload in pairs]
+        return await self._adder.add_each(bodies, due)
+
+    def _due_after(self, delay: timedelta | float) -> Due | None:
+        delay_ms = check_delay_ms(delay)
+        self._check_delay(delay_ms)
+        return Due.after_ms(delay_ms) if delay_ms else None
+
+    def _due_at(self, run_at: datetime | float) -> Due:
+        instant_ms = check_instant_ms(run_at)
+        self._check_delay(instant_ms - self._adder.now_ms())
+        return Due.at_ms(instant_ms)
+
+    def _check_delay(self, delay_ms: int) -> None:
+        limit = self._config.max_delay_secs
+        if limit and delay_ms // 1000 > limit:
+            raise ConfigError(f"delay of {delay_ms // 1000} s exceeds max_delay_secs, {limit} s")
+
+    # --- cancelling
+
+    async def cancel_delayed(self, id: str) -> bool:  # noqa: A002
+        """Cancel a job that waits for its time or its retry, whoever added it; False when it is not waiting."""
+        check_job_id(id)
+        self._bind_to_loop()
+        return await cancel_delayed(self._client, self._keys, id)
+
+    async def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
+        """Cancel several; one answer each."""
+        return list(await asyncio.gather(*(self.cancel_delayed(job_id) for job_id in ids)))
+
+    # --- dead letters
+
+    async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[DlqEntry]:
+        """Return up to `limit` dead letters, oldest first."""
+        self._bind_to_loop()
+        return await self._dead_letters.peek(check_int("limit", limit), DlqFilter.of(wanted))
+
+    async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
+        """Move up to `limit` dead letters back into the queue, their attempts at zero. Return how many were moved."""
+        self._bind_to_loop()
+        return await self._dead_letters.replay(check_int("limit", limit), DlqFilter.of(wanted))
+
+    async def remove_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> int:
+        """Delete up to `limit` dead letters. Return how many were deleted."""
+        self._bind_to_loop()
+        return await self._dead_letters.remove(check_int("limit", limit), DlqFilter.of(wanted))
+
+    # --- repeatable jobs
+
+    async def upsert_repeatable(self, spec: RepeatableSpec[T]) -> str:
+        """Register a repeatable job, or replace the one of that key: its fires and its count start anew."""
+        return await self.register_packed(spec, self._encode_of(spec), keep_identical=False)
+
+    async def ensure_repeatable(self, spec: RepeatableSpec[T]) -> str:
+        """Register a repeatable job unless the same is registered already: safe to call at every start."""
+        return await self.register_packed(spec, self._encode_of(spec), keep_identical=True)
+
+    async def register_packed(self, spec: RepeatableSpec[Any], packed: bytes, *, keep_identical: bool) -> str:
+        """Register a repeatable job whose payload is MessagePack already; `spec.payload` is ignored."""
+        self._adder.check_size(packed, which=f" of {spec.job_name!r}")
+        stored = spec.stored_with(wrap_bin(packed) if self._config.payload_format == "bin" else packed)
+        self._bind_to_loop()
+        await self._repeatables.upsert(stored, keep_identical=keep_identical)
+        return stored.key
+
+    async def list_repeatable(self, limit: int = 100) -> list[RepeatableMeta]:
+        """Up to `limit` repeatable jobs, the next to fire first, without payloads."""
+        self._bind_to_loop()
+        return await self._repeatables.list(check_int("limit", limit))
+
+    async def remove_repeatable(self, spec_key: str) -> bool:
+        """Remove a repeatable job; whether it was there."""
+        check_text("spec_key", spec_key)
+        self._bind_to_loop()
+        return await self._repeatables.remove(spec_key)
+
+    def _encode_of(self, spec: RepeatableSpec[T]) -> bytes:
+        if not isinstance(spec, RepeatableSpec):
+            raise invalid("spec", spec, "a RepeatableSpec")
+        return self._encode(spec.payload)
+
+    # --- the whole queue
+
+    async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
+        """Delete jobs that wait, now or for their time, and what is kept under their ids; how many were deleted.
+
+        What a worker holds is left alone, and so is what is added meanwhile. A queue of thousands is purged in steps,
+        each of which is atomic.
+        """
+        return await purge(self.ready_client(), self._keys, waiting=waiting, delayed=delayed)
+
+    # --- results
+
+    async def get_result(self, id: str) -> bytes | None:  # noqa: A002
+        """The MessagePack of what the handler returned; None when there is no result (yet, or any more)."""
+        check_job_id(id)
+        self._bind_to_loop()
+        result: bytes | None = await self._client.call("GET", self._keys.result(id))
+        return result
+
+    async def get_result_bulk(self, ids: Sequence[str]) -> list[bytes | None]:
+        """Several results at once, in the order of the ids."""
+        return list(await asyncio.gather(*(self.get_result(job_id) for job_id in ids)))
+
+    # --- inner workings
+
+    def _window_header(self, chain_id: str) -> WindowHeader:
+        config = self._config
+        return WindowHeader(
+            sha=ADD_WINDOW.sha,
+            plain_sha=ADD_PLAIN_WINDOW.sha,
+            chain_key=self._keys.chain(chain_id),
+            stream_key=self._keys.stream,
+            delayed_key=self._keys.delayed,
+            cap=config.max_stream_len,
+            overflow=config.overflow,
+            dedup_ttl_secs=config.dedup_ttl_secs,
+            idmp_producer=self._producer_id if config.idempotency == "idmp" else "",
+        )
+
+    def _bind_to_loop(self) -> None:
+        """The first use on another event loop, or in the child of a fork, starts with a connection of its own."""
+        if self._closed:
+            raise ShutdownError("the producer is closed")
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            if self._loop is not None:
+                self._abandon()
+            self._loop = loop
+
+    def _abandon(self) -> None:
+        self._client.abandon()
+        self._chain.abandon()
+        self._adder.abandon()
+
+
+class Connecting(Generic[T]):
+    """A producer that is being connected: await it, or enter it with `async with`."""
+
+    def __init__(self, producer: Producer[T]) -> None:
+        self._producer = producer
+
+    def __await__(self) -> Generator[Any, None, Producer[T]]:
+        return self._open().__await__()
+
+    async def _open(self) -> Producer[T]:
+        try:
+            return await self._producer.open()
+        except BaseException:
+            await self._producer.close()
+            raise
+
+    async def __aenter__(self) -> Producer[T]:
+        return await self._open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._producer.close()
+
+
+def _response_timeout_secs(settings: ConnectionSettings, config: ProducerConfig) -> float:
+    """Return how long the server may be silent before the connection counts as lost, in seconds.
+
+    With half of `retry_for_secs`, a new connection has the other half to bring an add through; an add that cannot be
+    sent again gets all of it.
+    """
+    share = 0.5 if config.idempotency == "sequence" else 1.0
+    patience = max(config.retry_for_secs * share, MIN_RESPONSE_TIMEOUT_SECS)
+    # WAIT keeps a healthy server silent for up to its timeout.
+    wait_secs = config.min_replicas_timeout_ms / 1000 if config.min_replicas else 0
+    return min(settings.response_timeout_secs, patience) + wait_secs
+
+
+def _checked_options(opts: AddOptions) -> AddOptions:
+    if not isinstance(opts, AddOptions):
+        raise invalid("opts", opts, "AddOptions")
+    return opts
+
+
+def _checked_bulk(field: str, items: Iterable[Any]) -> Iterable[Any]:
+    """Anything to iterate over but what is nearly always a single payload by mistake."""
+    if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
+        raise invalid(field, items, "an iterable; add() takes a single payload")
+    return items
+
+
+def _checked_pairs(form: str, items: Iterable[Any]) -> list[tuple[Any, Any]]:
+    pairs = [*_checked_bulk("items", items)]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise invalid("items", pair, f"pairs of {form}")
+    return pairs
+
+
+_producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """The parent goes on with its chains; a child that used the same numbers would have its jobs dropped as resends."""
+    for producer in list(_producers):
+        producer._abandon()
+        producer._loop = None
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

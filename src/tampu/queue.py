@@ -1,0 +1,446 @@
+"""The queue that applications use: it adds jobs, turns functions into tasks, and answers questions about its jobs.
+
+queue = Queue("emails")
+
+@queue.task(attempts=5, backoff=BackoffSpec.exponential(200))
+async def welcome(to: str, subject: str = "hi") -> dict: ...
+
+job = await welcome.add("ada@example.com")
+print(await job.result(timeout=10))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
+
+from tampu.base.checks import check_job_id, invalid
+from tampu.base.clock import wall_clock_ms
+from tampu.config import ProducerConfig
+from tampu.errors import ConfigError, Error
+from tampu.events import QueueEvents
+from tampu.inspect.job_state import JobState, find_job
+from tampu.inspect.waiters import Waiters
+from tampu.produce.options import (
+    BULK_OPTIONS,
+    MISSED_FIRES_ALONE,
+    Backoff,
+    DelayMs,
+    MissedFires,
+    Repeat,
+    add_options,
+    bulk_entry,
+    delay_or_instant,
+    repeat_pattern,
+    repeatable_spec,
+)
+from tampu.produce.producer import Producer
+from tampu.redis.settings import parse_url, resolve_url
+from tampu.task import Task, TaskContext, task_of
+from tampu.wire.job import Job
+from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import decode_result, wrap_bin
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from datetime import datetime, timedelta
+    from types import TracebackType
+    from typing import Unpack
+
+    from tampu.inspect.dead_letters import DlqQuery, ReplayCount
+    from tampu.sync import SyncQueue
+    from tampu.task import CoroutineTask, FunctionTask, TaskMaker
+    from tampu.wire.repeat import RepeatableMeta, RepeatPattern
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Queue:
+    """One queue. Create one per process and queue; share it between the tasks of one event loop.
+
+    `url` is `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://` or `embedded://`. It defaults
+    to `TAMPU_URL`, then to `redis://127.0.0.1:6379`. The queue connects when it is first used. Synchronous code uses
+    `queue.sync`. Settings not listed here are those of `ProducerConfig`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        url: str | None = None,
+        redis_url: str | None = None,
+        tls: bool = False,
+        max_stream_len: int | None = None,
+        max_delay_secs: int | None = None,
+        credential_provider: Any = None,
+        **settings: Any,
+    ) -> None:
+        self._url = resolve_url(url, redis_url, tls=tls)
+        self._credential_provider = credential_provider
+        #: How the queue reaches its server, credentials included.
+        self.connection_settings = parse_url(self._url, credential_provider=credential_provider)
+        refuse_unknown_settings("Queue", settings, ProducerConfig)
+        if max_stream_len is not None:
+            settings["max_stream_len"] = max_stream_len
+        if max_delay_secs is not None:
+            settings["max_delay_secs"] = max_delay_secs
+        self._config = ProducerConfig(queue_name=name, **settings)
+        self._keys = QueueKeys(name)
+        self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
+        self._waiters = Waiters(self._producer.client, self._keys, self.events)
+        self._closed = False
+        self._sync: SyncQueue | None = None
+        self._sync_guard = threading.Lock()
+        #: The tasks registered on this queue, by name: what a worker of this queue runs.
+        self.tasks: dict[str, Task[Any, Any]] = {}
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._keys.queue_name
+
+    @property
+    def url(self) -> str:
+        """The URL it connects to."""
+        return self._url
+
+    @property
+    def keys(self) -> QueueKeys:
+        """The names of its keys."""
+        return self._keys
+
+    @property
+    def is_closed(self) -> bool:
+        """True once `close` was called."""
+        return self._closed
+
+    @property
+    def producer(self) -> Producer[Any]:
+        """The producer it adds jobs with."""
+        return self._producer
+
+    @property
+    def sync(self) -> SyncQueue:
+        """The same methods for synchronous code; threads may share it."""
+        if self._sync is None:
+            from tampu.sync import SyncQueue  # here: it derives its methods from this class
+
+            settings = {name: value for name, value in vars(self._config).items() if name != "queue_name"}
+            twin = Queue(self.name, url=self._url, credential_provider=self._credential_provider, **settings)
+            with self._sync_guard:  # several threads may ask first: all get the same
+                self._sync = self._sync or SyncQueue(twin, self.tasks)
+        return self._sync
+
+    def __repr__(self) -> str:
+        return f"Queue({self.name!r})"
+
+    async def close(self) -> None:
+        """Send what was added and close the connections."""
+        if not self._closed:
+            self._closed = True
+            await self._waiters.close()
+            await self._producer.close()
+        if self._sync is not None:
+            self._sync.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def events(self, *, last_event_id: str = "$") -> QueueEvents:
+        """Return the queue's events from now on, or from an event id."""
+        return QueueEvents(
+            self.name, url=self._url, last_event_id=last_event_id, credential_provider=self._credential_provider
+        )
+
+    # --- tasks
+
+    @overload
+    def task(  # type: ignore[overload-overlap]  # the first that fits counts
+        self, function: Callable[P, Coroutine[Any, Any, R]], /
+    ) -> CoroutineTask[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    @overload
+    def task(
+        self,
+        /,
+        *,
+        name: str | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        timeout: float | None = None,
+        process: bool = False,
+    ) -> TaskMaker: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Make a function a task of this queue, under its own name unless `name` says otherwise.
+
+        `attempts` and `backoff` go with each job; `timeout` is in seconds; `process=True` runs it in a worker process,
+        for CPU work.
+        """
+
+        def register(function: Callable[..., Any]) -> Task[Any, Any]:
+            task = task_of(self, function, **options)
+            if task.name in self.tasks:
+                raise ConfigError(f"queue {self.name!r} has a task named {task.name!r} already: give one another name")
+            self.tasks[task.name] = task
+            return task
+
+        return register if function is None else register(function)
+
+    async def _add_task(
+        self,
+        task: Task[Any, Any],
+        packed: bytes,
+        *,
+        delay: timedelta | float | None = None,
+        run_at: datetime | float | None = None,
+        job_id: str | None = None,
+    ) -> Job[Any]:
+        options = task.add_options
+        if job_id is not None:
+            options = options.with_id(check_job_id(job_id, "job_id"))
+        added = await self._producer.add_packed(packed, options, delay=delay, run_at=run_at)
+        return self._task_job(added, task, packed)
+
+    async def _add_tasks(self, task: Task[Any, Any], packed: list[bytes]) -> list[Job[Any]]:
+        ids = await self._producer.add_packed_bulk(packed, task.add_options)
+        return [self._task_job(job_id, task, one) for job_id, one in zip(ids, packed, strict=True)]
+
+    async def _ensure_repeat(
+        self,
+        task: Task[Any, Any],
+        pattern: RepeatPattern,
+        packed: bytes,
+        *,
+        missed_fires: MissedFires | None = None,
+        **bounds: Any,
+    ) -> str:
+        spec = repeatable_spec(task.name, None, pattern, missed_fires, **bounds)
+        return await self._producer.register_packed(spec, packed, keep_identical=True)
+
+    def _task_job(self, job_id: str, task: Task[Any, Any], packed: bytes) -> Job[Any]:
+        job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, task.name)
+        job._context = TaskContext(self, task)
+        return job
+
+    # --- adding by name
+
+    async def add(
+        self,
+        name: str,
+        data: Any,
+        *,
+        delay_ms: DelayMs | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        job_id: str | None = None,
+        repeat: Repeat | None = None,
+        missed_fires: MissedFires | None = None,
+    ) -> Job[Any]:
+        """Add one job under `name`. `job.id.is_new` is False when an explicit `job_id` was added before."""
+        if repeat is not None:
+            return await self.upsert_repeatable_job(
+                name, data, repeat=repeat_pattern(repeat), missed_fires=missed_fires
+            )
+        return await self._prepared(data, name, delay_ms, delay, attempts, backoff, job_id, None, missed_fires)()
+
+    async def add_unique(
+        self,
+        name: str,
+        data: Any,
+        *,
+        job_id: str,
+        delay_ms: DelayMs | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        repeat: Repeat | None = None,
+    ) -> Job[Any]:
+        """Add one job unless a job with this id was added within `dedup_ttl_secs`."""
+        if job_id is None:
+            raise invalid("job_id", job_id, "text that is not blank")
+        return await self.add(
+            name,
+            data,
+            delay_ms=delay_ms,
+            delay=delay,
+            attempts=attempts,
+            backoff=backoff,
+            job_id=job_id,
+            repeat=repeat,
+        )
+
+    async def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job[Any]]:
+        """Add many jobs: dicts with `name`, `data`, and what else `add` takes. All are checked before any is sent.
+
+        If the server still refuses some (a full queue), the error's `accepted` names those that were added.
+        """
+        entries = [bulk_entry(job) for job in jobs]
+        if not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
+            named = [(entry.get("name") or "", entry["data"]) for entry in entries]
+            ids = await self._producer.add_bulk_named(named)
+            return [self._added(job_id, name, data) for job_id, (name, data) in zip(ids, named, strict=True)]
+        sending = [self._prepared(**entry) for entry in entries]
+        answers = await asyncio.gather(*(send() for send in sending), return_exceptions=True)
+        errors = [answer for answer in answers if isinstance(answer, BaseException)]
+        if errors:
+            if isinstance(errors[0], Error):
+                errors[0].accepted = [job.id for job in answers if isinstance(job, Job)]
+            raise errors[0]
+        return [job for job in answers if isinstance(job, Job)]
+
+    def _prepared(
+        self,
+        data: Any,
+        name: str | None = None,
+        delay_ms: DelayMs | None = None,
+        delay: timedelta | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        job_id: str | None = None,
+        repeat: Repeat | None = None,
+        missed_fires: MissedFires | None = None,
+    ) -> Callable[[], Awaitable[Job[Any]]]:
+        """Check and encode an add, so that only sending it is left."""
+        name = "" if name is None else name
+        packed = self._producer.encode(data)
+        if repeat is not None:
+            spec = repeatable_spec(name, None, repeat, missed_fires)
+
+            async def register() -> Job[Any]:
+                key = await self._producer.register_packed(spec, packed, keep_identical=False)
+                return self._added(key, name, data)
+
+            return register
+        if missed_fires is not None:
+            raise ConfigError(MISSED_FIRES_ALONE)
+        seconds, instant = delay_or_instant(delay_ms, delay)
+        options = add_options(name, job_id, attempts, backoff)
+
+        async def send() -> Job[Any]:
+            added = await self._producer.add_packed(packed, options, delay=seconds or None, run_at=instant)
+            return self._added(added, name, data)
+
+        return send
+
+    def _added(self, job_id: str, name: str, data: Any) -> Job[Any]:
+        # Not Job(...): the payload was checked and encoded a moment ago.
+        job: Job[Any] = Job.from_wire(job_id, b"", wall_clock_ms(), 0, None, name)
+        job._payload = data
+        job._context = self
+        return job
+
+    async def cancel_delayed(self, job_id: str) -> bool:
+        """Cancel a job that waits for its run time or its retry. Return False if it is not waiting."""
+        return await self._producer.cancel_delayed(job_id)
+
+    # --- repeatable jobs
+
+    async def upsert_repeatable_job(
+        self,
+        name: str,
+        data: Any,
+        *,
+        repeat: RepeatPattern,
+        limit: int | None = None,
+        start_after_ms: int | None = None,
+        end_before_ms: int | None = None,
+        attempts: int | None = None,
+        backoff: Backoff | None = None,
+        job_id: str | None = None,
+        missed_fires: MissedFires | None = None,
+    ) -> Job[Any]:
+        """Register a repeatable job, or replace it. The returned job's id is the key it is registered under.
+
+        `attempts`, `backoff` and `job_id` are accepted and ignored: the wire format has no place for them.
+        """
+        del attempts, backoff, job_id
+        bounds = {"limit": limit, "start_after_ms": start_after_ms, "end_before_ms": end_before_ms}
+        spec = repeatable_spec(name, data, repeat, missed_fires, **bounds)
+        return self._added(await self._producer.upsert_repeatable(spec), name, data)
+
+    async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
+        """Return up to `limit` repeatable jobs, the next to fire first."""
+        return await self._producer.list_repeatable(limit)
+
+    async def remove_repeatable_by_key(self, key: str) -> bool:
+        """Remove a repeatable job. Return False if there was none."""
+        return await self._producer.remove_repeatable(key)
+
+    # --- results and states
+
+    async def get_job_result(self, job_id: str) -> Any:
+        """Return what the handler returned. None means that it returned None, or that no result is stored."""
+        packed = await self._producer.get_result(job_id)
+        return None if packed is None else decode_result(packed)
+
+    async def get_job_result_bulk(self, job_ids: Sequence[str]) -> list[Any]:
+        """Return several results at once, in the order of the ids."""
+        results = await self._producer.get_result_bulk(list(job_ids))
+        return [None if packed is None else decode_result(packed) for packed in results]
+
+    async def get_job(self, job_id: str) -> JobState:
+        """Return where a job is: waiting, delayed until when, running where, done with what, dead and why."""
+        return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
+
+    async def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
+        """Wait until a job has finished and return its result; `Job.result` is the usual way."""
+        self._producer.ready_client()
+        return await self._waiters.wait(job_id, timeout_secs)
+
+    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
+        """Raise: only a running job reports progress."""
+        raise RuntimeError("this job is not running here: progress() is for a handler's own job")
+
+    # --- dead letters
+
+    async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[dict[str, Any]]:
+        """Return up to `limit` dead letters as dicts, oldest first; filters: `ids`, `reason`, `name`, `older_than`."""
+        return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
+
+    async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
+        """Move up to `limit` dead letters back into the queue. Return how many were moved."""
+        return await self._producer.replay_dlq(limit, **wanted)
+
+    async def remove_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> int:
+        """Delete up to `limit` dead letters. Return how many were deleted."""
+        return await self._producer.remove_dlq(limit, **wanted)
+
+    # --- the whole queue
+
+    async def pause(self) -> None:
+        """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish."""
+        await self._producer.ready_client().call("SET", self._keys.paused, "1")
+
+    async def resume(self) -> bool:
+        """Tell the workers to take jobs again. Return False if the queue was not paused."""
+        return bool(await self._producer.ready_client().call("DEL", self._keys.paused))
+
+    async def is_paused(self) -> bool:
+        """Return True while the queue is paused."""
+        return bool(await self._producer.ready_client().call("EXISTS", self._keys.paused))
+
+    async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
+        """Delete waiting and delayed jobs, with the markers of their ids. Return how many were deleted.
+
+        Running jobs, dead letters, repeatables, results and events stay, and so do jobs added meanwhile.
+        """
+        return await self._producer.purge(waiting=waiting, delayed=delayed)
+
+
+def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:
+    """Raise `TypeError`, as for any unknown argument, unless all settings are fields of `config`."""
+    allowed = {field.name for field in fields(config)} - {"queue_name"}
+    for name in settings:
+        if name not in allowed:
+            raise TypeError(f"{owner}() got an unexpected setting {name!r}; see {config.__name__} for those it has")

@@ -1,0 +1,343 @@
+"""Each Lua script as a function: its signature is the script's KEYS and ARGV, its result the script's reply.
+
+The head of each file in `lua/` says what the script does and what its reply means. The scripts that run for every
+window of jobs are packed where the windows are, in `tampu.produce.window` and `tampu.consume.settle`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from tampu.redis.scripts import load_script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Part
+
+LEAD = load_script("lead")
+RESIGN = load_script("resign")
+DUE = load_script("due")
+PROMOTE = load_script("promote")
+FIRE = load_script("fire")
+SET_ASIDE = load_script("set_aside")
+UPSERT_REPEATABLE = load_script("upsert_repeatable")
+REMOVE_REPEATABLE = load_script("remove_repeatable")
+REPLAY = load_script("replay")
+CANCEL = load_script("cancel")
+PURGE = load_script("purge")
+RENEW_LEASES = load_script("renew_leases")
+RECLAIM = load_script("reclaim")
+MARK_STARTED = load_script("mark_started")
+HAND_BACK = load_script("hand_back")
+FORGET_CONSUMER = load_script("forget_consumer")
+
+#: Added to the delivery count of an entry when its last attempt begins.
+START_MARK = 1_000_000_000
+
+#: The scripts that a client needs for each of these parts.
+PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
+SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
+INSPECT_SCRIPTS = (CANCEL, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
+CONSUMER_SCRIPTS = (RENEW_LEASES, RECLAIM, MARK_STARTED, HAND_BACK, FORGET_CONSUMER)
+
+
+# --- the lock of a promoter or a scheduler
+
+
+async def lead(client: Client, lock: str, *, holder: str, ttl_secs: int) -> int:
+    """Take or renew a lock. Return 0 if it is ours, else for how many ms it is another's; -1 if it has no TTL."""
+    others_for_ms: int = await client.run(LEAD, (lock,), (holder, ttl_secs), patience_secs=ttl_secs)
+    return others_for_ms
+
+
+async def resign(client: Client, lock: str, *, holder: str, patience_secs: float) -> None:
+    """Release a lock if it is ours."""
+    await client.run(RESIGN, (lock,), (holder,), patience_secs=patience_secs)
+
+
+# --- promoting
+
+
+class Due(NamedTuple):
+    """Members of the delayed set whose time has come, by the server's clock."""
+
+    now_ms: int
+    #: Members in the set.
+    depth: int
+    #: When the first member is due; infinity when the set is empty.
+    earliest_ms: float
+    members: list[bytes]
+
+    @property
+    def lag_ms(self) -> float:
+        """For how long the earliest has been due."""
+        return max(self.now_ms - self.earliest_ms, 0.0)
+
+
+class Promoted(NamedTuple):
+    """What one call moved."""
+
+    promoted: int = 0
+    #: Unreadable members that became dead letters.
+    buried: int = 0
+    is_full: bool = False
+    #: Why an unreadable member could not become a dead letter; '' if none failed.
+    failure: str = ""
+
+
+async def due(client: Client, delayed: str, *, max_members: int, max_bytes: int) -> Due:
+    """Read the members that are due."""
+    now, depth, earliest, members = await client.run(DUE, (delayed,), (max_members, max_bytes))
+    # A score may be anything a double can be.
+    return Due(int(now), depth, max(float(earliest), 0.0) if earliest else float("inf"), members)
+
+
+async def promote(
+    client: Client,
+    delayed: str,
+    stream: str,
+    dlq: str,
+    events: str,
+    index_keys: Sequence[bytes],
+    *,
+    max_stream_len: int,
+    keep_events: int,
+    keep_letters: int,
+    members: Sequence[bytes],
+    facts: Iterable[tuple[str, int]],
+    unreadable: Iterable[tuple[bytes, str]],
+) -> Promoted:
+    """Move due members into the stream.
+
+    `index_keys` has one key for each of `members`; `facts`, only if events are kept, the job id and creation time (ms)
+    of each; `unreadable` pairs a member with what is wrong with it.
+    """
+    reply = await client.run(
+        PROMOTE,
+        (delayed, stream, dlq, events, *index_keys),
+        (max_stream_len, keep_events, keep_letters, len(members), *members, *_flat(facts), *_flat(unreadable)),
+    )
+    return Promoted(reply[0], reply[1], bool(reply[2]), reply[3].decode(errors="replace"))
+
+
+# --- repeatable jobs
+
+
+async def fire(
+    client: Client,
+    stream: str,
+    delayed: str,
+    repeat: str,
+    spec_hash: bytes | str,
+    *,
+    score: Part,
+    next_ms: int | None,
+    max_stream_len: int,
+    spec_key: bytes | str,
+    limit: int,
+    spec: bytes,
+    job_name: str,
+    fires: Iterable[tuple[int, bytes]],
+) -> tuple[int, str]:
+    """Write the jobs of a repeatable, each with its fire time (ms), and its next fire; None if there is none.
+
+    `score` and `spec` are those that were read. Return the number of jobs, -1 if the spec has changed meanwhile, and
+    why the next one could not be written, '' if none failed. `limit` 0 means no limit.
+    """
+    count, _, failure = await client.run(
+        FIRE,
+        (stream, delayed, repeat, spec_hash),
+        (score, _or_empty(next_ms), max_stream_len, spec_key, limit, spec, job_name, *_flat(fires)),
+    )
+    return count, failure.decode(errors="replace")
+
+
+async def set_aside(
+    client: Client, repeat: str, spec_hash: bytes, *, spec_key: bytes, score: bytes, spec: bytes
+) -> bool:
+    """Take an unreadable repeatable out of the schedule; False if it was replaced meanwhile."""
+    return bool(await client.run(SET_ASIDE, (repeat, spec_hash), (spec_key, score, spec)))
+
+
+async def upsert_repeatable(
+    client: Client, repeat: str, spec_hash: str, *, next_ms: int, spec_key: str, spec: bytes, keep_identical: bool
+) -> bool:
+    """Register a repeatable; False if an identical one was there and is kept."""
+    arguments = (next_ms, spec_key, spec, "1" if keep_identical else "0")
+    return bool(await client.run(UPSERT_REPEATABLE, (repeat, spec_hash), arguments))
+
+
+async def remove_repeatable(client: Client, repeat: str, spec_hash: str, *, spec_key: str) -> bool:
+    """Remove a repeatable; False if there was none."""
+    return bool(await client.run(REMOVE_REPEATABLE, (repeat, spec_hash), (spec_key,)))
+
+
+# --- jobs that wait, and dead letters
+
+
+async def replay(
+    client: Client,
+    dlq: str,
+    stream: str,
+    replays: str,
+    *,
+    max_stream_len: int,
+    counts_ttl_secs: int,
+    letters: Iterable[tuple[str, bytes, str, str]],
+) -> tuple[int, bool]:
+    """Move dead letters back into the stream: the id, envelope, job name and job id of each.
+
+    Return how many were moved, and whether the stream is full. Sent again after a lost reply it finds the letters gone
+    and moves nothing twice; only the count is lost.
+    """
+    arguments = (max_stream_len, counts_ttl_secs, *_flat(letters))
+    moved, is_full = await client.run(REPLAY, (dlq, stream, replays), arguments)
+    return moved, bool(is_full)
+
+
+async def cancel(client: Client, delayed: str, index: str, marker: str, *, member: bytes | None = None) -> bool | None:
+    """Cancel a delayed job; None if it has no index and `member` was not given. Not sent again: it may have worked."""
+    reply = await client.run(CANCEL, (delayed, index, marker), (_or_empty(member),), resend=False)
+    return None if reply == -1 else bool(reply)
+
+
+async def purge(
+    client: Client, stream: str, delayed: str, *, tag: str, most: int, delayed_to_go: int, last: bytes
+) -> tuple[int, int, bytes]:
+    """Delete up to `most` waiting and `most` delayed jobs.
+
+    Return how many were deleted, and `delayed_to_go` and `last` for the next call. The first call says -1 and b"+".
+    """
+    deleted, delayed_to_go, last = await client.run(PURGE, (stream, delayed), (tag, most, delayed_to_go, last))
+    return deleted, delayed_to_go, last
+
+
+# --- entries of a consumer group
+
+
+class Membership(NamedTuple):
+    """A consumer in its group, and the times by which the group notices a stall of the server."""
+
+    stream: str
+    alive: str
+    grace: str
+    takeovers: str
+    owner: str
+    group: str
+    consumer: str
+    #: Without a renewal by any worker for this long, the server has stalled.
+    stall_ms: int
+    #: How long live workers may take to renew their leases after a stall.
+    grace_ms: int
+
+    @property
+    def _keys(self) -> tuple[str, str, str]:
+        return self.stream, self.alive, self.grace
+
+    @property
+    def _arguments(self) -> tuple[Part, ...]:
+        return self.group, self.consumer, self.stall_ms, self.grace_ms
+
+
+class Renewed(NamedTuple):
+    """What came of a renewal."""
+
+    #: Whether the last renewal in this consumer's name was made with another token.
+    by_other: bool
+    #: The ids that are no longer ours.
+    lost: list[bytes]
+
+
+async def renew_leases(
+    client: Client,
+    member: Membership,
+    *,
+    token: str,
+    ids: Sequence[bytes],
+    everything: bool = False,
+    patience_secs: float,
+) -> Renewed:
+    """Renew the leases of these entries, oldest first, or of `everything` pending. `token` identifies the process."""
+    keys = (*member._keys, member.owner)
+    arguments = (*member._arguments, "1" if everything else "0", token, *ids)
+    by_other, lost = await client.run(RENEW_LEASES, keys, arguments, patience_secs=patience_secs)
+    return Renewed(by_other == 1, lost)
+
+
+async def find_lost(client: Client, stream: str, *, group: str, consumer: str, ids: Sequence[bytes]) -> list[bytes]:
+    """Return those of these entries that are no longer ours."""
+    lost: list[bytes] = await client.run(MARK_STARTED, (stream,), (group, consumer, 0, *ids))
+    return lost
+
+
+def packed_start_mark(stream: str, *, group: str, consumer: str, entry_id: bytes) -> bytes:
+    """Return the call that marks that the last attempt of an entry begins."""
+    return MARK_STARTED.packed_call((stream,), (group, consumer, START_MARK, entry_id))
+
+
+class Reclaimed(NamedTuple):
+    """What one call took over."""
+
+    #: The server's time.
+    now_ms: int
+    #: Entry id, fields and earlier deliveries of each; with `START_MARK` added when its last attempt had begun.
+    entries: list[tuple[bytes, list[bytes], int]]
+    #: Pending ids whose entries are gone.
+    swept: int
+
+
+async def reclaim(
+    client: Client,
+    member: Membership,
+    *,
+    not_after_ms: int,
+    min_idle_ms: int,
+    alone_ms: int,
+    wanted_class: int,
+    room: tuple[int, int, int],
+    except_ids: Iterable[bytes],
+) -> Reclaimed:
+    """Take over entries that have been idle for `min_idle_ms`, unless the server's time is later than `not_after_ms`.
+
+    `room` is how many of each class fit; `wanted_class` 0 takes the class of the first.
+    """
+    times = (not_after_ms, min_idle_ms, START_MARK, alone_ms)
+    arguments = (*member._arguments, *times, wanted_class, *room, *except_ids)
+    return Reclaimed(*await client.run(RECLAIM, (*member._keys, member.takeovers), arguments))
+
+
+async def hand_back(
+    client: Client,
+    stream: str,
+    *,
+    group: str,
+    consumer: str,
+    has_xackdel: bool,
+    entries: Iterable[tuple[bytes, bytes]],
+) -> None:
+    """Give entries back that were not started: the id of each, and its new envelope, b"" to keep the old one.
+
+    Not sent again when the reply is lost: by then it was done, or the lease will see to it.
+    """
+    arguments = (group, consumer, "1" if has_xackdel else "0", *_flat(entries))
+    await client.run(HAND_BACK, (stream,), arguments, resend=False)
+
+
+async def forget_consumer(client: Client, stream: str, *, group: str, consumer: str) -> None:
+    """Delete a consumer's name if nothing is pending in it."""
+    await client.run(FORGET_CONSUMER, (stream,), (group, consumer, 0))
+
+
+async def forget_idle_consumers(client: Client, stream: str, *, group: str, min_idle_ms: int) -> None:
+    """Delete all names that have been idle for `min_idle_ms` and have nothing pending."""
+    await client.run(FORGET_CONSUMER, (stream,), (group, "", min_idle_ms))
+
+
+def _flat(rows: Iterable[tuple[Part, ...]]) -> list[Part]:
+    return [part for row in rows for part in row]
+
+
+def _or_empty(value: int | bytes | None) -> Part:
+    return "" if value is None else value

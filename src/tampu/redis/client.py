@@ -1,0 +1,374 @@
+"""The Client: a connection to the server of one queue that is made again whenever it breaks.
+
+Many callers share one Client; what they send in one turn of the event loop leaves together. It finds the right server
+(sentinel, Cluster slot), logs in with fresh credentials, loads the scripts, and says when it is up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import weakref
+from dataclasses import replace
+
+# asyncio looks up names in threads, and these need Python's own queue: a queue.py in its place is named now, not then.
+from queue import SimpleQueue  # noqa: F401
+from typing import TYPE_CHECKING, Any
+
+from tampu.embedded.lease import EmbeddedLease
+from tampu.errors import ConfigError, RedisError, ShutdownError
+from tampu.redis.connection import ByteBudget, Connection, Part, Reply, future_setter, pack_command
+from tampu.redis.discovery import locate
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
+from tampu.redis.settings import Address, ConnectionSettings, credentials_for
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tampu.redis.scripts import Script
+
+#: Waits between attempts to connect, in seconds: doubling from the first to the last, less up to half by chance.
+FIRST_BACKOFF_SECS = 0.05
+LAST_BACKOFF_SECS = 2.0
+#: How long callers wait for a connection, or for a passing fault to pass, unless they say otherwise.
+DEFAULT_PATIENCE_SECS = 10.0
+#: Bytes of calls that are sent and not answered; the others wait. (The windows of a chain have a bound of their own.)
+MAX_BYTES_IN_FLIGHT = 1024 * 1024
+
+
+def backoff_secs(attempt: int) -> float:
+    """How long to wait before attempt `attempt` (0 = at once)."""
+    if attempt == 0:
+        return 0.0
+    full = min(FIRST_BACKOFF_SECS * 2.0 ** min(attempt - 1, 16), LAST_BACKOFF_SECS)
+    return full * random.uniform(0.5, 1.0)
+
+
+class Client:
+    """One connection at a time to wherever `routing_key` is served."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        routing_key: bytes,
+        scripts: Sequence[Script] = (),
+        *,
+        response_timeout_secs: float | None = None,
+    ) -> None:
+        self._settings = settings
+        self._routing_key = routing_key
+        self._scripts = scripts
+        self._response_timeout = response_timeout_secs or settings.response_timeout_secs
+        self._connection: Connection | None = None
+        self._connecting: asyncio.Task[Connection] | None = None
+        self._moved_to: Address | None = None
+        self._last_error: RedisError | None = None
+        self._closed = False
+        self._budget = ByteBudget(MAX_BYTES_IN_FLIGHT)
+        self._lease = EmbeddedLease(settings.data_dir) if settings.kind == "embedded" else None
+        self._prepare: Callable[[Connection], Awaitable[None]] = _nothing
+        self._up_callbacks: list[Callable[[Connection], None]] = []
+        self._loss_callbacks: list[Callable[[], None]] = []
+        #: How often a connection was made; the first one included.
+        self.connections_made = 0
+        _open_clients.add(self)
+
+    @property
+    def connection(self) -> Connection | None:
+        """The live connection; None while there is none."""
+        connection = self._connection
+        return connection if connection is not None and connection.is_up else None
+
+    def prepare_with(self, prepare: Callable[[Connection], Awaitable[None]]) -> None:
+        """Await `prepare(connection)` for each new connection, before anything else is sent on it."""
+        self._prepare = prepare
+
+    def on_up(self, callback: Callable[[Connection], None]) -> None:
+        """Have `callback` called with each new connection, after its login and preparation, before other requests."""
+        self._up_callbacks.append(callback)
+
+    def on_loss(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when a connection breaks, after its requests have been told."""
+        self._loss_callbacks.append(callback)
+
+    async def up(self, patience_secs: float = DEFAULT_PATIENCE_SECS, since: float | None = None) -> Connection:
+        """Return the live connection, made if need be. Raises what stood in the way when that takes too long.
+
+        The error counts the time waited from `since`, by the event loop's clock; by default from now.
+        """
+        connection = self.connection
+        if connection is not None:
+            return connection
+        if self._closed:
+            raise ShutdownError("the connection was closed by its owner")
+        task = self.connect_in_background()
+        loop = asyncio.get_running_loop()
+        since = loop.time() if since is None else since
+        try:
+            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the result.
+            async with asyncio.timeout(patience_secs):
+                return await asyncio.shield(task)
+        except TimeoutError:
+            where = ", ".join(map(str, self._settings.addresses)) or "the embedded server"
+            waited = round(loop.time() - since, 1)
+            raise Unreachable(
+                f"no connection to {where} within {waited:g} s: {self._last_error or 'no answer'}"
+            ) from self._last_error
+
+    def connect_in_background(self) -> asyncio.Task[Connection]:
+        """Start connecting unless that is under way; the task ends with the connection or a hopeless error."""
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="tampu-connect")
+            # Somebody may or may not wait for it: either way its error has been seen.
+            self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
+        return self._connecting
+
+    async def call(self, *parts: Part, resend: bool = True, patience_secs: float = DEFAULT_PATIENCE_SECS) -> Reply:
+        """One command and its reply. Passing faults are waited out; `resend=False` for what must not run twice."""
+        return await self.send(pack_command(parts), resend=resend, patience_secs=patience_secs)
+
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[bytes | str],
+        args: Sequence[Part],
+        *,
+        resend: bool = True,
+        patience_secs: float = DEFAULT_PATIENCE_SECS,
+    ) -> Reply:
+        """One script call and its reply, under the same rules as `call`."""
+        return await self.send(script.packed_call(keys, args), resend=resend, patience_secs=patience_secs)
+
+    async def call_many(
+        self, commands: Sequence[tuple[Part, ...]], *, patience_secs: float = DEFAULT_PATIENCE_SECS
+    ) -> list[Reply]:
+        """Several commands that may run twice, sent together; their replies in order."""
+        return list(await asyncio.gather(*(self.call(*parts, patience_secs=patience_secs) for parts in commands)))
+
+    async def server_time_ms(self) -> int:
+        """Return the server's clock in epoch milliseconds."""
+        seconds, microseconds = await self.call("TIME")
+        return int(seconds) * 1000 + int(microseconds) // 1000
+
+    async def send(self, packed: bytes, *, resend: bool = True, patience_secs: float = DEFAULT_PATIENCE_SECS) -> Reply:
+        """One packed command and its reply, under the rules of `call`."""
+        await self._budget.take(len(packed))
+        try:
+            return await self._send(packed, resend, patience_secs)
+        finally:
+            self._budget.give_back(len(packed))
+
+    async def _send(self, packed: bytes, resend: bool, patience_secs: float) -> Reply:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        deadline = began + patience_secs
+        attempt = 0
+        while True:
+            connection = self.connection or await self.up(max(deadline - loop.time(), 0.001), began)
+            future: asyncio.Future[Reply] = loop.create_future()
+            connection.request(packed, future_setter(future))
+            seen_on: Connection | None = connection
+            try:
+                return await future
+            except (ServerError, ConnectionLost) as failure:
+                error: RedisError = failure
+            if isinstance(error, ServerError) and error.kind == "ASK":
+                try:
+                    return await self._follow_ask(error, packed)
+                except (ServerError, ConnectionLost, Unreachable) as failure:
+                    error, seen_on = failure, None
+            if isinstance(error, ConnectionLost) and not resend:
+                raise error
+            if not await self.apply_remedy(error, attempt, deadline, seen_on):
+                raise error
+            attempt += 1
+
+    async def apply_remedy(self, error: RedisError, attempt: int, deadline: float, seen_on: Connection | None) -> bool:
+        """Do what the error's remedy says. False when there is none, or no time left for it.
+
+        `seen_on` is the connection the error came over: one made since is left alone.
+        """
+        remedy = remedy_of(error)
+        if remedy in (Remedy.NONE, Remedy.MAKE_GROUP):
+            return False
+        # What only time cures needs some from the start; everything else is tried at once the first time.
+        pause = backoff_secs(attempt + 1 if remedy is Remedy.WAIT else attempt)
+        if pause and asyncio.get_running_loop().time() + pause > deadline:
+            return False
+        if remedy is Remedy.REDISCOVER:
+            self._note_move(error)
+        if remedy in (Remedy.REDISCOVER, Remedy.RECONNECT) and seen_on is not None:
+            seen_on.close()
+        if pause:
+            await asyncio.sleep(pause)
+        if remedy is Remedy.LOAD_SCRIPTS:
+            with contextlib.suppress(ConnectionLost):  # the next connection loads them anyway
+                await self.load_scripts()
+        return True
+
+    def _note_move(self, error: RedisError) -> None:
+        """A MOVED names the server to go to; everything else means looking for it."""
+        words = str(error).split()
+        if isinstance(error, ServerError) and error.kind == "MOVED" and len(words) >= 3:
+            self._moved_to = _moved_address(words[2], self._settings)
+
+    async def load_scripts(self) -> None:
+        """Load this client's scripts again, after the server forgot them."""
+        connection = await self.up()
+        for script in self._scripts:
+            await connection.ask("SCRIPT", "LOAD", script.text)
+        await self._prepare(connection)
+
+    async def close(self) -> None:
+        """Close the connection for good."""
+        self._closed = True
+        task, self._connecting = self._connecting, None
+        if task is not None and not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        if self._connection is not None:
+            self._connection.close()
+            await asyncio.sleep(0)  # lets the transport close its socket
+        if self._lease is not None:
+            await self._lease.release()
+
+    def abandon(self) -> None:
+        """Leave the connection to the parent of a fork, or to an event loop that has ended: the next use makes one."""
+        if self._connection is not None and not self._connection.detach():
+            _left_alone.append(self._connection)
+        self._connection = None
+        self._connecting = None
+        self._budget.reset()
+
+    # --- connecting
+
+    async def _connect(self) -> Connection:
+        attempt = 0
+        while True:
+            await asyncio.sleep(backoff_secs(attempt))
+            try:
+                address = self._moved_to or await locate(self._settings, self._routing_key, self._lease)
+                self._moved_to = None
+                connection = await self._open(address)
+            except ServerError as error:
+                # Who is not logged in after the greeting never will be.
+                if error.remedy is Remedy.NONE or error.kind == "NOAUTH":
+                    raise
+                self._last_error = error
+            except (Unreachable, ConnectionLost) as error:
+                self._last_error = error
+            else:
+                self._connection = connection
+                self._last_error = None
+                self.connections_made += 1
+                for callback in self._up_callbacks:
+                    callback(connection)
+                return connection
+            attempt += 1
+
+    async def _open(self, address: Address) -> Connection:
+        """Connect and log in at this address."""
+        connection = await open_connection(self._settings, address, self._response_timeout)
+        try:
+            await self._shake_hands(connection, address)
+            await self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        for callback in self._loss_callbacks:
+            connection.on_loss(callback)
+        return connection
+
+    async def _shake_hands(self, connection: Connection, address: Address) -> None:
+        settings = self._settings
+        requests: list[asyncio.Future[Reply]] = [*await _login(connection, settings, address)]
+        if settings.db:
+            requests.append(connection.ask("SELECT", settings.db))
+        if settings.kind == "sentinel":
+            requests.append(connection.ask("ROLE"))
+        courtesy = connection.ask("CLIENT", "SETNAME", settings.client_name)
+        loads = [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
+        # The login's error comes first: all others follow from it.
+        replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
+        if isinstance(replies[-1], ServerError) and replies[-1].kind != "NOAUTH":
+            replies.pop()  # an ACL may forbid CLIENT: the name is a courtesy
+        for reply in replies:
+            if isinstance(reply, BaseException):
+                raise reply
+        if settings.kind == "sentinel" and requests[-1].result()[0] != b"master":
+            # The sentinels have not all heard of the failover yet.
+            raise Unreachable(f"{address} is not a master")
+
+    async def _follow_ask(self, error: ServerError, packed: bytes) -> Reply:
+        """A key that has moved ahead of its slot: this one request goes to where the server says."""
+        address = _moved_address(str(error).split()[2], self._settings)
+        connection = await open_connection(self._settings, address, self._response_timeout)
+        try:
+            greetings = await _login(connection, self._settings, address)
+            greetings += [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
+            greetings.append(connection.ask("ASKING"))
+            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+            connection.request(packed, future_setter(future))
+            replies = await asyncio.gather(*greetings, future, return_exceptions=True)
+            for reply in replies:
+                if isinstance(reply, BaseException):
+                    raise reply
+            return replies[-1]
+        finally:
+            connection.close()
+
+
+async def _nothing(connection: Connection) -> None:
+    """Prepare nothing."""
+
+
+async def open_connection(settings: ConnectionSettings, address: Address, response_timeout_secs: float) -> Connection:
+    """A bare connection to this address; `Unreachable` when there is none to be had."""
+    loop = asyncio.get_running_loop()
+
+    def protocol() -> Connection:
+        return Connection(loop, response_timeout_secs, str(address))
+
+    options: dict[str, Any] = {"ssl": settings.ssl_context}
+    try:
+        async with asyncio.timeout(settings.connect_timeout_secs):
+            if address.path:
+                _, connection = await loop.create_unix_connection(protocol, address.path)
+            else:
+                _, connection = await loop.create_connection(protocol, address.host, address.port, **options)
+    except TimeoutError:
+        raise Unreachable(f"{address} did not accept a connection in {settings.connect_timeout_secs:g} s") from None
+    except OSError as error:
+        raise Unreachable(f"cannot connect to {address}: {error}") from error
+    return connection
+
+
+async def _login(connection: Connection, settings: ConnectionSettings, address: Address) -> list[asyncio.Future[Reply]]:
+    username, password = await credentials_for(settings, str(address))
+    if password is None:
+        if username is not None:
+            raise ConfigError(f"the URL names user {username!r} but no password")
+        return []
+    return [connection.ask("AUTH", username, password) if username else connection.ask("AUTH", password)]
+
+
+def _moved_address(text: str, settings: ConnectionSettings) -> Address:
+    host, _, port = text.rpartition(":")
+    # An empty host means "the one you are talking to".
+    fallback = settings.addresses[0] if settings.addresses else Address()
+    return replace(fallback, host=host or fallback.host, port=int(port))
+
+
+_open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
+#: Kept from the garbage collector, whose finalisers would touch sockets and loops that are not ours.
+_left_alone: list[Connection] = []
+
+
+def _after_fork_in_child() -> None:
+    for client in list(_open_clients):
+        client.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,59 @@
+-- Adds a window of jobs that all run now under one name, once, however often it is sent. For numbered windows of a queue
+-- that rejects jobs when it is full, which most are: in as few steps as can be. add_window.lua adds every other window.
+--
+-- KEYS  1 state of the chain, 2 stream
+-- ARGV  1 cap of the stream, 2 number of the window in its chain, 3 TTL to give the chain's state, seconds (0: leave it),
+--       4 name of the jobs, then their envelopes
+-- Reply as in add_window.lua, which also describes the chain; never 'full'
+
+--@include lib/append_entry.lua
+
+local args, call, pcall = ARGV, redis.call, redis.pcall
+local chain, stream, number = KEYS[1], KEYS[2], tonumber(args[2])
+local name, total = args[4], #args - 4
+local room = tonumber(args[1]) - call('XLEN', stream)
+local most = room < total and math.max(room, 0) or total
+
+if room < total then
+  -- A queue that is full may fill the memory too: then a window that was applied before can only be looked up.
+  --@include lib/reply_out_of_turn.lua
+  local last = tonumber(call('HGET', chain, 'last') or 0)
+  if number <= last then
+    return reply_out_of_turn(chain, args[2], last)
+  end
+end
+
+-- One write asks whether the window is the next of its chain, and advances the chain if so.
+local is_next = call('HINCRBY', chain, 'last', 1) == number
+local added, failure = 0, nil
+while is_next and added < most and not failure do
+  local reply = append_entry(pcall, stream, args[5 + added], name)
+  if type(reply) == 'table' then
+    failure = reply
+  else
+    added = added + 1
+  end
+end
+if args[3] ~= '0' then
+  pcall('EXPIRE', chain, args[3])
+end
+if added == total then
+  return ''
+end
+
+if is_next and (added > 0 or not failure) then
+  local codes = string.rep('a', added) .. string.rep('e', most - added) .. string.rep('f', total - most)
+  pcall('HSET', chain, 'r' .. number % 8, args[2] .. ':' .. codes)
+  return {'ok', codes, failure and failure.err or ''}
+end
+
+-- Nothing was added: the chain goes back to where it was.
+local last = call('HINCRBY', chain, 'last', -1)
+if last == 0 then
+  call('DEL', chain)
+end
+if failure then
+  return failure
+end
+--@include lib/reply_out_of_turn.lua
+return reply_out_of_turn(chain, args[2], last)

@@ -1,0 +1,133 @@
+"""Recovery for senders that keep what the server has not answered: the producer's chain and the worker's settler.
+
+On an error both stop sending, let a `Recovery` apply the error's remedy and wait for a connection, and then send again,
+in order. A producer has a patience and gives up; a worker never does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from typing import TYPE_CHECKING
+
+from tampu.errors import Error, RedisError
+from tampu.redis.client import backoff_secs
+from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError, remedy_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tampu.redis.client import Client
+    from tampu.redis.connection import Connection
+
+logger = logging.getLogger("tampu.redis")
+
+#: Longest pause before sending again what the server refused without an error (a full queue, a gap), in seconds.
+POLL_SECS = 0.05
+#: How long a worker waits for a connection before it logs the reason and waits again, in seconds.
+CONNECT_PATIENCE_SECS = 3600.0
+
+
+class Recovery:
+    """At most one recovery at a time for one sender.
+
+    `resume(connection)` is called when sending may go on, `give_up(error)` when it may not. With `patience_secs`
+    a recovery fails when the trouble has lasted that long; without, only when connecting is hopeless.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        name: str,
+        resume: Callable[[Connection], None],
+        give_up: Callable[[Error], None],
+        patience_secs: float | None = None,
+    ) -> None:
+        self._client = client
+        self._name = name
+        self._resume = resume
+        self._give_up = give_up
+        self._patience = math.inf if patience_secs is None else patience_secs
+        #: The recovery under way, if any; nothing may be sent meanwhile.
+        self.task: asyncio.Task[None] | None = None
+        self._error: RedisError | None = None
+        self._seen_on: Connection | None = None
+        #: Recoveries since the server last accepted anything.
+        self.attempt = 0
+        #: Since when nothing has been accepted, by the event loop's clock; None while all is well.
+        self.since: float | None = None
+
+    @property
+    def is_active(self) -> bool:
+        """True while a recovery is under way: nothing may be sent."""
+        return self.task is not None
+
+    def note(self, error: RedisError, seen_on: Connection | None) -> None:
+        """Remember what went wrong, and on which connection. The first error since the last recovery counts."""
+        if self._error is None:
+            self._error, self._seen_on = error, seen_on
+            if self.since is None and isinstance(error, ConnectionLost) and seen_on is not None:
+                # The time spent waiting for an answer that never came counts as well.
+                self.since = asyncio.get_running_loop().time() - seen_on.silent_secs
+
+    def accepted(self) -> None:
+        """Note that the server accepted something: the trouble is over."""
+        self.attempt = 0
+        self.since = None
+
+    def start(self) -> None:
+        """Begin recovering unless that is under way."""
+        if self.task is None:
+            self.task = asyncio.get_running_loop().create_task(self._run(), name=f"tampu-{self._name}-recovery")
+
+    def stop(self) -> None:
+        """Cancel a recovery."""
+        if self.task is not None:
+            self.task.cancel()
+            self.task = None
+
+    def abandon(self) -> None:
+        """Forget a recovery of the parent of a fork, or of an event loop that has ended."""
+        self.task = None
+        self._error = None
+        self.accepted()
+
+    async def _run(self) -> None:
+        this = self.task
+        error, self._error = self._error, None
+        try:
+            connection = await self._recover(error)
+            if self.task is this:  # not abandoned meanwhile
+                self.task = None
+                self._resume(connection)
+        except Error as raised:
+            self._fail(this, error if isinstance(error, ServerError) else raised)
+        except Exception as raised:
+            logger.exception("internal error in the %s (please report it)", self._name)
+            self._fail(this, RedisError(f"sending again failed: {raised!r}"))
+
+    def _fail(self, task: asyncio.Task[None] | None, error: Error) -> None:
+        if self.task is task or self.task is None:
+            self.task = None
+            self._give_up(error)
+
+    async def _recover(self, error: RedisError | None) -> Connection:
+        loop = asyncio.get_running_loop()
+        if self.since is None:
+            self.since = loop.time()
+        deadline = self.since + self._patience
+        attempt, self.attempt = self.attempt, self.attempt + 1
+        if error is None:
+            if attempt:
+                await asyncio.sleep(min(POLL_SECS, backoff_secs(attempt)))
+        elif math.isinf(deadline) and (remedy_of(error) in _NO_REMEDY or getattr(error, "kind", "") in PASSING):
+            await asyncio.sleep(backoff_secs(attempt + 2))
+        elif not await self._client.apply_remedy(error, attempt, deadline, self._seen_on):
+            if isinstance(error, ConnectionLost):
+                raise ConnectionLost(f"gave up after {round(loop.time() - self.since, 1):g} s: {error}") from error
+            raise error
+        return await self._client.up(min(max(deadline - loop.time(), 0.001), CONNECT_PATIENCE_SECS), self.since)
+
+
+_NO_REMEDY = (Remedy.NONE, Remedy.MAKE_GROUP)

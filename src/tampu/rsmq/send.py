@@ -1,0 +1,205 @@
+"""Sending: `send_message`, `send_messages`, and what happens if the connection breaks meanwhile.
+
+Without `send_once` the outcome is unknown then, and the send raises `OutcomeUnknownError`. With `send_once=True` the
+send is repeated: a marker key on the server says which sends it has already seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import os
+import weakref
+from typing import TYPE_CHECKING, Any, TypeVar, overload
+
+from tampu.base.limits import split_into_calls
+from tampu.errors import Error, OutcomeUnknownError, ShutdownError
+from tampu.redis.client import backoff_secs
+from tampu.redis.faults import ConnectionLost, Unreachable
+from tampu.rsmq.errors import BatchInterrupted, MessageTooLong
+from tampu.rsmq.message import Encoder, encode, random_part
+from tampu.rsmq.session import Session
+from tampu.rsmq.validate import Duration, check_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tampu.redis.connection import Reply
+    from tampu.rsmq.options import RsmqOptions
+    from tampu.rsmq.session import QueueKeys
+
+T = TypeVar("T")
+
+
+class SendOperations(Session):
+    """Sends one message, or many."""
+
+    def __init__(self, options: RsmqOptions) -> None:
+        super().__init__(options)
+        self._markers = SendMarkers() if options.send_once else None
+
+    @overload
+    async def send_message(self, qname: str, message: str | bytes, delay: Duration | None = None) -> str: ...
+
+    @overload
+    async def send_message(
+        self, qname: str, message: T, delay: Duration | None = None, *, encoder: Encoder[T]
+    ) -> str: ...
+
+    async def send_message(
+        self, qname: str, message: Any, delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
+    ) -> str:
+        """Send a message and return its id. `delay` is in seconds; None means the queue's `delay`.
+
+        When it returns, the message is on the server. If the connection breaks it raises `OutcomeUnknownError`: the
+        message may have been sent or not, and sending again may duplicate it. `RsmqOptions(send_once=True)` prevents
+        both.
+        """
+        queue = self._queues[qname]
+        checked_delay = None if delay is None else check_duration("delay", delay, self._options.unit)
+        body, size = encode(message, encoder, self._options.size_unit)
+        return await self._send_one(queue, body, size, checked_delay)
+
+    @overload
+    async def send_messages(
+        self, qname: str, messages: Iterable[str | bytes], delay: Duration | None = None
+    ) -> list[str]: ...
+
+    @overload
+    async def send_messages(
+        self, qname: str, messages: Iterable[T], delay: Duration | None = None, *, encoder: Encoder[T]
+    ) -> list[str]: ...
+
+    async def send_messages(
+        self, qname: str, messages: Iterable[Any], delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
+    ) -> list[str]:
+        """Send messages in this order and return their ids. Nothing is sent if one is invalid or above `maxsize`.
+
+        Each call sends up to 256 messages (256 KiB), all or none. If a later call fails, `BatchInterrupted` has the ids
+        of the messages that were sent. If the connection breaks, the rules of `send_message` hold.
+        """
+        queue = self._queues[qname]
+        checked_delay = None if delay is None else check_duration("delay", delay, self._options.unit)
+        encoded = [encode(message, encoder, self._options.size_unit) for message in messages]
+        # The largest of all messages, so that the first call fails if any of them is too long.
+        largest = max((len(body) if size is None else size for body, size in encoded), default=0)
+        ids: list[str] = []
+        for bodies in split_into_calls((body, len(body)) for body, _ in encoded):
+            try:
+                ids += await self._send(queue, bodies, largest, checked_delay)
+            except Error as error:
+                if not ids:
+                    raise
+                raise BatchInterrupted(ids, len(encoded), error) from error
+        return ids
+
+    async def _send_one(self, queue: QueueKeys, body: bytes, size: int | None, delay: int | None) -> str:
+        """Send one message. `Rsmq` overrides it to send the messages of concurrent callers together."""
+        return (await self._send(queue, (body,), size, delay))[0]
+
+    async def _send(
+        self, queue: QueueKeys, bodies: Sequence[bytes], largest: int | None, delay: int | None
+    ) -> list[str]:
+        """Send bodies in one call and return their ids. `largest`: the largest size, if not counted in bytes."""
+        parts = [random_part() for _ in bodies]
+        if self._markers is None:
+            try:
+                reply = await self._ask(self._calls.send(queue, delay, largest, parts, bodies), resend=False)
+            except ConnectionLost as error:
+                raise _outcome_unknown(queue, parts, error) from error
+        else:
+            slot = self._markers.acquire(queue.name)
+            marker = (queue.sent + self._markers.sender, slot)
+            packed = self._calls.send(queue, delay, largest, parts, bodies, marker)
+            reply = await self._resend_until_answered(queue, packed, parts)
+            # Not after an error: the send may still arrive, and its marker must then be intact.
+            self._markers.release(queue.name, slot)
+        if type(reply) is not list:
+            self._check_reply(reply, queue, "delay")
+            raise MessageTooLong(max(map(len, bodies)) if largest is None else largest)
+        if reply[0]:
+            self._check_unit(queue, "delay", reply[0])
+        return [message_id.decode() for message_id in reply[1:]]
+
+    async def _send_for_callers(
+        self, queue: QueueKeys, messages: Sequence[tuple[bytes, int | None]], delay: int | None
+    ) -> Sequence[str | Exception]:
+        """Send the messages of several callers, (body, size) each. One caller's error does not affect the others."""
+        bodies, sizes = [body for body, _ in messages], [size for _, size in messages if size is not None]
+        try:
+            return await self._send(queue, bodies, max(sizes) if sizes else None, delay)
+        except MessageTooLong as error:
+            if len(messages) == 1:
+                return [error]
+            # None of them was sent: send each alone.
+            outcomes = await asyncio.gather(*(self._send_for_callers(queue, [message], delay) for message in messages))
+            return [outcome for (outcome,) in outcomes]
+        except OutcomeUnknownError as error:
+            return [OutcomeUnknownError(str(error), ids=[part]) for part in error.ids]
+
+    async def _resend_until_answered(self, queue: QueueKeys, packed: bytes, parts: Sequence[bytes]) -> Reply:
+        """Repeat a send until the server replies. The marker in the call keeps it from being done twice."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._options.patience_secs
+        attempt = 0
+        while True:
+            try:
+                return await self._ask(packed, resend=False)
+            except ConnectionLost as error:
+                attempt += 1
+                pause = backoff_secs(attempt)
+                if clock() + pause > deadline:
+                    raise _outcome_unknown(queue, parts, error) from error
+                await asyncio.sleep(pause)
+            except (Unreachable, ShutdownError) as error:
+                if attempt:  # this attempt sent nothing, but an earlier one may have arrived
+                    raise _outcome_unknown(queue, parts, error) from error
+                raise
+
+
+class SendMarkers:
+    """Slots in the marker key of this sender, one for each send in flight.
+
+    A slot holds the random part that a send began with, and its ids. One send at a time uses it, so a repeated send
+    finds its own record there, however many others are in flight.
+    """
+
+    def __init__(self) -> None:
+        self.sender = random_part()
+        self._free: dict[str, list[int]] = {}
+        self._used: dict[str, int] = {}
+        _all_markers.add(self)
+
+    def acquire(self, qname: str) -> int:
+        """Return the lowest free slot: few slots make a small key."""
+        free = self._free.get(qname)
+        if free:
+            return heapq.heappop(free)
+        slot = self._used.get(qname, 0)
+        self._used[qname] = slot + 1
+        return slot
+
+    def release(self, qname: str, slot: int) -> None:
+        """Free a slot."""
+        heapq.heappush(self._free.setdefault(qname, []), slot)
+
+
+def _outcome_unknown(queue: QueueKeys, parts: Sequence[bytes], error: Error) -> OutcomeUnknownError:
+    names = [part.decode() for part in parts]
+    return OutcomeUnknownError(
+        f"{error}; {len(names)} message(s) to queue {queue.name!r} may be there or not (ids end in {names[0]}...). "
+        "RsmqOptions(send_once=True) repeats such sends without doubling them",
+        ids=names,
+    )
+
+
+_all_markers: weakref.WeakSet[SendMarkers] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    # Parent and child must not share slots: each would overwrite the other's records.
+    for markers in list(_all_markers):
+        markers.sender = random_part()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,250 @@
+"""Builds one Arrow batch: the columns of each stream, rows that cannot be decoded, payloads as bytes or JSON text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tampu.wire.scan import REFUSALS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tampu.spark.options import Payload, Stream
+
+#: Spark's name of a type to Arrow's. Timestamps travel in UTC.
+ARROW_TYPES: dict[str, pa.DataType] = {
+    "STRING": pa.string(),
+    "BINARY": pa.binary(),
+    "BIGINT": pa.int64(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+}
+
+_EVERYWHERE = {
+    "queue": "STRING",
+    "entry_id": "STRING",
+    "entry_ms": "BIGINT",
+    "entry_seq": "BIGINT",
+    "job_id": "STRING",
+    "name": "STRING",
+    "attempt": "BIGINT",
+    "created_at": "TIMESTAMP",
+    "payload": "BINARY",
+}
+_OF_STREAM: dict[Stream, dict[str, str]] = {
+    "events": {
+        "event": "STRING",
+        "ts": "TIMESTAMP",
+        "duration_us": "BIGINT",
+        "reason": "STRING",
+        "backoff_ms": "BIGINT",
+        "delay_ms": "BIGINT",
+        "worker": "STRING",
+        "extra": "STRING",
+    },
+    "dlq": {
+        "source_id": "STRING",
+        "reason": "STRING",
+        "detail": "STRING",
+        "error_type": "STRING",
+        "last_error": "STRING",
+        "traceback": "STRING",
+        "attempts": "BIGINT",
+        "worker": "STRING",
+        "failed_at": "TIMESTAMP",
+    },
+    "jobs": {"max_attempts": "BIGINT", "backoff": "STRING"},
+    "delayed": {"run_at": "TIMESTAMP", "max_attempts": "BIGINT", "backoff": "STRING"},
+    "repeat": {
+        "spec_key": "STRING",
+        "pattern": "STRING",
+        "tz": "STRING",
+        "next_fire_at": "TIMESTAMP",
+        "fired": "BIGINT",
+        "fire_limit": "BIGINT",
+        "start_after": "TIMESTAMP",
+        "end_before": "TIMESTAMP",
+        "missed_fires": "STRING",
+    },
+    "results": {"expires_at": "TIMESTAMP"},
+}
+#: What cannot be decoded keeps its bytes, and says why.
+_TROUBLE = {"raw": "BINARY", "error": "STRING"}
+
+
+def columns_of(stream: Stream, payload: Payload = "binary") -> dict[str, str]:
+    """Name to Spark type, in order."""
+    columns = {**_EVERYWHERE, **_OF_STREAM[stream], **_TROUBLE}
+    if payload == "binary":
+        return columns
+    as_text: dict[str, str] = {}
+    for name, kind in columns.items():
+        as_text[name] = "STRING" if name == "payload" else kind
+        if name == "payload":
+            as_text["payload_raw"] = "BINARY"
+    return as_text
+
+
+def spark_schema(stream: Stream, payload: Payload = "binary") -> str:
+    """The schema as DDL."""
+    return ", ".join(f"`{name}` {kind}" for name, kind in columns_of(stream, payload).items())
+
+
+def arrow_schema(stream: Stream, payload: Payload = "binary") -> pa.Schema:
+    """The schema of the record batches."""
+    return pa.schema([(name, ARROW_TYPES[kind]) for name, kind in columns_of(stream, payload).items()])
+
+
+# --- one batch
+
+#: The last instant Spark's calendar has, in epoch milliseconds: the end of the year 9999.
+MAX_TIMESTAMP_MS = 253_402_300_799_999
+
+_bin_slot = msgspec.msgpack.Decoder(bytes).decode
+_to_json = msgspec.json.Encoder().encode
+_from_msgpack = msgspec.msgpack.Decoder().decode
+_BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
+
+
+class Batch:
+    """Columns of rows to be; a column that is not set is all null."""
+
+    def __init__(self, stream: Stream, payload: Payload, queue: str, rows: int) -> None:
+        self._kinds = columns_of(stream, payload)
+        self._schema = arrow_schema(stream, payload)
+        self._rows = rows
+        self._columns: dict[str, pa.Array] = {"queue": pa.repeat(pa.scalar(queue, pa.string()), rows)}
+        self.payload = payload
+        self.errors: list[str | None] = [None] * rows
+        self.raws: list[bytes | None] = [None] * rows
+
+    def set(self, name: str, values: Sequence[Any]) -> None:
+        """A column of Python values; timestamps are epoch milliseconds."""
+        kind = self._kinds[name]
+        if kind != "TIMESTAMP":
+            self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+            return
+        try:
+            self.set_array(name, pa.array(values, pa.int64()))
+        except OverflowError:
+            self._columns[name] = self._instants(name, values)
+
+    def set_array(self, name: str, values: pa.Array) -> None:
+        """A column that is Arrow already; numbers of a timestamp are epoch milliseconds."""
+        if self._kinds[name] == "TIMESTAMP":
+            is_out = pc.or_(pc.greater(values, MAX_TIMESTAMP_MS), pc.less(values, 0))
+            if pc.any(is_out).as_py():
+                self._columns[name] = self._instants(name, values.to_pylist())
+                return
+            values = values.cast(pa.timestamp("ms", tz="UTC")).cast(ARROW_TYPES["TIMESTAMP"])
+        self._columns[name] = values
+
+    def set_ids(self, ids: Sequence[bytes]) -> None:
+        """The three columns of an entry's id."""
+        texts = pa.array(ids, pa.binary()).cast(pa.string())
+        halves = pc.split_pattern(texts, "-").flatten().cast(pa.uint64()).cast(pa.int64(), safe=False)
+        numbers = halves.to_numpy()
+        self._columns["entry_id"] = texts
+        self._columns["entry_ms"] = pa.array(numbers[::2])
+        self._columns["entry_seq"] = pa.array(numbers[1::2])
+
+    def fail(self, row: int, error: object, raw: bytes) -> None:
+        """Note that a row could not be decoded, or not wholly."""
+        if self.errors[row] is None:
+            self.errors[row] = str(error)
+            self.raws[row] = raw
+
+    def arrow(self) -> pa.RecordBatch:
+        """The batch, with exactly the columns of the schema."""
+        if any(self.errors):
+            self.set("error", self.errors)
+            self.set("raw", self.raws)
+        columns = [self._columns.get(field.name) for field in self._schema]
+        arrays = [
+            pa.nulls(self._rows, field.type) if column is None else column
+            for field, column in zip(self._schema, columns, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _instants(self, name: str, values: Sequence[int | None]) -> pa.Array:
+        micros: list[int | None] = []
+        for row, value in enumerate(values):
+            if value is not None and not 0 <= value <= MAX_TIMESTAMP_MS:
+                self.fail(row, f"{name} of {value} ms is beyond the year 9999", b"")
+                value = None
+            micros.append(None if value is None else value * 1000)
+        return pa.array(micros, pa.int64()).cast(ARROW_TYPES["TIMESTAMP"])
+
+
+# --- payloads
+
+
+class Payloads:
+    """The payload columns, out of the slots of envelopes."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._batch = batch
+        self._as_text = batch.payload == "json"
+        self._values: list[Any] = []
+        self._raws: list[bytes | None] = []
+
+    def slot(self, slot: bytes) -> None:
+        """The next row's payload, out of its slot."""
+        if not self._as_text:
+            self._values.append(_bin_slot(slot) if slot[:1] in _BIN_LEADS else slot)
+            return
+        try:
+            packed = _bin_slot(slot) if slot[:1] in _BIN_LEADS else slot
+            self.packed(packed)
+        except REFUSALS:
+            self._values.append(None)
+            self._raws.append(slot)
+
+    def packed(self, packed: bytes | None) -> None:
+        """The next row's payload, as MessagePack."""
+        if not self._as_text:
+            self._values.append(packed)
+            return
+        text, raw = (None, None) if packed is None else json_text(packed)
+        self._values.append(text)
+        self._raws.append(raw)
+
+    def all_packed(self, values: Sequence[bytes]) -> None:
+        """The payloads of all rows, as MessagePack."""
+        if self._as_text:
+            for packed in values:
+                self.packed(packed)
+        else:
+            self._values = list(values)
+
+    def finish(self) -> None:
+        """Give the columns to the batch."""
+        self._batch.set("payload", self._values)
+        if self._as_text:
+            self._batch.set("payload_raw", self._raws)
+
+
+def json_text(packed: bytes) -> tuple[str | None, bytes | None]:
+    """(JSON text, None) of a MessagePack value, or (None, its bytes) when JSON cannot hold it the same."""
+    try:
+        value = _from_msgpack(packed)
+        if not _is_json(value):
+            return None, packed
+        return _to_json(value).decode(), None
+    except (*REFUSALS, ValueError, TypeError):
+        return None, packed
+
+
+def _is_json(value: Any) -> bool:
+    """Whether JSON gives the same value back: no bytes, no datetimes, text as keys, finite numbers."""
+    kind = type(value)
+    if kind is str or kind is bool or kind is int or value is None:
+        return True
+    if kind is float:
+        return bool(value - value == 0)
+    if kind is dict:
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    return kind is list and all(map(_is_json, value))

@@ -1,0 +1,178 @@
+"""Cuts a stream into partitions of about the same size. A stream cannot be asked where its middle is.
+
+Few entries are walked over in steps, which counts them exactly. Many are estimated: the time between the ends is halved
+again and again where much seems to lie, and from how close the entries lie at both ends of a part follows how many it
+holds. The length of the stream tells whether that came out right; if not, it is walked over after all. Estimated or
+counted, partitions meet, so each entry is in one of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.checks import MAX_U64
+from tampu.spark import scripts
+from tampu.spark.read.offsets import EntryId, parse_entry_id
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tampu.redis.client import Client
+    from tampu.spark.server import QueueServer
+
+SCRIPTS = (scripts.STEP, scripts.LOOK)
+
+#: Entries of one step of the walk over a stream; a longer step keeps the server from others for too long.
+STEP = 1_000
+#: Entries of one partition, unless `minPartitions` asks for smaller ones.
+ROWS_PER_PARTITION = 50_000
+#: A read of some size is cut at least so often, so that all cores of a small machine have work.
+FEW_PARTITIONS = 4
+
+#: A stream with fewer entries is walked over: it takes no longer than estimating it.
+WORTH_ESTIMATING = 20 * STEP
+#: Entries seen at either end of a part, and the parts to begin with.
+LOOK = 32
+FIRST_PARTS = 16
+#: Parts are halved until each is so much smaller than a partition.
+PARTS_PER_PARTITION = 4
+#: One look for so many entries at most: with more of them walking is no slower.
+ENTRIES_PER_LOOK = 250
+#: What the estimates add up to, as a share of the true length, when they are taken.
+LEAST_EXPLAINED, MOST_EXPLAINED = 0.8, 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of one queue's stream, both ends included; what one task reads. `rows` may be an estimate."""
+
+    queue: str
+    first: EntryId
+    last: EntryId
+    rows: int = 0
+
+
+def split(
+    server: QueueServer, key: str, first: EntryId, last: EntryId, rows: int | None, min_partitions: int
+) -> list[Span]:
+    """The partitions of a stream from `first` to `last`, which holds about `rows` entries, None when nobody knows."""
+    if rows is not None and rows >= WORTH_ESTIMATING:
+        parts = _estimate(server, key, first, last, rows, partitions_for(rows, min_partitions))
+        if parts is not None:
+            return cut(parts, min_partitions)
+    return cut(walk(server, key, first, last), min_partitions)
+
+
+def walk(server: QueueServer, key: str, first: EntryId, last: EntryId, most: int | None = None) -> list[Span]:
+    """The stream from `first` to `last` in steps, each with its number of entries; at most `most` entries in all."""
+    steps: list[Span] = []
+    taken = 0
+    while first <= last and (most is None or taken < most):
+        size = STEP if most is None else min(STEP, most - taken)
+        count, end = server.send(scripts.step(key, first, last, size))
+        if not count:
+            break
+        taken += count
+        # The last step ends where the caller says: nothing lies between, but the ends of spans must meet.
+        stop = parse_entry_id(end) if count == size else last
+        steps.append(Span(server.keys.queue_name, first, stop, count))
+        first = stop.next
+    return steps
+
+
+def partitions_for(rows: int, min_partitions: int) -> int:
+    """How many partitions so many entries are worth."""
+    return max(min_partitions, -(-rows // ROWS_PER_PARTITION))
+
+
+def cut(steps: Sequence[Span], min_partitions: int) -> list[Span]:
+    """Steps of one queue joined to partitions of about the same size."""
+    if not steps:
+        return []
+    total = sum(step.rows for step in steps)
+    wanted = max(partitions_for(total, min_partitions), min(FEW_PARTITIONS, len(steps)))
+    size = -(-total // wanted)
+    parts: list[Span] = []
+    start, rows = steps[0].first, 0
+    for number, step in enumerate(steps, 1):
+        rows += step.rows
+        if rows >= size or number == len(steps):
+            parts.append(Span(step.queue, start, step.last, rows))
+            start, rows = step.last.next, 0
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A stretch of time, narrowed to the entries in it; `is_known`: counted, or within one millisecond."""
+
+    first: EntryId
+    last: EntryId
+    rows: float
+    is_known: bool
+
+    def pieces(self, count: int = 2) -> list[tuple[EntryId, EntryId]]:
+        """Cut into stretches of the same length; fewer when there are fewer milliseconds."""
+        start = self.first.ms
+        width = self.last.ms - start + 1
+        count = min(count, width)
+        edges = [start + width * number // count for number in range(count + 1)]
+        found = [(EntryId(low, 0), EntryId(high - 1, MAX_U64)) for low, high in itertools.pairwise(edges)]
+        found[0] = (self.first, found[0][1])
+        found[-1] = (found[-1][0], self.last)
+        return found
+
+
+def _estimate(
+    server: QueueServer, key: str, first: EntryId, last: EntryId, rows: int, partitions: int
+) -> list[Span] | None:
+    """The stream in parts with about how many entries each holds; None when that does not explain its length."""
+    looks_left = rows // ENTRIES_PER_LOOK
+    largest = rows / (PARTS_PER_PARTITION * partitions)
+    parts: list[_Part] = []
+    pieces = _Part(first, last, rows, is_known=False).pieces(FIRST_PARTS)
+    while pieces:
+        looks_left -= len(pieces)
+        if looks_left < 0:
+            return None
+        pieces_now, pieces = pieces, []
+        for part in server.do(lambda client, wanted=pieces_now: _look(client, key, wanted)):  # type: ignore[misc]
+            if part.is_known or part.rows <= largest:
+                parts.append(part)
+            else:
+                pieces += part.pieces()
+        if not pieces and sum(part.rows for part in parts) < LEAST_EXPLAINED * rows:
+            # Entries lie where nothing told of them: look everywhere once more.
+            pieces = [piece for part in parts if not part.is_known for piece in part.pieces()]
+            parts = [part for part in parts if part.is_known]
+            if not pieces:
+                return None
+    if sum(part.rows for part in parts) > MOST_EXPLAINED * rows:
+        return None
+    if max(part.rows for part in parts) > PARTS_PER_PARTITION * largest:
+        return None  # more than a partition within one millisecond, which time cannot cut
+    parts.sort(key=lambda part: part.first)
+    queue = server.keys.queue_name
+    ends = [part.last for part in parts[:-1]] + [last]
+    starts = [first] + [end.next for end in ends[:-1]]
+    return [Span(queue, start, end, round(part.rows)) for start, end, part in zip(starts, ends, parts, strict=True)]
+
+
+async def _look(client: Client, key: str, pieces: list[tuple[EntryId, EntryId]]) -> list[_Part]:
+    """What lies in each piece, looked at together."""
+    replies = await asyncio.gather(*(client.send(scripts.look(key, first, last, LOOK)) for first, last in pieces))
+    return [_part(first, last, reply) for (first, last), reply in zip(pieces, replies, strict=True)]
+
+
+def _part(first: EntryId, last: EntryId, reply: list[Any]) -> _Part:
+    if len(reply) == 1:
+        return _Part(first, last, reply[0], is_known=True)
+    first, last = parse_entry_id(reply[0]), parse_entry_id(reply[1])
+    head_rows, head_width, tail_rows, tail_width = reply[2:]
+    width = last.ms - first.ms + 1
+    # The larger one: a part that holds less than it seems is only cut once more.
+    rows = width * max(head_rows / max(1, head_width), tail_rows / max(1, tail_width))
+    return _Part(first, last, rows, is_known=width == 1)

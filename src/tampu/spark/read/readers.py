@@ -1,0 +1,208 @@
+"""The readers Spark calls: partitions and offsets on the driver, Arrow batches of one partition on an executor."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from tampu.spark.options import WITH_IDS
+from tampu.spark.read import decode
+from tampu.spark.read.offsets import stream_key
+from tampu.spark.read.plan import StreamPlanner, plan_batch
+from tampu.spark.server import QueueServer, made_with_gc_paused, pages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from tampu.redis.client import Client
+    from tampu.spark.options import ReadOptions
+    from tampu.spark.read.partitions import Span
+
+try:
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadLimit,
+        ReadMaxRows,
+        SupportsTriggerAvailableNow,
+    )
+except ImportError:  # PySpark 4.0 and 4.1
+    HAS_ADMISSION_CONTROL = False
+else:
+    HAS_ADMISSION_CONTROL = "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
+
+#: Entries of one read from the server, and rows of one Arrow batch.
+PAGE = 2_500
+BATCH_ROWS = 10_000
+#: Keys looked at in one step of a scan for results.
+SCAN_COUNT = 1_000
+
+
+class BatchReader(DataSourceReader):
+    """`spark.read`."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+
+    def partitions(self) -> Sequence[InputPartition]:
+        whole = self._options.stream not in WITH_IDS
+        return [InputPartition(part) for part in (self._options.queues if whole else plan_batch(self._options))]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, partition)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """What all versions of PySpark have in common."""
+
+    def __init__(self, options: ReadOptions) -> None:
+        self._options = options
+        self._opened: StreamPlanner | None = None
+
+    @property
+    def _planner(self) -> StreamPlanner:
+        # Made at the first use: this object also travels to executors, which only read.
+        if self._opened is None:
+            self._opened = StreamPlanner(self._options)
+        return self._opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_opened": None}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        return self._planner.initial()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return [InputPartition(span) for span in self._planner.plan(start, end)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_partition(self._options, partition)
+
+    def stop(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
+class PlainStreamReader(_StreamReader):
+    """`spark.readStream` before PySpark 4.2, which takes all there is in each micro-batch."""
+
+    def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - the signature of 4.0 and 4.1
+        return self._planner.latest(None, None)
+
+
+if HAS_ADMISSION_CONTROL:
+
+    class LimitedStreamReader(_StreamReader, SupportsTriggerAvailableNow):
+        """`spark.readStream` with `maxOffsetsPerTrigger`, and with an end under `availableNow`."""
+
+        def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+            most = self._options.max_offsets_per_trigger
+            return ReadMaxRows(most) if most else ReadAllAvailable()
+
+        def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+            return self._planner.latest(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+
+        def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+            return self._planner.newest()
+
+        def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+            self._planner.stop_at_now()
+
+
+# --- one partition
+
+
+def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read a span of a stream, or the snapshot of a queue."""
+    part: Span | str | None = getattr(partition, "value", None)
+    if part is None:
+        return iter(())  # Spark's stand-in for "no partitions at all"
+    batches = read_snapshot(options, part) if isinstance(part, str) else read_span(options, part)
+    return made_with_gc_paused(batches)
+
+
+def read_span(options: ReadOptions, span: Span) -> Iterator[pa.RecordBatch]:
+    """The entries of a span."""
+    decoder = decode.DECODERS[options.stream]
+    with QueueServer(options.url, span.queue) as server:
+        key = stream_key(server.keys, options.stream)
+        last = str(span.last)
+
+        async def fetch(client: Client, start: str) -> tuple[list[Any], str | None]:
+            page: list[Any] = await client.call("XRANGE", key, start, last, "COUNT", PAGE)
+            return page, "(" + page[-1][0].decode() if len(page) == PAGE else None
+
+        entries: list[Any] = []
+        # "(" for what is behind an id came with Redis 6.2, the oldest server there is for us.
+        for page in pages(server, str(span.first), fetch):
+            entries += page
+            if len(entries) >= BATCH_ROWS:
+                batch = decoder(span.queue, entries, options.payload)
+                entries = []
+                yield batch
+        if entries:
+            yield decoder(span.queue, entries, options.payload)
+
+
+def read_snapshot(options: ReadOptions, queue: str) -> Iterator[pa.RecordBatch]:
+    """Everything in the delayed set, the repeatables or the results, as it passes by: not of one instant."""
+    read = {"delayed": _read_delayed, "repeat": _read_repeatables, "results": _read_results}[options.stream]
+    with QueueServer(options.url, queue) as server:
+        yield from read(options, server)
+
+
+def _read_delayed(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
+    key = server.keys.delayed
+
+    # By score and not by rank: what is promoted meanwhile must not push others out of the walk.
+    async def fetch(client: Client, position: tuple[bytes, int]) -> tuple[list[Any], tuple[bytes, int] | None]:
+        low, seen = position
+        flat = await client.call("ZRANGEBYSCORE", key, low, "+inf", "WITHSCORES", "LIMIT", seen, PAGE)
+        members = list(zip(flat[::2], flat[1::2], strict=True))
+        if len(members) < PAGE:
+            return members, None
+        score = members[-1][1]
+        ties = sum(1 for _, other in members if other == score)
+        return members, (score, ties + seen if score == low else ties)
+
+    for page in pages(server, (b"-inf", 0), fetch):
+        if page:
+            members = [(member, int(float(score))) for member, score in page]
+            yield decode.decode_delayed(server.keys.queue_name, members, options.payload)
+
+
+def _read_repeatables(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
+    flat = server.call("ZRANGE", server.keys.repeat, 0, -1, "WITHSCORES")
+    specs: list[tuple[str, int, bytes | None, int]] = []
+    for key, score in zip(flat[::2], flat[1::2], strict=True):
+        spec_key = server.keys.repeat_spec("").encode() + key
+        packed, fired = server.call("HMGET", spec_key, "spec", "fired")
+        specs.append((key.decode(errors="replace"), int(float(score)), packed, int(fired or 0)))
+    if specs:
+        yield decode.decode_repeatables(server.keys.queue_name, specs, options.payload)
+
+
+def _read_results(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
+    prefix = server.keys.result("").encode()
+    pattern = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in prefix.decode()) + "*"
+    now_ms = server.do(lambda client: client.server_time_ms())
+    cursor, seen = b"0", set()
+    while True:
+        cursor, keys = server.call("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
+        fresh = [key for key in dict.fromkeys(keys) if key not in seen]
+        seen.update(fresh)
+        if fresh:
+            values = server.call_many([("GET", key) for key in fresh])
+            ttls = server.call_many([("PTTL", key) for key in fresh])
+            rows = [
+                (key[len(prefix) :].decode(errors="replace"), value, now_ms + ttl if ttl >= 0 else None)
+                for key, value, ttl in zip(fresh, values, ttls, strict=True)
+                if value is not None  # it expired on the way
+            ]
+            if rows:
+                yield decode.decode_results(server.keys.queue_name, rows, options.payload)
+        if cursor == b"0":
+            return

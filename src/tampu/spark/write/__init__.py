@@ -1,0 +1,1 @@
+"""Writes tables to queues: adds jobs without duplicates, replays dead letters."""

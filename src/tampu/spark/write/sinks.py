@@ -1,0 +1,309 @@
+"""Writes the rows of one task: adds jobs, or replays dead letters. A task that runs again writes nothing twice.
+
+Jobs go in chunks, each one script call that leaves a marker for (query, micro-batch, partition, chunk): a chunk that
+has its marker is not added again. That needs the same rows in the same order. If they differ, nothing is written and
+the error says to use `dedupe=jobid`.
+
+A dead letter is moved and counted in one script call, and a letter that is gone is skipped. It is read again from the
+server first, which keeps what a row does not carry: retry settings, time of creation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tampu.base.clock import wall_clock_ms
+from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES, split_into_calls
+from tampu.errors import DecodeError, Error, QueueFullError
+from tampu.produce.ids import Minter
+from tampu.spark import scripts
+from tampu.spark.server import QueueServer
+from tampu.wire.dlq import decode_dlq_fields
+from tampu.wire.envelope import decode_job, encode_envelope, fresh_envelope, fresh_envelopes
+from tampu.wire.payload import wrap_bin
+from tampu.wire.ulid import ulid_from_bits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tampu.spark.options import WriteOptions
+    from tampu.spark.write.rows import JobRow, LetterRow
+
+#: Pauses while the queue is full, in seconds: doubling from the first to the last.
+FIRST_PAUSE_SECS = 0.05
+LAST_PAUSE_SECS = 1.0
+
+
+class RowsDifferError(Error):
+    """A task was run again with other rows, or in another order, than the first time."""
+
+    code = "CMQ-031"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskIdentity:
+    """What stays the same when a task is run again: the query, its micro-batch and the partition."""
+
+    query: str
+    batch: str
+    partition: int
+
+    def marker(self, tag: str) -> str:
+        """The key of this task's marker in a queue."""
+        return f"{tag}:sparkq:{self.query}:{self.batch}:{self.partition}"
+
+
+@dataclass(slots=True)
+class Written:
+    """What came of a task's rows."""
+
+    added: int = 0
+    #: Rows whose job id was there already.
+    duplicates: int = 0
+    #: Rows of chunks that an earlier run of this task had added.
+    repeated: int = 0
+    #: Dead letters that were not there any more, or cannot be read.
+    skipped: int = 0
+
+    def add(self, other: Written) -> None:
+        """Count these too."""
+        self.added += other.added
+        self.duplicates += other.duplicates
+        self.repeated += other.repeated
+        self.skipped += other.skipped
+
+
+class _FullQueue:
+    """Pauses while a queue is full, and fails when that takes longer than `waitTimeout`."""
+
+    def __init__(self, options: WriteOptions, queue: str, sleep: Callable[[float], None]) -> None:
+        self._options = options
+        self._queue = queue
+        self._sleep = sleep
+        self.reset()
+
+    def reset(self) -> None:
+        """Start over: something was added."""
+        self._paused, self._next_pause = 0.0, FIRST_PAUSE_SECS
+
+    def pause(self) -> None:
+        if self._paused >= self._options.wait_timeout_secs:
+            raise QueueFullError(
+                f"queue {self._queue!r} has been full for {self._paused:.0f} s (option maxWaiting="
+                f"{self._options.max_waiting}, waitTimeout): is a worker running?"
+            )
+        self._sleep(self._next_pause)
+        self._paused += self._next_pause
+        self._next_pause = min(self._next_pause * 2, LAST_PAUSE_SECS)
+
+
+# --- jobs
+
+
+class JobSink:
+    """Adds the jobs of one task. `write` takes (queue, row) pairs."""
+
+    def __init__(
+        self,
+        options: WriteOptions,
+        task: TaskIdentity,
+        *,
+        now_ms: Callable[[], int] = wall_clock_ms,
+        random_below: Callable[[int], int] = random.randrange,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._options = options
+        self._task = task
+        self._now_ms = now_ms
+        self._random_below = random_below
+        self._sleep = sleep
+        self._written = Written()
+
+    def write(self, rows: Iterable[tuple[str, JobRow]]) -> Written:
+        """Add all of them; returns when the server has them."""
+        queues: dict[str, _QueueSink] = {}
+        with contextlib.ExitStack() as stack:
+            for queue, row in rows:
+                sink = queues.get(queue)
+                if sink is None:
+                    server = stack.enter_context(QueueServer(self._options.url, queue, (scripts.ADD,)))
+                    sink = queues[queue] = _QueueSink(self, server)
+                # Cut by what is the same in every run: the payload's size, not that of minted ids.
+                size = sink.size + len(row.packed)
+                if size > MAX_CALL_BYTES or len(sink.rows) == MAX_CALL_ENTRIES:
+                    sink.send()
+                    size = len(row.packed)
+                sink.rows.append(row)
+                sink.size = size + 64
+            for sink in queues.values():
+                sink.send()
+            for sink in queues.values():
+                sink.settle()
+        return self._written
+
+
+class _QueueSink:
+    """One queue of a sink: the next chunk is packed while the server works on the one before."""
+
+    def __init__(self, sink: JobSink, server: QueueServer) -> None:
+        #: The next chunk, and about how many bytes it takes.
+        self.rows: list[JobRow] = []
+        self.size = 0
+        self._sink = sink
+        self._options = sink._options
+        self._server = server
+        self._marker = sink._task.marker(server.keys.tag)
+        self._minter = Minter(sink._now_ms)
+        self._number = 0
+        self._pending: tuple[Any, bytes, int] | None = None
+
+    def send(self) -> None:
+        """Send the chunk, once the one before is settled."""
+        rows, self.rows, self.size = self.rows, [], 0
+        if rows:
+            packed = self._packed(rows)
+            self.settle()
+            task = self._server.start(lambda client: client.send(packed))
+            self._pending = (task, packed, len(rows))
+            self._number += 1
+
+    def settle(self) -> None:
+        """Wait for the chunk that is under way."""
+        if self._pending is None:
+            return
+        task, packed, count = self._pending
+        self._pending = None
+        reply = self._server.result_of(task)
+        full = _FullQueue(self._options, self._server.keys.queue_name, self._sink._sleep)
+        while reply[0] == b"full":
+            full.pause()
+            reply = self._server.send(packed)
+        self._on_reply(reply, count)
+
+    def _on_reply(self, reply: list[Any], count: int) -> None:
+        written = self._sink._written
+        if reply[0] == b"ok":
+            written.added += reply[1]
+            written.duplicates += reply[2]
+        elif reply[0] == b"done":
+            written.repeated += count
+        elif reply[0] == b"differs":
+            raise RowsDifferError(
+                f"partition {self._sink._task.partition} was run again with other rows, or in another order, than the "
+                "first time, and some of those are in the queue already. Nothing was added. Set option dedupe=jobid "
+                "(with a column job_id, or ids from the rows' content), or write a table that does not change"
+            )
+        else:
+            raise RowsDifferError(
+                f"the markers of partition {self._sink._task.partition} are gone after chunk {reply[1]} (they expire "
+                f"after option dedupeTtl, {self._options.dedupe_ttl_secs} s): whether its rows were added is not known"
+            )
+
+    def _packed(self, rows: list[JobRow]) -> bytes:
+        options, keys = self._options, self._server.keys
+        ids, now_ms = self._minter.mint_many(len(rows))
+        name = _name_of_all(rows)
+        if name is not None and options.dedupe != "jobid" and not options.spread_ms:
+            payloads = [row.packed for row in rows]
+            return scripts.add_alike(keys, self._chunk(payloads), name, fresh_envelopes(ids, payloads, now_ms))
+        jobs: list[scripts.NewJob] = []
+        digested: list[bytes] = []
+        for row, minted in zip(rows, ids, strict=True):
+            digested.append(row.packed)
+            job_id = row.job_id
+            if job_id is None and options.dedupe == "jobid":
+                job_id = content_id(row)
+            if job_id is not None:
+                digested.append(job_id.encode())
+            due = row.run_at_ms
+            if due is None and options.spread_ms:
+                due = now_ms + self._sink._random_below(options.spread_ms)
+            envelope = fresh_envelope(job_id or minted, row.packed, now_ms, row.retry)
+            jobs.append(scripts.NewJob(job_id or minted, row.name, envelope, job_id is not None, due))
+        return scripts.add_each(keys, self._chunk(digested), jobs)
+
+    def _chunk(self, content: list[bytes]) -> scripts.Chunk:
+        options = self._options
+        digest = hashlib.blake2b(b"".join(content), digest_size=8).hexdigest()
+        number = self._number if options.dedupe == "chunk" else -1
+        return scripts.Chunk(self._marker, number, digest, options.dedupe_ttl_secs, options.max_waiting)
+
+
+def _name_of_all(rows: list[JobRow]) -> str | None:
+    """The name that all rows share; None when they do not, or say more than payload and name."""
+    kinds = {row[1:] for row in rows}
+    (name, *others) = kinds.pop()
+    return name if not kinds and others == [None, None, None] else None
+
+
+def content_id(row: JobRow) -> str:
+    """An id that is the same for the same content: two rows that are alike are one job."""
+    text = repr((row.packed, row.name, row.run_at_ms, row.retry)).encode()
+    digest = hashlib.sha256(text).digest()
+    return ulid_from_bits(0, int.from_bytes(digest[:10], "big"))
+
+
+# --- dead letters
+
+
+class ReplaySink:
+    """Replays the dead letters of one task. `write` takes (queue, letter) pairs."""
+
+    def __init__(self, options: WriteOptions, *, sleep: Callable[[float], None] = time.sleep) -> None:
+        self._options = options
+        self._sleep = sleep
+        self._written = Written()
+
+    def write(self, rows: Iterable[tuple[str, LetterRow]]) -> Written:
+        """Move all of them; returns when they are in the stream."""
+        servers: dict[str, QueueServer] = {}
+        waiting: dict[str, list[LetterRow]] = {}
+        with contextlib.ExitStack() as stack:
+            for queue, row in rows:
+                if queue not in servers:
+                    servers[queue] = stack.enter_context(QueueServer(self._options.url, queue, (scripts.REPLAY,)))
+                waiting.setdefault(queue, []).append(row)
+                if len(waiting[queue]) == MAX_CALL_ENTRIES:
+                    self._move(servers[queue], waiting.pop(queue))
+            for queue, letters in waiting.items():
+                self._move(servers[queue], letters)
+        return self._written
+
+    def _move(self, server: QueueServer, rows: list[LetterRow]) -> None:
+        found = server.call_many([("XRANGE", server.keys.dlq, row.entry_id, row.entry_id) for row in rows])
+        letters = [_replayed(row, entries[0][1]) if entries else None for row, entries in zip(rows, found, strict=True)]
+        self._written.skipped += letters.count(None)
+        for some in split_into_calls((letter, len(letter.envelope)) for letter in letters if letter is not None):
+            self._move_some(server, some)
+
+    def _move_some(self, server: QueueServer, letters: list[scripts.Replayed]) -> None:
+        full = _FullQueue(self._options, server.keys.queue_name, self._sleep)
+        while letters:
+            moved, is_full = server.send(scripts.replay(server.keys, self._options.max_waiting, letters))
+            self._written.added += moved
+            if not is_full:
+                self._written.skipped += len(letters) - moved  # another replay moved them meanwhile
+                return
+            letters = letters[moved:]
+            if moved:
+                full.reset()
+            full.pause()
+
+
+def _replayed(row: LetterRow, fields: list[bytes]) -> scripts.Replayed | None:
+    """The letter as the job it becomes; None when its envelope cannot be read."""
+    letter = decode_dlq_fields(row.entry_id, fields)
+    try:
+        job = decode_job(letter.payload)
+    except DecodeError:
+        return None
+    slot = job.payload_slot
+    if row.packed is not None:
+        slot = row.packed if job.payload_format == "inline" else wrap_bin(row.packed)
+    envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry)
+    return scripts.Replayed(row.entry_id, envelope, letter.name if row.name is None else row.name, job.id)

@@ -1,0 +1,146 @@
+"""The writers Spark sees: they check options and columns on the driver, and give rows to the sinks on executors."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+
+from tampu.errors import ConfigError
+from tampu.spark.options import WriteOptions
+from tampu.spark.server import QueueServer, gc_paused
+from tampu.spark.write.rows import check_job_columns, check_letter_columns, job_rows, letter_rows
+from tampu.spark.write.sinks import JobSink, ReplaySink, TaskIdentity, Written
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+try:
+    from pyspark.sql.datasource import DataSourceStreamArrowWriter
+except ImportError:  # PySpark 4.0
+    HAS_ARROW_STREAM_WRITER = False
+else:
+    HAS_ARROW_STREAM_WRITER = True
+
+logger = logging.getLogger("tampu.spark")
+
+#: The queue whose server is asked whether it is there when only a column names queues.
+_ANY_QUEUE = "default"
+#: Rows turned into one Arrow batch where Spark gives rows (PySpark 4.0, streams).
+ROWS_PER_BATCH = 1_000
+
+
+@dataclass
+class Report(WriterCommitMessage):
+    """What one task wrote."""
+
+    written: Written
+
+
+class Plan:
+    """A checked write: what travels to the executors."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> None:
+        self.options = WriteOptions.parse(options, streaming=streaming)
+        self.columns = {column.name: column.dataType.simpleString() for column in schema.fields}
+        if overwrite:
+            raise ConfigError("mode overwrite would throw away the jobs that wait: use mode append")
+        check = check_letter_columns if self.options.stream == "dlq" else check_job_columns
+        check(self.columns, has_queue_option=self.options.queue is not None)
+        # Now, and not in the middle: a server that is away is said before any job starts.
+        with QueueServer(self.options.url, self.options.queue or _ANY_QUEUE) as server:
+            server.call("PING")
+
+    def write(self, batches: Iterable[pa.RecordBatch], task: TaskIdentity) -> Report:
+        """Write the rows of one task."""
+        options, columns = self.options, self.columns
+        with gc_paused():
+            if options.stream == "dlq":
+                letters = (pair for batch in batches for pair in letter_rows(batch, columns, options.queue))
+                return Report(ReplaySink(options).write(letters))
+            rows = (pair for batch in batches for pair in job_rows(batch, columns, options.name, options.queue))
+            return Report(JobSink(options, task).write(rows))
+
+
+def _log(messages: list[WriterCommitMessage | None]) -> None:
+    total = Written()
+    for message in messages:
+        if isinstance(message, Report):
+            total.add(message.written)
+    logger.info("%s", total)
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """`df.write`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        # Made once on the driver and sent to all tasks: it names this write in the markers.
+        self._query = uuid.uuid4().hex
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        partition = 0 if context is None else context.partitionId()
+        return self._plan.write(iterator, TaskIdentity(self._query, "0", partition))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        _log(messages)
+
+
+def _stream_task() -> TaskIdentity:
+    """Neither the query nor the batch is handed to a writer, but both are with the task."""
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    query = context.getLocalProperty("sql.streaming.queryId") if context else None
+    batch = context.getLocalProperty("streaming.sql.batchId") if context else None
+    if context is None or query is None or batch is None:
+        raise ConfigError("this Spark does not tell tasks their query and batch: write with foreachBatch instead")
+    return TaskIdentity(query, batch, context.partitionId())
+
+
+class _StreamWriter:
+    """What both stream writers have in common."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
+        _log(messages)
+
+
+class RowStreamWriter(_StreamWriter, DataSourceStreamWriter):
+    """`df.writeStream` where Spark gives rows (PySpark 4.0)."""
+
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        return self._plan.write(_as_batches(iterator), _stream_task())
+
+
+if HAS_ARROW_STREAM_WRITER:
+
+    class ArrowStreamWriter(_StreamWriter, DataSourceStreamArrowWriter):
+        """`df.writeStream` in Arrow batches (PySpark 4.1)."""
+
+        def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+            return self._plan.write(iterator, _stream_task())
+
+
+def _as_batches(rows: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    while some := [row.asDict(recursive=True) for row in islice(rows, ROWS_PER_BATCH)]:
+        yield pa.RecordBatch.from_pylist(some)
+
+
+def stream_writer(plan: Plan) -> DataSourceStreamWriter:
+    """`df.writeStream`, in Arrow batches where Spark can."""
+    return ArrowStreamWriter(plan) if HAS_ARROW_STREAM_WRITER else RowStreamWriter(plan)

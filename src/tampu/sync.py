@@ -1,0 +1,277 @@
+"""The synchronous API: producer, queue, task and job for programs without an event loop: a script, a Django view.
+
+    with SyncProducer("redis://127.0.0.1:6379", ProducerConfig(queue_name="emails")) as producer:
+        producer.add({"to": "ada@example.com"})
+
+Each method does, and promises, what its asynchronous namesake does; an event loop in a thread does the work. Threads
+may share these objects, and a forked child reconnects. Do not call them inside a coroutine: they block.
+"""
+
+# `id` is the field's name on every level of the API.
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
+
+from tampu.base.checks import check_delay_ms
+from tampu.base.event_loop import LoopThread, blocking
+from tampu.produce.producer import Producer
+from tampu.queue import Queue
+from tampu.redis.settings import DEFAULT_URL, parse_url
+from tampu.task import call_arguments
+from tampu.wire.job import Job, check_poll_interval
+from tampu.wire.repeat import RepeatPattern
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from datetime import datetime, timedelta
+    from types import TracebackType
+    from typing import Unpack
+
+    from tampu.config import ProducerConfig
+    from tampu.redis.settings import CredentialCallback
+    from tampu.task import ScheduleOptions, Task
+
+P = ParamSpec("P")
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class SyncJob(Job[Any], Generic[R]):
+    """A job that synchronous code added: `result()` waits, without `await`."""
+
+    __slots__ = ("_run",)
+    _run: Callable[[Any], Any]
+
+    @classmethod
+    def of(cls, job: Job[Any], run: Callable[[Any], Any]) -> SyncJob[R]:
+        """The same job, waited for by `run`."""
+        same: SyncJob[R] = cls.__new__(cls)
+        for slot in Job.__slots__:
+            setattr(same, slot, getattr(job, slot))
+        same._run = run
+        return same
+
+    def result(self, timeout: float = 30.0) -> R:  # type: ignore[override]  # that is what it is for
+        """What the handler returned, once it has; raises as `Job.result` does."""
+        found: R = self._run(super().result(timeout))
+        return found
+
+    def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> R:  # type: ignore[override]
+        """The same as `result`; `poll_interval` is accepted, but nothing is polled."""
+        check_poll_interval(poll_interval)
+        return self.result(timeout)
+
+
+class SyncQueue:
+    """A queue's methods for code without an event loop. Threads may share it; a forked child connects anew.
+
+    Each method does what its namesake of `Queue` does. Inside a coroutine use the queue itself: these calls block.
+    """
+
+    def __init__(self, queue: Queue, tasks: dict[str, Task[Any, Any]]) -> None:
+        self._inner = queue
+        self._thread = LoopThread()
+        self._run = self._thread.run
+        self.tasks = tasks
+
+    @property
+    def name(self) -> str:
+        """The queue's name."""
+        return self._inner.name
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._inner.is_closed
+
+    def close(self) -> None:
+        """Close the connection and end the thread."""
+        if not self._inner.is_closed:
+            self._run(self._inner.close())
+        self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, name: str, data: Any, **options: Any) -> SyncJob[Any]:
+        """As `Queue.add`."""
+        return SyncJob.of(self._run(self._inner.add(name, data, **options)), self._run)
+
+    def add_unique(self, name: str, data: Any, *, job_id: str, **options: Any) -> SyncJob[Any]:
+        """As `Queue.add_unique`."""
+        return SyncJob.of(self._run(self._inner.add_unique(name, data, job_id=job_id, **options)), self._run)
+
+    def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[SyncJob[Any]]:
+        """As `Queue.add_bulk`."""
+        return [SyncJob.of(job, self._run) for job in self._run(self._inner.add_bulk(jobs))]
+
+    cancel_delayed = blocking(Queue.cancel_delayed)
+    upsert_repeatable_job = blocking(Queue.upsert_repeatable_job)
+    get_repeatable_jobs = blocking(Queue.get_repeatable_jobs)
+    remove_repeatable_by_key = blocking(Queue.remove_repeatable_by_key)
+    peek_dlq = blocking(Queue.peek_dlq)
+    replay_dlq = blocking(Queue.replay_dlq)
+    remove_dlq = blocking(Queue.remove_dlq)
+    get_job_result = blocking(Queue.get_job_result)
+    get_job_result_bulk = blocking(Queue.get_job_result_bulk)
+    get_job = blocking(Queue.get_job)
+    wait_for_result = blocking(Queue.wait_for_result)
+    pause = blocking(Queue.pause)
+    resume = blocking(Queue.resume)
+    is_paused = blocking(Queue.is_paused)
+    purge = blocking(Queue.purge)
+
+
+class SyncTask(Generic[P, R]):
+    """A task's calls for code without an event loop. The jobs' `result()` waits, without `await`."""
+
+    def __init__(self, task: Task[P, R]) -> None:
+        self._task = task
+
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Add a job that calls the function with these arguments."""
+        return self._add(args, kwargs)
+
+    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """The same, after a delay."""
+        return self._add(args, kwargs, delay=delay)
+
+    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """The same, at an instant."""
+        return self._add(args, kwargs, run_at=run_at)
+
+    def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """The same, unless a job of this id was added lately."""
+        return self._add(args, kwargs, job_id=job_id)
+
+    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
+        """Add one job per item, as `Task.add_bulk`."""
+        queue = self._task.queue.sync
+        encoded = [self._task.arguments.encode(*call_arguments(item)) for item in calls]
+        jobs = queue._run(queue._inner._add_tasks(self._task, encoded))
+        return [SyncJob.of(job, queue._run) for job in jobs]
+
+    def cron(
+        self,
+        expression: str,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        tz: str | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
+        """As `Task.cron`."""
+        return self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
+
+    def every(
+        self,
+        interval: timedelta | float,
+        kwargs: Mapping[str, Any] | None = None,
+        **options: Unpack[ScheduleOptions],
+    ) -> str:
+        """As `Task.every`."""
+        return self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
+
+    def schedule(
+        self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
+    ) -> str:
+        """As `Task.schedule`."""
+        queue = self._task.queue.sync
+        packed = self._task.arguments.encode((), dict(kwargs or {}))
+        return queue._run(queue._inner._ensure_repeat(self._task, pattern, packed, **options))
+
+    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:
+        queue = self._task.queue.sync
+        packed = self._task.arguments.encode(args, kwargs)
+        return SyncJob.of(queue._run(queue._inner._add_task(self._task, packed, **when)), queue._run)
+
+
+class SyncProducer(Generic[T]):
+    """Adds jobs to a queue from synchronous code."""
+
+    def __init__(
+        self,
+        url: str = DEFAULT_URL,
+        config: ProducerConfig | None = None,
+        *,
+        credential_provider: CredentialCallback | Any = None,
+    ) -> None:
+        self._thread = LoopThread()
+        self._inner: Producer[T] = Producer(parse_url(url, credential_provider=credential_provider), config)
+        self._run = self._thread.run
+
+    # --- its life
+
+    @classmethod
+    def connect(cls, url: str = DEFAULT_URL, config: ProducerConfig | None = None) -> Self:
+        """A producer that is connected; raises what stands in the way."""
+        return cls(url, config).open()
+
+    def open(self) -> Self:
+        """Connect now; adds do this by themselves when need be."""
+        self._run(self._inner.open())
+        return self
+
+    def close(self) -> None:
+        """Close the connection for good and end the thread."""
+        self._run(self._inner.close())
+        self._thread.stop()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def producer_id(self) -> str:
+        """This producer's own id."""
+        return self._inner.producer_id
+
+    @property
+    def stream_key(self) -> str:
+        """The key of the stream of waiting jobs."""
+        return self._inner.stream_key
+
+    @property
+    def delayed_key(self) -> str:
+        """The key of the set of delayed jobs."""
+        return self._inner.delayed_key
+
+    @property
+    def dlq_key(self) -> str:
+        """The key of the stream of dead letters."""
+        return self._inner.dlq_key
+
+    add = blocking(Producer[T].add)
+    add_with_id = blocking(Producer[T].add_with_id)
+    add_with_options = blocking(Producer[T].add_with_options)
+    add_bulk = blocking(Producer[T].add_bulk)
+    add_bulk_with_options = blocking(Producer[T].add_bulk_with_options)
+    add_bulk_named = blocking(Producer[T].add_bulk_named)
+    add_in = blocking(Producer[T].add_in)
+    add_at = blocking(Producer[T].add_at)
+    add_in_bulk = blocking(Producer[T].add_in_bulk)
+    add_in_with_options = blocking(Producer[T].add_in_with_options)
+    add_at_with_options = blocking(Producer[T].add_at_with_options)
+    add_in_with_id = blocking(Producer[T].add_in_with_id)
+    add_at_with_id = blocking(Producer[T].add_at_with_id)
+    add_in_bulk_with_ids = blocking(Producer[T].add_in_bulk_with_ids)
+    cancel_delayed = blocking(Producer[T].cancel_delayed)
+    cancel_delayed_bulk = blocking(Producer[T].cancel_delayed_bulk)
+    peek_dlq = blocking(Producer[T].peek_dlq)
+    replay_dlq = blocking(Producer[T].replay_dlq)
+    remove_dlq = blocking(Producer[T].remove_dlq)
+    upsert_repeatable = blocking(Producer[T].upsert_repeatable)
+    ensure_repeatable = blocking(Producer[T].ensure_repeatable)
+    list_repeatable = blocking(Producer[T].list_repeatable)
+    remove_repeatable = blocking(Producer[T].remove_repeatable)
+    get_result = blocking(Producer[T].get_result)
+    get_result_bulk = blocking(Producer[T].get_result_bulk)

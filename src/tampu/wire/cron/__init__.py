@@ -1,0 +1,1 @@
+"""Cron expressions: text to fields (`fields`), fields to days (`days`), the next fire (`schedule`), zones (`zones`)."""

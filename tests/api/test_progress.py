@@ -1,0 +1,222 @@
+"""Progress: told to watchers, not too often, the last one always."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.workers import working
+from support.waiting import until
+from tampu import ConfigError, Job, JobFailed, Queue, current_job
+from tampu.consume import progress
+from tampu.consume.progress import ProgressReporter
+from tampu.redis.settings import parse_url
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from servers.process import Server
+
+
+def told(server: Server, queue: Queue) -> list[tuple[str, str]]:
+    events: Any = server.client().xrange(queue.keys.events)
+    return [
+        (fields[b"progress"].decode(), fields[b"note"].decode()) for _, fields in events if fields[b"e"] == b"progress"
+    ]
+
+
+@pytest.fixture
+def clock() -> list[float]:
+    """A clock that a test sets: `clock[0] = 5.0`."""
+    return [0.0]
+
+
+@pytest.fixture
+async def reporter(queue: Queue, server: Server, clock: list[float]) -> AsyncIterator[ProgressReporter]:
+    reporter = ProgressReporter(parse_url(server.url), queue.keys, worker="w", events_kept=1000, now=lambda: clock[0])
+    yield reporter
+    await reporter.close()
+
+
+def running_job(reporter: ProgressReporter, job_id: str = "j", attempt: int = 0) -> Job[Any]:
+    job: Job[Any] = Job(job_id, "resize", None, attempt)
+    job._context = reporter
+    return job
+
+
+async def test_watchers_see_progress_with_its_note(queue: Queue, server: Server) -> None:
+    @queue.task
+    async def resize() -> None:
+        current_job().progress(0.4, "resizing")
+        await until(lambda: told(server, queue), "it is told")
+        current_job().progress(1)
+
+    async with queue.events() as events, working(queue):
+        await events.pin()
+        job = await resize.add()
+        seen = [event async for event in _until_completed(events)]
+    about = [event for event in seen if event.name == "progress"]
+    assert [(event.fields["progress"], event.fields["note"]) for event in about] == [("0.4", "resizing"), ("1", "")]
+    assert {(event.job_id, event.job_name) for event in about} == {(job.id, "resize")}
+    assert {event.fields["worker"] for event in about} == {event.fields["worker"] for event in seen}
+
+
+async def _until_completed(events: Any) -> AsyncIterator[Any]:
+    """Until both the completion and the last progress were seen: they come over two connections."""
+    names: list[str] = []
+    async for event in events:
+        yield event
+        names.append(event.name)
+        if "completed" in names and names.count("progress") == 2:
+            return
+
+
+async def test_at_most_four_a_second_and_the_latest_follows(
+    reporter: ProgressReporter, clock: list[float], queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = running_job(reporter)
+    job.progress(0.1, "first")
+    await until(lambda: told(server, queue) == [("0.1", "first")], "the first is told at once")
+    clock[0] = 0.05
+    scheduled: list[Any] = []
+    monkeypatch.setattr(reporter, "_schedule", lambda told, wait_secs: scheduled.append((told, wait_secs)))
+    for percent in range(11, 50):
+        job.progress(percent / 100, str(percent))
+    await until(lambda: scheduled, "the next is scheduled")
+    [(next_one, wait_secs)] = scheduled
+    assert wait_secs == pytest.approx(0.2)
+    monkeypatch.undo()
+    clock[0] = 0.25
+    reporter._send(next_one)
+    await until(lambda: told(server, queue)[1:] == [("0.49", "49")], "when the interval is over only the latest")
+    clock[0] = 5.0
+    job.progress(0.5)
+    await until(lambda: told(server, queue)[2:] == [("0.5", "")], "later it is told at once again")
+
+
+async def test_the_end_does_not_wait_for_the_interval(
+    reporter: ProgressReporter, queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "INTERVAL_SECS", 3600.0)
+    job = running_job(reporter)
+    job.progress(0.1)
+    await until(lambda: told(server, queue) == [("0.1", "")], "the first is told at once")
+    job.progress(0.5)
+    job.progress(1.0)
+    await until(lambda: told(server, queue)[1:] == [("1", "")], "the end is told at once")
+
+
+async def test_the_end_is_told_at_once_and_once(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+    job = running_job(reporter)
+    job.progress(0.9)
+    job.progress(1.0, "done")
+    for _ in range(5):
+        job.progress(1.0, "again")
+    job.progress(0.5, "back")
+    other = running_job(reporter, "other")
+    other.progress(1.0, "other")
+    await until(lambda: ("1", "other") in told(server, queue), "the other is told")
+    assert [one for one in told(server, queue) if one[0] == "1"] == [("1", "done"), ("1", "other")]
+
+
+async def test_a_retry_begins_anew(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+    running_job(reporter).progress(1.0, "first run")
+    running_job(reporter, attempt=1).progress(0.2, "second run")
+    await until(lambda: told(server, queue) == [("1", "first run"), ("0.2", "second run")], "both are told")
+
+
+async def test_what_was_not_told_when_the_run_ends_is_news_no_more(
+    reporter: ProgressReporter, clock: list[float], queue: Queue, server: Server
+) -> None:
+    job = running_job(reporter)
+    job.progress(0.1)
+    await until(lambda: len(told(server, queue)) == 1, "the first is told")
+    job.progress(0.2)
+    reporter.forget(job)
+    assert reporter._told == {}
+    other = running_job(reporter, "other")
+    other.progress(0.3)
+    await until(lambda: ("0.3", "") in told(server, queue), "the other is told")
+    await asyncio.sleep(progress.INTERVAL_SECS * 1.2)  # when it would have been
+    assert told(server, queue) == [("0.1", ""), ("0.3", "")]
+
+
+async def test_threads_may_tell_as_often_as_they_like(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+    jobs = [running_job(reporter, f"j{number}") for number in range(8)]
+    errors: list[BaseException] = []
+
+    def tell(job: Job[Any]) -> None:
+        try:
+            for step in range(2000):
+                job.progress(step / 2000)
+            job.progress(1.0)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=tell, args=(job,)) for job in jobs]
+    for thread in threads:
+        thread.start()
+    await until(lambda: not any(thread.is_alive() for thread in threads), "the threads have ended")
+    await until(lambda: [one for one, _ in told(server, queue)].count("1") == 8, "each end is told")
+    assert errors == []
+    assert len(told(server, queue)) < 100
+
+
+async def test_a_thread_that_outlives_its_worker_has_nobody_to_tell(queue: Queue, server: Server) -> None:
+    reporter = await asyncio.to_thread(_reporter_of_a_loop_that_ended, server, queue)
+    running_job(reporter).progress(0.5)
+
+
+def _reporter_of_a_loop_that_ended(server: Server, queue: Queue) -> ProgressReporter:
+    async def make() -> ProgressReporter:
+        return ProgressReporter(parse_url(server.url), queue.keys, worker="w", events_kept=10)
+
+    return asyncio.run(make())
+
+
+async def test_without_events_nothing_is_told_and_nothing_fails(queue: Queue, server: Server) -> None:
+    @queue.task
+    async def resize() -> str:
+        current_job().progress(1.0)
+        return "done"
+
+    async with working(queue, events_enabled=False):
+        assert await (await resize.add()).result(20) == "done"
+    assert server.client().exists(queue.keys.events) == 0
+
+
+@pytest.mark.parametrize(
+    ("fraction", "note"), [(-0.1, ""), (1.1, ""), (float("nan"), ""), (True, ""), (0.5, None), (0.5, 7), (0.5, "\x00")]
+)
+async def test_bad_progress_is_refused(reporter: ProgressReporter, fraction: Any, note: Any) -> None:
+    with pytest.raises(ConfigError, match=r"fraction|note"):
+        running_job(reporter).progress(fraction, note)
+
+
+async def test_a_long_note_is_cut(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+    running_job(reporter).progress(0.5, "é" * 1000)
+    await until(lambda: told(server, queue) == [("0.5", "é" * 200)], "it is told, cut")
+
+
+async def test_only_a_running_job_makes_progress(queue: Queue) -> None:
+    @queue.task
+    async def resize() -> None: ...
+
+    for job in (await queue.add("", 1), await resize.add(), Job("id")):
+        with pytest.raises(RuntimeError, match=r"progress\(\) is for a handler's own job"):
+            job.progress(0.5)
+
+
+async def test_a_handler_may_tell_progress_and_its_mistakes_are_its_own(queue: Queue, server: Server) -> None:
+    def handler(job: Job[Any]) -> str:
+        job.progress(job.data, "from a thread")
+        return "done"
+
+    async with working("q", handler, url=server.url, store_results=True, max_attempts=1):
+        assert await (await queue.add("", 0.5)).result(20) == "done"
+        await until(lambda: told(server, queue) == [("0.5", "from a thread")], "it is told")
+        with pytest.raises(JobFailed, match="fraction must be a number from 0 to 1"):
+            await (await queue.add("", 5)).result(20)

@@ -1,0 +1,201 @@
+"""`tampu.testing`: in a pytest run of its own, as in somebody's project; and without pytest."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from docs.doc_pages import is_installed_as_plugin
+from tampu import Job, JobFailed, Queue, Retry
+from tampu.testing import run_until_empty
+
+if TYPE_CHECKING:
+    from servers.process import Server
+
+PROJECT = Path(__file__).parents[2]
+
+SUITE = """
+import asyncio
+import pytest
+from tampu import Queue
+from tampu.testing import run_until_empty
+
+names = set()
+
+
+def test_a_queue_without_an_event_loop(tampu_queue, tampu_server):
+    done = []
+
+    @tampu_queue.task
+    def work(number: int) -> None:
+        done.append(number)
+
+    names.add(tampu_queue.name)
+    for number in range(3):
+        work.sync.add(number)
+    assert asyncio.run(run_until_empty(tampu_queue)) == 3
+    assert sorted(done) == [0, 1, 2]
+    assert tampu_server.is_running
+
+
+async def test_a_queue_with_one(tampu_queue):
+    @tampu_queue.task
+    async def work() -> str:
+        return "done"
+
+    names.add(tampu_queue.name)
+    job = await work.add()
+    await run_until_empty(tampu_queue)
+    assert await job.result(5) == "done"
+
+
+async def test_each_test_has_a_queue_of_its_own(tampu_queue, tampu_server):
+    import redis
+
+    assert tampu_queue.name not in names and len(names) == 2
+    client = redis.Redis.from_url(tampu_server.url)
+    assert client.keys("*test-*") == []
+    assert Queue("x", url="embedded://").url == "embedded://"
+    await tampu_queue.add("left behind", 1)
+
+
+def test_nothing_is_left_behind(tampu_server):
+    import redis
+
+    assert redis.Redis.from_url(tampu_server.url).keys("*test-*") == []
+"""
+
+
+def test_its_fixtures_work_in_a_project(tmp_path: Path) -> None:
+    (tmp_path / "test_suite.py").write_text(SUITE)
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
+    )
+    plugin = [] if is_installed_as_plugin() else ["-p", "tampu.testing"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *plugin],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_it_is_declared_as_a_plugin() -> None:
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"]["pytest11"] == {"tampu": "tampu.testing"}
+
+
+def test_it_can_be_imported_without_pytest() -> None:
+    script = (
+        "import sys; sys.modules['pytest'] = None; import tampu.testing; print(tampu.testing.run_until_empty.__name__)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "run_until_empty\n"
+
+
+async def test_it_runs_until_jobs_of_jobs_are_done(queue: Queue, server: Server) -> None:
+    done: list[int] = []
+
+    @queue.task
+    async def work(depth: int) -> None:
+        done.append(depth)
+        if depth < 5:
+            await work.add(depth + 1)
+            await work.add_in(0.01, 99)
+
+    await work.add(0)
+    ran = await run_until_empty(queue)
+    assert [depth for depth in done if depth != 99] == [0, 1, 2, 3, 4, 5]
+    assert ran == len(done)
+    assert server.client().xlen(queue.keys.stream) == 0
+
+
+async def test_what_is_due_later_is_left_or_run_at_once(queue: Queue) -> None:
+    done: list[str] = []
+
+    @queue.task(backoff=3_600_000)
+    async def work(name: str) -> Any:
+        done.append(name)
+        return Retry(after=3600) if len(done) == 2 else None
+
+    await work.add_in(3600, "later")
+    await work.add("now")
+    assert await run_until_empty(queue) == 1
+    assert done == ["now"]
+    assert await run_until_empty(queue, include_delayed=True) == 2  # its retry too
+    assert done == ["now", "later", "later"]
+
+
+async def test_a_job_that_is_given_up_raises_its_own_error(queue: Queue) -> None:
+    @queue.task(attempts=2, backoff=3_600_000)
+    async def work() -> None:
+        raise ZeroDivisionError("in the task")
+
+    await work.add()
+    with pytest.raises(ZeroDivisionError, match="in the task") as caught:
+        await run_until_empty(queue)
+    assert "work" in str(caught.traceback[-1])
+    await work.add()
+    assert await run_until_empty(queue, raise_errors=False) == 2
+    assert len(await queue.peek_dlq()) == 2
+    assert await run_until_empty(queue) == 0  # letters from before are no news
+
+
+async def test_a_job_that_cannot_be_run_at_all_raises_too(queue: Queue, server: Server) -> None:
+    @queue.task
+    async def work() -> None: ...
+
+    server.client().xadd(queue.keys.stream, {"not": "a job"})
+    with pytest.raises(JobFailed, match="malformed"):
+        await run_until_empty(queue)
+
+
+async def test_an_error_that_a_retry_mended_is_none(queue: Queue) -> None:
+    @queue.task(backoff=3_600_000)
+    async def work() -> None:
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise ValueError
+
+    attempts: list[int] = []
+    await work.add()
+    assert await run_until_empty(queue) == 3
+
+
+async def test_it_serves_several_queues_and_handlers(server: Server) -> None:
+    async with Queue("a", url=server.url) as a, Queue("b", url=server.url) as b:
+        seen: list[Any] = []
+
+        async def handler(job: Job[Any]) -> None:
+            seen.append(job.data)
+            if job.data == 1:
+                await b.add("", 2)
+
+        await a.add("", 1)
+        assert await run_until_empty(a, b, handler=handler) == 2
+        assert seen == [1, 2]
+
+
+async def test_what_never_ends_is_a_timeout_that_names_the_queue(queue: Queue) -> None:
+    @queue.task
+    async def work() -> None:
+        await asyncio.sleep(3600)
+
+    await work.add()
+    with pytest.raises(TimeoutError, match=r"still something to do in q after 0\.1 s"):
+        await run_until_empty(queue, timeout=0.1, shutdown_deadline_secs=0)
+
+
+async def test_a_paused_queue_is_not_waited_for(queue: Queue) -> None:
+    @queue.task
+    async def work() -> None: ...
+
+    await queue.pause()
+    await work.add()
+    assert await run_until_empty(queue) == 0

@@ -1,0 +1,160 @@
+"""A worker process of the tests: `python -m consume.process_worker '{"url": ..., ...}'`; SIGTERM drains it."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from consume.workers import Journal, quick_config
+from tampu.base.event_loop import new_event_loop
+from tampu.consume.consumer import Consumer
+
+if TYPE_CHECKING:
+    from tampu.wire.job import Job
+
+journal = Journal(Path(os.environ["TAMPU_TEST_JOURNAL"]))
+
+
+async def sleeping(job: Job[Any]) -> None:
+    """Takes as many seconds as the payload says, and lets others run meanwhile."""
+    journal.write("started", job.id, os.getpid())
+    await asyncio.sleep(job.payload)
+    journal.write("done", job.id, os.getpid())
+
+
+async def sleeping_after_quick(job: Job[Any]) -> None:
+    """The same, but for what takes no time and is not told of: then the worker reads ahead."""
+    if job.payload:
+        journal.write("started", job.id)
+        await asyncio.sleep(job.payload)
+
+
+async def blocking(job: Job[Any]) -> None:
+    """The same, but blocks the event loop."""
+    journal.write("started", job.id, os.getpid())
+    time.sleep(job.payload)  # noqa: ASYNC251 - that is the point
+    journal.write("done", job.id, os.getpid())
+
+
+async def blocking_soon(job: Job[Any]) -> None:
+    """Blocks the event loop, but not before the next read is under way."""
+    journal.write("started", job.id, os.getpid())
+    await asyncio.sleep(0.1)
+    journal.write("blocks", job.id)
+    time.sleep(job.payload)  # noqa: ASYNC251
+
+
+def in_a_thread(job: Job[Any]) -> None:
+    """The same in a thread."""
+    journal.write("started", job.id, os.getpid())
+    time.sleep(job.payload)
+    journal.write("done", job.id, os.getpid())
+
+
+async def stubborn(job: Job[Any]) -> None:
+    """Never ends, whatever it is told."""
+    journal.write("started", job.id, os.getpid())
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            journal.write("cancelled", job.id)
+
+
+async def deadly(job: Job[Any]) -> None:
+    """Kills its process when the payload says so."""
+    journal.write("started", job.id, job.attempt)
+    if job.payload == "poison":
+        os._exit(9)
+    await asyncio.sleep(job.payload)
+    journal.write("done", job.id, job.attempt)
+
+
+def hanging_child(job: Job[Any]) -> None:
+    """In a process of its own, never ends."""
+    journal.write("child", os.getpid())
+    time.sleep(600)
+
+
+def hanging_grandchild(job: Job[Any]) -> None:
+    """In a process of its own, waits for a program that never ends."""
+    journal.write("child", os.getpid())
+    with subprocess.Popen(["sleep", "600"]) as program:
+        journal.write("grandchild", program.pid)
+
+
+def _fork_and_leave(way: str) -> int:
+    if (pid := os.fork()) == 0:
+        journal.write("forked", os.getpid())
+        if way == "exit":
+            sys.exit(3)
+        if way == "raise":
+            raise ValueError("in the fork")
+    return pid
+
+
+def _exit_code_of(pid: int) -> int | None:
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status) if ended else None
+
+
+async def forking(job: Job[Any]) -> None:
+    """Forks a child that leaves the handler as the payload says, and reports how the child ended."""
+    pid = _fork_and_leave(job.payload)
+    if pid == 0:
+        if job.payload == "await":
+            await asyncio.sleep(0)
+            journal.write("awaited", os.getpid())
+        return
+    code = None
+    for _ in range(100):
+        if (code := _exit_code_of(pid)) is not None:
+            break
+        await asyncio.sleep(0.05)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    journal.write("ended", job.payload, code)
+
+
+def forking_in_a_thread(job: Job[Any]) -> None:
+    """The same, without an event loop."""
+    pid = _fork_and_leave(job.payload)
+    if pid == 0:
+        return
+    code = None
+    for _ in range(100):
+        if (code := _exit_code_of(pid)) is not None:
+            break
+        time.sleep(0.05)
+    else:
+        os.kill(pid, signal.SIGKILL)
+    journal.write("ended", job.payload, code)
+
+
+async def main(plan: dict[str, Any]) -> None:
+    shutdown = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, shutdown.set)
+    handler = globals()[plan["handler"]]
+    process = plan["config"].pop("process", False)
+    await Consumer(plan["url"], quick_config(**plan["config"])).run(handler, shutdown, process=process)
+    journal.write("run", "ended")
+
+
+if __name__ == "__main__":
+    # Imported again by its name: handlers of __main__ could not be found by processes of their own.
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s")
+    plan = json.loads(sys.argv[1])
+    factory = new_event_loop if plan["config"].pop("uvloop", False) else asyncio.new_event_loop
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(importlib.import_module("consume.process_worker").main(plan))

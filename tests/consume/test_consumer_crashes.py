@@ -1,0 +1,268 @@
+"""Workers that die: their jobs run elsewhere, each as often as it may, and no innocent pays for a killer."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from consume.workers import consuming, reading_link
+from support.proxy import Proxy
+from support.users import acl_user
+from support.waiting import until
+from tampu.metrics import InMemorySink
+from tampu.wire.envelope import decode_job
+from tampu.wire.retry import JobRetryOverride
+
+if TYPE_CHECKING:
+    from consume.views import WorkerView
+    from consume.workers import Fleet
+    from tampu.wire.job import Job
+
+CLAIM_MS = 300
+
+
+@pytest.mark.servers
+async def test_the_jobs_of_a_killed_worker_run_elsewhere_after_their_lease(view: WorkerView, fleet: Fleet) -> None:
+    ids = view.add_many([60.0] * 3)
+    victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, concurrency=3, consumer_id="victim")
+    await until(lambda: len(fleet.journal.of("started")) == 3, "it runs three")
+    victim.kill()
+    killed_at = time.monotonic()
+    runs: list[tuple[str, int, float]] = []
+    sink = InMemorySink()
+
+    async def handler(job: Job[Any]) -> None:
+        runs.append((job.id, job.attempt, time.monotonic() - killed_at))
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, metrics=sink):
+        await until(view.is_settled, "all are done")
+    assert sorted(job_id for job_id, _, _ in runs) == ids
+    assert {attempt for _, attempt, _ in runs} == {0}, "the death of a worker uses up no attempt"
+    assert min(after for _, _, after in runs) > CLAIM_MS * 0.6 / 1000
+    assert sum(batch.reclaimed for batch in sink.reader_batches) == 3
+    completed = [event for event in view.events() if event["e"] == "completed"]
+    assert {event["attempt"] for event in completed} == {"1"}
+
+
+@pytest.mark.servers
+async def test_a_job_that_kills_its_workers_ends_as_a_dead_letter(view: WorkerView, fleet: Fleet) -> None:
+    """After its attempts and three more runs at the most. The worker is started again as often as it dies."""
+    innocent = view.add_many([0.01] * 25)
+    poison = view.add("poison", name="killer", job_id="poison")
+    innocent += view.add_many([0.01] * 25)
+    settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 10, "max_attempts": 3}
+    worker = fleet.start(view.server.url, "deadly", **settings)
+
+    def is_done() -> bool:
+        nonlocal worker
+        if not worker.is_alive:
+            worker = fleet.start(view.server.url, "deadly", **settings)
+        return bool(view.dead_letters()) and view.is_settled()
+
+    await until(is_done, "all are settled", 60)
+    assert worker.stop() == 0
+    assert fleet.journal.of("started").count(poison) == 6
+    (letter,) = view.dead_letters()
+    assert (letter.reason, letter.name, letter.attempts) == ("retries_exhausted", "killer", 6)
+    assert letter.error_type == "WorkerLost"
+    assert set(fleet.journal.of("done")) == set(innocent)
+    completed = {event["id"] for event in view.events() if event["e"] == "completed"}
+    assert completed == set(innocent)
+
+
+@pytest.mark.servers("valkey", "redis86")
+async def test_a_job_that_was_cut_short_has_all_its_attempts(view: WorkerView, fleet: Fleet) -> None:
+    view.add(60.0, retry=JobRetryOverride(4))
+    # Without a promoter: a dead one's lock would hold up the retries.
+    victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, delayed_enabled=False)
+    await until(lambda: fleet.journal.of("started"), "it runs")
+    victim.kill()
+    attempts: list[int] = []
+
+    async def handler(job: Job[Any]) -> None:
+        attempts.append(job.attempt)
+        raise ValueError("in order")
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS):
+        (letter,) = await until(view.dead_letters, "it is dead-lettered")
+    assert attempts == [0, 1, 2, 3]
+    assert letter.attempts == 4
+
+
+@pytest.mark.parametrize(("deaths", "together"), [(1, 20), (2, 2), (3, 1), (5, 1)])
+async def test_how_many_run_together_depends_on_their_deaths(view: WorkerView, deaths: int, together: int) -> None:
+    suspects = set(view.add_many([0] * 20))
+    view.client.xgroup_create(view.keys.stream, "default", "0")
+    [[_, entries]] = view.client.xreadgroup("default", "dead", {view.keys.stream: ">"})
+    ids = [entry_id for entry_id, _ in entries]
+    view.client.xclaim(view.keys.stream, "default", "dead", 0, ids, retrycount=deaths)
+    running: set[str] = set()
+    most_suspects = most_fresh = 0
+
+    async def handler(job: Job[Any]) -> None:
+        nonlocal most_suspects, most_fresh
+        running.add(job.id)
+        most_suspects = max(most_suspects, len(running & suspects))
+        most_fresh = max(most_fresh, len(running - suspects))
+        await asyncio.sleep(0.1)
+        running.discard(job.id)
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, concurrency=20):
+        await until(lambda: running & suspects, "the first is taken over")
+        view.add_many([0] * 60)
+        await until(view.is_settled, "all are done", within_secs=30)
+    assert most_suspects == together
+    assert most_fresh > together or together == 20, "fresh jobs run beside them"
+
+
+async def test_a_killed_workers_jobs_are_taken_over_in_parallel(view: WorkerView, fleet: Fleet) -> None:
+    """A hundred jobs of two seconds, on one survivor: all done within the lease and four seconds."""
+    ids = view.add_many([2.0] * 100)
+    settings = {"claim_min_idle_ms": 3000, "concurrency": 100, "batch": 100}
+    victim = fleet.start(view.server.url, "sleeping", **settings)
+    await until(lambda: len(fleet.journal.of("started")) == 100, "it runs all of them")
+    fleet.start(view.server.url, "sleeping", **settings)
+    victim.kill()
+    killed_at = time.monotonic()
+    await until(view.is_settled, "all are done", within_secs=30)
+    assert time.monotonic() - killed_at < 3.0 + 4.0
+    assert set(fleet.journal.of("done")) == set(ids)
+
+
+async def test_the_jobs_of_one_dead_worker_go_to_one_survivor(view: WorkerView, fleet: Fleet) -> None:
+    """If one of them kills again, it kills one worker, not all that helped."""
+    settings = {"claim_min_idle_ms": 1000, "concurrency": 10, "batch": 10}
+    view.add_many([1.0] * 9)
+    view.add("poison")
+    for _ in range(4):
+        fleet.start(view.server.url, "deadly", **settings)
+    deaths_at: list[float] = []
+
+    def deaths() -> int:
+        alive = sum(member.is_alive for member in fleet.members)
+        while len(deaths_at) < len(fleet.members) - alive:
+            deaths_at.append(time.monotonic())
+        return len(deaths_at)
+
+    await until(lambda: deaths() == 2, "the poison has killed the worker that took it over", within_secs=30)
+    # The next takeover begins when a lease has run out: until then nobody else may die.
+    await asyncio.sleep(0.5)
+    assert deaths() == 2
+
+
+async def test_a_full_worker_leaves_suspects_to_others(view: WorkerView, fleet: Fleet) -> None:
+    """Claimed by a worker without a place for it, a job would wait there, kept by its lease, while others are idle."""
+    victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS)
+    orphan = view.add(60.0)
+    await until(lambda: fleet.journal.of("started"), "it runs")
+    victim.kill()
+    release = asyncio.Event()
+    full: list[str] = []
+    ran: list[str] = []
+
+    async def keeps_busy(job: Job[Any]) -> None:
+        full.append(job.id)
+        await release.wait()
+
+    async def handler(job: Job[Any]) -> None:
+        ran.append(job.id)
+
+    settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
+    async with consuming(view.server.url, keeps_busy, consumer_id="full", **settings):
+        view.add()
+        await until(lambda: full, "it has no place left")
+        idle_enough = 2 * CLAIM_MS
+        await until(
+            lambda: any(entry["time_since_delivered"] > idle_enough for entry in view.pending()),
+            "nobody has claimed the orphan",
+        )
+        async with consuming(view.server.url, handler, **settings):
+            await until(lambda: ran, "another worker runs it")
+        release.set()
+    assert ran == [orphan]
+    assert orphan not in full
+
+
+async def test_suspects_get_their_place_although_the_queue_is_never_empty(view: WorkerView, fleet: Fleet) -> None:
+    """A worker that reads ahead is never without work: the reader leaves a place when one is wanted."""
+    victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS)
+    orphan = view.add(60.0)
+    await until(lambda: fleet.journal.of("started"), "it runs")
+    victim.kill()
+    ran: Counter[str] = Counter()
+
+    async def handler(job: Job[Any]) -> None:
+        ran[job.id] += 1
+        await asyncio.sleep(0.002)
+        if orphan not in ran:
+            view.add()
+
+    view.add_many([0] * 200)
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, concurrency=1):
+        await until(lambda: orphan in ran, "the orphan ran")
+        assert view.length() > 100, "the test needs a full queue"
+        await until(view.is_settled, "all are done")
+    assert ran[orphan] == 1
+
+
+# --- jobs that only waited in a worker that died
+
+
+@pytest.mark.parametrize("uvloop", [False, True], ids=["asyncio", "uvloop"])
+async def test_a_neighbour_that_never_started_is_not_dead_lettered(
+    view: WorkerView, fleet: Fleet, uvloop: bool
+) -> None:
+    """With one attempt each, deliveries must not be taken for runs."""
+    view.add("poison", retry=JobRetryOverride(1))
+    neighbours = [view.add(0.05, retry=JobRetryOverride(1)) for _ in range(99)]
+    fleet.start(view.server.url, "deadly", concurrency=10, batch=64, uvloop=uvloop)
+    await until(lambda: not fleet.members[0].is_alive, "the poison has killed the worker")
+    fleet.start(view.server.url, "deadly", concurrency=10, batch=64, uvloop=uvloop)
+    await until(view.is_settled, "all is settled", within_secs=60)
+    started, done = Counter(fleet.journal.of("started")), set(fleet.journal.of("done"))
+    dead = {decode_job(letter.payload).id for letter in view.dead_letters()}
+    assert dead == set(started) - done, "what began and did not end, and nothing else"
+    assert set(neighbours) <= dead | done
+    assert max(started.values()) == 1
+    assert fleet.members[1].is_alive
+
+
+@pytest.mark.parametrize("may_kill", [True, False], ids=["may-kill", "may-not-kill"])
+async def test_a_read_that_arrives_late_costs_no_attempt(view: WorkerView, may_kill: bool) -> None:
+    """The server may carry out a read whose connection was given up: its entries are in the name of a live worker."""
+    runs: list[int] = []
+
+    async def handler(job: Job[Any]) -> None:
+        runs.append(job.attempt)
+
+    def is_blocked() -> bool:
+        return bool(view.client.info("clients")["blocked_clients"])
+
+    rules = ("~*", "+@all") if may_kill else ("~*", "+@all", "-client|kill")
+    with acl_user(view.server, "late", "pw", *rules):
+        async with (
+            Proxy(view.server.address) as proxy,
+            consuming(
+                proxy.url.replace("://", "://late:pw@"), handler, block_ms=200, claim_min_idle_ms=6000, concurrency=1
+            ),
+        ):
+            reading = await reading_link(proxy)
+            reading.requests_held = True
+            await until(lambda: reading._early, "the next read is held up on its way")
+            reading.strand()
+            await until(is_blocked, "it has reconnected and reads again")
+            if may_kill:
+                await asyncio.wait_for(reading.server_is_done.wait(), 10)
+                return
+            view.client.set(view.keys.paused, "1")
+            await until(lambda: not is_blocked(), "it has stopped reading")
+            view.add(1)
+            reading.deliver()
+            await until(view.pending, "the late read has taken the job")
+            view.client.delete(view.keys.paused)
+            await until(view.is_settled, "it has run", within_secs=30)
+    assert runs == [0]

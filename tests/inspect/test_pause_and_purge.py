@@ -1,0 +1,163 @@
+"""The whole queue: paused and resumed for all workers, and purged without what runs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.workers import working
+from support.queues import QueueView
+from support.waiting import until
+from tampu import Queue, RepeatPattern
+from tampu.consume import reader
+from tampu.inspect import purge
+from tampu.redis.calls import PURGE
+
+if TYPE_CHECKING:
+    from servers.process import Server
+    from tampu import Worker
+
+
+@pytest.fixture(autouse=True)
+def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers look every 20 ms whether the queue is paused, not every second."""
+    monkeypatch.setattr(reader, "PAUSE_WATCH_SECS", 0.02)
+
+
+async def test_pause_and_resume_hold_for_all_workers(queue: Queue, server: Server) -> None:
+    @queue.task
+    async def work(number: int) -> int:
+        return number
+
+    assert await queue.is_paused() is False
+    async with working(queue) as first, working(queue) as second:
+        assert await (await work.add(1)).result(20) == 1
+        await queue.pause()
+        assert await queue.is_paused() is True
+        await until(lambda: _are_paused(server, first, second), "both have heard of it")
+        job = await work.add(2)
+        async with working(queue) as third:  # and one that comes later
+            await until(lambda: _are_paused(server, third), "it has heard of it")
+            assert (await queue.get_job(job.id)).state == "waiting"
+            assert server.client().xpending(queue.keys.stream, "default")["pending"] == 0
+        assert await queue.resume() is True
+        assert await job.result(20) == 2
+    assert await queue.resume() is False
+
+
+def _are_paused(server: Server, *workers: Worker) -> bool:
+    """They have heard of it, and no read of theirs waits at the server any more."""
+    consumers = [consumer._running for worker in workers for consumer in worker._consumers]
+    heard = all(running is not None and running._reader._is_paused for running in consumers)
+    reading = [one for one in server.client().client_list() if one["cmd"] == "xreadgroup" and "b" in one["flags"]]
+    return heard and not reading
+
+
+async def test_what_runs_when_the_queue_is_paused_goes_on(queue: Queue, server: Server) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @queue.task
+    async def work() -> str:
+        started.set()
+        await go_on.wait()
+        return "done"
+
+    async with working(queue) as worker:
+        job = await work.add()
+        await started.wait()
+        await queue.pause()
+        await until(lambda: _are_paused(server, worker), "it has heard of it")
+        go_on.set()
+        assert await job.result(20) == "done"
+
+
+async def test_purge_takes_what_waits_and_leaves_what_runs(queue: Queue, server: Server) -> None:
+    view = QueueView(server, "q")
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    @queue.task
+    async def work(number: int) -> int:
+        started.set()
+        await go_on.wait()
+        return number
+
+    await queue.upsert_repeatable_job("tick", 1, repeat=RepeatPattern.every(3_600_000))
+    server.client().xadd(queue.keys.dlq, {"d": b"", "reason": "malformed", "source_id": "1-1"})
+    async with working(queue, concurrency=1):
+        running = await work.add(0)
+        await started.wait()
+        await work.add_bulk(range(1, 2501))
+        await work.add_in(3600, 1)
+        assert await queue.purge() == 2501
+        assert (view.length(), view.delayed()) == (1, [])
+        go_on.set()
+        assert await running.result(20) == 0
+    assert len(await queue.peek_dlq()) == 1
+    assert len(await queue.get_repeatable_jobs()) == 1
+    assert await queue.purge() == 0
+
+
+async def test_purge_may_take_one_kind_only(queue: Queue, server: Server) -> None:
+    view = QueueView(server, "q")
+    jobs: list[dict[str, Any]] = [{"name": "", "data": 1}, {"name": "", "data": 2, "delay_ms": 3_600_000}]
+    await queue.add_bulk(jobs)
+    assert await queue.purge(waiting=False, delayed=False) == 0
+    assert await queue.purge(waiting=False) == 1
+    assert (view.length(), len(view.delayed())) == (1, 0)
+    await queue.add_bulk(jobs)
+    assert await queue.purge(delayed=False) == 2
+    assert (view.length(), len(view.delayed())) == (0, 1)
+
+
+@pytest.mark.servers
+async def test_purge_leaves_no_marker_behind(queue: Queue, server: Server) -> None:
+    """An id that was purged may be used again at once, and nothing waits for its expiry."""
+    long_id, odd_id = "x" * 300, "ä" * 20
+    for job_id in ("now", long_id):
+        await queue.add("work", 1, job_id=job_id)
+    for job_id in ("later", odd_id):
+        await queue.add("work", 1, job_id=job_id, delay_ms=3_600_000)
+    assert await queue.purge() == 4
+    left = {key.decode() for key in server.client().keys("*")}
+    assert {key for key in left if ":dlid:" in key or ":didx:" in key} == set()
+    assert (await queue.add("work", 1, job_id="now")).id.is_new
+    assert (await queue.add("work", 1, job_id="later", delay_ms=3_600_000)).id.is_new
+
+
+async def test_purge_keeps_the_markers_of_what_stays(queue: Queue) -> None:
+    await queue.add("work", 1, job_id="now")
+    await queue.add("work", 1, job_id="later", delay_ms=3_600_000)
+    assert await queue.purge(delayed=False) == 1
+    assert not (await queue.add("work", 1, job_id="later", delay_ms=3_600_000)).id.is_new
+    assert await queue.cancel_delayed("later")
+
+
+async def test_purge_takes_what_is_no_job_too(queue: Queue, server: Server) -> None:
+    client = server.client()
+    for d in (b"", b"\x92", b"\x92\xd9", b"\x92\xda\x00", b"\xc1", b"\xdc\x00"):
+        client.xadd(queue.keys.stream, {"d": d})
+        client.zadd(queue.keys.delayed, {b"\x00\x00\x00\x00" + d: 2e12, b"\xff\xff\xff\xff" + d: 2e12, d: 2e12})
+    client.xadd(queue.keys.stream, {"other": b"field"})
+    assert await queue.purge() == 7 + 18
+    assert (client.xlen(queue.keys.stream), client.exists(queue.keys.delayed)) == (0, 0)
+
+
+async def test_purge_goes_no_further_than_what_was_there(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy producer must not keep it going for ever."""
+    monkeypatch.setattr(purge, "PURGE_BATCH", 2)
+    jobs: list[dict[str, Any]] = [{"name": "", "data": n} for n in range(5)]
+    await queue.add_bulk(jobs + [job | {"delay_ms": 3_600_000} for job in jobs])
+    pipe = queue.producer.ready_client()
+    run = pipe.run
+
+    async def run_while_others_add(*args: Any, **options: Any) -> Any:
+        reply = await run(*args, **options)
+        if args[0] is PURGE:
+            await queue.add_bulk([{"name": "", "data": 0}, {"name": "", "data": 0, "delay_ms": 7_200_000}])
+        return reply
+
+    monkeypatch.setattr(pipe, "run", run_while_others_add)
+    assert await queue.purge() == 10
+    assert (await pipe.call("XLEN", queue.keys.stream), await pipe.call("ZCARD", queue.keys.delayed)) == (3, 3)

@@ -1,0 +1,309 @@
+"""Waiting for results: woken by events, without polling, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.workers import working
+from support.proxy import Proxy
+from support.waiting import until
+from tampu import Consumer, ConsumerConfig, Job, JobFailed, Queue, ShutdownError, UnrecoverableError
+from tampu.inspect import waiters
+
+if TYPE_CHECKING:
+    from servers.process import Server
+
+
+@pytest.fixture
+def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the look every second: only events wake."""
+    monkeypatch.setattr(waiters, "SAFETY_NET_SECS", 3600.0)
+
+
+@pytest.fixture
+def quick_net(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look every second, every 20 ms."""
+    monkeypatch.setattr(waiters, "SAFETY_NET_SECS", 0.02)
+
+
+async def handler(job: Job[Any]) -> Any:
+    if job.name == "fail":
+        raise UnrecoverableError("no way")
+    return job.data
+
+
+async def waiting(queue: Queue, job: Job[Any], timeout: float = 20) -> asyncio.Task[Any]:  # noqa: ASYNC109
+    """Somebody who waits for it, past the first look."""
+    task = asyncio.create_task(job.result(timeout))
+    await until(lambda: job.id in queue._waiters._waiting and queue._waiters._events is not None, "it waits")
+    await until(lambda: _is_reading(queue), "its reader reads")
+    return task
+
+
+def _is_reading(queue: Queue) -> bool:
+    events = queue._waiters._events
+    pipe = events._client if events is not None else None
+    return pipe is not None and pipe.connection is not None and bool(pipe.connection._waiting)
+
+
+def calls(server: Server, *commands: str) -> int:
+    """How often these commands were called since the statistics were reset."""
+    found: Any = server.client().info("commandstats")
+    return sum(found.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in commands)
+
+
+async def test_an_event_wakes_who_waits(queue: Queue, server: Server, no_net: None) -> None:
+    job = await queue.add("", {"x": 1})
+    task = await waiting(queue, job)
+    async with working("q", handler, url=server.url, store_results=True):
+        assert await task == {"x": 1}
+
+
+async def test_no_event_is_missed_between_the_look_and_the_wait(queue: Queue, server: Server, no_net: None) -> None:
+    async with working("q", handler, url=server.url, store_results=True):
+        for number in range(1, 51):
+            assert await (await queue.add("", number)).result(20) == number
+            await queue._waiters._stop()  # each time anew: the reader takes position first
+
+
+async def test_a_long_wait_does_not_poll(queue: Queue, server: Server) -> None:
+    job = await queue.add("", 1)
+    server.client().config_resetstat()
+    with pytest.raises(TimeoutError):
+        await job.result(2.5)
+    # The first look, then one a second for all who wait; a poll every 0.1 s would be 25.
+    assert calls(server, "get") == 1
+    assert 1 <= calls(server, "mget") <= 3
+    assert calls(server, "xread") <= 2
+
+
+async def test_many_waiters_share_one_reader_and_one_look(queue: Queue, server: Server, no_net: None) -> None:
+    jobs = await queue.add_bulk([{"name": "", "data": number} for number in range(1, 101)])
+    tasks = [asyncio.create_task(job.result(20)) for job in jobs for _ in range(5)]
+    await until(lambda: len(queue._waiters._waiting) == 100 and _is_reading(queue), "all wait")
+    readers = [one for one in server.client().client_list() if one["cmd"].startswith("xread")]
+    assert len(readers) == 1
+    await until(lambda: calls(server, "get") >= 500, "all have looked")
+    server.client().config_resetstat()
+    async with working("q", handler, url=server.url, store_results=True):
+        assert await asyncio.gather(*tasks) == [job.data for job in jobs for _ in range(5)]
+    assert calls(server, "get") < 200  # the worker's scripts look at their locks; one for each waiter would be 500
+    assert queue._waiters._waiting == {}
+
+
+async def test_a_result_that_is_there_is_read_at_once(queue: Queue, server: Server, no_net: None) -> None:
+    async with working("q", handler, url=server.url, store_results=True):
+        job = await queue.add("", 1)
+        await until(lambda: server.client().exists(queue.keys.result(job.id)), "it is done")
+    assert await job.result(20) == 1
+
+
+async def test_results_arrive_without_events(queue: Queue, server: Server, quick_net: None) -> None:
+    good, bad = await queue.add("", 1), await queue.add("fail", 1)
+    tasks = [await waiting(queue, good), await waiting(queue, bad)]
+    async with working("q", handler, url=server.url, store_results=True, events_enabled=False):
+        assert await tasks[0] == 1
+        with pytest.raises(JobFailed, match="no way"):
+            await tasks[1]
+    assert server.client().exists(queue.keys.events) == 0
+
+
+async def test_results_arrive_when_the_events_key_is_of_another_type(
+    queue: Queue, server: Server, quick_net: None
+) -> None:
+    server.client().set(queue.keys.events, "text")
+    job = await queue.add("", 1)
+    task = asyncio.create_task(job.result(20))
+    async with working("q", handler, url=server.url, store_results=True):
+        assert await task == 1
+
+
+async def test_results_survive_a_lost_connection(queue: Queue, server: Server) -> None:
+    job = await queue.add("", 1)
+    task = await waiting(queue, job)
+    server.client().client_kill_filter(_type="normal", skipme=True)
+    async with working("q", handler, url=server.url, store_results=True):
+        assert await task == 1
+
+
+@pytest.mark.parametrize("job_id", [None, "order-7"])
+async def test_a_job_that_was_dead_before_anybody_waited_is_told(
+    queue: Queue, server: Server, no_net: None, job_id: str | None
+) -> None:
+    async with working("q", handler, url=server.url, store_results=True):
+        job = await queue.add("fail", 1, job_id=job_id)
+        await until(lambda: server.client().xlen(queue.keys.dlq) == 1, "it is a dead letter")
+    with pytest.raises(JobFailed) as caught:
+        await job.result(20)
+    failed = caught.value
+    assert str(failed) == f"job {job.id} became a dead letter: unrecoverable (UnrecoverableError: no way)"
+    assert (failed.job_id, failed.reason, failed.detail) == (job.id, "unrecoverable", "UnrecoverableError: no way")
+    assert failed.code == "CMQ-008"
+
+
+async def test_a_job_that_dies_while_somebody_waits_is_told_in_the_same_words(
+    queue: Queue, server: Server, no_net: None
+) -> None:
+    job = await queue.add("fail", 1)
+    tasks = [await waiting(queue, job) for _ in range(2)]
+    async with working("q", handler, url=server.url, store_results=True):
+        for task in tasks:
+            with pytest.raises(JobFailed) as caught:
+                await task
+            assert str(caught.value) == f"job {job.id} became a dead letter: unrecoverable (UnrecoverableError: no way)"
+
+
+async def test_a_dead_letter_that_is_gone_again_is_told_all_the_same(
+    queue: Queue, server: Server, no_net: None
+) -> None:
+    job = await queue.add("", 1)
+    task = await waiting(queue, job)
+    server.client().xadd(queue.keys.events, {"e": "dlq", "id": job.id, "ts": 1, "reason": "malformed"})
+    with pytest.raises(JobFailed, match="malformed"):
+        await task
+
+
+async def test_a_failure_that_will_be_retried_is_no_end(queue: Queue, server: Server, no_net: None) -> None:
+    async def flaky(job: Job[Any]) -> str:
+        if job.attempt < 2:
+            raise ValueError
+        return "third time"
+
+    async with working("q", flaky, url=server.url, store_results=True):
+        assert await (await queue.add("", 1)).result(20) == "third time"
+
+
+async def test_a_replayed_job_is_waited_for_anew(queue: Queue, server: Server, no_net: None) -> None:
+    job = await queue.add("fail", 1)
+    async with working("q", handler, url=server.url):
+        with pytest.raises(JobFailed):
+            await job.result(20)
+    await queue.replay_dlq()
+    task = await waiting(queue, job)
+    async with working("q", lambda job: "mended", url=server.url, store_results=True):
+        assert await task == "mended"
+
+
+async def test_completed_may_be_told_before_the_result_is_there(queue: Queue, server: Server, no_net: None) -> None:
+    """As chasquimq's workers do."""
+    job = await queue.add("", 1)
+    task = await waiting(queue, job)
+    client = server.client()
+    client.config_resetstat()
+    client.xadd(queue.keys.events, {"e": "completed", "id": job.id, "ts": 1, "attempt": 1, "duration_us": 1})
+    await until(lambda: calls(server, "get") >= 2, "it has looked in vain")
+    client.set(queue.keys.result(job.id), b"\x2a")
+    assert await task == 42
+
+
+async def test_a_result_that_is_no_messagepack_comes_as_bytes(queue: Queue, server: Server) -> None:
+    """A `Consumer` stores the bytes its handler returns."""
+    shutdown = asyncio.Event()
+
+    async def raw(job: Job[Any]) -> bytes:
+        return b"\xc1"
+
+    consumer = Consumer(server.url, ConsumerConfig(queue_name="q", store_results=True))
+    task = asyncio.create_task(consumer.run(raw, shutdown))
+    job = await queue.add("", 1)
+    assert await job.result(20) == b"\xc1"
+    assert (await queue.get_job(job.id)).result == b"\xc1"
+    shutdown.set()
+    await task
+
+
+# --- in vain
+
+
+async def test_a_timeout_says_what_may_be_wrong(queue: Queue, server: Server) -> None:
+    job = await queue.add("", 1)
+    with pytest.raises(TimeoutError, match=f"no result of job {job.id} within 0.05 s; is a worker running"):
+        await job.result(0.05)
+    assert queue._waiters._waiting == {}
+
+
+async def test_a_timeout_says_that_the_worker_stores_no_results(
+    queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "LOOKS_AFTER_COMPLETED_SECS", (0.0,))
+    job = await queue.add("", 1)
+    task = asyncio.create_task(job.result(1.5))
+    await until(lambda: _is_reading(queue), "it waits")
+    async with working("q", handler, url=server.url):
+        with pytest.raises(
+            TimeoutError, match=r"it has completed, but its worker stores no results; .*store_results=True"
+        ):
+            await task
+
+
+@pytest.mark.parametrize("timeout", [0, -1, True])
+async def test_a_bad_timeout_is_refused(queue: Queue, timeout: Any) -> None:  # noqa: ASYNC109
+    job = await queue.add("", 1)
+    with pytest.raises(ValueError, match="timeout"):
+        await job.result(timeout)
+    with pytest.raises(ValueError, match="timeout"):
+        await job.wait_for_result(timeout=timeout)
+    with pytest.raises(ValueError, match="poll_interval"):
+        await job.wait_for_result(poll_interval=timeout)
+
+
+async def test_a_job_that_nobody_added_cannot_be_waited_for() -> None:
+    with pytest.raises(RuntimeError, match=r"Queue\.add gave back"):
+        await Job("id", "n", 1, 0, 0).wait_for_result()
+
+
+async def test_a_handler_may_wait_for_another_job_but_not_for_its_own(queue: Queue, server: Server) -> None:
+    async def nested(job: Job[Any]) -> Any:
+        if job.name == "own":
+            return await job.result(20)
+        if job.name == "inner":
+            return "inner done"
+        return await (await queue.add("inner", 1)).result(20)
+
+    async with working("q", nested, url=server.url, store_results=True, max_attempts=1):
+        assert await (await queue.add("outer", 1)).result(20) == "inner done"
+        with pytest.raises(JobFailed, match="not for the job a handler runs"):
+            await (await queue.add("own", 1)).result(20)
+
+
+async def test_who_waits_is_told_when_the_queue_is_closed(server: Server) -> None:
+    queue = Queue("q", url=server.url)
+    task = await waiting(queue, await queue.add("", 1))
+    await queue.close()
+    with pytest.raises(ShutdownError, match="closed while somebody waited"):
+        await task
+
+
+async def test_who_begins_to_wait_while_the_queue_is_closed_is_told_the_same(server: Server) -> None:
+    async with Proxy(server.address) as proxy:
+        queue = Queue("q", url=proxy.url)
+        job = await queue.add("", 1)
+        proxy.hold_replies()
+        task = asyncio.create_task(job.result(20))
+        await until(lambda: job.id in queue._waiters._waiting, "it waits for its first look")
+        await queue.close()
+        with pytest.raises(ShutdownError, match="closed while somebody waited"):
+            await task
+
+
+async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(queue: Queue, server: Server) -> None:
+    job = await queue.add("", 1)
+    gone, stays = await waiting(queue, job), await waiting(queue, job)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    async with working("q", handler, url=server.url, store_results=True):
+        assert await stays == 1
+    assert queue._waiters._waiting == {}
+
+
+async def test_the_reader_ends_when_nobody_waits_any_more(
+    queue: Queue, server: Server, quick_net: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waiters, "IDLE_SECS", 0.0)
+    async with working("q", handler, url=server.url, store_results=True):
+        assert await (await queue.add("", 1)).result(20) == 1
+        await until(lambda: queue._waiters._events is None and not queue._waiters._tasks, "the reader has ended")
+        assert await (await queue.add("", 2)).result(20) == 2

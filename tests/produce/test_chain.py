@@ -1,0 +1,648 @@
+"""What a chain of windows survives: refusals, lost chains, numbers that may not be used again, long outages."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.clients import StandInClient
+from support.producers import chain_of, open_producer, use_patience, use_small_windows
+from support.proxy import Proxy
+from support.queues import QueueView
+from support.waiting import until
+from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
+from tampu.produce.chain import CHAIN_TTL_SECS, Chain
+from tampu.produce.options import AddOptions
+from tampu.produce.window import SharedWindow, SingleWindow, WindowHeader, pack_part
+from tampu.redis import client as client_module
+from tampu.redis.codes import AddKind
+from tampu.redis.faults import ServerError, Unreachable
+from tampu.wire.envelope import decode_job
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers.cluster import Cluster
+    from servers.process import Server
+
+OOM = "OOM command not allowed when used memory > 'maxmemory'."
+NOPERM = "NOPERM User default has no permissions to run the 'evalsha' command"
+LOADING = "LOADING Redis is loading the dataset in memory"
+
+
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.01)
+
+
+@pytest.fixture
+def two_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_small_windows(monkeypatch, 2)
+
+
+class Clock:
+    """Stands in for the module `time` in a chain, and is moved by hand."""
+
+    now = 1_000_000.0
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """The clock of producers made from now on."""
+    clock = Clock()
+    monkeypatch.setattr("tampu.produce.chain.time", clock)
+    return clock
+
+
+def header_of(chain_id: str) -> WindowHeader:
+    return WindowHeader(
+        sha="sha",
+        plain_sha="plain",
+        chain_key=chain_id,
+        stream_key="stream",
+        delayed_key="delayed",
+        cap=1000,
+        overflow="reject",
+        dedup_ttl_secs=60,
+        idmp_producer="",
+    )
+
+
+def single_window(job_id: str, name: bytes = b"") -> tuple[SingleWindow, asyncio.Future[Any]]:
+    """A window of one job, and the future of its caller."""
+    future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+    return SingleWindow(job_id, name, b"envelope", future), future
+
+
+# --- what is sent
+
+
+@pytest.mark.parametrize("name", ["", "mail"])
+@pytest.mark.parametrize("ttl", [0, CHAIN_TTL_SECS])
+async def test_a_single_job_is_packed_as_in_any_window(name: str, ttl: int) -> None:
+    header = header_of("chain")
+    single, _ = single_window("id", name.encode())
+    shared = SharedWindow()
+    shared.put("id", AddKind.NOW, name.encode(), pack_part(b"envelope"))
+    for window in (single, shared):
+        window.number, window.chain_ttl_secs = 123, ttl
+    assert single.packed(header) == shared.packed(header)
+    assert single.ids == shared.ids
+    if not ttl:
+        assert header.packed_single(123, single.name, single.envelope) == shared.packed(header)
+
+
+async def test_a_single_job_that_is_added_ends_a_fault(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next fault seems to have lasted since then, and is not waited out."""
+    use_patience(monkeypatch, 0.5)
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        # The fault: a job is applied, its answer is lost, and on the next connection the server refuses to say so.
+        proxy.hold_replies()
+        proxy.next_refusals.append([NOPERM])
+        applied = asyncio.ensure_future(producer.add("applied"))
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 2, "it is applied")
+        proxy.cut()
+        with pytest.raises(OutcomeUnknownError, match="NOPERM"):
+            await applied
+        await producer.add("after")
+        await asyncio.sleep(0.6)  # longer than any fault is waited out
+        proxy.refuse(LOADING)
+        await producer.add("waits a little")
+        assert view.payloads() == ["before", "applied", "after", "waits a little"]
+
+
+async def test_an_answer_to_an_abandoned_job_is_not_taken_for_anothers() -> None:
+    client = StandInClient()
+    chain = Chain(client, header_of)  # type: ignore[arg-type]
+
+    async def begin() -> None:
+        """The first window of a chain sets its TTL, and only then single jobs take the short way."""
+        first, told = single_window("first")
+        chain.submit(first)
+        client.answers[-1](b"")
+        assert await told == "first"
+
+    await begin()
+    abandoned, _ = single_window("abandoned")
+    assert chain.send_single(abandoned)
+    late = client.answers[-1]
+    chain.abandon()
+    await begin()
+    window, told = single_window("under way")
+    assert chain.send_single(window)
+    late(b"")
+    assert not told.done()
+    client.answers[-1](b"")
+    assert await told == "under way"
+
+
+async def test_closing_ends_with_the_answer_to_a_single_job(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=600) as producer:
+        await producer.add("before")
+        proxy.hold_replies()
+        added = asyncio.ensure_future(producer.add("under way"))
+        await until(lambda: len(proxy.calls) == 2, "it is sent")
+        closing = asyncio.ensure_future(producer.close())
+        await asyncio.sleep(0)  # it waits for the answer now
+        proxy.resume()
+        await asyncio.wait_for(closing, 20)
+        assert (await added).is_new
+
+
+# --- refused in the middle
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("name", ["", "mail"])
+async def test_a_window_that_fails_after_its_first_jobs_tells_which_are_in(server: Server | Cluster, name: str) -> None:
+    """A stream has a last id: behind it XADD fails, here for the third and the fourth job of a window."""
+    view = QueueView(server, "q")
+    view.client.xadd(view.keys.stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 3}")
+    async with open_producer(server.url) as producer:
+        with pytest.raises(RedisError, match="last possible") as caught:
+            await producer.add_bulk_with_options(range(4), AddOptions(name=name))
+        entries = view.entries()
+        assert len(caught.value.accepted) == len(entries) - 1 == 2
+        assert [decode_job(fields[1]).id for _, fields in entries[1:]] == caught.value.accepted
+        with pytest.raises(RedisError, match="last possible"):
+            await producer.add("nor is there room for this one")
+        view.client.delete(view.keys.stream)
+        after = await producer.add("after")
+    assert view.ids() == [after]
+
+
+async def test_it_tells_them_also_when_its_first_answer_was_lost(server: Server) -> None:
+    view = QueueView(server, "q")
+    view.client.xadd(view.keys.stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 3}")
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        proxy.cut_replies_after(0)
+        with pytest.raises(RedisError, match="reason was lost with the connection") as caught:
+            await producer.add_bulk(range(4))
+        assert chain_of(producer).windows_sent_again == 1
+    assert caught.value.accepted == [decode_job(fields[1]).id for _, fields in view.entries()[1:]]
+    assert len(caught.value.accepted) == 2
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("refused", [0, 1, 2, 3])
+async def test_a_failed_window_between_good_ones_takes_only_its_own_jobs_with_it(server: Server, refused: int) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("first")
+        proxy.refuse(OOM, skip=refused)
+        with pytest.raises(ServerError, match="OOM") as caught:
+            await producer.add_bulk(range(8))
+        added = QueueView(server, "q")
+        expected = [number for number in range(8) if number // 2 != refused]
+        assert added.payloads() == ["first", *expected]
+        assert list(caught.value.accepted) == added.ids()[1:]
+        assert (await producer.add("last")).is_new
+        assert added.payloads()[-1] == "last"
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_each_caller_of_a_single_add_hears_of_its_own_window(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        proxy.refuse(OOM, skip=1)
+        first = asyncio.ensure_future(producer.add(0))
+        await asyncio.sleep(0)
+        outcomes = await asyncio.gather(*(producer.add(number) for number in range(1, 5)), return_exceptions=True)
+        await first
+        assert [isinstance(outcome, ServerError) for outcome in outcomes] == [True, True, False, False]
+        assert outcomes[0] is not outcomes[1]  # or their tracebacks would pile up in one
+        assert QueueView(server, "q").payloads() == ["before", 0, 3, 4]
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize(
+    "error",
+    [
+        LOADING,
+        "BUSY Redis is busy running a script.",
+        "TRYAGAIN Multiple keys request during rehashing of slot",
+        "READONLY You can't write against a read only replica.",
+        "CLUSTERDOWN Hash slot not served",
+        "MASTERDOWN Link with MASTER is down",
+        "NOSCRIPT No matching script.",
+        "NOAUTH Authentication required.",
+    ],
+)
+@pytest.mark.parametrize("refused", [0, 2])
+async def test_a_window_met_by_a_passing_fault_is_not_overtaken(server: Server, error: str, refused: int) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        proxy.refuse(error, skip=refused)
+        ids = await producer.add_bulk(range(8))
+        view = QueueView(server, "q")
+        assert view.payloads() == list(range(8))
+        assert view.ids() == ids
+
+
+async def test_adds_before_a_bulk_go_before_it(server: Server) -> None:
+    async with open_producer(server.url) as producer:
+        first = [asyncio.ensure_future(producer.add(f"first {number}")) for number in range(3)]
+        await asyncio.sleep(0)  # they are in the open window now
+        bulk = await producer.add_bulk(range(600))
+        assert QueueView(server, "q").ids() == [*(await asyncio.gather(*first)), *bulk]
+
+
+@pytest.mark.servers
+async def test_flushed_scripts_in_the_middle_of_a_bulk_are_loaded_again(
+    server: Server | Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 10)
+    clients = [node.client() for node in getattr(server, "nodes", [server])]
+    assert all(client.ping() for client in clients)  # an old server answers their greeting with errors
+    view = QueueView(server, "q")
+    errors = view.errors_given()
+    async with open_producer(server.url) as producer:
+
+        async def jobs() -> Any:
+            for number in range(500):
+                if number % 100 == 50:
+                    for client in clients:
+                        client.script_flush()
+                yield number
+
+        ids = await producer.add_bulk(jobs())
+    assert set(view.errors_given() - errors) == {"NOSCRIPT"}
+    assert view.ids() == ids
+    assert view.payloads() == list(range(500))
+
+
+# --- numbers that may not be used again
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_a_number_that_may_be_taken_is_not_given_to_other_jobs(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        before = await producer.add("before")
+        # The first of two windows is applied, the second never arrives, and then nobody may tell us so.
+        link = proxy.link
+        sizes = link.request_bytes
+        await producer.add_bulk(["earlier", "earlier"])
+        one_window = link.request_bytes - sizes
+        proxy.next_refusals.append([NOPERM, NOPERM])
+        proxy.cut_requests_after(one_window)
+        with pytest.raises(OutcomeUnknownError) as caught:
+            await producer.add_bulk(["applied", "applied", "neither", "neither"])
+        unknown = caught.value.ids
+        assert len(unknown) == 4
+        after = await producer.add("after")
+        more = await producer.add_bulk(range(100, 108))
+        view = QueueView(server, "q")
+        assert view.payloads() == ["before", *["earlier"] * 2, *["applied"] * 2, "after", *range(100, 108)]
+        assert view.ids()[0] == before
+        assert view.ids()[3:5] == unknown[:2]
+        assert view.ids()[5:] == [after, *more]
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_a_window_answered_behind_its_successor_does_not_turn_the_count_back(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        # Both windows are applied and their answers lost; asked again, the server is busy for the first only.
+        proxy.hold_replies()
+        proxy.next_refusals.append(["BUSY Redis is busy running a script."])
+        bulk = asyncio.ensure_future(producer.add_bulk([1, 1, 2, 2]))
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 5, "both are applied")
+        proxy.cut()
+        ids = await bulk
+        # Then one is refused, so that the one behind it gets a lower number.
+        proxy.refuse(OOM)
+        with pytest.raises(ServerError, match="OOM") as caught:
+            await producer.add_bulk([3, 3, 4, 4])
+        assert view.payloads() == ["before", 1, 1, 2, 2, 4, 4]
+        assert view.ids()[1:] == [*ids, *caught.value.accepted]
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("refused", [[OOM], [None, OOM], [NOPERM, NOPERM], [None, None, None, OOM], [LOADING], []])
+async def test_what_arrives_late_over_a_broken_connection_adds_nothing_twice(
+    server: Server, refused: list[str | None]
+) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        # Four windows are in the server's mailbox, unread, when the connection breaks. Sent again over another one,
+        # some of them are refused, so that those behind them meet a gap.
+        proxy.hold_requests()
+        old = proxy.link
+        bulk = asyncio.ensure_future(producer.add_bulk(range(8)))
+        await until(lambda: len(old.calls) == 1 + 4, "they are under way")
+        proxy.next_refusals.append(refused)
+        old.strand()
+        (outcome,) = await asyncio.gather(bulk, return_exceptions=True)
+        # Only now the server reads the first copies.
+        old.deliver()
+        await old.server_is_done.wait()
+        after = await producer.add_bulk(range(100, 116))
+        view = QueueView(server, "q")
+        found = view.ids()
+        assert len(set(found)) == len(found)
+        assert found[-16:] == after  # nor is what was added later taken for what came late
+        accepted = list(getattr(outcome, "accepted", outcome))
+        unknown = list(getattr(outcome, "ids", ()))
+        middle = found[1:-16]
+        assert set(accepted) <= set(middle) <= {*accepted, *unknown}
+        assert len(accepted) + len(unknown) + 2 * sum(error == OOM for error in refused) >= 8
+
+
+# --- a chain the server has forgotten
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("count", [1, 5])
+async def test_a_chain_the_server_lost_is_counted_and_a_new_one_begun(
+    server: Server | Cluster, caplog: pytest.LogCaptureFixture, count: int
+) -> None:
+    async with open_producer(server.url) as producer:
+        ids = [await producer.add(number) for number in range(count)]
+        view = QueueView(server, "q")
+        (lost,) = view.chain_keys()
+        view.client.delete(view.keys.tag + lost)
+        with caplog.at_level(logging.WARNING, "tampu.producer"):
+            ids += [await producer.add("after"), *(await producer.add_bulk(range(600)))]
+        assert chain_of(producer).windows_lost_by_server == count
+        assert f"forgot {count} confirmed windows" in caplog.text
+        assert view.ids() == ids
+        (new,) = view.chain_keys()
+        assert new != lost
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("kept", [0, 3])
+async def test_a_lost_chain_is_counted_once_however_many_windows_are_under_way(server: Server, kept: int) -> None:
+    async with open_producer(server.url) as producer:
+        ids = [await producer.add(number) for number in range(5)]
+        view = QueueView(server, "q")
+        (key,) = view.chain_keys()
+        if kept:  # a failover to a replica that was behind
+            view.client.hset(view.keys.tag + key, "last", kept)
+        else:
+            view.client.delete(view.keys.tag + key)
+        ids += await producer.add_bulk(range(20))
+        ids += await producer.add_bulk(range(20))
+        assert chain_of(producer).windows_lost_by_server == 5 - kept
+        assert view.ids() == ids
+
+
+async def test_a_restart_without_persistence_is_counted_and_gone_on_from(fresh_server: Callable[..., Server]) -> None:
+    server = fresh_server()
+    async with open_producer(server.url) as producer:
+        await producer.add_bulk(range(600))
+        server.restart()
+        ids = [await producer.add("after"), *(await producer.add_bulk(range(600)))]
+        assert QueueView(server, "q").ids() == ids
+        assert chain_of(producer).windows_lost_by_server == 3
+
+
+async def test_an_idle_chain_that_expired_is_nothing_to_warn_of(
+    server: Server, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_producer(server.url) as producer:
+        await producer.add("before")
+        view = QueueView(server, "q")
+        (expired,) = view.chain_keys()
+        clock.now += CHAIN_TTL_SECS + 1
+        view.client.delete(view.keys.tag + expired)
+        with caplog.at_level(logging.WARNING, "tampu.producer"):
+            await producer.add("an hour later")
+        assert view.payloads() == ["before", "an hour later"]
+        assert chain_of(producer).windows_lost_by_server == 0
+        assert not caplog.records
+        assert view.chain_keys() != [expired]
+
+
+async def test_a_chain_in_use_is_kept_and_its_ttl_renewed(server: Server, clock: Clock) -> None:
+    async with open_producer(server.url) as producer:
+        view = QueueView(server, "q")
+        await producer.add(0)
+        (key,) = view.chain_keys()
+        for minute in range(1, 121):
+            clock.now += 61
+            view.client.expire(view.keys.tag + key, 5)
+            await producer.add(minute)
+            assert CHAIN_TTL_SECS - 5 <= view.all_keys()[key] <= CHAIN_TTL_SECS
+        assert view.chain_keys() == [key]
+        assert view.payloads() == list(range(121))
+
+
+# --- windows too old to be sent again
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+async def test_a_window_older_than_half_the_ttl_is_named_not_resent(
+    server: Server, clock: Clock, arrived: bool
+) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        view = QueueView(server, "q")
+        if arrived:
+            proxy.hold_replies()
+        else:
+            proxy.hold_requests()
+        add = asyncio.ensure_future(producer.add("old"))
+        if arrived:
+            await until(lambda: view.length() == 1, "it has arrived")
+        else:
+            await until(lambda: proxy.calls, "it was sent")
+        clock.now += CHAIN_TTL_SECS / 2 + 1
+        proxy.cut()
+        with pytest.raises(OutcomeUnknownError, match="no longer remembers") as caught:
+            await add
+        assert caught.value.code == "CMQ-007"
+        assert len(caught.value.ids) == 1
+        assert (await producer.add("new")).is_new
+        assert view.payloads() == (["old", "new"] if arrived else ["new"])
+        if arrived:
+            assert view.ids()[0] == caught.value.ids[0]
+
+
+async def test_a_window_just_younger_than_half_the_ttl_is_sent_again(server: Server, clock: Clock) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        proxy.hold_replies()
+        add = asyncio.ensure_future(producer.add("old"))
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 1, "it has arrived")
+        clock.now += CHAIN_TTL_SECS / 2 - 1
+        proxy.cut()
+        assert view.ids() == [await add]
+
+
+@pytest.mark.usefixtures("two_a_window")
+@pytest.mark.parametrize("error", [LOADING, OOM])
+async def test_age_counts_from_the_first_sending_that_may_have_been_applied(
+    server: Server, clock: Clock, error: str
+) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add("before")
+        # The first window is refused, the second meets a gap: neither was applied, however long ago that is.
+        proxy.refuse(error)
+        proxy.hold_replies()
+        bulk = asyncio.ensure_future(producer.add_bulk(range(4)))
+        await until(lambda: len(proxy.calls) == 3, "both are sent")
+        clock.now += CHAIN_TTL_SECS
+        proxy.cut_requests_after(0)  # when they are sent again
+        proxy.resume()
+        if error is OOM:
+            with pytest.raises(ServerError, match="OOM"):
+                await bulk
+            assert QueueView(server, "q").payloads() == ["before", 2, 3]
+        else:
+            await bulk
+            assert QueueView(server, "q").payloads() == ["before", 0, 1, 2, 3]
+        assert len(proxy.links) == 2
+
+
+# --- outages longer than one is willing to wait
+
+
+@pytest.mark.usefixtures("two_a_window")
+async def test_an_outage_names_what_may_have_been_added_and_fails_the_rest(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        kept = await producer.add_bulk(range(4))
+        proxy.hold_replies()
+        bulks = [asyncio.ensure_future(producer.add_bulk([name] * 6)) for name in ("one", "other")]
+        view = QueueView(server, "q")
+        await until(lambda: view.length() == 12, "four windows are applied")  # of the six
+        proxy.shut()
+        one, other = await asyncio.gather(*bulks, return_exceptions=True)
+        assert isinstance(one, OutcomeUnknownError)
+        assert isinstance(other, OutcomeUnknownError)
+        assert view.payloads() == [0, 1, 2, 3, *(["one"] * 6), "other", "other"]
+        assert one.ids == view.ids()[4:10]  # all of its three windows
+        assert other.ids == view.ids()[10:]  # and the one that was under way
+        assert one is not other
+        assert (list(one.accepted), list(other.accepted)) == ([], [])
+        proxy.reopen()
+        after = await producer.add_bulk(range(8))
+        assert view.ids() == [*kept, *one.ids, *other.ids, *after]
+
+
+async def test_what_was_never_sent_is_known_not_to_be_added(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        proxy.shut()
+        await until(lambda: producer.client.connection is None, "the cut is noticed")
+        with pytest.raises(Unreachable, match=r"no connection to 127\.0\.0\.1:\d+ within 1 s"):
+            await producer.add("lost")
+        with pytest.raises(Unreachable):
+            await producer.add_bulk(range(1000))
+        proxy.reopen()
+        job_id = await producer.add("works again")
+        assert QueueView(server, "q").ids() == [job_id]
+
+
+@pytest.mark.parametrize("error", [LOADING, "READONLY You can't write against a read only replica.", "NOSCRIPT None."])
+async def test_a_fault_that_does_not_pass_in_time_is_raised(server: Server, error: str) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        proxy.next_refusals.extend([[error] * 2000] * 2000)
+        proxy.cut()
+        await until(lambda: producer.client.connection is None, "the cut is noticed")
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with pytest.raises(RedisError, match=error.split()[0]) as caught:
+            await producer.add("refused")
+        assert 0.5 <= loop.time() - began < 5
+        assert not isinstance(caught.value, OutcomeUnknownError)
+        proxy.next_refusals.clear()
+        proxy.cut()
+        job_id = await producer.add("works again")
+        assert QueueView(server, "q").ids() == [job_id]
+
+
+async def test_each_fault_gets_the_whole_patience_anew(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_patience(monkeypatch, 0.5)
+    async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        proxy.refuse(LOADING)
+        await producer.add("waits a little")
+        await asyncio.sleep(0.6)  # longer than any fault is waited out
+        proxy.refuse(LOADING)
+        await producer.add("so does this one")
+        assert QueueView(server, "q").payloads() == ["waits a little", "so does this one"]
+
+
+# --- keys of the wrong type
+
+
+@pytest.mark.servers
+async def test_a_stream_key_of_another_type_is_a_clear_error(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    view.client.set(view.keys.stream, "not a stream")
+    async with open_producer(server.url) as producer:
+        with pytest.raises(RedisError, match="WRONGTYPE") as caught:
+            await producer.add(1)
+        assert caught.value.code == "CMQ-001"
+        with pytest.raises(RedisError, match="WRONGTYPE"):
+            await producer.add_bulk(range(1000))
+        view.client.delete(view.keys.stream)
+        assert view.ids() == [] == view.chain_keys()
+        job_id = await producer.add(1)
+        assert view.ids() == [job_id]
+
+
+@pytest.mark.servers
+async def test_an_id_that_could_not_be_added_is_not_taken(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    view.client.set(view.keys.stream, "not a stream")
+    # Without a cap to look at, the first to meet the key is the entry itself, and the id's marker is set by then.
+    async with open_producer(server.url, overflow="trim") as producer:
+        with pytest.raises(RedisError, match="job x was not added: WRONGTYPE"):
+            await producer.add_with_id("x", 1)
+        view.client.delete(view.keys.stream)
+        assert (await producer.add_with_id("x", 1)).is_new
+
+
+@pytest.mark.servers
+async def test_a_delayed_key_of_another_type_fails_the_delayed_jobs_only(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    view.client.set(view.keys.delayed, "not a set")
+    async with open_producer(server.url) as producer:
+        now, later, named, duplicate = await asyncio.gather(
+            producer.add(1),
+            producer.add_in(100, 2),
+            producer.add_in_with_id("a", 100, 3),
+            producer.add_in_with_id("a", 100, 3),
+            return_exceptions=True,
+        )
+        assert view.ids() == [now]
+        for outcome in (later, named, duplicate):
+            assert isinstance(outcome, RedisError)
+            assert "was not added" in str(outcome)
+            assert "WRONGTYPE" in str(outcome)
+        view.client.delete(view.keys.delayed)
+        assert (await producer.add_in_with_id("a", 100, 3)).is_new  # the marker of the failed one is gone
+
+
+# --- what a refused window leaves
+
+
+async def test_a_wholly_refused_window_leaves_nothing_and_its_successors_go_on(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 4)
+    async with open_producer(server.url, max_stream_len=4) as producer:
+        kept = await producer.add_bulk(range(4))
+        outcomes = await asyncio.gather(
+            *(producer.add_with_id(f"id {number}", number) for number in range(4)),
+            *(producer.add_in_with_id(f"later {number}", 100, number) for number in range(4)),
+            return_exceptions=True,
+        )
+        assert all(isinstance(outcome, QueueFullError) for outcome in outcomes[:4])
+        assert [outcome.refused for outcome in outcomes[:4]] == [[f"id {number}"] for number in range(4)]  # type: ignore[union-attr]
+        assert outcomes[4:] == [f"later {number}" for number in range(4)]
+        view = QueueView(server, "q")
+        assert view.ids() == kept
+        assert not any(":dlid:id" in key for key in view.all_keys())  # so each may be added later
+        view.client.delete(view.keys.stream)
+        assert (await producer.add_with_id("id 0", 0)).is_new
+
+
+def test_an_error_of_a_window_is_an_error_of_ours() -> None:
+    assert issubclass(OutcomeUnknownError, Error)

@@ -1,3 +1,0 @@
-from support.troubles import troubles
-
-__all__ = ["troubles"]
