@@ -88,6 +88,25 @@ async def test_a_server_killed_under_load_costs_no_confirmed_job(
     assert dead == {f"job-{number}" for number in range(3, 600, 10)}
 
 
+async def test_a_restarted_server_keeps_other_clients_connections(fresh_server: Callable[..., Server]) -> None:
+    """A restarted server assigns client IDs from 1 again: the lost connection's ID then belongs to another client."""
+    server = fresh_server()
+    view = WorkerView(server, QUEUE)
+    async with Proxy(server.address) as proxy, consuming(proxy.url, Work()):
+        await until(view.waiting_reads, "the worker reads")
+        lost_id = max(int(one["id"]) for one in view.connections())
+        proxy.shut()
+        server.restart()
+        strangers = [server.client() for _ in range(lost_id)]
+        taken = {stranger.client_id() for stranger in strangers}
+        assert lost_id in taken
+        proxy.reopen()
+        view = WorkerView(server, QUEUE)
+        view.add(1)
+        await until(view.is_settled, "the worker is back")
+        assert {stranger.client_id() for stranger in strangers} == taken
+
+
 # --- a server that forgets
 
 

@@ -69,10 +69,12 @@ class Reader:
         self._had_entries = False
         self._pace: deque[tuple[float, int]] = deque()
         self._client_id: int | None = None
+        #: The ID and address of the read connection, as the server sees them.
+        self._identity: tuple[str, str] | None = None
         #: When the first read was sent whose reply never came: it may have brought entries.
         self._missed_since: float | None = None
-        #: The connection of such a read, as the server knows it: it may carry the read out yet.
-        self._missed_on: int | None = None
+        #: The ID and address of that read's connection, as the server sees them: the read may still be executed.
+        self._missed_on: tuple[str, str] | None = None
         #: When the first read was sent, and the one that is under way or whose entries are not taken in yet.
         self._first_read_at: float | None = None
         self._reading_since: float | None = None
@@ -83,12 +85,17 @@ class Reader:
         read_client.on_up(self._learn_client_id)
 
     def _learn_client_id(self, connection: Connection) -> None:
-        """By its id a blocked read can be ended; an ACL may forbid to ask."""
+        """Ask the server for the read connection's ID and address. An ACL may refuse either question."""
+        self._client_id = self._identity = None
 
-        def learn(reply: Reply) -> None:
+        def learn_id(reply: Reply) -> None:
             self._client_id = reply if isinstance(reply, int) else None
 
-        connection.request(pack_command(("CLIENT", "ID")), learn)
+        def learn_identity(reply: Reply) -> None:
+            self._identity = identity_of(reply) if isinstance(reply, bytes) else None
+
+        connection.request(pack_command(("CLIENT", "ID")), learn_id)
+        connection.request(pack_command(("CLIENT", "INFO")), learn_identity)
 
     async def make_group(self) -> None:
         """Make the group, and the stream with it; jobs added before the first worker came are delivered too."""
@@ -167,7 +174,7 @@ class Reader:
             )
         except (ConnectionLost, asyncio.CancelledError):
             self._missed_since = self._missed_since or sent_at
-            self._missed_on = self._client_id
+            self._missed_on = self._identity
             raise
         except ServerError as error:
             # Such as MOVED: this connection will never read again.
@@ -236,8 +243,10 @@ class Reader:
         if self._missed_since is None:
             return
         if self._missed_on is not None:
+            # A restarted server assigns its IDs anew: the ID alone could name another client's connection.
+            client_id, address = self._missed_on
             with contextlib.suppress(ServerError):  # it is gone already, or an ACL forbids it: see `watch_unheld`
-                await self._client.call("CLIENT", "KILL", "ID", self._missed_on)
+                await self._client.call("CLIENT", "KILL", "ID", client_id, "ADDR", address)
             self._missed_on = None
         await self._inflight.hand_back_undelivered(self._missed_since)
         self._missed_since = None
@@ -254,3 +263,13 @@ class Reader:
             except ServerError as error:
                 if error.kind != "NOGROUP":  # the reader makes it again
                     raise
+
+
+def identity_of(info: bytes) -> tuple[str, str] | None:
+    """Return the ID and address in a reply to CLIENT INFO.
+
+    None over a unix socket: all its clients have the same address, which does not tell them apart.
+    """
+    fields = dict(field.partition("=")[::2] for field in info.decode(errors="replace").split())
+    client_id, address = fields.get("id"), fields.get("addr")
+    return None if not client_id or not address or address.startswith("/") else (client_id, address)
