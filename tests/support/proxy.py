@@ -76,6 +76,11 @@ class Link:
         self._expected: deque[tuple[bool, bytes | None]] = deque()
 
     @property
+    def unanswered(self) -> int:
+        """Requests that were passed on and whose replies have not come back."""
+        return len(self._expected)
+
+    @property
     def has_held_requests(self) -> bool:
         """True while requests wait to be passed on."""
         return bool(self._early)
