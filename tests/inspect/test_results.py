@@ -251,7 +251,7 @@ async def test_a_bad_timeout_is_refused(queue: Queue, timeout: Any) -> None:  # 
 
 
 async def test_a_job_that_nobody_added_cannot_be_waited_for() -> None:
-    with pytest.raises(RuntimeError, match=r"Queue\.add gave back"):
+    with pytest.raises(RuntimeError, match=r"call result\(\) on a job returned by Queue\.add"):
         await Job("id", "n", 1, 0, 0).wait_for_result()
 
 
