@@ -113,9 +113,7 @@ async def is_idle(view: QueueView) -> None:
     await until(lambda: left() == [0, 0], "all is done", within_secs=60)
 
 
-async def test_ten_thousand_jobs_of_both_run_on_both_with_exact_attempts(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_ten_thousand_jobs_of_both_run_on_both_with_exact_attempts(server: Server, tmp_path: Path) -> None:
     view = QueueView(server, "q")
     ours: list[tuple[str, int]] = []
     log = tmp_path / "runs"
@@ -289,9 +287,7 @@ async def test_jobs_its_promoter_moved_while_ours_slept_are_not_moved_again(
     assert sorted(job_id for job_id, _ in logged_runs(log)) == sorted(ids)
 
 
-async def test_the_schedulers_of_both_share_one_lock_and_fire_once_per_time(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_the_schedulers_of_both_share_one_lock_and_fire_once_per_time(server: Server, tmp_path: Path) -> None:
     view = QueueView(server, "q")
     log = tmp_path / "runs"
     pattern = RepeatPattern.every(60)
