@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio
 
 from support.clients import open_client
+from support.parts import consuming
 from support.producers import chain_of, open_producer, use_small_windows
 from support.proxy import Proxy
 from support.queues import QueueView
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from servers.process import Server
     from servers.sentinel import SentinelSetup
     from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.job import Job
 
 KEYS = QueueKeys("q")
 
@@ -219,6 +221,38 @@ async def test_a_slot_migration_during_a_bulk_add_loses_and_repeats_nothing(
         assert QueueView(cluster, "q").ids() == ids
         assert migration.target.client().xlen(KEYS.stream) == given
         assert chain_of(producer).windows_lost_by_server == 0
+
+
+async def test_adds_reads_and_settles_follow_ask_redirects(
+    fresh_server: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 16)
+    cluster = fresh_server("cluster86")
+    migration = Migration(cluster)
+    done: list[Any] = []
+
+    async def handler(job: Job[Any]) -> None:
+        done.append(job.payload)
+
+    def unsettled() -> int:
+        asking = migration.target.client().pipeline(transaction=False)
+        return int(asking.execute_command("ASKING").execute_command("XLEN", KEYS.stream).execute()[1])
+
+    async with open_producer(cluster.url) as producer:
+        await producer.add("before")
+        async with consuming(cluster.url, handler, queue_name="q", events_enabled=False, block_ms=50):
+            await until(lambda: done == ["before"], "the worker runs")
+            migration.begin()
+            migration.move_the_rest()
+            async with asyncio.timeout(5):
+                await producer.add("during")
+                await producer.add_bulk(range(200))
+            await until(lambda: done == ["before", "during", *range(200)], "they are read from the target")
+            await until(lambda: not unsettled(), "they are settled")
+            migration.finish()
+            await producer.add("after")
+            await until(lambda: done[-1] == "after", "the worker continues on the target")
+    assert len(done) == 203
 
 
 async def test_a_killed_cluster_master_is_replaced_by_its_replica(fresh_server: Callable[..., Cluster]) -> None:

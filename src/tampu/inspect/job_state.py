@@ -109,7 +109,7 @@ def _decoded(result: bytes) -> Any:
 
 
 async def _born_ms(client: Client, job_id: str) -> int | None:
-    """Return the earliest time, by the server's clock, at which a job can have been added; None if its id is no ULID.
+    """Return the earliest server time at which a job can have been added; None if its id is not a ULID.
 
     Entry ids are the server's time, a ULID is that of its producer, which is most likely this machine.
     """

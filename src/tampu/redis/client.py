@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.lease import EmbeddedLease
 from tampu.errors import ConfigError, RedisError, ShutdownError
-from tampu.redis.connection import ByteBudget, Connection, Part, Reply, future_setter, pack_command
+from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.discovery import locate
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
 from tampu.redis.settings import Address, ConnectionSettings, credentials_for
@@ -65,6 +65,8 @@ class Client:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._moved_to: Address | None = None
+        #: The connection that follows ASK redirects, and its address.
+        self._asking: tuple[Address, Connection] | None = None
         self._last_error: RedisError | None = None
         self._closed = False
         self._budget = ByteBudget(MAX_BYTES_IN_FLIGHT)
@@ -232,6 +234,7 @@ class Client:
         if task is not None and not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._stop_asking()
         if self._connection is not None:
             self._connection.close()
             await asyncio.sleep(0)  # the transport closes its socket in the next iteration
@@ -240,9 +243,9 @@ class Client:
 
     def abandon(self) -> None:
         """Drop the connection of the parent of a fork, or of an event loop that has ended; the next use reconnects."""
-        if self._connection is not None and not self._connection.detach():
-            _left_alone.append(self._connection)
-        self._connection = None
+        connections = (self._connection, self._asking and self._asking[1])
+        _left_alone.extend(each for each in connections if each is not None and not each.detach())
+        self._connection = self._asking = None
         self._connecting = None
         self._budget.reset()
 
@@ -265,6 +268,7 @@ class Client:
                 self._last_error = error
             else:
                 self._connection = connection
+                self._stop_asking()
                 self._last_error = None
                 self.connections_made += 1
                 for callback in self._up_callbacks:
@@ -306,34 +310,61 @@ class Client:
             raise Unreachable(f"{address} is not a master")
 
     async def _follow_ask(self, error: ServerError, packed: bytes) -> Reply:
-        """Send one request to the node that an ASK error names: the key has moved, its slot has not yet."""
+        """Send one request to the node that an ASK error names."""
+        connection = await self.asking(error)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        connection.request(packed, future_setter(future))
+        return await future
+
+    async def asking(self, error: ServerError) -> Connection:
+        """Return a connection to the node that an ASK error names: the keys have moved, their slot has not yet.
+
+        Send only requests on it that got the error: for a key that has not moved, the node would create a second one.
+        """
         address = _moved_address(str(error).split()[2], self._settings)
-        connection = await open_connection(self._settings, address, self._response_timeout)
+        if (known := self._known_asking(address)) is not None:
+            return known
+        connection = await open_connection(self._settings, address, self._response_timeout, AskingConnection)
         try:
-            greetings = await _login(connection, self._settings, address)
-            greetings += [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
-            greetings.append(connection.ask("ASKING"))
-            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            connection.request(packed, future_setter(future))
-            replies = await asyncio.gather(*greetings, future, return_exceptions=True)
-            for reply in replies:
-                if isinstance(reply, BaseException):
-                    raise reply
-            return replies[-1]
-        finally:
+            requests = await _login(connection, self._settings, address)
+            await asyncio.gather(
+                *requests, *(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts)
+            )
+        except BaseException:
             connection.close()
+            raise
+        if (known := self._known_asking(address)) is not None or self._closed:  # another caller was faster
+            connection.close()
+            return known or connection
+        self._stop_asking()
+        self._asking = (address, connection)
+        return connection
+
+    def _known_asking(self, address: Address) -> Connection | None:
+        asking = self._asking
+        return asking[1] if asking is not None and asking[0] == address and asking[1].is_up else None
+
+    def _stop_asking(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking[1].close()
 
 
 async def _nothing(connection: Connection) -> None:
     """Do nothing: the default preparation."""
 
 
-async def open_connection(settings: ConnectionSettings, address: Address, response_timeout_secs: float) -> Connection:
+async def open_connection(
+    settings: ConnectionSettings,
+    address: Address,
+    response_timeout_secs: float,
+    kind: type[Connection] = Connection,
+) -> Connection:
     """Open a connection to this address, without logging in. Raises `Unreachable`."""
     loop = asyncio.get_running_loop()
 
     def protocol() -> Connection:
-        return Connection(loop, response_timeout_secs, str(address))
+        return kind(loop, response_timeout_secs, str(address))
 
     options: dict[str, Any] = {"ssl": settings.ssl_context}
     try:

@@ -187,6 +187,17 @@ class Connection(asyncio.Protocol):
             callback()
 
 
+class AskingConnection(Connection):
+    """A connection to a Cluster node that imports a slot: sends ASKING before each request."""
+
+    def request(self, packed: bytes, on_reply: Callable[[Reply], None]) -> None:
+        super().request(_ASKING, lambda reply: None)
+        super().request(packed, on_reply)
+
+
+_ASKING = pack_command(("ASKING",))
+
+
 class ByteBudget:
     """Limits the bytes of requests in flight. Callers over budget wait in FIFO order; a larger request goes alone."""
 

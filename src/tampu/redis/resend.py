@@ -7,6 +7,7 @@ order. A producer gives up after its patience; a worker never does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 from typing import TYPE_CHECKING
@@ -32,8 +33,9 @@ CONNECT_PATIENCE_SECS = 3600.0
 class Recovery:
     """Runs at most one recovery at a time for one sender.
 
-    Calls `resume(connection)` when sending may continue, and `give_up(error)` when it cannot. With `patience_secs` a
-    recovery fails when the errors have lasted that long; without, only when connecting fails permanently.
+    Calls `resume(connection)` when sending may continue, and `give_up(error)` when it cannot. After an ASK the
+    connection is that of the node to ask, for the requests to resend only. With `patience_secs` a recovery fails when
+    the errors have lasted that long; without, only when connecting fails permanently.
     """
 
     def __init__(
@@ -118,6 +120,9 @@ class Recovery:
             self.since = loop.time()
         deadline = self.since + self._patience
         attempt, self.attempt = self.attempt, self.attempt + 1
+        if isinstance(error, ServerError) and error.kind == "ASK":
+            with contextlib.suppress(RedisError):  # then wait for the slot's migration to end
+                return await self._client.asking(error)
         if error is None:
             if attempt:
                 await asyncio.sleep(min(POLL_SECS, backoff_secs(attempt)))
