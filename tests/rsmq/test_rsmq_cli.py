@@ -220,7 +220,7 @@ def test_a_closed_pipe_ends_listen_quietly(server: Server, client: RsmqSync, com
         process.stdout.readline()
         process.stdout.close()
         if comes_more:
-            client.send_message("mail", "for nobody")
+            client.send_message("mail", "unread")
         assert process.wait(30) == 0
         assert process.stderr.read() == ""
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from servers.process import Server
     from tampu.rsmq import RsmqMessage
 
-#: A polling interval so long that a test which depends on polling fails.
+#: A polling interval that makes tests fail which depend on polling.
 NEVER = 3600.0
 
 
@@ -71,8 +71,8 @@ async def test_without_realtime_a_listener_polls(rsmq: Rsmq, server: Server | Cl
     await rsmq.create_queue("q")
     ear = Ear(rsmq.listen("q", poll_secs=0.02))
     await until(lambda: subscribers(server, f"{ns}:rt:q") == 1, "it listens")
-    await rsmq.send_message("q", "nobody was told")
-    await until(lambda: ear.heard == ["nobody was told"], "it looks by itself")
+    await rsmq.send_message("q", "no notification")
+    await until(lambda: ear.heard == ["no notification"], "it polls")
     await ear.stop()
 
 
@@ -151,7 +151,7 @@ async def test_a_channel_that_an_acl_forbids_does_not_fail_the_send(server: Serv
         async with Rsmq(RsmqOptions(url=url, realtime=True)) as rsmq:
             await rsmq.create_queue("q")
             assert len(await rsmq.send_message("q", "x")) == 32
-            ear = Ear(rsmq.listen("q", poll_secs=0.02))  # nor a listener: it polls
+            ear = Ear(rsmq.listen("q", poll_secs=0.02))  # nor the listener, which polls
             await until(lambda: ear.heard == ["x"], "it is received")
             await ear.stop()
     finally:
@@ -180,10 +180,10 @@ async def test_messages_missed_while_unsubscribed_are_received_on_resubscribe(se
             ear = Ear(rsmq.listen("q", poll_secs=NEVER))
             await until(lambda: subscribers(server) == 1, "it listens")
             proxy.shut()
-            await until(lambda: subscribers(server) == 0, "it is deaf")
+            await until(lambda: subscribers(server) == 0, "it is not subscribed")
             await sender.send_message("q", "meanwhile")
             proxy.reopen()
-            await until(lambda: ear.heard == ["meanwhile"], "it looks when it hears again")
+            await until(lambda: ear.heard == ["meanwhile"], "it receives when it is subscribed again")
             await ear.stop()
 
 
@@ -197,7 +197,7 @@ async def test_a_subscription_to_a_hanging_server_times_out(server: Server, monk
             connections = len(proxy.links)
             asked = proxy.link.request_bytes
             await until(lambda: proxy.link.request_bytes >= asked + 4 * len("*1\r\n$4\r\nPING\r\n"), "it asks")
-            assert len(proxy.links) == connections  # a quiet channel is no dead one
+            assert len(proxy.links) == connections  # a quiet channel must not look dead
             silent = next(link for link in proxy.links if not link.is_cut and link is proxy.link)
             silent.requests_held = True
             await until(lambda: len(proxy.links) > connections, "a new subscription is made")
@@ -219,14 +219,14 @@ async def test_a_listener_continues_after_a_server_restart(fresh_server: Any, ca
         sender = Rsmq(server.url)
         await sender.send_message("q", "after the restart")
         await sender.close()
-        await until(lambda: ear.heard == ["after the restart"], "it goes on")
+        await until(lambda: ear.heard == ["after the restart"], "it continues")
         await ear.stop()
     levels = [
         record.levelno
         for record in caplog.records
         if "cannot receive from RSMQ queue q; retrying" in record.getMessage()
     ]
-    assert levels == [logging.WARNING]  # once for the whole time
+    assert levels == [logging.WARNING]  # logged once per outage
 
 
 @pytest.mark.parametrize("client", [Rsmq, PooledRsmq])

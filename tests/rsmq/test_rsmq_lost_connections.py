@@ -253,7 +253,7 @@ async def test_a_delete_or_change_whose_reply_is_lost_is_done(server: Server, pr
         proxy.cut_replies_after(1)
         assert await rsmq.change_message_visibility("q", message_id, 0) is True
         proxy.cut_replies_after(1)
-        assert await rsmq.delete_message("q", message_id) is False  # the first try did it
+        assert await rsmq.delete_message("q", message_id) is False  # the first attempt deleted it
         assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 
@@ -261,7 +261,7 @@ async def test_operations_wait_for_a_server_that_restarts(server: Server, proxy:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         proxy.shut()
-        await until(lambda: rsmq._client.connection is None, "the loss is noticed")
+        await until(lambda: rsmq._client.connection is None, "the connection is lost")
         sending = asyncio.create_task(rsmq.send_message("q", "patience"))
         listing = asyncio.create_task(rsmq.list_queues())
         await asyncio.sleep(0)

@@ -74,7 +74,7 @@ async def test_the_first_calls_are_sent_at_once_and_the_others_together() -> Non
     for _ in range(MAX_IN_FLIGHT - 1):
         await held.reply()
     late = await start(batcher, held, 10)
-    assert len(held.batches) == 4  # it may not overtake those who wait, and they go when all are back
+    assert len(held.batches) == 4  # it must not overtake waiting calls, which are sent when all in flight are back
     await held.reply()
     assert held.batches[4:] == [[4, 5, 6, 7, 8, 9, 10]]
     await held.reply()
@@ -91,17 +91,17 @@ async def test_under_load_callers_that_just_got_a_reply_are_batched_again() -> N
 
     callers = [asyncio.create_task(calling_twice(item)) for item in range(10)]
     await asyncio.sleep(0)
-    for _ in range(MAX_IN_FLIGHT):  # these went alone, and wait for the second time
+    for _ in range(MAX_IN_FLIGHT):  # these were sent alone and now wait for their second call
         await held.reply()
     assert held.batches[4:] == [[4, 5, 6, 7, 8, 9, 10, 11, 12, 13]]
     await held.reply()
     assert held.batches[5:] == [[14, 15, 16, 17, 18, 19]]
     lone = await start(batcher, held, 20)
-    assert len(held.batches) == 6  # all but this one are under way
+    assert len(held.batches) == 6  # all but this one are in flight
     await held.reply()
     assert held.batches[6:] == [[20]]
     await held.reply()
-    assert batcher.start_alone()  # the crowd is gone
+    assert batcher.start_alone()  # there is no load any more
     batcher.finish()
     assert await asyncio.gather(*callers) == [[f"{item}!", f"{item + 10}!"] for item in range(10)]
     assert await asyncio.gather(*lone) == ["20!"]
@@ -151,7 +151,7 @@ async def test_a_caller_cancelled_while_waiting_is_not_sent() -> None:
     for _ in range(MAX_IN_FLIGHT):
         await held.reply()
     assert held.batches[4:] == [[4, 6, 7]]
-    calls[6].cancel()  # under way: its answer is for nobody
+    calls[6].cancel()  # in flight: its reply is dropped
     await asyncio.sleep(0)
     await held.reply()
     outcomes = await asyncio.gather(*calls, return_exceptions=True)
@@ -274,7 +274,7 @@ async def test_a_pool_closes_idle_connections_down_to_min_idle(server: Server) -
         await until(lambda: connections.more() == rsmq.pool_size == 1, "one is left")
         made = connections.ever_made()
         await rsmq.list_queues()
-        assert connections.ever_made() == made  # the one that is left is used again
+        assert connections.ever_made() == made  # the remaining connection is reused
 
 
 async def test_a_slow_operation_of_a_pool_does_not_block_the_others(server: Server) -> None:

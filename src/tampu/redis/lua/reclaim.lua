@@ -32,9 +32,9 @@ end
 -- Returns whether this worker may take over a dead consumer now. A claim expires after ten times the exclusive period.
 local function may_take(dead)
   local claim = redis.pcall('HGET', takeovers, dead)
-  local who, ends = string.match(type(claim) == 'string' and claim or '', '^(.*) (%d+)$')
-  if who and now < tonumber(ends) + 9 * alone_ms then
-    return who == consumer or now >= tonumber(ends)
+  local taker, ends = string.match(type(claim) == 'string' and claim or '', '^(.*) (%d+)$')
+  if taker and now < tonumber(ends) + 9 * alone_ms then
+    return taker == consumer or now >= tonumber(ends)
   end
   redis.pcall('HSET', takeovers, dead, consumer .. string.format(' %.0f', now + alone_ms))
   redis.pcall('PEXPIRE', takeovers, 10 * alone_ms)
