@@ -120,7 +120,7 @@ def core(programs: list[Program], server: Any, scenarios: list[Scenario]) -> lis
     if any(scenario.name == "worker-concurrent" for scenario in scenarios):
         concurrent = next(scenario for scenario in WORKING if scenario.name == "worker-concurrent")
         measures.append(_sure(asked(ours, concurrent, "tampu, batch 64", batch=64)))
-    # The bare loop only reads and acknowledges, so it is no limit for other kinds of work.
+    # The bare loop only reads and acknowledges, so it does not limit other kinds of work.
     return [
         measure
         for measure in measures

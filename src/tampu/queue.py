@@ -143,7 +143,7 @@ class Queue:
 
     @property
     def sync(self) -> SyncQueue:
-        """The same methods for synchronous code. It can be shared between threads."""
+        """The methods of this queue for synchronous code. It can be shared between threads."""
         if self._sync is None:
             from tampu.sync import SyncQueue  # imported here, because it derives its methods from this class
 

@@ -183,7 +183,7 @@ class Task(Generic[P, R]):
 
     @property
     def sync(self) -> SyncTask[P, R]:
-        """The same methods for synchronous code."""
+        """The methods of this task for synchronous code."""
         from tampu.sync import SyncTask  # imported here, because only synchronous programs need it
 
         return SyncTask(self)

@@ -281,7 +281,7 @@ class Server:
             os.close(read_end)
 
     def _reap(self) -> None:
-        """Reap the process, which has ended or been told to, and release its watcher."""
+        """Reap the process, which has ended or is ending, and release its watcher."""
         if self.process is None:
             return
         self.process.wait(PATIENCE_SECS)

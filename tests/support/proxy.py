@@ -213,7 +213,7 @@ class Link:
         if self.client is not None:
             self.client.close() if gently else self.client.abort()
         if self.server is not None and self.server.can_write_eof():
-            self.server.write_eof()  # the server reads what was passed on, answers to nobody, and closes
+            self.server.write_eof()  # the server reads what was passed on, answers, and closes
 
     def strand(self) -> None:
         """Cut the client side only: held-back requests are still in flight to the server."""

@@ -179,7 +179,7 @@ class _Serving:
             await asyncio.sleep(REPORT_SECS)
 
     async def listen(self) -> None:
-        """Answer requests. If the supervisor dies, drain: there is no one left to restart or stop this process."""
+        """Answer requests. If the supervisor dies, drain: nothing else would restart or stop this process."""
         async for line in self._link.lines():
             if line == ASK_METRICS:
                 answer = self._report(self._state)
