@@ -75,7 +75,7 @@ def test_problems_of_a_queue_are_found(server: Server, url: str) -> None:
     client.set(f"{tag}:promoter:lock", "gone")
     found = faults("sick", "--max-age", "0ms", "--claim-after", "0ms")
     assert "2 groups (default, spies)" in found["groups"]["text"]
-    assert "held by dead" in found["stalled"]["text"]
+    assert "1 job held by dead" in found["stalled"]["text"]
     assert "cannot be decoded" in found["poison"]["text"]
     assert "2 keys" in found["keys without TTL"]["text"]
     assert "overdue" in found["delayed"]["text"]
@@ -109,7 +109,7 @@ def test_chasquimq_producers_are_reported(server: Server, url: str) -> None:
     told = invoke("doctor", "q", "--json").json
     [peer] = [one for one in told["findings"] if one["check"] == "peers"]
     assert peer["level"] == "note"
-    assert "trim at their own MAXLEN" in peer["text"]
+    assert "trimmed at the MAXLEN of 1 ChasquiMQ producer (XADD IDMP)" in peer["text"]
 
 
 # --- checks of the server's replies

@@ -36,7 +36,9 @@ OlderThan = Annotated[
     str | None,
     typer.Option("--older-than", metavar="DURATION", help="Only dead letters at least this old (90s, 15m, 2h, 7d)."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of letters, oldest first.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of dead letters, oldest first.")
+]
 Full = Annotated[bool, typer.Option("--full", help="Show tracebacks.")]
 
 

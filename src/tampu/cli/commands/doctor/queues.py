@@ -155,11 +155,11 @@ async def stalled(client: Client, keys: QueueKeys, one: QueueSnapshot, limits: L
         if pending and not isinstance(pending, ServerError):  # a group whose name is not UTF-8 cannot be queried
             consumers = sorted({text(entry[1]) for entry in pending})
             longest = max(entry[2] for entry in pending)
-            count = f"{len(pending)}{' or more' if len(pending) >= 100 else ''}"
+            count = plural(len(pending), "job") if len(pending) < 100 else "100 or more jobs"
             found.append(
                 wrong(
                     "stalled",
-                    f"{count} jobs held by {', '.join(consumers[:3])}; leases last renewed {duration(longest)} ago",
+                    f"{count} held by {', '.join(consumers[:3])}; leases last renewed {duration(longest)} ago",
                     "start a worker to take them over; if workers are running, check their logs",
                 )
             )
@@ -222,7 +222,7 @@ async def peers(client: Client, keys: QueueKeys, one: QueueSnapshot) -> list[Fin
         return []
     if not stream.get("pids-tracked"):
         return []
-    found = f"{plural(stream['pids-tracked'], 'ChasquiMQ producer')} (XADD IDMP) on this queue trim at their own MAXLEN"
+    found = f"trimmed at the MAXLEN of {plural(stream['pids-tracked'], 'ChasquiMQ producer')} (XADD IDMP)"
     remedy = "keep the queue well below their max_stream_len (default 1,000,000), or move them to tampu"
     near = one.length > DEFAULT_MAX_STREAM_LEN * NEAR_SHARE
     return [wrong("peers", f"{found}, which deletes waiting jobs", remedy) if near else note("peers", found, remedy)]

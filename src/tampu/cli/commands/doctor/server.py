@@ -144,7 +144,7 @@ def memory(info: Info) -> Finding:
     system = _number(info, "total_system_memory")
     if system and used > system * FULL_SHARE:
         text = f"{size(used)} of the machine's {size(system)}, no maxmemory"
-        return wrong("memory", text, "set maxmemory with noeviction: adds then fail with an error instead of a crash")
+        return wrong("memory", text, "set maxmemory with noeviction: adds then fail instead of crashing the server")
     return ok("memory", f"{size(used)}, no maxmemory")
 
 
