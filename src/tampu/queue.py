@@ -207,11 +207,10 @@ class Queue:
 
         Args:
             function: The function. `async def` runs on the event loop, `def` in a thread.
-            name: Name of the task. Defaults to the function's name.
-            attempts: Maximum number of attempts. Stored with each job.
-            backoff: Delay between attempts: milliseconds, a `BackoffSpec` or a dict of its fields. Stored with the job.
-            timeout: Maximum duration of a run, in seconds.
-            process: Run it in a separate process, for CPU-bound work.
+            **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
+                and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
+                stored with each job; `timeout`, the maximum duration of a run in seconds; `process=True` to run it in
+                a separate process, for CPU-bound work.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.

@@ -70,10 +70,20 @@ class Worker:
         consumer_id: Name of this worker in the group; must be unique per process. Defaults to a random one.
         read_block_ms: `ConsumerConfig.block_ms`.
         read_count: `ConsumerConfig.batch`.
+        claim_min_idle_ms: `ConsumerConfig.claim_min_idle_ms`.
+        max_payload_bytes: `ConsumerConfig.max_payload_bytes`.
+        dlq_max_stream_len: `ConsumerConfig.dlq_max_stream_len`.
+        events_enabled: Write to the events stream.
+        delayed_enabled: Run a promoter too.
+        run_scheduler: Run a scheduler too.
         scheduler_tick_ms: `SchedulerConfig.tick_interval_ms`.
         store_results: Store return values. Defaults to True for tasks and False for a handler.
         result_ttl_ms: How long results are kept, in milliseconds.
         credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+        on_startup: See the table above.
+        on_shutdown: See the table above.
+        before_job: See the table above.
+        after_job: See the table above.
         **settings: Any other field of `ConsumerConfig`.
 
     Raises:
