@@ -1,4 +1,4 @@
-"""How much one script call may carry: a script must not keep the server busy for more than a few milliseconds."""
+"""Limits per script call: a script must not block the server for more than a few milliseconds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Most entries (jobs, messages, dead letters) in one script call.
+#: Maximum number of entries (jobs, messages, dead letters) per script call.
 MAX_CALL_ENTRIES = 256
-#: Most bytes of payload in one script call. A larger entry travels alone.
+#: Maximum payload bytes per script call. A larger entry is sent alone.
 MAX_CALL_BYTES = 256 * 1024
 
 
