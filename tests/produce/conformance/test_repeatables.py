@@ -177,7 +177,7 @@ async def test_the_payload_is_written_in_the_producers_format(server: Server | C
 async def test_specs_that_never_fire_are_refused_and_nothing_is_written(server: Server, view: QueueView) -> None:
     now = view.now_ms()
     async with open_producer(server.url) as producer:
-        with pytest.raises(ConfigError, match="is before the first fire"):
+        with pytest.raises(ConfigError, match="must not be before the first fire"):
             await producer.upsert_repeatable(spec().with_end_before_ms(now + 30_000))
         with pytest.raises(ConfigError, match="never fires again"):
             await producer.upsert_repeatable(spec(RepeatPattern.cron("0 0 0 1 1 * 2001")))
