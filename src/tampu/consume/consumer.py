@@ -277,9 +277,7 @@ class _Running:
                 *(self._config.shutdown_deadline_secs, self._config.claim_min_idle_ms / 1000),
             )
         if not await self._settler.drain(self._cleanup_secs_left()):
-            logger.error(
-                "not all outcomes were settled before the shutdown deadline; another worker will run those jobs again"
-            )
+            logger.error("not all outcomes were settled in time; another worker will run those jobs again")
         self._settler.close()
         await self._leases.stop()
         if loops:

@@ -48,10 +48,7 @@ def on_loop(handler: Handler, timeout_secs: float | None) -> Caller:
 
 
 def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -> Caller:
-    """Return a caller that runs a `def` handler in a thread.
-
-    A thread cannot be killed: a run that exceeds its timeout fails when the function returns.
-    """
+    """Return a caller that runs a `def` handler in a thread, which cannot be killed: a late run fails when it ends."""
     loop = asyncio.get_running_loop()
     fork_guard = ForkGuard()
 

@@ -118,7 +118,7 @@ class Pool:
         waiting = self._waiting
         run_one = self._run_one
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this is one
+        assert task is not None  # noqa: S101 - it always runs in one
         in_a_row = 0
         while not self._is_ending:
             while self._is_closed or not waiting:

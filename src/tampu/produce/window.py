@@ -35,8 +35,8 @@ def pack_number(number: int) -> bytes:
 class Window:
     """Jobs packed for one script call, and its outcome.
 
-    When `resolve` is called, `codes` has one code per job. `error` applies to jobs without a code and to those with
-    the code 'u' (added, but not replicated in time). With neither, all jobs were added.
+    When `resolve` is called, `codes` holds a code for each of the first jobs. `error` applies to the others, and to
+    those with the code 'u' (added, but not replicated in time). With neither, all jobs were added.
     """
 
     # Class attributes: a `SingleWindow` is made for every single add, and most of these never change.
