@@ -58,7 +58,7 @@ def test_the_page_tells_figures_failures_and_what_is_missing(record: Record) -> 
     assert "| chasquimq | 11,200 (8.4) |" in page
     assert "| arq | failed |" in page
     assert "streaq | could not be installed: streaq 7.2.0 cannot be installed: no matching distribution" in page
-    assert "| `worker-concurrent-of-limit` | 0.50 | at least 0.6 | **short** |" in page
+    assert "| `worker-concurrent-of-limit` | 0.50 | at least 0.6 | **missed** |" in page
     assert "## Spark" not in page, "the run had none"
 
 
