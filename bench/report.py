@@ -378,8 +378,8 @@ def readme_table(record: Record) -> str:
         f"{_table(rows)}\n\nIn parentheses: tampu's throughput divided by theirs. Settings: the engine API with "
         "uvloop, `batch=256` (64 in `worker-generic`), results not stored, events off except in "
         f"`worker-concurrent-events`. {record.machine['cores']} cores, {record.server}, "
-        f"medians of {record.rounds} interleaved rounds (others: {OTHERS_ROUNDS}), {record.at[:10]}.{tail} [All figures, including where peers are faster]"
-        "(docs/benchmarks.md); `make bench` reproduces them."
+        f"medians of {record.rounds} interleaved rounds (others: {OTHERS_ROUNDS}), {record.at[:10]}.{tail} "
+        "[All figures, including where peers are faster](docs/benchmarks.md); `make bench` reproduces them."
     )
 
 

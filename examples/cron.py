@@ -1,4 +1,4 @@
-"""Schedules: by a cron expression in a time zone, and every so often.
+"""Schedules: a cron expression in a time zone, and one that fires every second.
 
 python examples/cron.py
 """
@@ -20,16 +20,16 @@ async def report(region: str) -> None:
 
 
 async def main() -> None:
-    # Safe to call at every start: an identical schedule is left as it is.
+    # Safe to run at every start: an identical schedule is left unchanged.
     await report.cron("0 9 * * MON-FRI", {"region": "Lima"}, tz="America/Lima")
-    # Six fields begin with seconds; a limit ends it.
+    # With six fields, the first is seconds; `limit` is the total number of fires.
     await report.cron("* * * * * *", {"region": "everywhere"}, key="every second", limit=1)
 
     for schedule in await queue.get_repeatable_jobs():
         next_fire = datetime.fromtimestamp(schedule.next_fire_ms / 1000, UTC)
         print(f"{schedule.key}: {schedule.pattern.expression}, {next_fire:%H:%M:%S} UTC is next")
 
-    worker = Worker(queue)  # workers fire schedules, one of them at a time
+    worker = Worker(queue)  # workers fire schedules; one worker at a time is the scheduler
     running = asyncio.create_task(worker.run())
     await fired.wait()
     await worker.close()

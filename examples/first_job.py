@@ -1,4 +1,4 @@
-"""The first job: one file, one terminal, no server installed.
+"""Your first job: one file, one terminal, no server to install.
 
 python examples/first_job.py
 """

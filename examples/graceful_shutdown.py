@@ -1,4 +1,4 @@
-"""A worker that finishes what it runs when it is told to stop, by Ctrl-C or `kill`; what it has not begun goes back.
+"""A worker that finishes its running jobs on Ctrl-C or `kill`, and returns the jobs it has not started.
 
 python examples/graceful_shutdown.py
 """
@@ -19,7 +19,7 @@ async def download(number: int) -> None:
 
 
 async def open_database() -> None:
-    print("the database is open: Ctrl-C ends this", flush=True)
+    print("the database is open; press Ctrl-C to stop", flush=True)
 
 
 async def close_database() -> None:
@@ -39,8 +39,8 @@ if __name__ == "__main__":
         on_startup=open_database,
         on_shutdown=close_database,
         after_job=log,
-        shutdown_deadline_secs=20,  # what runs longer is abandoned, and run again elsewhere
+        shutdown_deadline_secs=20,  # jobs that take longer are abandoned; another worker runs them again
     )
-    worker.run_sync()  # until SIGINT or SIGTERM; a second one does not wait
+    worker.run_sync()  # until SIGINT or SIGTERM; a second signal stops it immediately
     print("still waiting for another worker:", queue.sync.purge(), flush=True)
     queue.sync.close()

@@ -1,4 +1,4 @@
-"""Typed arguments and results: they are checked when they are added, and come back as what they were.
+"""Typed arguments and results: checked when a job is added, and decoded to the same types.
 
 python examples/typed_payloads.py
 """
@@ -50,9 +50,9 @@ async def main() -> None:
     print(f"{type(receipt).__name__}: {receipt.total}, of the same invoice: {receipt.invoice == invoice.id}")
 
     try:
-        await charge.add("not an invoice")  # type: ignore[arg-type]  # a type checker says so too
+        await charge.add("not an invoice")  # type: ignore[arg-type]  # a type checker reports it too
     except EncodeError as error:
-        print("refused:", error)
+        print("rejected:", error)
 
     await worker.close()
     await running

@@ -121,7 +121,9 @@ class PageRun:
         for name, program in (("tampu", f"{sys.executable} -m tampu.cli"), ("python", sys.executable)):
             command = re.sub(rf"^{name} ", f"{program} ", command)
         environment = os.environ | {"TAMPU_URL": self.url, "PYTHONPATH": str(self.folder), "COLUMNS": "120"}
-        environment |= {"NO_COLOR": "1"} | ({} if is_installed_as_plugin() else {"PYTEST_PLUGINS": "tampu.testing"})
+        environment |= {"NO_COLOR": "1", "PYTHONUNBUFFERED": "1"} | (
+            {} if is_installed_as_plugin() else {"PYTEST_PLUGINS": "tampu.testing"}
+        )
         return subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
             stdout=subprocess.PIPE,

@@ -20,13 +20,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 #: What each prints, as a pattern for the whole of it.
 OUTPUT = {
     "first_job.py": r"added job \w{26}\nsending 'hi' to ada@example.com\nresult: sent to ada@example.com\n",
-    "typed_payloads.py": r"Receipt: 11.20, of the same invoice: True\nrefused: task 'charge': .*nothing was sent\n",
+    "typed_payloads.py": r"Receipt: 11.20, of the same invoice: True\nrejected: task 'charge': .*nothing was sent\n",
     "retries.py": r"(run \d of pay\(100\)\n){3}"
     r"failed: retries_exhausted - ConnectionError: the bank is closed\n"
-    r"failed: unrecoverable - UnrecoverableError: a negative amount will not get better\n"
+    r"failed: unrecoverable - UnrecoverableError: a negative amount cannot be paid\n"
     # The worker may be quicker than the answer to whoever asked for the replay.
     r"(replayed: 1\nrun 1 of pay\(100\)|run 1 of pay\(100\)\nreplayed: 1)\nresult: paid 100\n"
-    r"left in the dead letters: \['a negative amount will not get better'\]\n",
+    r"still in the dead-letter queue: \['a negative amount cannot be paid'\]\n",
     "cron.py": r"every second: .* is next\nreport::cron:0 9 \* \* MON-FRI:America/Lima: .*:00:00 UTC is next\n"
     r"report for everywhere\nleft: \[\]\n",
     "events_follower.py": r"(.*\n)*progress convert .*'note': 'step 1 of 3'.*\n(.*\n)*"
@@ -34,7 +34,7 @@ OUTPUT = {
     r"(.*\n)*completed convert \n",
     "sync_view.py": r"200 OK: sent to ada@example.com\n400 Bad Request: task 'welcome': .*nothing was sent\n",
     "fastapi_app.py": r"202 added\n{'state': 'done', 'result': {'shipped': 'tea', 'count': 3}}\n"
-    r"404 for an order that was never there\n",
+    r"404 for an unknown order\n",
 }
 
 
@@ -61,7 +61,7 @@ def test_the_worker_that_is_told_to_stop_finishes_what_it_runs(server: Server) -
         process.send_signal(signal.SIGINT)
         after = process.stdout.read()
         assert process.wait(30) == 0
-    assert before == ["the database is open: Ctrl-C ends this\n", "download 0 begins\n", "download 1 begins\n"]
+    assert before == ["the database is open; press Ctrl-C to stop\n", "download 0 begins\n", "download 1 begins\n"]
     assert sorted(after.splitlines()[:4]) == [
         "download 0 is complete",
         "download 1 is complete",
