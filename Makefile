@@ -71,7 +71,7 @@ words: setup ## check the wording of docs and source (scripts/wordcheck.py)
 
 docs: setup ## build the documentation site into build/site, strictly and offline
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "docs: open build/site/index.html"
+	@echo "docs: open build/site/index.html (for search: python -m http.server -d build/site)"
 
 diagram: setup ## draw the diagram of docs/architecture.md
 	@$(BIN)/python scripts/draw_architecture.py
