@@ -77,7 +77,7 @@ diagram: setup ## draw the diagram of docs/architecture.md
 	@$(BIN)/python scripts/draw_architecture.py
 
 screenshots: setup ## run the demo and draw the terminal pictures in docs/assets (half a minute)
-	@$(BIN)/python scripts/make_screenshots.py
+	@$(BIN)/python scripts/make_screenshots.py $(ARGS)
 
 servers: setup ## install the servers the tests run on (Redis 8.6 is built once, about 2 minutes)
 	@$(BIN)/python scripts/install_servers.py

@@ -1,6 +1,8 @@
 """Draw the terminal pictures of the README and the docs: `make screenshots`.
 
 It runs the real demo and some commands on the demo's data in a pseudo-terminal and saves what they print as SVG.
+With `--report` it also saves the demo's report as docs/assets/report.png, which needs Java and Chromium:
+`make screenshots ARGS=--report`.
 """
 
 from __future__ import annotations
@@ -100,10 +102,21 @@ def frame_at(moment: str, printed: str) -> str:
     raise SystemExit(f"the demo showed no picture at {moment}")
 
 
-def main() -> None:
+def save_report(report: Path) -> None:
+    """Save the top of the report as it looks in a browser."""
+    picture = ASSETS / "report.png"
+    options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1100"]
+    subprocess.run(["chromium", *options, f"--screenshot={picture}", report.as_uri()], check=True, capture_output=True)
+    print(f"{picture.name}: {picture.stat().st_size / 1024:.0f} KB")
+
+
+def main(arguments: list[str]) -> None:
     ASSETS.mkdir(exist_ok=True)
+    has_report = "--report" in arguments
     with tempfile.TemporaryDirectory() as cache:
-        printed = run(["demo", "--no-spark"], {"TAMPU_CACHE": cache})
+        printed = run(["demo", "--spark" if has_report else "--no-spark"], {"TAMPU_CACHE": cache})
+        if has_report:
+            save_report(Path(cache) / "demo" / "report.html")
         save("demo", frame_at(MOMENT, printed), "tampu demo")
         summary = _REDRAW.split(printed)[-1]
         plain = _SGR.sub("", summary)
@@ -116,4 +129,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])
