@@ -1,4 +1,4 @@
-"""A worker that finishes its running jobs on Ctrl-C or `kill`, and returns the jobs it has not started.
+"""A worker that finishes its running jobs on Ctrl-C or `kill`, and hands back the jobs it has not started.
 
 python examples/graceful_shutdown.py
 """
