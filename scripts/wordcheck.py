@@ -33,7 +33,7 @@ PATTERNS: dict[str, str] = {
     r"\bso many\b(?! (?:that|as))": "name the number: 'at most N', 'the limit'",
     r"\bso (?:long|far apart)\b(?! (?:as|that))": "name the duration",
     r"\bat most so\b|\bevery so often\b": "name the number or the interval",
-    r"(?<=\S )(?<!there )\b(?:is|are|was) no (?!longer|more|less|different|way|slower|faster|better|later)[a-z]+": "'is not a ...'",
+    r"(?<=\S )(?<!there )\b(?:is|are|was) no (?!longer|more|less|way|differ|slow|fast|better)[a-z]+": "'is not a ...'",
     r"\b(?:that|which) is (?-i:none)\b": "'is not a ...'",
     r"\bof (?:its|their|his|her|our|your|my) own\b": "'its own', 'separate' or 'dedicated'",
     r"\b(?:a|an|any) [\w-]+ of (?:yours|ours|theirs|mine)\b": "'your own ...'",
