@@ -1,9 +1,9 @@
 """A FastAPI application that adds jobs and returns their state, with a worker. Needs fastapi and httpx.
 
-python examples/fastapi_app.py                  # sends itself some requests
+python examples/fastapi_app.py                  # sends requests to itself
 uvicorn examples.fastapi_app:app                # serves; workers: tampu worker examples.fastapi_app:queue
 
-In production, run the worker in a separate process; here it runs in the application's event loop.
+In production, run the worker as a separate process; here it runs in the application's event loop.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ queue = Queue("orders", url=os.environ.get("TAMPU_URL", "embedded://"))
 
 
 class Order(BaseModel):
-    """Pydantic models can be arguments like any other type."""
+    """A pydantic model can be an argument like any other type."""
 
     article: str
     count: int = 1

@@ -1,4 +1,4 @@
-"""Your first job: one file, one terminal, no server to install.
+"""A first job: one file, one terminal, no installed server.
 
 python examples/first_job.py
 """

@@ -1,4 +1,4 @@
-"""The docs are correct: their code runs, their links exist, their tables match the code."""
+"""The docs are correct: their code runs, their links work, their tables match the code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from servers.process import Server
 
-#: The other pages have their own tests.
+#: The pages whose code is run; the others have their own tests.
 PAGES = [
     DOCS.parent / "README.md",
     *sorted(page for page in DOCS.rglob("*.md") if page.name not in ("architecture.md", "rsmq.md", "spark.md")),
@@ -97,7 +97,7 @@ def test_the_reference_is_up_to_date() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_reference_is_found_out_when_it_is_not(tmp_path: Path) -> None:
+def test_an_outdated_reference_is_detected(tmp_path: Path) -> None:
     sys.path.insert(0, str(DOCS.parent / "scripts"))
     try:
         import make_reference
@@ -122,7 +122,7 @@ def test_dots_stand_for_anything(expected: str, output: str, fit: bool) -> None:
     assert fits(expected, output) is fit
 
 
-def test_the_readme_keeps_a_place_for_measured_figures_and_names_every_peer() -> None:
+def test_the_readme_has_a_place_for_figures_and_names_every_peer() -> None:
     text = (DOCS.parent / "README.md").read_text()
     assert text.index("<!-- bench:begin -->") < text.index("<!-- bench:end -->")
     peers = "chasquimq Celery Dramatiq RQ arq SAQ streaQ taskiq BullMQ RSMQ".split()

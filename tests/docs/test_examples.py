@@ -1,4 +1,4 @@
-"""The examples run, and say what they promise to."""
+"""The examples run and print what they promise."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-#: What each prints, as a pattern for the whole of it.
+#: The complete output of each, as a pattern.
 OUTPUT = {
     "first_job.py": r"added job \w{26}\nsending 'hi' to ada@example.com\nresult: sent to ada@example.com\n",
-    "typed_payloads.py": r"Receipt: 11.20, of the same invoice: True\nrejected: task 'charge': .*nothing was sent\n",
-    "retries.py": r"(run \d of pay\(100\)\n){3}"
+    "typed_payloads.py": r"Receipt: 11.20, for the same invoice: True\nrefused: task 'charge': .*nothing was sent\n",
+    "retries.py": r"(attempt \d of pay\(100\)\n){3}"
     r"failed: retries_exhausted - ConnectionError: the bank is closed\n"
-    r"failed: unrecoverable - UnrecoverableError: a negative amount cannot be paid\n"
-    # The worker may be quicker than the answer to whoever asked for the replay.
-    r"(replayed: 1\nrun 1 of pay\(100\)|run 1 of pay\(100\)\nreplayed: 1)\nresult: paid 100\n"
-    r"still in the dead-letter queue: \['a negative amount cannot be paid'\]\n",
-    "cron.py": r"every second: .* is next\nreport::cron:0 9 \* \* MON-FRI:America/Lima: .*:00:00 UTC is next\n"
+    r"failed: unrecoverable - UnrecoverableError: the amount must be positive\n"
+    # The worker may run the job before `replay_dlq` returns.
+    r"(replayed: 1\nattempt 1 of pay\(100\)|attempt 1 of pay\(100\)\nreplayed: 1)\nresult: paid 100\n"
+    r"left in the dead-letter queue: \['the amount must be positive'\]\n",
+    "cron.py": r"every second: .*, next at .* UTC\n"
+    r"report::cron:0 9 \* \* MON-FRI:America/Lima: .*, next at .*:00:00 UTC\n"
     r"report for everywhere\nleft: \[\]\n",
     "events_follower.py": r"(.*\n)*progress convert .*'note': 'step 1 of 3'.*\n(.*\n)*"
     r"failed convert {'reason': 'OSError: the disk is full'}\nretry-scheduled convert {'backoff_ms': \d+}\n"
@@ -39,21 +40,21 @@ OUTPUT = {
 
 
 def environment(server: Server) -> dict[str, str]:
-    """The server of the tests, and warnings as errors: examples are looked at closely."""
+    """Return an environment with the test server's URL and warnings as errors."""
     return os.environ | {"TAMPU_URL": server.url, "PYTHONWARNINGS": "error"}
 
 
 @pytest.mark.parametrize("name", OUTPUT)
-def test_an_example_says_what_it_promises(server: Server, name: str) -> None:
+def test_an_example_prints_what_it_promises(server: Server, name: str) -> None:
     strict = environment(server)
     if name == "fastapi_app.py":
-        strict.pop("PYTHONWARNINGS")  # what others warn of is theirs
+        strict.pop("PYTHONWARNINGS")  # FastAPI and its dependencies may warn
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, env=strict, timeout=60)
     assert re.fullmatch(OUTPUT[name], done.stdout), done.stdout + done.stderr
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_worker_that_is_told_to_stop_finishes_what_it_runs(server: Server) -> None:
+def test_a_stopped_worker_finishes_its_running_jobs(server: Server) -> None:
     program = [sys.executable, EXAMPLES / "graceful_shutdown.py"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment(server)) as process:
         assert process.stdout is not None
@@ -61,14 +62,14 @@ def test_the_worker_that_is_told_to_stop_finishes_what_it_runs(server: Server) -
         process.send_signal(signal.SIGINT)
         after = process.stdout.read()
         assert process.wait(30) == 0
-    assert before == ["the database is open; press Ctrl-C to stop\n", "download 0 begins\n", "download 1 begins\n"]
+    assert before == ["database opened; press Ctrl-C to stop\n", "started download 0\n", "started download 1\n"]
     assert sorted(after.splitlines()[:4]) == [
-        "download 0 is complete",
-        "download 1 is complete",
         "download succeeded",
         "download succeeded",
+        "finished download 0",
+        "finished download 1",
     ]
-    assert after.splitlines()[4:] == ["the database is closed", "still waiting for another worker: 2"]
+    assert after.splitlines()[4:] == ["database closed", "left for another worker: 2"]
 
 
 def test_the_first_job_needs_no_server() -> None:
