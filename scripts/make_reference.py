@@ -1,7 +1,7 @@
-"""Generate the tables in docs/reference/ from the code: settings, errors, dead-letter reasons.
+"""Generates the tables of docs/reference/ from the code: settings, errors, and reasons for dead letters.
 
 python scripts/make_reference.py          # write the tables
-python scripts/make_reference.py --check  # exit 1 if a table is out of date
+python scripts/make_reference.py --check  # exit with 1 if they are not up to date
 
 A table is between `<!-- table: name -->` and `<!-- /table -->`; the text around it is written by hand.
 """
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
-#: Defaults that each object creates for itself.
+#: Defaults of fields that are created for each object.
 MADE = {
     "consumer_id": "`'c-<uuid>'`",
     "holder_id": "`'p-<uuid>'`",
@@ -38,8 +38,8 @@ MADE = {
 
 
 def settings_table(kind: type[Any], module: ModuleType) -> str:
-    """Return one row per field of a settings class: its name, its default and the comment above it."""
-    comments = {"queue_name": "The queue; part of every key."} | field_comments(module, kind.__name__)
+    """Return a table with one row per field of a settings class: name, default and the comment above the field."""
+    comments = {"queue_name": "Queue name; part of every key."} | field_comments(module, kind.__name__)
     rows = [
         f"| `{field.name}` | {default_of(kind, field)} | {comments.get(field.name, '')} |"
         for field in dataclasses.fields(kind)
@@ -89,9 +89,9 @@ def retry_table() -> str:
 
 
 def errors_table() -> str:
-    """Return one row per error: its code, its built-in base classes and the first line of its docstring."""
+    """Return a table of all errors with their code, base classes, and the first line of their docstring."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Error)]
-    rows = ["| error | code | also a subclass of | meaning |", "|---|---|---|---|"]
+    rows = ["| error | code | is also a | when |", "|---|---|---|---|"]
     for kind in sorted({*kinds, HandlerError, UnrecoverableError}, key=lambda kind: kind.code):
         also = [base.__name__ for base in kind.__mro__ if base in (ValueError, TypeError)] or ["-"]
         first_line = (inspect.getdoc(kind) or "").splitlines()[0].replace("|", "\\|")
@@ -100,17 +100,17 @@ def errors_table() -> str:
 
 
 def reasons_table() -> str:
-    """Return one row per reason for which a job becomes a dead letter."""
+    """Return a table of the reasons for dead letters."""
     meaning = {
         tampu.DlqReason.RETRIES_EXHAUSTED: "the job used up its attempts, or crashed its worker too often",
         tampu.DlqReason.DECODE_FAILED: "the envelope, payload or arguments cannot be decoded, or do not match the type",
-        tampu.DlqReason.MALFORMED: "the entry has no payload field; the dead letter keeps all its fields",
+        tampu.DlqReason.MALFORMED: "the entry has no payload field; all its fields are kept in the dead letter",
         tampu.DlqReason.OVERSIZE_PAYLOAD: "the envelope is larger than `max_payload_bytes`",
-        tampu.DlqReason.UNRECOVERABLE: "the handler raised `UnrecoverableError` or returned `Cancel`, no worker knows "
-        "the task's name, or the result cannot be stored",
+        tampu.DlqReason.UNRECOVERABLE: "the handler raised `UnrecoverableError` or returned `Cancel`, no worker has a "
+        "task with its name, or its result cannot be stored",
     }
     rows = [f"| `{reason}` | {reason.code} | {meaning[reason]} |" for reason in tampu.DlqReason]
-    return "\n".join(["| reason | code | meaning |", "|---|---|---|", *rows])
+    return "\n".join(["| reason | code | when |", "|---|---|---|", *rows])
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -126,7 +126,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
 def updated(text: str) -> str:
-    """Return the page with up-to-date tables."""
+    """Return the page with its tables replaced."""
     return _TABLE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 
@@ -140,9 +140,9 @@ def main(arguments: list[str]) -> int:
             if "--check" not in arguments:
                 path.write_text(new)
     if "--check" in arguments and stale:
-        print(f"out of date: {', '.join(stale)}; run python scripts/make_reference.py")
+        print(f"not up to date: {', '.join(stale)}; run python scripts/make_reference.py")
         return 1
-    print(f"updated: {', '.join(stale)}" if stale else "all tables are up to date")
+    print(f"written: {', '.join(stale)}" if stale else "all tables are up to date")
     return 0
 
 
