@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers servers lock test-spark test-spark-versions bench bench-quick bench-report bench-wire profile clean
+.PHONY: help setup demo test check lint format types layers words docs diagram screenshots servers lock test-spark test-spark-versions bench bench-quick bench-report bench-wire profile clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -50,7 +50,7 @@ test-spark-versions: ## the connector under older versions of PySpark, each in a
 		$$environment/bin/python tests/spark/smoke.py; \
 	done
 
-check: lint types layers ## lint, types and layers: all that is checked without running
+check: lint types layers words docs ## lint, types, layers, wording and the docs site: everything that is checked without running tests
 
 lint: setup ## ruff: rules and formatting
 	@$(BIN)/ruff check
@@ -65,6 +65,19 @@ types: setup ## mypy --strict on src/
 
 layers: setup ## import-linter: imports only point downwards
 	@$(BIN)/lint-imports
+
+words: setup ## check the wording of docs and source (scripts/wordcheck.py)
+	@$(BIN)/python scripts/wordcheck.py
+
+docs: setup ## build the documentation site into build/site, strictly and offline
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open build/site/index.html (for search: python -m http.server -d build/site)"
+
+diagram: setup ## draw the diagram of docs/architecture.md
+	@$(BIN)/python scripts/draw_architecture.py
+
+screenshots: setup ## run the demo and draw the terminal pictures in docs/assets (half a minute)
+	@$(BIN)/python scripts/make_screenshots.py $(ARGS)
 
 servers: setup ## install the servers the tests run on (Redis 8.6 is built once, about 2 minutes)
 	@$(BIN)/python scripts/install_servers.py

@@ -122,6 +122,7 @@ class PageRun:
             command = re.sub(rf"^{name} ", f"{program} ", command)
         environment = os.environ | {"TAMPU_URL": self.url, "PYTHONPATH": str(self.folder), "COLUMNS": "120"}
         environment |= {"NO_COLOR": "1"} | ({} if is_installed_as_plugin() else {"PYTEST_PLUGINS": "tampu.testing"})
+        environment["PYTHONUNBUFFERED"] = "1"  # output is read while the program runs
         return subprocess.Popen(
             ["/bin/sh", "-c", f"exec {command}"],
             stdout=subprocess.PIPE,

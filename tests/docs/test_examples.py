@@ -20,21 +20,22 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 #: The complete output of each, as a pattern.
 OUTPUT = {
     "first_job.py": r"added job \w{26}\nsending 'hi' to ada@example.com\nresult: sent to ada@example.com\n",
-    "typed_payloads.py": r"Receipt: 11.20, of the same invoice: True\nrefused: task 'charge': .*nothing was sent\n",
-    "retries.py": r"(run \d of pay\(100\)\n){3}"
+    "typed_payloads.py": r"Receipt: 11.20, for the same invoice: True\nrefused: task 'charge': .*nothing was sent\n",
+    "retries.py": r"(attempt \d of pay\(100\)\n){3}"
     r"failed: retries_exhausted - ConnectionError: the bank is closed\n"
-    r"failed: unrecoverable - UnrecoverableError: a negative amount will not get better\n"
+    r"failed: unrecoverable - UnrecoverableError: the amount must be positive\n"
     # The worker may run the job before `replay_dlq` returns.
-    r"(replayed: 1\nrun 1 of pay\(100\)|run 1 of pay\(100\)\nreplayed: 1)\nresult: paid 100\n"
-    r"left in the dead letters: \['a negative amount will not get better'\]\n",
-    "cron.py": r"every second: .* is next\nreport::cron:0 9 \* \* MON-FRI:America/Lima: .*:00:00 UTC is next\n"
+    r"(replayed: 1\nattempt 1 of pay\(100\)|attempt 1 of pay\(100\)\nreplayed: 1)\nresult: paid 100\n"
+    r"left in the dead-letter queue: \['the amount must be positive'\]\n",
+    "cron.py": r"every second: .*, next at .* UTC\n"
+    r"report::cron:0 9 \* \* MON-FRI:America/Lima: .*, next at .*:00:00 UTC\n"
     r"report for everywhere\nleft: \[\]\n",
     "events_follower.py": r"(.*\n)*progress convert .*'note': 'step 1 of 3'.*\n(.*\n)*"
     r"failed convert {'reason': 'OSError: the disk is full'}\nretry-scheduled convert {'backoff_ms': \d+}\n"
     r"(.*\n)*completed convert \n",
     "sync_view.py": r"200 OK: sent to ada@example.com\n400 Bad Request: task 'welcome': .*nothing was sent\n",
     "fastapi_app.py": r"202 added\n{'state': 'done', 'result': {'shipped': 'tea', 'count': 3}}\n"
-    r"404 for an order that was never there\n",
+    r"404 for an unknown order\n",
 }
 
 
@@ -61,14 +62,14 @@ def test_a_stopped_worker_finishes_its_running_jobs(server: Server) -> None:
         process.send_signal(signal.SIGINT)
         after = process.stdout.read()
         assert process.wait(30) == 0
-    assert before == ["the database is open: Ctrl-C ends this\n", "download 0 begins\n", "download 1 begins\n"]
+    assert before == ["database opened; press Ctrl-C to stop\n", "started download 0\n", "started download 1\n"]
     assert sorted(after.splitlines()[:4]) == [
-        "download 0 is complete",
-        "download 1 is complete",
         "download succeeded",
         "download succeeded",
+        "finished download 0",
+        "finished download 1",
     ]
-    assert after.splitlines()[4:] == ["the database is closed", "still waiting for another worker: 2"]
+    assert after.splitlines()[4:] == ["database closed", "left for another worker: 2"]
 
 
 def test_the_first_job_needs_no_server() -> None:
