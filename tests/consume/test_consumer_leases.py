@@ -303,7 +303,7 @@ async def test_what_comes_while_leases_are_looked_at_is_looked_at_too(view: Work
 
     settings, config = parse_url(view.server.url), ConsumerConfig(queue_name=QUEUE)
     client = TakenOver(settings, view.keys.tag.encode())
-    inflight = InFlight(client, view.keys, config, lambda letter: None, None)
+    inflight = InFlight(client, view.keys, config, lambda letter: None, None, JobLog(QUEUE))
     inflight.receive(b"1-0", [b"d", encode_envelope("a", b"\xc0", 0)], 0)
     leases = Leases(settings, client, view.keys, config, inflight)
     first = asyncio.create_task(leases.confirm())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tampu.config import ConsumerConfig, PromoterConfig
 from tampu.consume.inflight import InFlight
 from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
+from tampu.consume.job_log import JobLog
 from tampu.consume.leases import Leases
 from tampu.consume.pool import Pool
 from tampu.consume.processes import Processes, call_typed, refuse_inside_starting_child
@@ -141,12 +142,13 @@ class _Running:
         read_timeout = config.block_ms / 1000 + READ_MARGIN_SECS
         self._read_client = Client(settings, tag, response_timeout_secs=read_timeout)
         self._settler = Settler(self._client, keys, config)
-        self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload)
+        self._log = log = JobLog(config.queue_name)
+        self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload, log)
         self._settler.on_settled = self._inflight.settled
         self._client.prepare_with(self._learn_capabilities)
         self._leases = Leases(settings, self._client, keys, config, self._inflight)
         starts = StartMarks(self._client, keys, config, self._inflight)
-        self._runner = Runner(handler, config, self._settler, self._leases, starts)
+        self._runner = Runner(handler, config, self._settler, self._leases, starts, log)
         self._pool = Pool(config.concurrency, self._runner.run)
         self._reader = Reader(
             self._read_client,
@@ -227,7 +229,7 @@ class _Running:
             "tampu-reclaim": supervise("taking over jobs", self._reader.takeover.one_round, is_over),
             "tampu-unheld": supervise("handing back late entries", self._reader.watch_unheld, is_over),
             "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
-            "tampu-pause": supervise("watching for a pause", self._reader.watch_pause, is_over),
+            "tampu-watch": supervise("watching for a pause", self._watch, is_over),
         }
         if self._promoter_client is not None:
             promoter = PromoterConfig(
@@ -248,6 +250,11 @@ class _Running:
             loops["tampu-scheduler"] = SchedulerLoop(self._client, scheduler).run(self._stopping)
         return loops
 
+    async def _watch(self) -> None:
+        """Do what is due once a second."""
+        self._log.flush()
+        await self._reader.watch_pause()
+
     async def _stop(self, loops: dict[str, asyncio.Task[None]]) -> None:
         """Stop reading, hand back what was not started, finish or abandon the rest, settle, leave no trace."""
         loop = asyncio.get_running_loop()
@@ -262,6 +269,8 @@ class _Running:
         await self._quietly(self._reader.hand_back_missed)
         await self._pool.finish(deadline - loop.time())
         self._runner.is_stopping = True
+        for job in self._inflight.running():
+            self._log.abandoned(job)
         self.abandoned = await self._pool.end()
         await self._quietly(self._inflight.hand_back, self._runner.unstarted)
         if self.abandoned:

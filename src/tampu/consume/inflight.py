@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.job_log import JobLog
     from tampu.consume.outcomes import Outcome
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
@@ -106,6 +107,7 @@ class InFlight:
         config: ConsumerConfig,
         reject: Callable[[Outcome], None],
         decode_payload: Callable[[bytes], Any] | None,
+        log: JobLog,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -113,6 +115,7 @@ class InFlight:
         #: Takes the dead letter of an entry that may not run.
         self._reject_with = reject
         self._decode_payload = decode_payload
+        self._log = log
         self._held: dict[bytes, Delivery] = {}
         #: True when the server has XACKDEL.
         self.has_xackdel = False
@@ -194,10 +197,12 @@ class InFlight:
             original=tuple(zip(fields[::2], fields[1::2], strict=False)) if is_malformed else None,
         )
 
-    def _bury(self, delivery: Delivery, **letter: Any) -> None:
+    def _bury(self, delivery: Delivery, *, error: BaseException | None, **letter: Any) -> None:
         delivery.has_outcome = True
         worker = self._config.consumer_id
-        self._reject_with(outcomes.dead_letter(delivery, wall_clock_ms(), 0, worker=worker, ran=False, **letter))
+        outcome = outcomes.dead_letter(delivery, wall_clock_ms(), 0, worker=worker, ran=False, error=error, **letter)
+        self._log.not_run(outcome, error)
+        self._reject_with(outcome)
 
     # --- going out
 

@@ -19,6 +19,8 @@ _SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind
 #: Longest text of an error, and of a traceback's end, that is written, in characters.
 MAX_ERROR_TEXT = 500
 MAX_TRACEBACK_TEXT = 2000
+#: Longest traceback in a `failed` event, in characters: there may be one for every attempt of every job.
+MAX_EVENT_TRACEBACK = 1000
 #: How long the index of a delayed retry outlives its due time, in seconds.
 INDEX_TTL_SECS = 3600
 
@@ -74,7 +76,14 @@ def success_with_result(
 
 
 def retry(
-    delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, backoff_ms: int, *, counts: bool = True
+    delivery: Delivery,
+    finished_at_ms: int,
+    duration_us: int,
+    reason: str,
+    backoff_ms: int,
+    *,
+    counts: bool = True,
+    traceback: str = "",
 ) -> Outcome:
     """Failed, to be run again after `backoff_ms`; or, when it does not count, only put back."""
     job = delivery.job
@@ -82,9 +91,9 @@ def retry(
     envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry)
     member = encode_delayed_member(job.name, envelope)
     ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
-    return Outcome(
-        _RETRY, delivery, finished_at_ms, duration_us, (reason.encode(errors="replace"), backoff_ms, member, ttl_secs)
-    )
+    texts = (reason.encode(errors="replace"), traceback.encode(errors="replace"))
+    extra = (texts[0], backoff_ms, member, ttl_secs, texts[1])
+    return Outcome(_RETRY, delivery, finished_at_ms, duration_us, extra)
 
 
 def dead_letter(
@@ -157,3 +166,11 @@ def traceback_tail(error: BaseException) -> str | None:
     if error.__traceback__ is None:
         return None
     return traceback_text(error)[-MAX_TRACEBACK_TEXT:]
+
+
+def event_traceback(error: BaseException) -> str:
+    """Return the end of an error's traceback for a `failed` event: the innermost frames, whole lines only."""
+    text = traceback_tail(error) or ""
+    if len(text) <= MAX_EVENT_TRACEBACK:
+        return text
+    return text[-MAX_EVENT_TRACEBACK:].partition("\n")[2]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
+    from types import TracebackType
 
     from tampu.wire.dlq import DlqReason
 
@@ -181,12 +182,17 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
             pipe.send(("error", type(error).__name__, str(error), text, reason_to_give_up(error, job.id)))
 
 
-def traceback_text(error: BaseException) -> str:
-    """Its traceback, from the first frame that is not ours on: what led there is the same for every handler."""
+def own_traceback(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback from the handler's first frame on: the frames before it are the same for all."""
     first = error.__traceback__
     while first is not None and str(first.tb_frame.f_globals.get("__name__", "")).startswith(_CALLERS):
         first = first.tb_next
-    return "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
+    return first or error.__traceback__
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return an error's own traceback as text."""
+    return "".join(traceback.format_exception(type(error), error, own_traceback(error)))
 
 
 async def _awaited(result: Any) -> Any:

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
+    from tampu.consume.job_log import JobLog
     from tampu.consume.leases import Leases
     from tampu.consume.outcomes import Outcome
     from tampu.consume.settle import Settler
     from tampu.consume.starts import StartMarks
     from tampu.wire.job import Job
 
-_SUCCESS = OutcomeKind.SUCCESS  # a global: it is compared for every job
+# Globals: they are compared for every job.
+_SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
 
 
 class Runner:
@@ -43,6 +45,7 @@ class Runner:
         settler: Settler,
         leases: Leases,
         starts: StartMarks,
+        log: JobLog,
         *,
         now_ms: Callable[[], int] = wall_clock_ms,
         random_below: Callable[[int], int] = random.randrange,
@@ -60,6 +63,7 @@ class Runner:
         #: Set when running handlers are about to be cancelled because the worker ends.
         self.is_stopping = False
         self._fork_guard = ForkGuard()
+        self._log = log
         #: Deliveries whose start was perhaps recorded, and that did not start: to be handed back at shutdown.
         self.unstarted: list[Delivery] = []
 
@@ -85,6 +89,8 @@ class Runner:
                 return
             started = time.perf_counter_ns()
         delivery.is_running = True
+        if self._log.has_starts:
+            self._log.started(delivery.job, max_attempts_of(delivery.job, self._config))
         if self._events:
             self._settler.started(delivery, self._now_ms())
         try:
@@ -104,7 +110,10 @@ class Runner:
             outcome = self._raised(delivery, started, error)
         delivery.has_outcome = True
         self._settler.add(outcome)
-        if outcome.kind is not _SUCCESS:
+        if outcome.kind is _SUCCESS or outcome.kind is _RESULT:
+            if delivery.job.attempt:
+                self._log.recovered(delivery.job, outcome.duration_us)
+        else:
             await self._settler.wait_for_room(outcome.kind)
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
@@ -129,7 +138,7 @@ class Runner:
             )
         if self._observes:
             # Whoever asks for a retry or cancels says that this run was none.
-            is_success = outcome.kind in (_SUCCESS, OutcomeKind.RESULT)
+            is_success = outcome.kind in (_SUCCESS, _RESULT)
             self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
         return outcome
 
@@ -152,11 +161,25 @@ class Runner:
         job = delivery.job
         if job.attempt + 1 >= max_attempts_of(job, self._config):
             return self._dead(delivery, duration_us, error, DlqReason.RETRIES_EXHAUSTED)
-        return outcomes.retry(delivery, self._now_ms(), duration_us, outcomes.error_text(error), wait_ms)
+        outcome = outcomes.retry(
+            delivery,
+            self._now_ms(),
+            duration_us,
+            outcomes.error_text(error),
+            wait_ms,
+            traceback=outcomes.event_traceback(error) if self._events else "",
+        )
+        self._log_failure(outcome, error)
+        return outcome
 
     def _dead(self, delivery: Delivery, duration_us: int, error: BaseException, reason: DlqReason) -> Outcome:
         worker = self._config.consumer_id
-        return outcomes.dead_letter(delivery, self._now_ms(), duration_us, reason=reason, worker=worker, error=error)
+        outcome = outcomes.dead_letter(delivery, self._now_ms(), duration_us, reason=reason, worker=worker, error=error)
+        self._log_failure(outcome, error)
+        return outcome
+
+    def _log_failure(self, outcome: Outcome, error: BaseException) -> None:
+        self._log.failed(outcome, error, max_attempts_of(outcome.delivery.job, self._config))
 
     def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
         job = delivery.job

@@ -8,7 +8,7 @@
 --       per outcome: kind, entry id, job id, name, finished at (ms), attempt, duration (us), created at (ms), then
 --         s  success
 --         r  success with a result: bytes, TTL in seconds
---         t  retry: reason, backoff in ms, member of the delayed set, TTL of its index in seconds
+--         t  retry: reason, backoff in ms, member of the delayed set, TTL of its index in seconds, traceback or ''
 --         x  dead letter: error ('' when the handler did not run), reason, number of fields, fields
 --
 -- Owner rules: a success counts while the entry is pending at all (the first to finish wins); a failure only while
@@ -73,7 +73,7 @@ for i = 1, outcomes do
         failed(redis.pcall('SET', KEYS[key], ARGV[own + 2], 'EX', ARGV[own + 3]))
       end
     end
-    at, key = own + 4, key + 1
+    at, key = own + 5, key + 1
   else
     at = own + 3 + tonumber(ARGV[own + 2])
     if code == 'k' and failed(redis.pcall('XADD', dlq, 'MAXLEN', '~', keep_letters, '*', unpack(ARGV, own + 3, at - 1))) then
@@ -88,7 +88,11 @@ for i = 1, outcomes do
       emits = emits and not failed(emit_event(events, keep_events, 'completed', job, ts, name, 'attempt', attempt,
         'duration_us', duration, 'created_at_ms', created, 'worker', consumer))
     else
-      if kind == 't' or ARGV[own] ~= '' then
+      if kind == 't' and ARGV[own + 4] ~= '' then
+        emits = emits and not failed(emit_event(events, keep_events, 'failed', job, ts, name, 'attempt', attempt,
+          'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer,
+          'traceback', ARGV[own + 4]))
+      elseif kind == 't' or ARGV[own] ~= '' then
         emits = emits and not failed(emit_event(events, keep_events, 'failed', job, ts, name, 'attempt', attempt,
           'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer))
       end
