@@ -72,6 +72,7 @@ from tampu.errors import ShutdownError as ShutdownError
 from tampu.errors import QueueFullError as QueueFullError
 from tampu.errors import OutcomeUnknownError as OutcomeUnknownError
 from tampu.errors import JobFailed as JobFailed
+from tampu.errors import JobCancelled as JobCancelled
 from tampu.errors import NotSupportedError as NotSupportedError
 
 __version__: str

@@ -21,6 +21,7 @@ from tampu.base.clock import wall_clock_ms
 from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, Error
 from tampu.events import QueueEvents
+from tampu.inspect.cancel import cancel_job
 from tampu.inspect.job_state import JobState, find_job
 from tampu.inspect.waiters import Waiters
 from tampu.produce.options import (
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from tampu.inspect.cancel import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, ReplayCount
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker
@@ -339,6 +341,21 @@ class Queue:
         job._payload = data
         job._context = self
         return job
+
+    async def cancel(self, job_id: str, *, reason: str = "") -> CancelOutcome:
+        """Cancel a job. `job.result()` of a cancelled job raises `JobCancelled`.
+
+        | returned | meaning |
+        |---|---|
+        | `"cancelled"` | it was delayed, or waited for a retry, and is removed |
+        | `"requested"` | it is waiting or running: its worker drops or cancels it, within about two seconds |
+        | `"finished"` | too late: it is done or a dead letter |
+        | `"unknown"` | no such job: it finished without storing a result, or never existed |
+
+        A running `async def` task gets `asyncio.CancelledError`, and a `process=True` task is killed. A `def` task in
+        a thread goes on until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
+        """
+        return await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
 
     async def cancel_delayed(self, job_id: str) -> bool:
         """Cancel a job that waits for its run time or its retry. Return False if it is not waiting."""

@@ -111,6 +111,7 @@ class SyncQueue:
         """As `Queue.add_bulk`."""
         return [SyncJob.of(job, self._run) for job in self._run(self._inner.add_bulk(jobs))]
 
+    cancel = blocking(Queue.cancel)
     cancel_delayed = blocking(Queue.cancel_delayed)
     upsert_repeatable_job = blocking(Queue.upsert_repeatable_job)
     get_repeatable_jobs = blocking(Queue.get_repeatable_jobs)

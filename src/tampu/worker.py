@@ -42,6 +42,10 @@ Handler = Callable[[Job[Any]], Any]
 
 logger = logging.getLogger("tampu.worker")
 
+#: Attempts of a job that does not set its own: of a task, and of the drop-in form with a handler, as in chasquimq.
+TASK_ATTEMPTS = 5
+HANDLER_ATTEMPTS = 25
+
 
 class Worker:
     """Runs jobs. Takes a `Queue`, several of them, or a queue's name and a handler.
@@ -66,7 +70,7 @@ class Worker:
         redis_url: str | None = None,
         tls: bool = False,
         concurrency: int = 100,
-        max_attempts: int = 25,
+        max_attempts: int | None = None,
         group: str = "default",
         consumer_id: str | None = None,
         read_block_ms: int | None = None,
@@ -99,9 +103,10 @@ class Worker:
         self._credential_provider = credential_provider
         # A queue with tasks is asked for results; the drop-in form keeps its default.
         stores = (handler is None) if store_results is None else store_results
+        default_attempts = TASK_ATTEMPTS if handler is None else HANDLER_ATTEMPTS
         given: dict[str, Any] = {
             "concurrency": concurrency,
-            "max_attempts": max_attempts,
+            "max_attempts": default_attempts if max_attempts is None else max_attempts,
             "group": group,
             "consumer_id": consumer_id,
             "block_ms": read_block_ms,

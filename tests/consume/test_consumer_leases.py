@@ -15,6 +15,7 @@ from support.proxy import Proxy
 from support.waiting import until
 from tampu.config import ConsumerConfig
 from tampu.consume.inflight import InFlight
+from tampu.consume.job_log import JobLog
 from tampu.consume.leases import Leases
 from tampu.metrics import InMemorySink
 from tampu.redis.client import Client

@@ -1,4 +1,7 @@
-"""How much one script call may carry: a script must not keep the server busy for more than a few milliseconds."""
+"""Limits that several parts share.
+
+A script must not keep the server busy for more than a few milliseconds, so one call carries a bounded number of bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ T = TypeVar("T")
 MAX_CALL_ENTRIES = 256
 #: Most bytes of payload in one script call. A larger entry travels alone.
 MAX_CALL_BYTES = 256 * 1024
+#: How long the mark of a cancelled job is kept, in seconds. A job that no worker has taken by then runs.
+CANCEL_TTL_SECS = 86_400
 
 
 def split_into_calls(items: Iterable[tuple[T, int]], max_entries: int = MAX_CALL_ENTRIES) -> Iterator[list[T]]:

@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.config import ConsumerConfig, PromoterConfig
+from tampu.consume.cancels import Cancels
 from tampu.consume.inflight import InFlight
 from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
 from tampu.consume.job_log import JobLog
@@ -53,6 +54,8 @@ SILENT_CONSUMER_MS = 10 * 60 * 1000
 SWEEP_INTERVAL_SECS = 60.0
 #: How long a read may take beyond its BLOCK before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
+#: How often a worker looks whether the queue is paused and which jobs are to be cancelled, in seconds.
+LOOK_SECS = 1.0
 #: How long after its deadline a shutdown may still settle and tidy up; and how long a single courtesy may take, when
 #: the server does not answer, in seconds.
 COURTESY_SECS = 1.0
@@ -148,7 +151,8 @@ class _Running:
         self._client.prepare_with(self._learn_capabilities)
         self._leases = Leases(settings, self._client, keys, config, self._inflight)
         starts = StartMarks(self._client, keys, config, self._inflight)
-        self._runner = Runner(handler, config, self._settler, self._leases, starts, log)
+        self._cancels = Cancels(self._client, keys, config, self._inflight)
+        self._runner = Runner(handler, config, self._settler, self._leases, starts, self._cancels, log)
         self._pool = Pool(config.concurrency, self._runner.run)
         self._reader = Reader(
             self._read_client,
@@ -205,7 +209,7 @@ class _Running:
 
     async def _prepare(self) -> None:
         await self._reader.make_group()
-        await self._reader.look_for_pause()
+        await self._look()
         self._is_prepared = True
 
     async def _learn_capabilities(self, connection: Connection) -> None:
@@ -229,7 +233,7 @@ class _Running:
             "tampu-reclaim": supervise("taking over jobs", self._reader.takeover.one_round, is_over),
             "tampu-unheld": supervise("handing back late entries", self._reader.watch_unheld, is_over),
             "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
-            "tampu-watch": supervise("watching for a pause", self._watch, is_over),
+            "tampu-watch": supervise("looking for pauses and cancels", self._watch, is_over),
         }
         if self._promoter_client is not None:
             promoter = PromoterConfig(
@@ -251,9 +255,17 @@ class _Running:
         return loops
 
     async def _watch(self) -> None:
-        """Do what is due once a second."""
+        """Look, then wait for a second."""
+        await self._look()
         self._log.flush()
-        await self._reader.watch_pause()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), LOOK_SECS)
+
+    async def _look(self) -> None:
+        """Look once, in one request, whether the queue is paused and which jobs are to be cancelled."""
+        paused, marks = await self._client.call_many([("EXISTS", self._keys.paused), self._cancels.command])
+        await self._reader.note_pause(bool(paused))
+        await self._cancels.learn(marks)
 
     async def _stop(self, loops: dict[str, asyncio.Task[None]]) -> None:
         """Stop reading, hand back what was not started, finish or abandon the rest, settle, leave no trace."""

@@ -24,9 +24,10 @@ from tampu.redis.codes import OutcomeKind, SettleCode
 from tampu.wire.dlq import MISSING_PAYLOAD, DlqReason
 from tampu.wire.entry import first_values, read_job_fields, text_or_empty
 from tampu.wire.envelope import decode_job
-from tampu.wire.job import Job
+from tampu.wire.job import Cancellation, Job
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Sequence
 
     from tampu.config import ConsumerConfig
@@ -49,7 +50,8 @@ MAX_UNDELIVERED = 1000
 CLOCK_MARGIN_MS = 50
 
 # Globals: these are compared for every job, and looking up a member of an enum takes ten times as long.
-_SUCCESS, _RESULT, _WRITTEN = OutcomeKind.SUCCESS, OutcomeKind.RESULT, SettleCode.WRITTEN
+_SUCCESS, _RESULT, _CANCELLED = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.CANCELLED
+_WRITTEN = SettleCode.WRITTEN
 
 
 class WorkerLost(Exception):  # noqa: N818 - what dead letters show as the error's type
@@ -67,6 +69,7 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
+        "task",
         "when_done",
     )
 
@@ -82,6 +85,8 @@ class Delivery:
         self.has_outcome = False
         #: Another worker owns it by now: if it waits here it must not start; if it runs, its failure does not count.
         self.is_lost = False
+        #: The task that runs the handler.
+        self.task: asyncio.Task[None] | None = None
         #: Set by a takeover: called once when it is settled or lost.
         self.when_done: Callable[[], object] | None = None
 
@@ -89,6 +94,16 @@ class Delivery:
     def is_suspect(self) -> bool:
         """True if it was delivered before: it may be a job that kills its worker."""
         return self.earlier_deliveries > 0
+
+    def cancel(self, reason: str) -> None:
+        """Cancel the running handler. One in a thread goes on until it looks, see `Job.check_cancelled`."""
+        job = self.job
+        if job._cancellation is not None:
+            job._cancellation.reason = reason
+            return
+        job._cancellation = Cancellation(reason)
+        if self.task is not None:
+            self.task.cancel()
 
     def done(self) -> None:
         """Note that it is settled, lost, or that the server refused to write its outcome."""
@@ -127,10 +142,14 @@ class InFlight:
         """Iterate over the entry ids. The copy is one step to other threads, whatever the event loop does meanwhile."""
         return iter(self._held.copy())
 
+    def running_deliveries(self) -> list[Delivery]:
+        """Return the deliveries whose handlers are running."""
+        held = self._held.copy().values()
+        return [delivery for delivery in held if delivery.is_running and not delivery.has_outcome]
+
     def running(self) -> list[Job[Any]]:
         """Return the jobs whose handlers are running."""
-        held = self._held.copy().values()
-        return [delivery.job for delivery in held if delivery.is_running and not delivery.has_outcome]
+        return [delivery.job for delivery in self.running_deliveries()]
 
     # --- coming in
 
@@ -210,7 +229,7 @@ class InFlight:
         """Release an entry whose outcome the server has answered with `code`, and count retries and dead letters."""
         delivery = outcome.delivery
         self._held.pop(delivery.entry_id, None)
-        if outcome.kind is _SUCCESS or outcome.kind is _RESULT or code != _WRITTEN:
+        if outcome.kind is _SUCCESS or outcome.kind is _RESULT or outcome.kind is _CANCELLED or code != _WRITTEN:
             return
         metrics, name = self._config.metrics, delivery.job.name
         if outcome.dlq_reason is not None:

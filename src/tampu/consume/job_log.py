@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tampu.consume.outcomes import Outcome
     from tampu.wire.job import Job
 
-logger = logging.getLogger("tampu.worker")
+logger = logging.getLogger("tampu.job")
 
 #: Failures logged per second in the long run, and at once.
 LINES_PER_SEC = 10.0

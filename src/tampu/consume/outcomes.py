@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_U32
+from tampu.base.limits import CANCEL_TTL_SECS
 from tampu.consume.processes import RemoteError, traceback_text
 from tampu.redis.codes import OutcomeKind
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
@@ -94,6 +95,15 @@ def retry(
     texts = (reason.encode(errors="replace"), traceback.encode(errors="replace"))
     extra = (texts[0], backoff_ms, member, ttl_secs, texts[1])
     return Outcome(_RETRY, delivery, finished_at_ms, duration_us, extra)
+
+
+def cancelled(delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, *, ran: bool) -> Outcome:
+    """Return the outcome of a job that was cancelled, before or while it ran."""
+    extra = (reason.encode(errors="replace"), CANCEL_TTL_SECS)
+    outcome = Outcome(OutcomeKind.CANCELLED, delivery, finished_at_ms, duration_us, extra)
+    if not ran:
+        outcome.runs = delivery.job.attempt
+    return outcome
 
 
 def dead_letter(

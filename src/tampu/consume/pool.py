@@ -134,6 +134,7 @@ class Pool:
                 # Should this handler wait for something, somebody else must take the next job.
                 self._wake_one()
             self.running += 1
+            delivery.task = task
             try:
                 await run_one(delivery)
             finally:

@@ -195,15 +195,8 @@ class Reader:
         lately = pool.finished - pace[0][1]
         return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
-    async def watch_pause(self) -> None:
-        """Look for the key that pauses the queue, again and again."""
-        await self.look_for_pause()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), PAUSE_WATCH_SECS)
-
-    async def look_for_pause(self) -> None:
-        """Look once; a read that waits is ended, or it would bring one batch more."""
-        is_paused = bool(await self._client.call("EXISTS", self._keys.paused))
+    async def note_pause(self, is_paused: bool) -> None:
+        """Stop or resume reading. A read that waits is ended, or it would bring one batch more."""
         if is_paused or self._pool.occupied >= self._config.concurrency:
             # Nothing is read on purpose, and the server is there: no reason to turn a health check red.
             self.last_read_at = time.monotonic()

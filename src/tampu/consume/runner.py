@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.cancels import Cancels
     from tampu.consume.inflight import Delivery
     from tampu.consume.job_log import JobLog
     from tampu.consume.leases import Leases
@@ -45,6 +46,7 @@ class Runner:
         settler: Settler,
         leases: Leases,
         starts: StartMarks,
+        cancels: Cancels,
         log: JobLog,
         *,
         now_ms: Callable[[], int] = wall_clock_ms,
@@ -55,6 +57,7 @@ class Runner:
         self._settler = settler
         self._leases = leases
         self._starts = starts
+        self._cancels = cancels
         self._now_ms = now_ms
         self._random_below = random_below
         self._events = config.events_enabled
@@ -88,6 +91,13 @@ class Runner:
                 delivery.done()
                 return
             started = time.perf_counter_ns()
+        if self._cancels.marked and delivery.job.id in self._cancels.marked:
+            reason = await self._cancels.reason_for(delivery)
+            if reason is not None:
+                delivery.has_outcome = True
+                self._settler.add(self._cancelled(delivery, 0, reason, ran=False))
+                return
+            started = time.perf_counter_ns()
         delivery.is_running = True
         if self._log.has_starts:
             self._log.started(delivery.job, max_attempts_of(delivery.job, self._config))
@@ -115,6 +125,10 @@ class Runner:
                 self._log.recovered(delivery.job, outcome.duration_us)
         else:
             await self._settler.wait_for_room(outcome.kind)
+
+    def _cancelled(self, delivery: Delivery, duration_us: int, reason: str, *, ran: bool) -> Outcome:
+        self._log.cancelled(delivery.job, reason, was_running=ran)
+        return outcomes.cancelled(delivery, self._now_ms(), duration_us, reason, ran=ran)
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
@@ -147,6 +161,8 @@ class Runner:
             leave(error)
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
         job = delivery.job
+        if job._cancellation is not None and job._cancellation.reason is not None:
+            return self._cancelled(delivery, duration_us, job._cancellation.reason, ran=True)
         if self._observes:
             is_panic = not isinstance(error, Exception)
             self._observe(delivery, JobOutcomeKind.PANIC if is_panic else JobOutcomeKind.ERR, duration_us)

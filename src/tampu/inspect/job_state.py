@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
-State = Literal["waiting", "delayed", "running", "done", "dead", "unknown"]
+State = Literal["waiting", "delayed", "running", "done", "dead", "cancelled", "unknown"]
 
 #: Entries looked at in one step, and steps at the most, of each walk.
 PAGE = 500
@@ -56,14 +56,20 @@ class JobState:
     result: Any = None
     #: Dead: the letter.
     dead_letter: DlqEntry | None = None
+    #: Cancelled: why.
+    reason: str | None = None
     entry_id: str | None = None
 
 
 async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
     """Look for a job in the order in which it is cheapest to find."""
-    result, member = await client.call_many([("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id))])
+    result, member, mark = await client.call_many(
+        [("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id)), ("GET", keys.cancel_mark(job_id))]
+    )
     if result is not None:
         return JobState(id=job_id, state="done", result=_decoded(result))
+    if mark is not None and mark.startswith(b"c"):
+        return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
     if delayed is not None:
         return delayed

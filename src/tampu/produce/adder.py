@@ -73,8 +73,9 @@ class Adder:
         self._minter = minter
         #: How a payload stands in its envelope: `bytes` are wrapped in a bin, and `Raw` is written as it is.
         self._slot_of = msgspec.Raw if inline else bytes
-        self._marker_prefix = f"{keys.tag}:dlid:".encode()
-        self._index_prefix = f"{keys.tag}:didx:".encode()
+        self._marker_prefix = keys.dedup_marker("").encode()
+        self._cancel_prefix = keys.cancel_mark("").encode()
+        self._index_prefix = keys.delayed_index("").encode()
         self._open: SharedWindow | None = None
         self._max_bytes = max_payload_bytes or sys.maxsize
 
@@ -120,11 +121,16 @@ class Adder:
         if due is None:
             if not is_explicit:
                 return AddKind.NOW, b"", ()
-            return AddKind.NOW_WITH_ID, b"", (pack_part(self._marker_prefix + job_id.encode()),)
+            return AddKind.NOW_WITH_ID, b"", self._id_keys(job_id)
         index = pack_part(self._index_prefix + job_id.encode())
         if not is_explicit:
             return AddKind.DELAYED, due.packed, (index,)
-        return AddKind.DELAYED_WITH_ID, due.packed, (pack_part(self._marker_prefix + job_id.encode()), index)
+        return AddKind.DELAYED_WITH_ID, due.packed, (*self._id_keys(job_id), index)
+
+    def _id_keys(self, job_id: str) -> tuple[bytes, bytes]:
+        """Return the keys of an explicit id: its dedup marker, and its cancel mark, which a new add removes."""
+        encoded = job_id.encode()
+        return pack_part(self._marker_prefix + encoded), pack_part(self._cancel_prefix + encoded)
 
     def _window_for(self, size: int) -> SharedWindow:
         window = self._open

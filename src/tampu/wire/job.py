@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
-from tampu.errors import DecodeError
+from tampu.errors import DecodeError, JobCancelled
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
 from tampu.wire.ulid import RANDOM_BYTES, encode_ulid
@@ -23,6 +23,12 @@ def _check_retry(value: object) -> JobRetryOverride:
     if not isinstance(value, JobRetryOverride):
         raise invalid("retry", value, "a JobRetryOverride")
     return value
+
+
+def cancelled_error(job_id: str, reason: str) -> JobCancelled:
+    """Return the error for a cancelled job."""
+    text = f"job {job_id} was cancelled" + (f": {reason}" if reason else "")
+    return JobCancelled(text, job_id=job_id, reason=reason)
 
 
 def check_poll_interval(value: float) -> None:
@@ -46,6 +52,15 @@ class DuplicateJobId(JobId):
     is_new = False
 
 
+class Cancellation:
+    """Whether a running job is to be cancelled. `reason` is None until it is."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+
+
 class JobContext(Protocol):
     """The queue that added a job, or the worker that runs it."""
 
@@ -64,7 +79,18 @@ class Job(Generic[T]):
     `data` and `attempts_made` are other names for `payload` and `attempt`.
     """
 
-    __slots__ = ("_context", "_decode", "_payload", "_slot", "attempt", "created_at_ms", "id", "name", "retry")
+    __slots__ = (
+        "_cancellation",
+        "_context",
+        "_decode",
+        "_payload",
+        "_slot",
+        "attempt",
+        "created_at_ms",
+        "id",
+        "name",
+        "retry",
+    )
 
     def __init__(
         self,
@@ -86,6 +112,7 @@ class Job(Generic[T]):
         self._payload: T = cast("T", data)
         self._decode: Callable[[bytes], T] = decode_slot
         self._context: JobContext | None = None
+        self._cancellation: Cancellation | None = None
 
     @classmethod
     def new(
@@ -125,6 +152,7 @@ class Job(Generic[T]):
         job._payload = _NOT_DECODED
         job._decode = decode_slot
         job._context = None
+        job._cancellation = None
         return job
 
     @property
@@ -172,6 +200,19 @@ class Job(Generic[T]):
         if isinstance(fraction, bool) or not 0 <= fraction <= 1:
             raise invalid("fraction", fraction, "a number from 0 to 1")
         self._context.report_progress(self, float(fraction), note)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once the running job is to be cancelled; see `check_cancelled`."""
+        return self._cancellation is not None and self._cancellation.reason is not None
+
+    def check_cancelled(self) -> None:
+        """Raise `JobCancelled` if this job was cancelled. Call it now and then in a `def` handler that runs for long.
+
+        `async def` handlers are cancelled where they wait, and `process=True` handlers are killed: they need no check.
+        """
+        if self._cancellation is not None and self._cancellation.reason is not None:
+            raise cancelled_error(self.id, self._cancellation.reason)
 
     @property
     def payload_slot(self) -> bytes:

@@ -9,6 +9,7 @@ class QueueKeys:
     """All keys of one queue, built once. Keys of the wire format first, then those only tampu uses."""
 
     __slots__ = (
+        "cancel_marks",
         "delayed",
         "dlq",
         "events",
@@ -34,6 +35,7 @@ class QueueKeys:
         self.scheduler_lock = f"{tag}:scheduler:lock"
         self.replays = f"{tag}:replays"
         self.paused = f"{tag}:paused"
+        self.cancel_marks = f"{tag}:cancel"
 
     def dedup_marker(self, job_id: str) -> str:
         """Set while an explicit id may not be added again."""
@@ -42,6 +44,10 @@ class QueueKeys:
     def delayed_index(self, job_id: str) -> str:
         """Holds the exact member of the delayed set, so that cancel need not scan."""
         return f"{self.tag}:didx:{job_id}"
+
+    def cancel_mark(self, job_id: str) -> str:
+        """Holds that a job is to be cancelled, or was, and why. `cancel_marks` lists those not carried out yet."""
+        return f"{self.tag}:cancel:{job_id}"
 
     def result(self, job_id: str) -> str:
         """Holds the handler's return value."""
