@@ -7,6 +7,7 @@ from tampu.task import Task as Task
 from tampu.worker import Worker as Worker
 from tampu.events import QueueEvents as QueueEvents
 from tampu.inspect.job_state import JobState as JobState
+from tampu.inspect.workers import WorkerInfo as WorkerInfo
 from tampu.worker import Handler as Handler
 from tampu.consume.context import current_job as current_job
 

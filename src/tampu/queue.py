@@ -16,14 +16,16 @@ import threading
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from tampu.base.checks import check_job_id, invalid
+from tampu.base.checks import check_delay_ms, check_int, check_job_id, invalid
 from tampu.base.clock import wall_clock_ms
 from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, Error
 from tampu.events import QueueEvents
 from tampu.inspect.cancel import cancel_job
 from tampu.inspect.job_state import JobState, find_job
+from tampu.inspect.jobs import LISTED_STATES, list_jobs
 from tampu.inspect.waiters import Waiters
+from tampu.inspect.workers import list_workers
 from tampu.produce.options import (
     BULK_OPTIONS,
     MISSED_FIRES_ALONE,
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
 
     from tampu.inspect.cancel import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, ReplayCount
+    from tampu.inspect.jobs import ListedState
+    from tampu.inspect.workers import WorkerInfo
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
@@ -409,6 +413,30 @@ class Queue:
     async def get_job(self, job_id: str) -> JobState:
         """Return where a job is: waiting, delayed until when, running where, done with what, dead and why."""
         return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
+
+    async def jobs(
+        self,
+        state: ListedState = "waiting",
+        *,
+        name: str | None = None,
+        older_than: timedelta | float | None = None,
+        limit: int = 100,
+    ) -> list[JobState]:
+        """Return up to `limit` jobs that are "waiting", "running", "delayed" or "dead", oldest first.
+
+        `older_than` (a timedelta or seconds) compares how long a running job has been running, how long ago a dead one
+        failed, and how long ago any other was added. A large queue is walked in steps until `limit` jobs match.
+        """
+        if state not in LISTED_STATES:
+            raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))
+        older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
+        client = self._producer.ready_client()
+        check_int("limit", limit, low=1)
+        return await list_jobs(client, self._keys, state, name=name, older_than_ms=older_than_ms, limit=limit)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the live workers of this queue, with host, process, version and running jobs."""
+        return await list_workers(self._producer.ready_client(), self._keys)
 
     async def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
         """Wait until a job has finished and return its result; `Job.result` is the usual way."""

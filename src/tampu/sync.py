@@ -122,6 +122,8 @@ class SyncQueue:
     get_job_result = blocking(Queue.get_job_result)
     get_job_result_bulk = blocking(Queue.get_job_result_bulk)
     get_job = blocking(Queue.get_job)
+    jobs = blocking(Queue.jobs)
+    workers = blocking(Queue.workers)
     wait_for_result = blocking(Queue.wait_for_result)
     pause = blocking(Queue.pause)
     resume = blocking(Queue.resume)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.config import ConsumerConfig, PromoterConfig
 from tampu.consume.cancels import Cancels
+from tampu.consume.heartbeat import HeartbeatLoop
 from tampu.consume.inflight import InFlight
 from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
 from tampu.consume.job_log import JobLog
@@ -148,6 +149,7 @@ class _Running:
         self._log = log = JobLog(config.queue_name)
         self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload, log)
         self._settler.on_settled = self._inflight.settled
+        self._heartbeat = HeartbeatLoop(self._client, keys, config, self._inflight)
         self._client.prepare_with(self._learn_capabilities)
         self._leases = Leases(settings, self._client, keys, config, self._inflight)
         starts = StartMarks(self._client, keys, config, self._inflight)
@@ -233,6 +235,7 @@ class _Running:
             "tampu-reclaim": supervise("taking over jobs", self._reader.takeover.one_round, is_over),
             "tampu-unheld": supervise("handing back late entries", self._reader.watch_unheld, is_over),
             "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
+            "tampu-heartbeat": supervise("publishing heartbeats", self._beat, is_over),
             "tampu-watch": supervise("looking for pauses and cancels", self._watch, is_over),
         }
         if self._promoter_client is not None:
@@ -253,6 +256,9 @@ class _Running:
             scheduler = replace(config.scheduler, queue_name=config.queue_name)
             loops["tampu-scheduler"] = SchedulerLoop(self._client, scheduler).run(self._stopping)
         return loops
+
+    async def _beat(self) -> None:
+        await self._heartbeat.beat(self._stopping)
 
     async def _watch(self) -> None:
         """Look, then wait for a second."""
@@ -317,6 +323,7 @@ class _Running:
 
     async def _forget_name(self) -> None:
         names = {"group": self._config.group, "consumer": self._config.consumer_id}
+        await self._heartbeat.stop()
         await calls.forget_consumer(self._client, self._keys.stream, **names)
         await self._leases.release_name()
 

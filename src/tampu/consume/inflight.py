@@ -69,6 +69,7 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
+        "started_ns",
         "task",
         "when_done",
     )
@@ -85,6 +86,8 @@ class Delivery:
         self.has_outcome = False
         #: Another worker owns it by now: if it waits here it must not start; if it runs, its failure does not count.
         self.is_lost = False
+        #: When the handler started, by `time.perf_counter_ns`.
+        self.started_ns = 0
         #: The task that runs the handler.
         self.task: asyncio.Task[None] | None = None
         #: Set by a takeover: called once when it is settled or lost.

@@ -99,6 +99,7 @@ class Runner:
                 return
             started = time.perf_counter_ns()
         delivery.is_running = True
+        delivery.started_ns = started
         if self._log.has_starts:
             self._log.started(delivery.job, max_attempts_of(delivery.job, self._config))
         if self._events:

@@ -56,6 +56,8 @@ class JobState:
     result: Any = None
     #: Dead: the letter.
     dead_letter: DlqEntry | None = None
+    #: How long it has been running, how long ago it failed (dead), or was added; in milliseconds. Set in lists of jobs.
+    age_ms: int | None = None
     #: Cancelled: why.
     reason: str | None = None
     entry_id: str | None = None

@@ -73,6 +73,10 @@ class QueueKeys:
         """Holds the token of the process that last renewed leases in this consumer's name."""
         return f"{self.tag}:owner:{group}:{consumer_id}"
 
+    def heartbeat(self, group: str, consumer_id: str) -> str:
+        """Holds what a worker last published about itself."""
+        return f"{self.tag}:worker:{group}:{consumer_id}"
+
     def chain(self, chain_id: str) -> str:
         """State of one producer chain: the last window's number and the replies that may be asked for again."""
         return f"{self.tag}:pseq:{chain_id}"
