@@ -43,6 +43,7 @@ from tampu.wire.repeat import RepeatableMeta as RepeatableMeta
 from tampu.consume.handlers import HandlerError as HandlerError
 from tampu.consume.handlers import UnrecoverableError as UnrecoverableError
 from tampu.consume.handlers import Retry as Retry
+from tampu.consume.handlers import Snooze as Snooze
 from tampu.consume.handlers import Cancel as Cancel
 
 # Dead letters and events

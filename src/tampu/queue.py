@@ -52,10 +52,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.inspect.cancel import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, ReplayCount
     from tampu.inspect.jobs import ListedState
     from tampu.inspect.workers import WorkerInfo
+    from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
@@ -184,13 +186,17 @@ class Queue:
         backoff: Backoff | None = None,
         timeout: float | None = None,
         process: bool = False,
+        retry_on: Errors | None = None,
+        no_retry_on: Errors | None = None,
+        retry: RetryDecision | None = None,
     ) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Make a function a task of this queue, under its own name unless `name` says otherwise.
 
         `attempts` and `backoff` go with each job; `timeout` is in seconds; `process=True` runs it in a worker process,
-        for CPU work.
+        for CPU work. `retry_on` names the errors that are retried, `no_retry_on` those that are not; `retry`, called
+        with the error and the attempt's number, returns True, False or the time to wait.
         """
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
@@ -210,15 +216,25 @@ class Queue:
         delay: timedelta | float | None = None,
         run_at: datetime | float | None = None,
         job_id: str | None = None,
+        options: AddOptions | None = None,
     ) -> Job[Any]:
-        options = task.add_options
+        options = options or task.add_options
         if job_id is not None:
             options = options.with_id(check_job_id(job_id, "job_id"))
         added = await self._producer.add_packed(packed, options, delay=delay, run_at=run_at)
         return self._task_job(added, task, packed)
 
-    async def _add_tasks(self, task: Task[Any, Any], packed: list[bytes]) -> list[Job[Any]]:
-        ids = await self._producer.add_packed_bulk(packed, task.add_options)
+    async def _add_tasks(
+        self,
+        task: Task[Any, Any],
+        packed: list[bytes],
+        *,
+        delay: timedelta | float | None = None,
+        run_at: datetime | float | None = None,
+        options: AddOptions | None = None,
+    ) -> list[Job[Any]]:
+        options = options or task.add_options
+        ids = await self._producer.add_packed_bulk(packed, options, delay=delay, run_at=run_at)
         return [self._task_job(job_id, task, one) for job_id, one in zip(ids, packed, strict=True)]
 
     async def _ensure_repeat(

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tampu.config import ProducerConfig
     from tampu.redis.settings import CredentialCallback
-    from tampu.task import ScheduleOptions, Task
+    from tampu.task import ConfiguredTask, ScheduleOptions, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -192,6 +192,29 @@ class SyncTask(Generic[P, R]):
         queue = self._task.queue.sync
         packed = self._task.arguments.encode(args, kwargs)
         return SyncJob.of(queue._run(queue._inner._add_task(self._task, packed, **when)), queue._run)
+
+
+class SyncConfiguredTask(Generic[P, R]):
+    """The adds of `task.using(...)` for code without an event loop."""
+
+    def __init__(self, configured: ConfiguredTask[P, R]) -> None:
+        self._configured = configured
+
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Add a job that calls the function with these arguments."""
+        task = self._configured.task
+        queue = task.queue.sync
+        packed = task.arguments.encode(args, kwargs)
+        added = queue._run(queue._inner._add_task(task, packed, **self._configured._when()))
+        return SyncJob.of(added, queue._run)
+
+    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
+        """Add one job per item, as `ConfiguredTask.add_bulk`."""
+        task = self._configured.task
+        queue = task.queue.sync
+        packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
+        jobs = queue._run(queue._inner._add_tasks(task, packed, **self._configured._when_bulk()))
+        return [SyncJob.of(job, queue._run) for job in jobs]
 
 
 class SyncProducer(Generic[T]):

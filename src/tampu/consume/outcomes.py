@@ -89,7 +89,7 @@ def retry(
     """Failed, to be run again after `backoff_ms`; or, when it does not count, only put back."""
     job = delivery.job
     attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
-    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry)
+    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
     member = encode_delayed_member(job.name, envelope)
     ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
     texts = (reason.encode(errors="replace"), traceback.encode(errors="replace"))

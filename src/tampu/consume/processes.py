@@ -22,8 +22,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from tampu.consume.forks import ForkGuard, leave
-from tampu.consume.handlers import reason_to_give_up
+from tampu.consume.handlers import GiveUp, RetryAfter, reason_to_give_up
 from tampu.errors import ConfigError
+from tampu.wire.dlq import DlqReason
 from tampu.wire.job import Job
 from tampu.wire.typed import TypedPayload
 
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
     from types import TracebackType
-
-    from tampu.wire.dlq import DlqReason
 
 
 #: The modules that stand between a worker's loop and a handler.
@@ -54,12 +53,21 @@ class _DiedIdle(ProcessDied):
 class RemoteError(Exception):
     """A handler's error in another process. `error_type` is its type's name, the text is its own."""
 
-    def __init__(self, error_type: str, text: str, remote_traceback: str, give_up: DlqReason | None) -> None:
+    def __init__(
+        self,
+        error_type: str,
+        text: str,
+        remote_traceback: str,
+        give_up: DlqReason | None,
+        after_ms: int | None = None,
+    ) -> None:
         super().__init__(text)
         self.error_type = error_type
         self.remote_traceback = remote_traceback
         #: Why it is not worth another try; None when it is.
         self.give_up = give_up
+        #: When the task's retry rules want it retried, in milliseconds; None leaves it to the backoff.
+        self.after_ms = after_ms
 
 
 class _Child:
@@ -84,7 +92,7 @@ class _Child:
     def call(self, job: Job[Any]) -> Any:
         """Run one job there and wait for it; blocks."""
         with contextlib.suppress(OSError):  # it has died: receiving says so
-            self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name))
+            self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name, job._tail))
         try:
             self._receive()  # that it has taken the job
         except ProcessDied as error:
@@ -178,8 +186,12 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
                 leave(error)
             if not isinstance(error, Exception):
                 raise
-            text = traceback_text(error)
-            pipe.send(("error", type(error).__name__, str(error), text, reason_to_give_up(error, job.id)))
+            give_up, after_ms = reason_to_give_up(error, job.id), None
+            if isinstance(error, GiveUp):
+                error, give_up = error.source, DlqReason.UNRECOVERABLE
+            elif isinstance(error, RetryAfter):
+                after_ms, error = error.after_ms, error.source
+            pipe.send(("error", type(error).__name__, str(error), traceback_text(error), give_up, after_ms))
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:

@@ -12,7 +12,16 @@ from tampu.base.clock import wall_clock_ms
 from tampu.base.event_loop import is_in_a_task
 from tampu.consume import outcomes
 from tampu.consume.forks import ForkGuard, leave
-from tampu.consume.handlers import Cancel, PutBack, Retry, UnrecoverableError, reason_to_give_up
+from tampu.consume.handlers import (
+    Cancel,
+    GiveUp,
+    PutBack,
+    Retry,
+    RetryAfter,
+    Snooze,
+    UnrecoverableError,
+    reason_to_give_up,
+)
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
@@ -91,6 +100,10 @@ class Runner:
                 delivery.done()
                 return
             started = time.perf_counter_ns()
+        if delivery.job._tail and self._is_expired(delivery.job):
+            delivery.has_outcome = True
+            self._settler.add(self._expired(delivery))
+            return
         if self._cancels.marked and delivery.job.id in self._cancels.marked:
             reason = await self._cancels.reason_for(delivery)
             if reason is not None:
@@ -127,6 +140,23 @@ class Runner:
         else:
             await self._settler.wait_for_room(outcome.kind)
 
+    def _is_expired(self, job: Job[Any]) -> bool:
+        expires_at_ms = job.extras.expires_at_ms
+        return expires_at_ms is not None and job.attempt == 0 and self._now_ms() > expires_at_ms
+
+    def _expired(self, delivery: Delivery) -> Outcome:
+        outcome = outcomes.dead_letter(
+            delivery,
+            self._now_ms(),
+            0,
+            reason=DlqReason.EXPIRED,
+            worker=self._config.consumer_id,
+            detail="not started before its expiry",
+            ran=False,
+        )
+        self._log.not_run(outcome, None)
+        return outcome
+
     def _cancelled(self, delivery: Delivery, duration_us: int, reason: str, *, ran: bool) -> Outcome:
         self._log.cancelled(delivery.job, reason, was_running=ran)
         return outcomes.cancelled(delivery, self._now_ms(), duration_us, reason, ran=ran)
@@ -137,6 +167,8 @@ class Runner:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):
             return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
+        elif isinstance(result, Snooze):
+            return outcomes.retry(delivery, self._now_ms(), duration_us, "", result.after_ms, counts=False)
         elif isinstance(result, Retry):
             outcome = self._retry(delivery, duration_us, RetryAsked("by the handler"), result.after_ms)
         elif isinstance(result, Cancel):
@@ -164,12 +196,18 @@ class Runner:
         job = delivery.job
         if job._cancellation is not None and job._cancellation.reason is not None:
             return self._cancelled(delivery, duration_us, job._cancellation.reason, ran=True)
+        if isinstance(error, GiveUp):
+            return self._dead(delivery, duration_us, error.source, DlqReason.UNRECOVERABLE)
+        if isinstance(error, RetryAfter):
+            return self._retry(delivery, duration_us, error.source, error.after_ms)
         if self._observes:
             is_panic = not isinstance(error, Exception)
             self._observe(delivery, JobOutcomeKind.PANIC if is_panic else JobOutcomeKind.ERR, duration_us)
         reason = error.give_up if isinstance(error, RemoteError) else reason_to_give_up(error, job.id)
         if reason is not None:
             return self._dead(delivery, duration_us, error, reason)
+        if isinstance(error, RemoteError) and error.after_ms is not None:
+            return self._retry(delivery, duration_us, error, error.after_ms)
         spec = job.retry.backoff if job.retry is not None else None
         wait_ms = backoff_ms(job.attempt + 1, spec, self._config.retry, self._random_below)
         return self._retry(delivery, duration_us, error, wait_ms)

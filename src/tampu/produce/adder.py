@@ -96,6 +96,8 @@ class Adder:
             now_ms = self._minter.now_ms()
         name = options.name.encode()
         envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+        if options.tail:
+            envelope += options.tail
         if len(envelope) > self._max_bytes:
             raise _too_large(len(envelope), self._max_bytes)
         # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
@@ -173,7 +175,7 @@ class Adder:
         windows: list[BulkWindow] = []
         for position, (body, options) in enumerate(items):
             job_id, now_ms = self._minter.mint() if options.id is None else (str(options.id), self._minter.now_ms())
-            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry) + options.tail
             if len(envelope) > self._max_bytes:
                 raise _too_large(len(envelope), self._max_bytes, f" {position} of this bulk")
             packed = pack_part(envelope)
@@ -237,6 +239,8 @@ class Adder:
             window = BulkWindow(asyncio.get_running_loop())
             ids, now_ms = self._minter.mint_many(end - start)
             envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
+            if options.tail:
+                envelopes = [envelope + options.tail for envelope in envelopes]
             packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]
             if due is None:
                 window.put_many(ids, name, packed)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
 from tampu.errors import DecodeError, JobCancelled
+from tampu.wire.extras import JobExtras, decode_extras
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
 from tampu.wire.ulid import RANDOM_BYTES, encode_ulid
@@ -85,6 +86,7 @@ class Job(Generic[T]):
         "_decode",
         "_payload",
         "_slot",
+        "_tail",
         "attempt",
         "created_at_ms",
         "id",
@@ -113,6 +115,7 @@ class Job(Generic[T]):
         self._decode: Callable[[bytes], T] = decode_slot
         self._context: JobContext | None = None
         self._cancellation: Cancellation | None = None
+        self._tail = b""
 
     @classmethod
     def new(
@@ -140,6 +143,7 @@ class Job(Generic[T]):
         attempt: int,
         retry: JobRetryOverride | None,
         name: str = "",
+        tail: bytes = b"",
     ) -> Job[T]:
         """Return a decoded job. Nothing is checked again, and the payload stays encoded until it is read."""
         job = cls.__new__(cls)
@@ -153,6 +157,7 @@ class Job(Generic[T]):
         job._decode = decode_slot
         job._context = None
         job._cancellation = None
+        job._tail = tail
         return job
 
     @property
@@ -200,6 +205,16 @@ class Job(Generic[T]):
         if isinstance(fraction, bool) or not 0 <= fraction <= 1:
             raise invalid("fraction", fraction, "a number from 0 to 1")
         self._context.report_progress(self, float(fraction), note)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that the job was added with: `task.using(headers={"tenant": "acme"})`."""
+        return dict(decode_extras(self._tail).headers)
+
+    @property
+    def extras(self) -> JobExtras:
+        """Headers, timeout and expiry of this job, as they travelled with it."""
+        return decode_extras(self._tail)
 
     @property
     def is_cancelled(self) -> bool:

@@ -9,7 +9,7 @@
 --       per outcome: kind, entry id, job id, name, finished at (ms), attempt, duration (us), created at (ms), then
 --         s  success
 --         r  success with a result: bytes, TTL in seconds
---         t  retry: reason, backoff in ms, member of the delayed set, TTL of its index in seconds, traceback or ''
+--         t  retry: reason ('' when the job did not fail), backoff in ms, member of the delayed set, TTL of its index in seconds, traceback or ''
 --         c  cancelled: reason, how long its mark is kept, in seconds
 --         x  dead letter: error ('' when the handler did not run), reason, number of fields, fields
 --
@@ -104,7 +104,7 @@ for i = 1, outcomes do
         emits = emits and not failed(emit_event(events, keep_events, 'failed', job, ts, name, 'attempt', attempt,
           'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer,
           'traceback', ARGV[own + 4]))
-      elseif kind == 't' or ARGV[own] ~= '' then
+      elseif ARGV[own] ~= '' then
         emits = emits and not failed(emit_event(events, keep_events, 'failed', job, ts, name, 'attempt', attempt,
           'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer))
       end
