@@ -47,6 +47,13 @@ TASK_ATTEMPTS = 5
 HANDLER_ATTEMPTS = 25
 
 
+class _Default(int):
+    """A default that can be told from the same number given by the caller."""
+
+
+_DEFAULT_ATTEMPTS = _Default(HANDLER_ATTEMPTS)
+
+
 class Worker:
     """Runs jobs. Takes a `Queue`, several of them, or a queue's name and a handler.
 
@@ -57,7 +64,8 @@ class Worker:
     | `before_job(job)` | before each run; raising fails the run |
     | `after_job(job, error)` | after each run; `error` is None when it succeeded; raising is logged, no more |
 
-    All hooks may be coroutine functions. Settings not listed here are those of `ConsumerConfig`.
+    A job of a task that does not set its `attempts` gets `max_attempts`: 5 by default, or 25 with a handler, as in
+    chasquimq. All hooks may be coroutine functions. Settings not listed here are those of `ConsumerConfig`.
     """
 
     def __init__(
@@ -70,7 +78,7 @@ class Worker:
         redis_url: str | None = None,
         tls: bool = False,
         concurrency: int = 100,
-        max_attempts: int | None = None,
+        max_attempts: int = _DEFAULT_ATTEMPTS,
         group: str = "default",
         consumer_id: str | None = None,
         read_block_ms: int | None = None,
@@ -103,10 +111,9 @@ class Worker:
         self._credential_provider = credential_provider
         # A queue with tasks is asked for results; the drop-in form keeps its default.
         stores = (handler is None) if store_results is None else store_results
-        default_attempts = TASK_ATTEMPTS if handler is None else HANDLER_ATTEMPTS
         given: dict[str, Any] = {
             "concurrency": concurrency,
-            "max_attempts": default_attempts if max_attempts is None else max_attempts,
+            "max_attempts": _attempts(max_attempts, handler),
             "group": group,
             "consumer_id": consumer_id,
             "block_ms": read_block_ms,
@@ -315,6 +322,12 @@ class Worker:
             result = hook(*args)
             if inspect.isawaitable(result):
                 await result
+
+
+def _attempts(given: int, handler: Handler | None) -> int:
+    if given is not _DEFAULT_ATTEMPTS:
+        return given
+    return TASK_ATTEMPTS if handler is None else HANDLER_ATTEMPTS
 
 
 def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None, url: str | None) -> list[Queue]:

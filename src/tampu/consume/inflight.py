@@ -74,6 +74,10 @@ class Delivery:
         "when_done",
     )
 
+    #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
+    started_ns: int
+    task: asyncio.Task[None]
+
     def __init__(self, entry_id: bytes, job: Job[Any], earlier_deliveries: int) -> None:
         self.entry_id = entry_id
         #: Its `attempt` counts the runs before this one: the envelope's, plus earlier deliveries of this entry.
@@ -86,10 +90,6 @@ class Delivery:
         self.has_outcome = False
         #: Another worker owns it by now: if it waits here it must not start; if it runs, its failure does not count.
         self.is_lost = False
-        #: When the handler started, by `time.perf_counter_ns`.
-        self.started_ns = 0
-        #: The task that runs the handler.
-        self.task: asyncio.Task[None] | None = None
         #: Set by a takeover: called once when it is settled or lost.
         self.when_done: Callable[[], object] | None = None
 
@@ -105,8 +105,7 @@ class Delivery:
             job._cancellation.reason = reason
             return
         job._cancellation = Cancellation(reason)
-        if self.task is not None:
-            self.task.cancel()
+        self.task.cancel()
 
     def done(self) -> None:
         """Note that it is settled, lost, or that the server refused to write its outcome."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_U32
 from tampu.base.limits import CANCEL_TTL_SECS
-from tampu.consume.processes import RemoteError, traceback_text
+from tampu.consume.processes import RemoteError, own_traceback, traceback_text
 from tampu.redis.codes import OutcomeKind
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
 from tampu.wire.entry import encode_delayed_member
@@ -20,8 +21,9 @@ _SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind
 #: Longest text of an error, and of a traceback's end, that is written, in characters.
 MAX_ERROR_TEXT = 500
 MAX_TRACEBACK_TEXT = 2000
-#: Longest traceback in a `failed` event, in characters: there may be one for every attempt of every job.
+#: Longest traceback in a `failed` event, in characters and in frames: there may be one for every attempt of every job.
 MAX_EVENT_TRACEBACK = 1000
+MAX_EVENT_FRAMES = 5
 #: How long the index of a delayed retry outlives its due time, in seconds.
 INDEX_TTL_SECS = 3600
 
@@ -179,8 +181,19 @@ def traceback_tail(error: BaseException) -> str | None:
 
 
 def event_traceback(error: BaseException) -> str:
-    """Return the end of an error's traceback for a `failed` event: the innermost frames, whole lines only."""
-    text = traceback_tail(error) or ""
-    if len(text) <= MAX_EVENT_TRACEBACK:
-        return text
-    return text[-MAX_EVENT_TRACEBACK:].partition("\n")[2]
+    """Return the innermost frames of an error's traceback, for a `failed` event.
+
+    Not by the `traceback` module, which takes 40 us: a storm of failures writes one for every attempt.
+    """
+    if isinstance(error, RemoteError):
+        return error.remote_traceback[-MAX_EVENT_TRACEBACK:].partition("\n")[2]
+    frames = []
+    trace = own_traceback(error)
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    lines = []
+    for code, number in frames[-MAX_EVENT_FRAMES:]:
+        source = linecache.getline(code.co_filename, number).strip()
+        lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n')
+    return f"{''.join(lines)}{error_text(error)}"[-MAX_EVENT_TRACEBACK:] if lines else ""

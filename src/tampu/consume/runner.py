@@ -67,6 +67,7 @@ class Runner:
         self._leases = leases
         self._starts = starts
         self._cancels = cancels
+        self._marked = cancels.marked
         self._now_ms = now_ms
         self._random_below = random_below
         self._events = config.events_enabled
@@ -76,6 +77,7 @@ class Runner:
         self.is_stopping = False
         self._fork_guard = ForkGuard()
         self._log = log
+        self._logs_starts = log.has_starts
         #: Deliveries whose start was perhaps recorded, and that did not start: to be handed back at shutdown.
         self.unstarted: list[Delivery] = []
 
@@ -104,7 +106,7 @@ class Runner:
             delivery.has_outcome = True
             self._settler.add(self._expired(delivery))
             return
-        if self._cancels.marked and delivery.job.id in self._cancels.marked:
+        if self._marked and delivery.job.id in self._marked:
             reason = await self._cancels.reason_for(delivery)
             if reason is not None:
                 delivery.has_outcome = True
@@ -113,7 +115,7 @@ class Runner:
             started = time.perf_counter_ns()
         delivery.is_running = True
         delivery.started_ns = started
-        if self._log.has_starts:
+        if self._logs_starts:
             self._log.started(delivery.job, max_attempts_of(delivery.job, self._config))
         if self._events:
             self._settler.started(delivery, self._now_ms())

@@ -59,7 +59,10 @@ async def list_jobs(
 
 
 async def _waiting(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[JobState]:
-    """Walk the entries that no consumer group has delivered."""
+    """Walk the entries that have not started: those that wait in a worker, then those that no group has delivered."""
+    async for job, is_running in _pending(client, keys, now_ms):
+        if not is_running:
+            yield replace(job, state="waiting")
     groups = await _groups(client, keys)
     start = max((_order(text(group["last-delivered-id"])) for group in groups), default=None)
     position = "-" if start is None else f"({start[0]}-{start[1]}"
@@ -73,7 +76,17 @@ async def _waiting(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterato
 
 
 async def _running(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[JobState]:
-    """Walk the pending entries. Heartbeats tell a running job from one that waits in its worker."""
+    """Walk the entries whose handlers run."""
+    async for job, is_running in _pending(client, keys, now_ms):
+        if is_running:
+            yield job
+
+
+async def _pending(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[tuple[JobState, bool]]:
+    """Walk the pending entries, each with whether it runs: a heartbeat lists what its worker runs.
+
+    Without a heartbeat, and behind the jobs that a heartbeat has room for, every pending entry counts as running.
+    """
     workers = {(one.group, one.name): one for one in await list_workers(client, keys, dead=True)}
     for group in await _groups(client, keys):
         group_name = text(group["name"])
@@ -83,15 +96,17 @@ async def _running(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterato
             entries = await client.call_many([("XRANGE", keys.stream, one[0], one[0]) for one in pending])
             for (entry_id, consumer, idle_ms, _), found in zip(pending, entries, strict=True):
                 if not found:
-                    continue
-                job = _in_stream(entry_id, found[0][1], "running", now_ms, group=group_name, worker=text(consumer))
+                    continue  # deleted, and not yet swept
+                known = {"group": group_name, "worker": text(consumer), "idle_ms": idle_ms}
+                job = _in_stream(entry_id, found[0][1], "running", now_ms, **known)
                 worker = workers.get((group_name, text(consumer)))
                 listed = {} if worker is None else {one.id: one for one in worker.running}
                 if worker is not None and job.id in listed:
                     age_ms = listed[job.id].running_ms + (worker.heartbeat_ms or 0)
-                    yield replace(job, idle_ms=idle_ms, age_ms=age_ms)
-                elif worker is None or worker.running_count is None or worker.running_count > len(listed):
-                    yield replace(job, idle_ms=idle_ms)
+                    yield replace(job, age_ms=age_ms), True
+                else:
+                    is_known = worker is not None and worker.running_count == len(listed)
+                    yield job, not is_known
             if len(pending) < PAGE:
                 break
             position = f"({text(pending[-1][0])}"
