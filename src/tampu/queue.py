@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import asdict, fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from tampu.base.checks import check_delay_ms, check_int, check_job_id, invalid
@@ -22,8 +23,10 @@ from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, Error
 from tampu.events import QueueEvents
 from tampu.inspect.cancel import cancel_job
+from tampu.inspect.dlq_summary import summarize_letters
 from tampu.inspect.job_state import JobState, find_job
 from tampu.inspect.jobs import LISTED_STATES, list_jobs
+from tampu.inspect.life_cycle import delete_queue, drain_queue
 from tampu.inspect.waiters import Waiters
 from tampu.inspect.workers import list_workers
 from tampu.produce.options import (
@@ -48,13 +51,14 @@ from tampu.wire.payload import decode_result, wrap_bin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
     from types import TracebackType
     from typing import Unpack
 
     from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.inspect.cancel import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, ReplayCount
+    from tampu.inspect.dlq_summary import LetterCluster
     from tampu.inspect.jobs import ListedState
     from tampu.inspect.workers import WorkerInfo
     from tampu.produce.options import AddOptions
@@ -469,6 +473,10 @@ class Queue:
         """Return up to `limit` dead letters as dicts, oldest first; filters: `ids`, `reason`, `name`, `older_than`."""
         return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
 
+    async def dlq_summary(self) -> list[LetterCluster]:
+        """Return the dead letters grouped by task, reason and error, the largest group first."""
+        return await summarize_letters(self._producer.ready_client(), self._keys)
+
     async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
         """Move up to `limit` dead letters back into the queue. Return how many were moved."""
         return await self._producer.replay_dlq(limit, **wanted)
@@ -479,9 +487,26 @@ class Queue:
 
     # --- the whole queue
 
-    async def pause(self) -> None:
-        """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish."""
-        await self._producer.ready_client().call("SET", self._keys.paused, "1")
+    async def pause(self, *, reason: str = "", until: datetime | timedelta | float | None = None) -> None:
+        """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish.
+
+        `until` resumes the queue by itself: a datetime (naive means UTC), or a timedelta or seconds from now. Tools
+        show `reason`.
+        """
+        command: tuple[Any, ...] = ("SET", self._keys.paused, reason or "1")
+        if isinstance(until, datetime):
+            instant = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+            command += ("PX", max(int((instant.timestamp()) * 1000) - wall_clock_ms(), 1))
+        elif until is not None:
+            command += ("PX", max(check_delay_ms(until, "until"), 1))
+        await self._producer.ready_client().call(*command)
+
+    async def pause_reason(self) -> str | None:
+        """Return why the queue is paused, "" if no reason was given; None if it is not paused."""
+        value = await self._producer.ready_client().call("GET", self._keys.paused)
+        if value is None:
+            return None
+        return "" if value == b"1" else str(value.decode(errors="replace"))
 
     async def resume(self) -> bool:
         """Tell the workers to take jobs again. Return False if the queue was not paused."""
@@ -497,6 +522,22 @@ class Queue:
         Running jobs, dead letters, repeatables, results and events stay, and so do jobs added meanwhile.
         """
         return await self._producer.purge(waiting=waiting, delayed=delayed)
+
+    async def drain(self, timeout: timedelta | float | None = None) -> None:  # noqa: ASYNC109 - as in `Job.result`
+        """Wait until no job is waiting, running or due. Raises `TimeoutError` after `timeout`.
+
+        Jobs that are delayed to a later time are not waited for. Stop your producers first: a queue that is filled all
+        the time never drains.
+        """
+        timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
+        await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)
+
+    async def delete(self, *, force: bool = False) -> int:
+        """Delete the queue with everything in it, results and events too. Return how many keys were deleted.
+
+        Raises `ConfigError` if the queue still has jobs, dead letters, schedules or live workers, unless `force`.
+        """
+        return await delete_queue(self._producer.ready_client(), self._keys, force=force)
 
 
 def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:

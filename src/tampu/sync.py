@@ -128,7 +128,11 @@ class SyncQueue:
     pause = blocking(Queue.pause)
     resume = blocking(Queue.resume)
     is_paused = blocking(Queue.is_paused)
+    pause_reason = blocking(Queue.pause_reason)
     purge = blocking(Queue.purge)
+    drain = blocking(Queue.drain)
+    delete = blocking(Queue.delete)
+    dlq_summary = blocking(Queue.dlq_summary)
 
 
 class SyncTask(Generic[P, R]):
