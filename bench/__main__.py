@@ -1,4 +1,4 @@
-"""`python -m bench quick | full | report`: what `make bench-quick`, `make bench` and `make bench-report` run."""
+"""`python -m bench quick | full | report`, run by `make bench-quick`, `make bench` and `make bench-report`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from bench.record import Record, new_record
 from bench.runner import interleave
 from bench.server import fresh_server
 
-#: Spark's part is the longest by far; three rounds, and five minutes at most.
+#: Spark takes by far the longest: run three rounds, for at most ten minutes.
 SPARK_ROUNDS = 3
 SPARK_ROWS = 500_000
 SPARK_PATIENCE_SECS = 600
 
 
 def start(names: list[str], server: Any, record: Record, stack: contextlib.ExitStack) -> list[Program]:
-    """Every contestant that can be had; why one cannot is said here, in the file and in the table."""
+    """Start every available contestant. Report the others on stderr, in the file and in the table."""
     from install_peers import PACKAGES, Unavailable
 
     started = []
@@ -36,7 +36,7 @@ def start(names: list[str], server: Any, record: Record, stack: contextlib.ExitS
             command = own_command(own[name]) if name in own else peer_command(name)
             program = Program(name, command, server.url, server.pid)
         except (Unavailable, PeerFailed) as reason:
-            print(f"bench: {name} takes no part: {reason}", file=sys.stderr)
+            print(f"bench: {name} is left out: {reason}", file=sys.stderr)
             record.contestants[name] = {"unavailable": str(reason)}
             continue
         stack.callback(program.close)
@@ -49,7 +49,7 @@ def start(names: list[str], server: Any, record: Record, stack: contextlib.ExitS
 
 
 def run_quick(arguments: argparse.Namespace) -> Record:
-    """The bars, in under 3 minutes."""
+    """Measure the targets, in under 3 minutes."""
     with fresh_server() as server, contextlib.ExitStack() as stack:
         record = new_record("quick", f"Redis {server.version}")
         programs = start(["tampu", "chasquimq", "bare loop", *plan.RSMQ_PEERS], server, record, stack)
@@ -66,7 +66,7 @@ def run_quick(arguments: argparse.Namespace) -> Record:
 
 
 def run_full(arguments: argparse.Namespace) -> Record:
-    """Everybody in everything, in under 20 minutes."""
+    """Run all contestants in all scenarios, in under 20 minutes."""
     with fresh_server() as server, contextlib.ExitStack() as stack:
         record = new_record("full", f"Redis {server.version}")
         names = arguments.only.split(",") if arguments.only else [*plan.PEERS, *plan.RSMQ_PEERS]
@@ -84,7 +84,7 @@ def run_full(arguments: argparse.Namespace) -> Record:
 
 
 def add_spark(record: Record) -> None:
-    """The Spark part, in a process of its own, with a server of its own."""
+    """Run the Spark part in a separate process, with its own server."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "spark.json"
         size = ("--rows", str(SPARK_ROWS), "--rounds", str(SPARK_ROUNDS))
@@ -92,9 +92,9 @@ def add_spark(record: Record) -> None:
         try:
             subprocess.run(command, check=False, stdout=subprocess.DEVNULL, timeout=SPARK_PATIENCE_SECS, cwd=ROOT)
         except subprocess.TimeoutExpired:
-            print(f"bench: Spark was not done within {SPARK_PATIENCE_SECS} s", file=sys.stderr)
+            print(f"bench: Spark did not finish within {SPARK_PATIENCE_SECS} s", file=sys.stderr)
         if not path.exists():
-            record.contestants["Spark"] = {"unavailable": "it did not run; see what was printed above"}
+            record.contestants["Spark"] = {"unavailable": "it did not run; see the output above"}
             return
         spark = Record.load(path)
         record.samples += spark.samples
@@ -104,12 +104,12 @@ def add_spark(record: Record) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
     parser.add_argument("verb", choices=["quick", "full", "report"])
-    parser.add_argument("--rounds", type=int, help="5 if not said")
-    parser.add_argument("--minutes", type=float, default=12.0, help="after so long no new round begins (full)")
-    parser.add_argument("--only", help="full: only these peers, by commas; only the scenarios they share")
-    parser.add_argument("--publish", action="store_true", help="make the page, the plots and the README's table of it")
-    parser.add_argument("--no-spark", action="store_true", help="full: without Spark")
-    parser.add_argument("--file", type=Path, help="where the samples are written, or read from by `report`")
+    parser.add_argument("--rounds", type=int, help="number of rounds (default: 5)")
+    parser.add_argument("--minutes", type=float, default=12.0, help="full: start no new round after this time")
+    parser.add_argument("--only", help="full: only these peers, separated by commas, in the scenarios they share")
+    parser.add_argument("--publish", action="store_true", help="write the page, the plots and the README's table")
+    parser.add_argument("--no-spark", action="store_true", help="full: leave out Spark")
+    parser.add_argument("--file", type=Path, help="file to write the samples to, or to read them from (report)")
     arguments = parser.parse_args()
     if arguments.verb == "report":
         from bench.report import publish
@@ -129,7 +129,7 @@ def main() -> int:
 
         publish(record)
     print("\n".join(lines))
-    # The full run is for looking; the quick one is the gate.
+    # The quick run is a gate and must pass; the full run is informational.
     return 0 if arguments.verb == "full" or all(bar["holds"] for bar in record.bars) else 1
 
 

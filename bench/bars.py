@@ -1,4 +1,4 @@
-"""The ratios that must hold, as the issues of producer, consumer, RSMQ and Spark set them; medians of one run."""
+"""The targets: ratios between the medians of one run that must hold, for producer, consumer, RSMQ and Spark."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ C_LIMIT = "redis-benchmark"
 
 @dataclass(frozen=True)
 class Figure:
-    """Where a number of a run is found."""
+    """Locates one number of a run."""
 
     scenario: str
     contestant: str = US
@@ -24,7 +24,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Bar:
-    """Ours over theirs must be at least, or at most, `needs`."""
+    """A target: ours divided by theirs must be at least, or at most, `needs`."""
 
     name: str
     needs: float
@@ -32,7 +32,7 @@ class Bar:
     #: A figure, or a fixed number.
     theirs: Figure | float
     is_at_most: bool = False
-    #: What may hold instead, on a machine that is too slow for a fixed number.
+    #: Alternative target for machines that are too slow for a fixed number.
     instead: Bar | None = None
 
 
@@ -80,7 +80,7 @@ RSMQ = [
         for what in ("send", "receive-delete")
     ),
 ]
-#: Entries a second that one plain Python process read where the fixed numbers of Spark were set.
+#: Entries per second that one plain Python process read on the machine where Spark's fixed targets were set.
 PLAIN_READ = 426_000.0
 
 
@@ -101,7 +101,7 @@ ALL = [*PRODUCER, *CONSUMER, *MEMORY, *RSMQ, *SPARK]
 
 
 def judge(record: Record, bars: list[Bar] = ALL) -> list[str]:
-    """Fills the record's bars with those it has figures for; one line each."""
+    """Add all targets that the record has figures for to the record; return one line for each."""
     lines = []
     for bar in bars:
         ratio = _ratio(record, bar)

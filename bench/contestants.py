@@ -1,4 +1,4 @@
-"""Starts the contestants' programs, each in its own environment, and asks them for scenarios."""
+"""Starts the contestants' programs, each in its own environment, and asks them to run scenarios."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from bench.paths import ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: How long a program may take for one scenario.
+#: How long a program may take for one scenario, in seconds.
 PATIENCE_SECS = 60.0
 
 
-class PeerFailed(Exception):  # noqa: N818 - what happened, not a kind of error
-    """A program did not answer, or said what went wrong; the text is one line."""
+class PeerFailed(Exception):  # noqa: N818 - names what happened, not a kind of error
+    """A program did not answer or reported an error; the message is one line."""
 
 
 class Program:
-    """A contestant that is up: `ask("queue-add", total=1000)`."""
+    """A running contestant: `program.ask("queue-add", total=1000)`."""
 
     def __init__(self, name: str, command: list[str], url: str, server_pid: int) -> None:
         self.name = name
@@ -49,21 +49,21 @@ class Program:
         for reader in self._readers:
             reader.start()
         try:
-            #: Its name, versions, settings and scenarios, as it says itself.
-            self.about: dict[str, Any] = self._answer("its start")
+            #: Name, versions, settings and scenarios, as reported by the program.
+            self.about: dict[str, Any] = self._answer("startup")
         except PeerFailed:
             self.close()
             raise
 
     def ask(self, scenario: str, **arguments: Any) -> dict[str, float]:
-        """The figures of one run of a scenario."""
+        """Run a scenario once and return its figures."""
         if self._process.poll() is not None:
-            self._start()  # it failed in a scenario before; that says nothing about this one
+            self._start()  # it failed in an earlier scenario, which says nothing about this one
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps({"scenario": scenario, **arguments}) + "\n")
         except OSError as error:
-            raise PeerFailed(f"{self.name} is gone: {error}") from error
+            raise PeerFailed(f"{self.name} has ended: {error}") from error
         figures = self._answer(scenario)
         if "error" in figures:
             raise PeerFailed(f"{self.name} in {scenario}: {figures['error']}")
@@ -84,7 +84,7 @@ class Program:
 
     @property
     def last_words(self) -> str:
-        """The end of what it wrote to stderr."""
+        """Return the last lines it wrote to stderr."""
         return "\n".join(self._complaints[-20:])
 
     def _answer(self, what: str) -> dict[str, Any]:
@@ -96,12 +96,12 @@ class Program:
             raise PeerFailed(f"{self.name} did not answer within {PATIENCE_SECS:g} s: {what}") from None
         if not line:
             code = self._process.wait(10)
-            self._readers[1].join(5)  # its last words may still be on their way
-            raise PeerFailed(f"{self.name} ended in {what} with exit code {code}: {self._last_complaint()}")
+            self._readers[1].join(5)  # its last output may not have arrived yet
+            raise PeerFailed(f"{self.name} exited with code {code} in {what}: {self._last_complaint()}")
         return dict(json.loads(line))
 
     def _last_complaint(self) -> str:
-        return self._complaints[-1] if self._complaints else "it said nothing"
+        return self._complaints[-1] if self._complaints else "no output"
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -110,19 +110,19 @@ class Program:
         self._lines.put("")
 
     def _listen(self) -> None:
-        # Read all the time: a full pipe would stop the program.
+        # Read continuously: a full pipe would block the program.
         assert self._process.stderr is not None
         for line in self._process.stderr:
             self._complaints.append(line.rstrip())
 
 
 def own_command(module: str) -> list[str]:
-    """A program of ours, in our own environment."""
+    """Return the command for one of our own programs, in our own environment."""
     return [sys.executable, "-m", module]
 
 
 def peer_command(name: str) -> list[str]:
-    """The program of a peer, in its environment; installs it if need be, raises `Unavailable` if that cannot be."""
+    """Return the command for a peer, in its environment. Install it if necessary; raise `Unavailable` if impossible."""
     from install_peers import PACKAGES, environment, program
 
     package = PACKAGES[name]

@@ -1,4 +1,4 @@
-"""Where things are: the checkout, and the parts of it that are no packages."""
+"""Paths of the checkout, and of folders in it that are not packages."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Every run's file, outside what is kept in the repository.
+#: Files of all runs, outside the repository's tracked files.
 RESULTS = ROOT / "build" / "bench"
-#: What the published page is made from.
+#: The run from which the published page is generated.
 PUBLISHED = ROOT / "docs" / "benchmarks" / "full.json"
 
-# At the end: `tests/redis` must not hide the package.
+# At the end of the path, so that `tests/redis` does not shadow the redis package.
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts")]

@@ -1,4 +1,4 @@
-"""Who runs what, with how many jobs. A run of one measure is to take about a second, whoever it is."""
+"""Which contestant runs which scenario, with how many jobs. One run of a measure should take about a second."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from bench.runner import Measure
 if TYPE_CHECKING:
     from bench.contestants import Program
 
-#: Peers that take part in the full run, as `scripts/install_peers.py` names them. Node's BullMQ is its home.
+#: Peers of the full run, as named in `scripts/install_peers.py`. BullMQ is native to Node.
 PEERS = ("chasquimq", "bullmq", "bullmq-node", "celery", "dramatiq", "rq", "arq", "saq", "taskiq", "huey", "streaq")
-#: In how many rounds the others take part: most are slow, and far from any bar.
+#: Number of rounds in which the other peers take part: most are slow, and far from any target.
 OTHERS_ROUNDS = 3
-#: Payload sizes beside the usual 100 bytes, and how many jobs of each.
+#: Payload sizes besides the usual 100 bytes, and the number of jobs for each.
 PAYLOADS = {"1 KB": (1_000, 20_000), "10 KB": (10_000, 4_000), "100 KB": (100_000, 500)}
-#: Jobs a second for the latency of the pickup.
+#: Jobs per second for pickup latency.
 RATES = (100, 1000, 5000)
 
 
-#: Peers of the simple queue, and what they are called in the tables.
+#: RSMQ peers, and their labels in the tables.
 RSMQ_PEERS = ("rsmq", "pyrsmq")
 LABELS = {"rsmq": "rsmq (npm)", "pyrsmq": "PyRSMQ"}
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """What is measured, under the original's name where it has one."""
+    """A scenario, with the name used by the original if it has one."""
 
     name: str
-    #: What a program is asked for, and with what.
+    #: Scenario name and arguments for the program.
     ask: str
     arguments: dict[str, Any]
-    #: How many jobs of ours, of chasquimq, and of the others.
+    #: Number of jobs for tampu, for chasquimq, and for the others.
     ours: int
     chasquimq: int = 0
     others: int = 0
-    #: For us alone.
+    #: Additional arguments for tampu.
     our_arguments: dict[str, Any] | None = None
 
     def total_of(self, contestant: str) -> int:
@@ -48,7 +48,7 @@ class Scenario:
         return self.chasquimq if contestant == "chasquimq" else self.others
 
 
-#: In the worker scenarios we read 256 at a time for throughput; what the default of 64 does is measured beside it.
+#: For throughput, the worker scenarios read 256 entries at a time; the default of 64 is measured too.
 WIDE = {"batch": 256}
 
 ADDING = [
@@ -70,9 +70,9 @@ WORKING = [
     Scenario("worker-delayed-end-to-end", "worker-delayed", {}, 20_000, 5_000, 1_000, our_arguments=WIDE),
     Scenario("worker-retry-throughput", "worker-retry", {}, 20_000, 5_000, 500, our_arguments=WIDE),
 ]
-#: Peers far from a second with the usual number of jobs, by what theirs is multiplied.
+#: Factors for peers that would take far longer than a second with the usual number of jobs.
 SLOWER = {"rq": 0.2, "celery": 0.5}
-#: What the bars need of a quick run.
+#: Scenarios that the targets of a quick run need.
 QUICK_ADDING = {
     "queue-add-bulk-50",
     "queue-add-bulk-1000",
@@ -89,7 +89,7 @@ QUICK_WORKING = {
 
 
 def asked(program: Program, scenario: Scenario, label: str | None = None, **more: Any) -> Measure | None:
-    """A program in a scenario, if it has it."""
+    """Return the measure of a program in a scenario, or None if it does not have the scenario."""
     total = scenario.total_of(program.name)
     if scenario.ask not in program.about["scenarios"] or not total:
         return None
@@ -106,7 +106,7 @@ def asked(program: Program, scenario: Scenario, label: str | None = None, **more
 
 
 def core(programs: list[Program], server: Any, scenarios: list[Scenario]) -> list[Measure]:
-    """Everybody in these scenarios, and the limit."""
+    """Return all programs in these scenarios, and the limit."""
     measures: list[Measure] = []
     for scenario in scenarios:
         found = [asked(program, scenario) for program in programs]
@@ -120,7 +120,7 @@ def core(programs: list[Program], server: Any, scenarios: list[Scenario]) -> lis
     if any(scenario.name == "worker-concurrent" for scenario in scenarios):
         concurrent = next(scenario for scenario in WORKING if scenario.name == "worker-concurrent")
         measures.append(_sure(asked(ours, concurrent, "tampu, batch 64", batch=64)))
-    # The bare loop reads and acknowledges: it says nothing about the other kinds of work.
+    # The bare loop only reads and acknowledges, so it does not limit other kinds of work.
     return [
         measure
         for measure in measures
@@ -129,7 +129,7 @@ def core(programs: list[Program], server: Any, scenarios: list[Scenario]) -> lis
 
 
 def payloads(programs: list[Program]) -> list[Measure]:
-    """Adding in bulk and running, by the size of the payload."""
+    """Return measures of adding in bulk and running, by payload size."""
     measures = []
     for program in programs:
         if program.name not in ("tampu", "chasquimq"):
@@ -148,7 +148,7 @@ def payloads(programs: list[Program]) -> list[Measure]:
 def latencies(
     programs: list[Program], rates: tuple[int, ...] = RATES, seconds: float = 3.0, rounds: int = 3
 ) -> list[Measure]:
-    """Pickup latency at fixed rates."""
+    """Return measures of pickup latency at fixed rates."""
     return [
         Measure(
             f"latency-{rate}",
@@ -164,7 +164,7 @@ def latencies(
 
 
 def processes(ours: Program, total: int = 200_000) -> list[Measure]:
-    """1 to 4 worker processes on one queue."""
+    """Return measures of 1 to 4 worker processes on one queue."""
     return [
         Measure(
             f"processes-{count}",
@@ -178,12 +178,12 @@ def processes(ours: Program, total: int = 200_000) -> list[Measure]:
 
 
 def memory(ours: Program, total: int = 1_000_000) -> list[Measure]:
-    """A million jobs waiting."""
+    """Return the measure of memory with a million waiting jobs."""
     return [Measure("memory", "tampu", partial(ours.ask, "memory", total=total), {"total": total}, 1)]
 
 
 def rsmq(programs: list[Program], messages: int = 150, slices: int = 10, rounds: int = 5) -> list[Measure]:
-    """The simple queue: everybody in short slices by turns, so that a busy moment hits all; sums per round."""
+    """Return RSMQ measures: contestants alternate in short slices, so that a busy moment affects all."""
     many = max(messages * 20 // 100, 1) * 100
     measures = []
     for what in ("rsmq-send", "rsmq-receive-delete"):

@@ -1,7 +1,7 @@
-"""Flame graphs of our hot paths, and where their time goes: `make profile`.
+"""Flame graphs of tampu's hot paths, and a table of where their time goes: `make profile`.
 
-Samples come from py-spy, which looks into the process from outside, C functions included. The graphs are drawn here
-from its stacks; `build/profile/` holds them, with a table of what costs most.
+py-spy samples the process from outside, including C functions. The graphs are drawn here from its stacks and written to
+`build/profile/`, with a table of the most expensive functions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.program.driver import run
 from bench.server import fresh_server
 
 FOLDER = ROOT / "build" / "profile"
-#: What is profiled: the scenario of `bench/ours`, its arguments, and how often it is repeated.
+#: The hot paths: a scenario of `bench/ours`, its arguments, and the number of repetitions.
 HOT_PATHS: dict[str, tuple[str, dict[str, Any], int]] = {
     "queue-add": ("queue-add", {"total": 20_000}, 1),
     "queue-add-bulk-50": ("queue-add-bulk", {"total": 200_000, "size": 50}, 1),
@@ -30,14 +30,14 @@ HOT_PATHS: dict[str, tuple[str, dict[str, Any], int]] = {
     "worker-retry-throughput": ("worker-retry", {"total": 30_000}, 1),
 }
 SAMPLES_PER_SEC = 500
-#: A frame narrower than this share is not drawn.
+#: Frames with a smaller share are not drawn.
 LEAST_SHARE = 0.002
 MOST_LISTED = 12
 
 
 @dataclass
 class Frame:
-    """A function as called from there: samples in it and below."""
+    """A function at one place in the call tree, with the number of samples in it and below."""
 
     name: str
     samples: int = 0
@@ -45,7 +45,7 @@ class Frame:
 
 
 def tree(folded: str) -> Frame:
-    """Stacks in the folded form, `a;b;c 12`, as one tree."""
+    """Return the tree of stacks in folded form, `a;b;c 12`."""
     root = Frame("all")
     for line in folded.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -58,7 +58,7 @@ def tree(folded: str) -> Frame:
 
 
 def own_costs(folded: str) -> list[tuple[str, float]]:
-    """Functions by the share of samples that they themselves were on top of the stack."""
+    """Return functions by the share of samples in which they were on top of the stack."""
     own: Counter[str] = Counter()
     for line in folded.splitlines():
         stack, _, count = line.rpartition(" ")
@@ -68,12 +68,12 @@ def own_costs(folded: str) -> list[tuple[str, float]]:
 
 
 def _function(frame: str) -> str:
-    """`name (file:line)` without the line: costs are summed over a function."""
+    """Return `name (file:line)` without the line: costs are summed per function."""
     return frame.rpartition(":")[0] + ")" if frame.endswith(")") and ":" in frame else frame
 
 
 def draw(title: str, root: Frame) -> str:
-    """The tree as an SVG, the callers at the top."""
+    """Return the tree as an SVG, with the callers at the top."""
     width, row = 1200, 18
     boxes: list[str] = []
     depth = 0
@@ -108,7 +108,7 @@ def draw(title: str, root: Frame) -> str:
 
 
 def record(name: str, server: Any) -> str:
-    """py-spy's stacks of one hot path."""
+    """Return py-spy's stacks of one hot path."""
     from install_peers import environment
 
     spy = environment("py-spy") / "bin" / "py-spy"
@@ -118,12 +118,12 @@ def record(name: str, server: Any) -> str:
     done = subprocess.run([str(spy), *how, *what], capture_output=True, text=True, cwd=ROOT)
     if done.returncode or not stacks.exists():
         last = next(reversed(done.stderr.strip().splitlines()), "no reason given")
-        raise SystemExit(f"profile: py-spy cannot look into the process: {last}")
+        raise SystemExit(f"profile: py-spy cannot read the process: {last}")
     return stacks.read_text()
 
 
 def run_hot_path(name: str, url: str) -> None:
-    """What is looked at, in a process of its own."""
+    """Run a hot path, in the process that is profiled."""
     scenario, arguments, times = HOT_PATHS[name]
     for _ in range(times):
         run(SCENARIOS[scenario], url, **arguments)
@@ -131,7 +131,7 @@ def run_hot_path(name: str, url: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", help="these hot paths, by commas")
+    parser.add_argument("--only", help="only these hot paths, separated by commas")
     parser.add_argument("--run", help=argparse.SUPPRESS)
     parser.add_argument("--url", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -152,7 +152,7 @@ def main() -> int:
 
 
 def _in_the_scenario(folded: str) -> str:
-    """Only what the scenario did: start and end of the process, and filling the queue for a worker, are left out."""
+    """Keep only the scenario itself: drop the start and end of the process, and filling the queue for a worker."""
     kept = []
     for line in folded.splitlines():
         frames = line.split(";")

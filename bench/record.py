@@ -1,4 +1,4 @@
-"""One run: every sample with who, what and when, the machine, the versions and settings. Written as one JSON file."""
+"""One run: every sample, the machine, the versions and the settings, stored as one JSON file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 @dataclass
 class Record:
-    """What a run found; `Record.load(path)` reads one back."""
+    """The result of a run; `Record.load(path)` reads one back."""
 
     mode: str
     server: str
@@ -23,7 +23,7 @@ class Record:
     at: str = ""
     seconds: float = 0.0
     rounds: int = 0
-    #: Versions and settings of each contestant, or why it is not there.
+    #: Versions and settings of each contestant, or the reason why it is missing.
     contestants: dict[str, dict[str, Any]] = field(default_factory=dict)
     #: Each with scenario, contestant, round, arguments, and figures or an error.
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Record:
         self.samples.append({**sample, **({"error": found["error"]} if "error" in found else {"figures": found})})
 
     def values(self, scenario: str, contestant: str, figure: str = "rate") -> list[float]:
-        """All samples of one figure."""
+        """Return all samples of one figure."""
         return [
             sample["figures"][figure]
             for sample in self.samples
@@ -58,14 +58,14 @@ class Record:
         return statistics.median(values) if values else None
 
     def error(self, scenario: str, contestant: str) -> str | None:
-        """Why there is no figure."""
+        """Return why there is no figure, or None."""
         for sample in self.samples:
             if sample["scenario"] == scenario and sample["contestant"] == contestant and "error" in sample:
                 return str(sample["error"])
         return None
 
     def scenarios(self) -> list[str]:
-        """In the order of the run."""
+        """Return the scenarios in the order of the run."""
         return [*dict.fromkeys(sample["scenario"] for sample in self.samples)]
 
     def contestants_of(self, scenario: str) -> list[str]:
@@ -85,7 +85,7 @@ def new_record(mode: str, server: str) -> Record:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on; nothing that names the machine."""
+    """Return what the figures depend on, without anything that identifies the machine."""
     cpu = platform.processor() or platform.machine()
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,6 +1,6 @@
-"""Rounds that take turns: each scenario once a round, its contestants one after the other in an order that rotates.
+"""Interleaved rounds: each scenario once per round, its contestants one after the other in rotating order.
 
-Machines drift; a slow second hits everybody alike, and figures are compared within one run only.
+The speed of a machine drifts; this way a slow second affects all contestants alike. Compare figures only within a run.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ class Measure:
 
     scenario: str
     contestant: str
-    #: Gives its figures; one that measures several by turns has no contestant and gives the figures of each.
+    #: Returns the figures. A measure that interleaves several contestants has no name and returns figures for each.
     run: Callable[[], dict[str, float]] | Callable[[], dict[str, dict[str, float]]]
     arguments: dict[str, Any] = field(default_factory=dict)
-    #: In how many rounds it takes part; slow ones in fewer.
+    #: Number of rounds in which it takes part; slow contestants take part in fewer.
     rounds: int = 99
 
 
 def interleave(
     measures: list[Measure], rounds: int, record: Record, reset: Callable[[], object], deadline: float = float("inf")
 ) -> None:
-    """Run all; `reset` empties the server before each. After the deadline no new round begins, once there are three."""
+    """Run all measures; `reset` empties the server before each. After the deadline and three rounds, start no more."""
     by_scenario: dict[str, list[Measure]] = {}
     for measure in measures:
         by_scenario.setdefault(measure.scenario, []).append(measure)
     failed: set[tuple[str, str]] = set()
     for number in range(rounds):
         if number >= 3 and time.monotonic() > deadline:
-            print(f"  time is up after {number} rounds", file=sys.stderr)
+            print(f"  stopped after {number} rounds: time limit reached", file=sys.stderr)
             return
         record.rounds = number + 1
         for scenario, contestants in by_scenario.items():
@@ -55,7 +55,7 @@ def interleave(
                 try:
                     found = measure.run()
                 except PeerFailed as error:
-                    failed.add((scenario, measure.contestant))  # once is enough
+                    failed.add((scenario, measure.contestant))  # do not try again
                     found = {"error": str(error)}
                 each = {measure.contestant: found} if measure.contestant or "error" in found else found
                 for contestant, figures in each.items():

@@ -1,4 +1,4 @@
-"""The one server that everybody is measured on."""
+"""The server that all contestants are measured on."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def fresh_server(kind: str = "redis86") -> Iterator[Any]:
-    """A server without persistence on a free port; ended with the block."""
+    """Start a server without persistence on a free port, and stop it at the end of the block."""
     from servers.shared import make_server
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
-"""The Spark part beside plain Python: reading, writing, landing events, running jobs.
+"""Compares Spark with plain Python: reading, writing, landing events, running jobs.
 
     .venv/bin/python -m bench.spark [--rows 1000000] [--rounds 3] [--only read,sink,bronze,worker]
 
-A process of its own; the full run starts it too. One session of `local[2,4]`, warmed up by one unmeasured run of each
-contestant; rounds take turns. "Plain Python" is one process of the same machine doing the same work without Spark.
+A separate process, which the full run also starts. It uses one session of `local[2,4]`, warmed up by one unmeasured run
+of each contestant, in interleaved rounds. "Plain Python" is one process that does the same work without Spark.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-# Spark's own Python processes import `bench.spark_tuples`.
+# Spark's Python processes import `bench.spark_tuples`.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, (str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")))
 )
@@ -154,7 +154,7 @@ class Bench:
         return measured
 
     def read_events_plain(self) -> float:
-        """What bronze is measured against when a machine is slow: one process that decodes the same events."""
+        """Return the reference for bronze on a slow machine: one process that decodes the same events."""
         from tampu.spark.read.decode import decode_events
 
         started = time.perf_counter()
@@ -199,7 +199,7 @@ class Bench:
         worker = SparkWorker(self.spark, handler=no_op, config=config, url=self.url, slots=2)
         thread = threading.Thread(target=worker.run)
         thread.start()
-        self._until_empty(key)  # warm: both tasks are up
+        self._until_empty(key)  # warm-up: both tasks are running
         time.sleep(1)
         self.fill(queue, 1)
         self._until_empty(key)
@@ -223,7 +223,7 @@ async def no_op(job: Any) -> None:
 
 
 def measures(bench: Bench, spark: Any, folder: Path, parts: list[str]) -> list[Measure]:
-    """The contestants of the parts asked for; fills the server for them."""
+    """Return the contestants of the given parts, and fill the server for them."""
     rows = bench.rows
     found: dict[tuple[str, str], Any] = {}
     if "read" in parts:
@@ -257,7 +257,7 @@ def measures(bench: Bench, spark: Any, folder: Path, parts: list[str]) -> list[M
 
 
 def measure(rows: int, rounds: int, parts: list[str]) -> Record:
-    """Everything in one session on one server."""
+    """Measure everything in one session on one server."""
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules["__main__"])

@@ -1,4 +1,4 @@
-"""The connector in the form Spark's documentation begins with, rows as tuples: what Arrow is measured against."""
+"""The connector as in Spark's introductory documentation, with rows as tuples: the reference for the Arrow version."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class TupleReader(BatchReader):
 
 
 class TupleSource(TampuDataSource):
-    """`format("tampu_tuples")`."""
+    """The data source `format("tampu_tuples")`."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,4 +1,4 @@
-"""Schedules: by a cron expression in a time zone, and every so often.
+"""Schedules: by a cron expression with a time zone, and with a limit.
 
 python examples/cron.py
 """
@@ -20,16 +20,16 @@ async def report(region: str) -> None:
 
 
 async def main() -> None:
-    # Safe to call at every start: an identical schedule is left as it is.
+    # Run this every time your program starts; an existing identical schedule is left unchanged.
     await report.cron("0 9 * * MON-FRI", {"region": "Lima"}, tz="America/Lima")
-    # Six fields begin with seconds; a limit ends it.
+    # Six fields start with seconds; `limit` is the maximum number of fires.
     await report.cron("* * * * * *", {"region": "everywhere"}, key="every second", limit=1)
 
     for schedule in await queue.get_repeatable_jobs():
         next_fire = datetime.fromtimestamp(schedule.next_fire_ms / 1000, UTC)
-        print(f"{schedule.key}: {schedule.pattern.expression}, {next_fire:%H:%M:%S} UTC is next")
+        print(f"{schedule.key}: {schedule.pattern.expression}, next at {next_fire:%H:%M:%S} UTC")
 
-    worker = Worker(queue)  # workers fire schedules, one of them at a time
+    worker = Worker(queue)  # workers fire schedules; only one at a time is the scheduler
     running = asyncio.create_task(worker.run())
     await fired.wait()
     await worker.close()

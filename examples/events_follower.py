@@ -1,4 +1,4 @@
-"""What happens in a queue, told as it happens, from any process: here with progress.
+"""Follow the events of a queue, including progress, from any process.
 
 python examples/events_follower.py
 """
@@ -16,7 +16,7 @@ queue = Queue("videos", url=URL)
 async def convert(name: str, failures: int = 0) -> None:
     job = current_job()
     for step in range(3):
-        job.progress(step / 3, f"step {step + 1} of 3")  # at most four a second are told
+        job.progress(step / 3, f"step {step + 1} of 3")  # limited to four events per second
         await asyncio.sleep(0.3)
     if job.attempt < failures:
         raise OSError("the disk is full")
@@ -32,7 +32,7 @@ async def follow(events: QueueEvents) -> None:
 
 async def main() -> None:
     async with QueueEvents("videos", url=URL) as events:
-        await events.pin()  # from here on; last_event_id="0" tells the past too
+        await events.pin()  # start here; last_event_id="0" would also replay past events that are still kept
         following = asyncio.create_task(follow(events))
         worker = Worker(queue)
         running = asyncio.create_task(worker.run())

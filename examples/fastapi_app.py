@@ -1,9 +1,9 @@
-"""A FastAPI application that adds jobs and tells their state, with a worker beside it. Needs fastapi and httpx.
+"""A FastAPI application that adds jobs and returns their state, with a worker. Needs fastapi and httpx.
 
-python examples/fastapi_app.py                  # asks itself
+python examples/fastapi_app.py                  # sends requests to itself
 uvicorn examples.fastapi_app:app                # serves; workers: tampu worker examples.fastapi_app:queue
 
-In production the worker is a process of its own; here it lives in the application's event loop.
+In production, run the worker as a separate process; here it runs in the application's event loop.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ queue = Queue("orders", url=os.environ.get("TAMPU_URL", "embedded://"))
 
 
 class Order(BaseModel):
-    """Pydantic models are arguments as any other type is."""
+    """A pydantic model can be an argument like any other type."""
 
     article: str
     count: int = 1
@@ -37,7 +37,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     worker = Worker(queue)
     running = asyncio.create_task(worker.run())
     yield
-    await worker.close()  # finishes what runs
+    await worker.close()  # finishes the running jobs
     await running
     await queue.close()
 
@@ -68,7 +68,7 @@ async def main() -> None:
         print(added.status_code, "added")
         await queue.wait_for_result(added.json()["job"], timeout_secs=10)
         print((await client.get(f"/orders/{added.json()['job']}")).json())
-        print((await client.get("/orders/nobody's")).status_code, "for an order that was never there")
+        print((await client.get("/orders/unknown")).status_code, "for an unknown order")
 
 
 if __name__ == "__main__":

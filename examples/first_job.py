@@ -1,4 +1,4 @@
-"""The first job: one file, one terminal, no server installed.
+"""A first job: one file, one terminal, no installed server.
 
 python examples/first_job.py
 """

@@ -1,4 +1,4 @@
-"""A worker that finishes what it runs when it is told to stop, by Ctrl-C or `kill`; what it has not begun goes back.
+"""A worker that finishes its running jobs on Ctrl-C or `kill`; jobs it has not started go back to the queue.
 
 python examples/graceful_shutdown.py
 """
@@ -13,17 +13,17 @@ queue = Queue("downloads", url=os.environ.get("TAMPU_URL", "embedded://"))
 
 @queue.task
 async def download(number: int) -> None:
-    print(f"download {number} begins", flush=True)
+    print(f"started download {number}", flush=True)
     await asyncio.sleep(1)
-    print(f"download {number} is complete", flush=True)
+    print(f"finished download {number}", flush=True)
 
 
 async def open_database() -> None:
-    print("the database is open: Ctrl-C ends this", flush=True)
+    print("database opened; press Ctrl-C to stop", flush=True)
 
 
 async def close_database() -> None:
-    print("the database is closed", flush=True)
+    print("database closed", flush=True)
 
 
 def log(job: Job[object], error: BaseException | None) -> None:
@@ -39,8 +39,8 @@ if __name__ == "__main__":
         on_startup=open_database,
         on_shutdown=close_database,
         after_job=log,
-        shutdown_deadline_secs=20,  # what runs longer is abandoned, and run again elsewhere
+        shutdown_deadline_secs=20,  # jobs that run longer are abandoned, and another worker retries them
     )
-    worker.run_sync()  # until SIGINT or SIGTERM; a second one does not wait
-    print("still waiting for another worker:", queue.sync.purge(), flush=True)
+    worker.run_sync()  # until SIGINT or SIGTERM; a second signal ends the process at once
+    print("left for another worker:", queue.sync.purge(), flush=True)
     queue.sync.close()

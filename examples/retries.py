@@ -1,4 +1,4 @@
-"""Failing jobs: retried with a backoff, then a dead letter that can be understood, mended and replayed.
+"""Failing jobs: retries with backoff, then a dead letter that can be inspected and replayed once the cause is fixed.
 
 python examples/retries.py
 """
@@ -15,8 +15,8 @@ bank_is_open = False
 @queue.task(attempts=3, backoff=BackoffSpec.fixed(50, jitter_ms=0))
 async def pay(amount: int) -> str:
     if amount < 0:
-        raise UnrecoverableError("a negative amount will not get better")
-    print(f"run {current_job().attempt + 1} of pay({amount})")
+        raise UnrecoverableError("the amount must be positive")
+    print(f"attempt {current_job().attempt + 1} of pay({amount})")
     if not bank_is_open:
         raise ConnectionError("the bank is closed")
     return f"paid {amount}"
@@ -40,7 +40,7 @@ async def main() -> None:
     bank_is_open = True
     print("replayed:", await queue.replay_dlq(reason="retries_exhausted"))
     print("result:", await job.result(timeout=10))
-    print("left in the dead letters:", [letter["error"] for letter in await queue.peek_dlq()])
+    print("left in the dead-letter queue:", [letter["error"] for letter in await queue.peek_dlq()])
 
     await worker.close()
     await running

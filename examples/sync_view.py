@@ -1,9 +1,9 @@
-"""Adding jobs from synchronous code: a WSGI view, as in Django or Flask. `task.sync` needs no event loop.
+"""Add jobs from synchronous code: a WSGI view, as in Django or Flask. `task.sync` needs no event loop.
 
-python examples/sync_view.py            # asks itself
+python examples/sync_view.py            # sends requests to itself
 python examples/sync_view.py serve      # http://127.0.0.1:8000/?to=ada@example.com
 
-A worker runs elsewhere: `tampu worker examples.sync_view:queue`, or, as here, in a thread.
+Run a worker with `tampu worker examples.sync_view:queue` or, as here, in a thread.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from wsgiref.util import setup_testing_defaults
 
 from tampu import EncodeError, Queue, Worker
 
-# One for the whole process: threads share its connection, and the children of a fork (gunicorn, uwsgi) connect anew.
+# One per process: threads share its connection, and forked children (gunicorn, uwsgi) reconnect.
 queue = Queue("emails", url=os.environ.get("TAMPU_URL", "embedded://"))
 
 
@@ -28,14 +28,14 @@ async def welcome(to: str) -> str:
 
 
 def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-    """In Django this is `def signup(request)`: the two lines with `.sync` are all there is to it."""
+    """Handle a request. In Django this is `def signup(request)`; only the line with `.sync` is specific to tampu."""
     to: Any = parse_qs(environ.get("QUERY_STRING", "")).get("to", [None])[0]
     try:
         job = welcome.sync.add(to)
     except EncodeError as error:
         start_response("400 Bad Request", [("Content-Type", "text/plain")])
         return [str(error).encode()]
-    result = job.result(timeout=10)  # most views do not wait; job.id finds it again: queue.sync.get_job(id)
+    result = job.result(timeout=10)  # most views return job.id instead, for queue.sync.get_job(id) later
     start_response("200 OK", [("Content-Type", "text/plain")])
     return [result.encode()]
 

@@ -1,4 +1,4 @@
-"""Typed arguments and results: they are checked when they are added, and come back as what they were.
+"""Typed arguments and results: checked when a job is added, and converted back to their types.
 
 python examples/typed_payloads.py
 """
@@ -47,10 +47,10 @@ async def main() -> None:
     invoice = Invoice(uuid4(), [Line("tea", Decimal("3.50"), 2), Line("cake", Decimal("4.20"))], datetime.now(UTC))
     job = await charge.add(invoice)
     receipt = await job.result(timeout=10)
-    print(f"{type(receipt).__name__}: {receipt.total}, of the same invoice: {receipt.invoice == invoice.id}")
+    print(f"{type(receipt).__name__}: {receipt.total}, for the same invoice: {receipt.invoice == invoice.id}")
 
     try:
-        await charge.add("not an invoice")  # type: ignore[arg-type]  # a type checker says so too
+        await charge.add("not an invoice")  # type: ignore[arg-type]  # type checkers report this too
     except EncodeError as error:
         print("refused:", error)
 

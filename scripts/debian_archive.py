@@ -1,7 +1,7 @@
-"""Downloads packages of any suite of the Debian archive this machine already uses, without touching its apt.
+"""Downloads packages from any suite of the machine's Debian archive, without changing its apt configuration.
 
-The private source is the machine's own with another suite, so mirrors, keys and proxies stay the machine's own, and no
-host name need be written here. Lists and caches are private too: nothing needs root, nothing is installed.
+It copies the machine's own source entry with a different suite, so that mirrors, keys and proxies apply and no host
+name is needed here. Lists and caches are private too: nothing needs root, and nothing is installed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 ETC = Path("/etc")
 
 
-class Unavailable(Exception):  # noqa: N818 - said to people as "... is not available: ..."
-    """Something cannot be had on this machine; the text is one line that says why."""
+class Unavailable(Exception):  # noqa: N818 - shown as "... is not available: ..."
+    """Something is not available on this machine; the message is one line that says why."""
 
 
 class Archive:
@@ -28,12 +28,12 @@ class Archive:
 
     def __init__(self, suite: str, kind: str, scratch: Path, etc: Path = ETC) -> None:
         if not shutil.which("apt-get"):
-            raise Unavailable("this is not a Debian system (there is no apt-get)")
+            raise Unavailable("this is not a Debian system: apt-get is missing")
         self.suite = suite
         self.folder = scratch / f"apt-{suite}"
         for needed in ("sources", "lists/partial", "cache/archives/partial", "downloads"):
             (self.folder / needed).mkdir(parents=True)
-        # Only these: an architecture or target option of the machine's entry need not exist in another suite.
+        # Only these fields: an architecture or target option of the machine's entry may not exist in another suite.
         kept = {field: text for field, text in main_source(etc).items() if field in ("URIs", "Signed-By", "Trusted")}
         entry = {"Types": kind, **kept, "Suites": suite, "Components": "main"}
         text = "".join(f"{field}: {value}\n" for field, value in entry.items())
@@ -41,12 +41,12 @@ class Archive:
         self._apt("update")
 
     def packages(self, *names: str) -> list[Path]:
-        """Downloads binary packages."""
+        """Download binary packages."""
         self._apt("download", *names)
         return sorted((self.folder / "downloads").glob("*.deb"))
 
     def source(self, name: str) -> Path:
-        """Downloads a source package; returns the folder with its .dsc and tarballs, whose checksums apt verified."""
+        """Download a source package; return the folder with its .dsc and tarballs, whose checksums apt has verified."""
         self._apt("source", "--download-only", name)
         return self.folder / "downloads"
 
@@ -56,7 +56,7 @@ class Archive:
             "Dir::Etc::SourceParts": str(self.folder / "sources"),
             "Dir::State::Lists": str(self.folder / "lists"),
             "Dir::Cache": str(self.folder / "cache"),
-            # The folder is ours alone, so apt's own sandbox user could not write to it.
+            # Only we can write to this folder, so apt's own sandbox user cannot be used.
             "APT::Sandbox::User": "root",
         }
         options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
@@ -67,20 +67,19 @@ class Archive:
             capture_output=True,
             text=True,
         )
-        # `apt-get update` succeeds although it could not fetch a list; it says so with E: or W: lines only.
+        # `apt-get update` succeeds even if it could not fetch a list, and reports it only in E: or W: lines.
         complaints = [line for line in done.stderr.splitlines() if line.startswith("E:")]
         if arguments == ("update",):
             complaints += [line for line in done.stderr.splitlines() if "Failed to fetch" in line]
         if done.returncode or complaints:
             said = complaints[0] if complaints else done.stderr.strip() or done.stdout.strip()
-            raise Unavailable(f"apt-get {arguments[0]} failed in Debian's suite {self.suite}: {said}")
+            raise Unavailable(f"apt-get {arguments[0]} failed in the Debian suite {self.suite}: {said}")
 
 
 def main_source(etc: Path = ETC) -> dict[str, str]:
-    """The fields of the machine's entry for the main Debian archive.
+    """Return the fields of the machine's entry for the main Debian archive, which is recognized by its path.
 
-    The security archive has neither the suites nor the sources we look for, and further archives may use the same
-    suite names; the main one is known by its path.
+    The security archive does not have the suites and sources we need, and other archives may use the same suite names.
     """
     for entry in _entries(etc):
         uris = entry.get("URIs", "").split()
@@ -90,7 +89,7 @@ def main_source(etc: Path = ETC) -> dict[str, str]:
 
 
 def _entries(etc: Path) -> Iterator[dict[str, str]]:
-    """Every apt source of the machine, in either format, as the fields of the newer one."""
+    """Yield every apt source of the machine, in either format, as the fields of the newer format."""
     for path in sorted((etc / "apt/sources.list.d").glob("*.sources")):
         for paragraph in re.split(r"\n\s*\n", path.read_text()):
             yield _deb822(paragraph)
@@ -103,7 +102,7 @@ def _entries(etc: Path) -> Iterator[dict[str, str]]:
 
 
 def _deb822(paragraph: str) -> dict[str, str]:
-    """Fields by name. A line that begins with a space continues the field above it, as in a key given inline."""
+    """Return the fields by name. A line that starts with a space continues the previous field, as in an inline key."""
     fields: dict[str, str] = {}
     name = ""
     for line in paragraph.splitlines():

@@ -1,4 +1,4 @@
-"""Installs Debian's Chromium, in which the pipeline's report is looked at; without root it says so in one line."""
+"""Installs Debian's Chromium, which the tests of the pipeline's report use; without root it only prints one line."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main() -> int:
     if shutil.which("chromium"):
         return 0
     if os.geteuid() != 0 or not shutil.which("apt-get"):
-        print("browser: chromium is not here and cannot be installed without root: its tests are skipped", flush=True)
+        print("browser: chromium is missing and cannot be installed without root: its tests are skipped", flush=True)
         return 1 if os.environ.get("CI") == "true" else 0
     print("browser: installing Debian's chromium (about a minute)", flush=True)
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}

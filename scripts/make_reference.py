@@ -1,9 +1,9 @@
-"""Writes the tables of docs/reference/ that follow from the code: settings, errors, reasons of dead letters.
+"""Generates the tables of docs/reference/ from the code: settings, errors, and reasons for dead letters.
 
-python scripts/make_reference.py          # write them anew
-python scripts/make_reference.py --check  # say whether they are up to date; exit 1 when not
+python scripts/make_reference.py          # write the tables
+python scripts/make_reference.py --check  # exit with 1 if they are not up to date
 
-A table stands between `<!-- table: name -->` and `<!-- /table -->`; what is around it is written by hand.
+A table is between `<!-- table: name -->` and `<!-- /table -->`; the text around it is written by hand.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
-#: What a field's default is when each object makes one of its own.
+#: Defaults of fields that are created for each object.
 MADE = {
     "consumer_id": "`'c-<uuid>'`",
     "holder_id": "`'p-<uuid>'`",
-    "metrics": "a sink that drops everything",
+    "metrics": "no metrics",
     "retry": "`RetryConfig()`",
     "scheduler": "`SchedulerConfig()`",
 }
 
 
 def settings_table(kind: type[Any], module: ModuleType) -> str:
-    """One row for each field of a settings class: its name, default and the comment above it."""
-    comments = {"queue_name": "The queue; part of every key."} | field_comments(module, kind.__name__)
+    """Return a table with one row per field of a settings class: name, default and the comment above the field."""
+    comments = {"queue_name": "Queue name; part of every key."} | field_comments(module, kind.__name__)
     rows = [
         f"| `{field.name}` | {default_of(kind, field)} | {comments.get(field.name, '')} |"
         for field in dataclasses.fields(kind)
@@ -60,7 +60,7 @@ def number(value: int) -> str:
 
 
 def field_comments(module: ModuleType, class_name: str) -> dict[str, str]:
-    """The `#:` comments above the fields of a class, without what they say of the default."""
+    """Return the `#:` comments above the fields of a class, without their sentence about the default."""
     source = inspect.getsource(module)
     lines = source.splitlines()
     found: dict[str, str] = {}
@@ -83,13 +83,13 @@ def comment_above(lines: list[str], last: int) -> str:
 
 
 def retry_table() -> str:
-    """The table that the class has in its docstring."""
+    """Return the table in the docstring of the class."""
     doc = inspect.getdoc(retry.RetryConfig) or ""
     return "\n".join(line for line in doc.splitlines() if line.startswith("|"))
 
 
 def errors_table() -> str:
-    """Every error with its code, what else it is, and the first line of its docstring."""
+    """Return a table of all errors with their code, base classes, and the first line of their docstring."""
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, errors.Error)]
     rows = ["| error | code | is also a | when |", "|---|---|---|---|"]
     for kind in sorted({*kinds, HandlerError, UnrecoverableError}, key=lambda kind: kind.code):
@@ -100,14 +100,14 @@ def errors_table() -> str:
 
 
 def reasons_table() -> str:
-    """Why jobs become dead letters."""
+    """Return a table of the reasons for dead letters."""
     meaning = {
-        tampu.DlqReason.RETRIES_EXHAUSTED: "it failed as often as it may, or its worker died with it as often",
-        tampu.DlqReason.DECODE_FAILED: "envelope, payload or arguments cannot be read, or do not fit the type",
+        tampu.DlqReason.RETRIES_EXHAUSTED: "the job used up its attempts, or its worker died on each of them",
+        tampu.DlqReason.DECODE_FAILED: "the envelope, payload or arguments cannot be decoded, or do not match the type",
         tampu.DlqReason.MALFORMED: "the entry has no payload field; all its fields are kept in the dead letter",
         tampu.DlqReason.OVERSIZE_PAYLOAD: "the envelope is larger than `max_payload_bytes`",
-        tampu.DlqReason.UNRECOVERABLE: "the handler raised `UnrecoverableError` or returned `Cancel`, nobody knows its "
-        "name, or its result cannot be stored",
+        tampu.DlqReason.UNRECOVERABLE: "the handler raised `UnrecoverableError` or returned `Cancel`, no worker has a "
+        "task with its name, or its result cannot be stored",
     }
     rows = [f"| `{reason}` | {reason.code} | {meaning[reason]} |" for reason in tampu.DlqReason]
     return "\n".join(["| reason | code | when |", "|---|---|---|", *rows])
@@ -126,7 +126,7 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- /table -->)", re.DOTALL)
 
 
 def updated(text: str) -> str:
-    """The page with its tables written anew."""
+    """Return the page with its tables replaced."""
     return _TABLE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
 
 
@@ -142,7 +142,7 @@ def main(arguments: list[str]) -> int:
     if "--check" in arguments and stale:
         print(f"not up to date: {', '.join(stale)}; run python scripts/make_reference.py")
         return 1
-    print(f"written: {', '.join(stale) or 'nothing has changed'}")
+    print(f"written: {', '.join(stale)}" if stale else "all tables are up to date")
     return 0
 
 

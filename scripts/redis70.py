@@ -1,4 +1,4 @@
-"""Unpacks Redis 7.0, the package of Debian 12, into a folder of its own: not installed, so no service is started."""
+"""Unpacks Redis 7.0 from Debian 12 into its own folder. It is not installed, so no service is started."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from debian_archive import Archive
 if TYPE_CHECKING:
     from pathlib import Path
 
-#: Debian's name of the release that has Redis 7.0.
+#: Debian release that has Redis 7.0.
 SUITE = "bookworm"
 
-#: The server, its tools, and the libraries of theirs that a small system may lack.
+#: The server, its tools, and libraries that a small system may lack.
 PACKAGES = ("redis-server", "redis-tools", "libatomic1", "libjemalloc2", "liblzf1", "libssl3")
 
-#: Runs a program of the folder with the libraries beside it; `exec` keeps the process id.
+#: Runs a program from the folder with the libraries next to it; `exec` keeps the process ID.
 LAUNCHER = """\
 #!/bin/sh
 here=$(dirname "$0")
@@ -27,7 +27,7 @@ exec "$here/usr/bin/{program}" "$@"
 
 
 def install(folder: Path, scratch: Path) -> None:
-    """Fills `folder` with redis-server and its tools."""
+    """Unpack redis-server and its tools into `folder`."""
     for package in Archive(SUITE, "deb", scratch).packages(*PACKAGES):
         subprocess.run(["dpkg-deb", "--extract", package, folder], check=True)
     libraries = next(folder.glob("usr/lib/*/libjemalloc.so.2")).parent.relative_to(folder)

@@ -1,4 +1,4 @@
-"""Builds Redis 8.6 from the source package in Debian's experimental suite; keeps only the programs."""
+"""Builds Redis 8.6 from the source package in Debian's experimental suite, and keeps only the programs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ PROGRAMS = ("redis-server", "redis-cli", "redis-benchmark", "redis-sentinel")
 
 
 def install(folder: Path, scratch: Path) -> None:
-    """Fills `folder` with redis-server and its tools."""
+    """Build redis-server and its tools into `folder`."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if not compiler or not shutil.which("make"):
         raise Unavailable("building it needs make and a C compiler (apt install build-essential)")
     downloads = Archive(SUITE, "deb-src", scratch).source("redis")
-    # Upstream's tarball as it is: Debian's patches are about Debian's own libraries and paths. Unpacked by hand, as
-    # dpkg-source may be missing.
+    # The unmodified upstream tarball: Debian's patches only concern Debian's own libraries and paths. It is unpacked
+    # with tar, because dpkg-source may be missing.
     source = scratch / "source"
     source.mkdir()
     tarball = next(downloads.glob("redis_*.orig.tar.*"))
@@ -34,9 +34,9 @@ def install(folder: Path, scratch: Path) -> None:
 
 
 def _build(source: Path, *, tls: bool) -> None:
-    # This may run below `make servers`, whose flags are not meant for this make.
+    # `make servers` may have started this; its flags must not reach this make.
     environment = {name: text for name, text in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
-    # The server only: the modules of Redis 8 need more tools and are not used.
+    # Only the server: the modules of Redis 8 need more tools and are not used.
     settings = ["MALLOC=jemalloc", "USE_SYSTEMD=no", f"BUILD_TLS={'yes' if tls else 'no'}"]
     built = subprocess.run(
         ["make", "-j2", *settings],
@@ -52,7 +52,7 @@ def _build(source: Path, *, tls: bool) -> None:
 
 
 def _have_openssl(compiler: str) -> bool:
-    """Whether OpenSSL's headers are there; as root they are installed if need be."""
+    """Return whether OpenSSL's headers are available; as root, install them if necessary."""
     if not _compiles(compiler) and os.geteuid() == 0:
         print("servers: installing libssl-dev, for TLS", flush=True)
         for step in (["update"], ["install", "--yes", "--no-install-recommends", "libssl-dev"]):
@@ -63,7 +63,7 @@ def _have_openssl(compiler: str) -> bool:
             )
     if _compiles(compiler):
         return True
-    print("servers: Redis 8.6 will have no TLS, as libssl-dev is missing (apt install libssl-dev)", flush=True)
+    print("servers: Redis 8.6 is built without TLS because libssl-dev is missing (apt install libssl-dev)", flush=True)
     return False
 
 

@@ -1,11 +1,11 @@
-"""Fixtures for all tests: real servers, each on a free loopback port with a folder of its own.
+"""Fixtures for all tests: real servers, each on a free loopback port with its own folder.
 
-| fixture          | what a test gets                                                                                 |
+| fixture          | value                                                                                            |
 |------------------|--------------------------------------------------------------------------------------------------|
-| `server`         | a server shared by the run, up, empty, configured as at its start: an embedded Valkey             |
-|                  | with `@pytest.mark.servers`: each kind in turn; `@pytest.mark.servers("redis86")`: those named    |
-| `server_kind`    | the name of that kind, for a test that makes its servers itself                                   |
-| `fresh_server`   | `fresh_server(kind="valkey", tls=False, **settings)`: one of its own, to kill or to reconfigure   |
+| `server`         | a server shared by the whole run, up, empty and with its initial configuration: embedded Valkey   |
+|                  | with `@pytest.mark.servers`: each kind in turn; `@pytest.mark.servers("redis86")`: only that kind |
+| `server_kind`    | the name of that kind, for a test that starts its own servers                                     |
+| `fresh_server`   | `fresh_server(kind="valkey", tls=False, **settings)`: a private server, to kill or reconfigure    |
 | `fresh_sentinel` | `fresh_sentinel(sentinels=1)`: a master, its replica and sentinels of Redis 8.6                   |
 """
 
@@ -31,20 +31,22 @@ if TYPE_CHECKING:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test marked `servers` runs once for each kind, or for those the mark names; one without runs on Valkey."""
+    """Run a test marked `servers` once per kind, or per kind named in the mark; run other tests on Valkey."""
     mark = metafunc.definition.get_closest_marker("servers")
     if "server_kind" in metafunc.fixturenames:
         kinds = (mark.args or tuple(KINDS)) if mark else ("valkey",)
         if unknown := set(kinds) - set(KINDS):
-            raise pytest.UsageError(f"{metafunc.definition.nodeid}: no such servers: {unknown}; there are {set(KINDS)}")
+            raise pytest.UsageError(
+                f"{metafunc.definition.nodeid}: unknown servers {unknown}; choose from {set(KINDS)}"
+            )
         metafunc.parametrize("server_kind", kinds)
     elif mark:
-        raise pytest.UsageError(f"{metafunc.definition.nodeid} is marked `servers` but asks for no `server`")
+        raise pytest.UsageError(f"{metafunc.definition.nodeid} is marked `servers` but does not use `server`")
 
 
 @pytest.fixture(scope="session")
 def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedServers]:
-    """The servers that the tests of this run share."""
+    """Return the servers that the tests of this run share."""
     servers = SharedServers(tmp_path_factory.mktemp("servers"))
     yield servers
     servers.stop()
@@ -52,13 +54,13 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedS
 
 @pytest.fixture
 def server(server_kind: str, shared_servers: SharedServers) -> Server | Cluster:
-    """A server that is up and empty; whatever a test does to it is undone before the next."""
+    """Return a server that is up and empty; changes made by a test are undone before the next one."""
     return shared_servers.get(server_kind)
 
 
 @pytest.fixture
 def fresh_server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts servers of the test's own: `fresh_server("redis86", appendonly="yes")`; see `make_server`."""
+    """Start private servers: `fresh_server("redis86", appendonly="yes")`; see `make_server`."""
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()
 
@@ -73,7 +75,7 @@ def fresh_server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def fresh_sentinel(tmp_path: Path) -> Iterator[Callable[..., SentinelSetup]]:
-    """Starts a master, its replica and sentinels: `fresh_sentinel(sentinels=3)`."""
+    """Start a master, its replica and sentinels: `fresh_sentinel(sentinels=3)`."""
     with contextlib.ExitStack() as stack:
         numbers = itertools.count()
 

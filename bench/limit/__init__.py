@@ -1,1 +1,1 @@
-"""The limit: the same commands from C and from a bare loop, in the same rounds as everybody."""
+"""The limit: the same commands from C and from a bare loop, measured in the same rounds."""

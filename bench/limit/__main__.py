@@ -1,6 +1,6 @@
-"""The same XREADGROUP and XACKDEL from a blocking socket and hiredis, nothing else: the limit for Python.
+"""The limit for Python: the same XREADGROUP and XACKDEL from a blocking socket with hiredis, and nothing else.
 
-Asked as every contestant is. Nothing is decoded, no handler runs, nobody renews a lease.
+Uses the same protocol as all contestants. Nothing is decoded, no handler runs, and no lease is renewed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bench.program.stopwatch import Stopwatch
 
 
 class BareConnection:
-    """One command after the other."""
+    """A connection that runs one command after the other."""
 
     def __init__(self, url: str) -> None:
         where = urlsplit(url)
@@ -39,7 +39,7 @@ class BareConnection:
 
 
 def worker(url: str, total: int, batch: int = 256) -> dict[str, float]:
-    """Read and acknowledge what is there."""
+    """Read and acknowledge all jobs."""
     asyncio.run(fill(url, total))
     connection = BareConnection(url)
     connection.call("XGROUP", "CREATE", STREAM, "default", "0")
@@ -56,7 +56,7 @@ def worker(url: str, total: int, batch: int = 256) -> dict[str, float]:
 
 
 def queue_add(url: str, total: int) -> dict[str, float]:
-    """One XADD after the other."""
+    """Run one XADD after the other."""
     connection = BareConnection(url)
     watch = Stopwatch()
     for _ in range(total):

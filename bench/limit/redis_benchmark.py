@@ -1,4 +1,4 @@
-"""`redis-benchmark` with our exact commands: what the server and one connection from C can do."""
+"""Runs `redis-benchmark` with our exact commands: the limit of the server and one connection from C."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from bench.program import stopwatch
 
 STREAM = "{chasqui:bench}:stream"
-#: As long as the envelope of our 100-byte payload.
+#: Length of the envelope of our 100-byte payload.
 ENVELOPE_BYTES = 148
 
 
 def adding(server: Any, depth: int, total: int) -> dict[str, float]:
-    """XADD, `depth` at a time over one connection."""
+    """Measure XADD, `depth` at a time over one connection."""
     return _run(server, depth, total, "XADD", STREAM, "*", "d", "x" * ENVELOPE_BYTES)
 
 
 def ping(server: Any, total: int) -> dict[str, float]:
-    """A bare round trip."""
+    """Measure a bare round trip."""
     return _run(server, 1, total, "PING")
 
 

@@ -1,1 +1,1 @@
-"""Our scenarios, by the original's names; `python -m bench.ours URL SERVER_PID` is asked as any peer is."""
+"""tampu's scenarios, named as in the original; `python -m bench.ours URL SERVER_PID` uses the protocol of all peers."""

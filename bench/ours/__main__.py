@@ -1,4 +1,4 @@
-"""Our program: asked as every peer is."""
+"""tampu's program, with the same protocol as every peer."""
 
 from __future__ import annotations
 

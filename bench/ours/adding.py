@@ -1,4 +1,4 @@
-"""Adding jobs."""
+"""Scenarios that add jobs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from tampu import Producer, ProducerConfig
 
 QUEUE = "bench"
 CONFIG = ProducerConfig(queue_name=QUEUE, max_stream_len=100_000_000)
-#: One add against one PING: so many of each in turn, so that a slow moment hits both.
+#: Number of adds and of PINGs in one slice; slices alternate, so that a slow moment affects both.
 SLICE = 100
-#: Far enough that nothing is promoted.
+#: Far enough in the future that nothing is promoted.
 AN_HOUR_SECS = 3600.0
 
 
 async def queue_add(url: str, total: int) -> dict[str, float]:
-    """One add after the other."""
+    """Add one job after the other."""
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add(PAYLOAD)
         watch = Stopwatch()
@@ -28,7 +28,7 @@ async def queue_add(url: str, total: int) -> dict[str, float]:
 
 
 async def queue_add_bulk(url: str, total: int, size: int, payload_bytes: int = 0) -> dict[str, float]:
-    """Lists of `size`, one after the other."""
+    """Add lists of `size` jobs, one after the other."""
     async with Producer.connect(url, CONFIG) as producer:
         payloads = [payload_of(payload_bytes) if payload_bytes else PAYLOAD] * size
         await producer.add_bulk(payloads)
@@ -39,7 +39,7 @@ async def queue_add_bulk(url: str, total: int, size: int, payload_bytes: int = 0
 
 
 async def queue_add_iterator(url: str, total: int) -> dict[str, float]:
-    """One bulk from an iterator: windows are encoded while the server works on those before."""
+    """Add one bulk from an iterator: windows are encoded while the server processes earlier ones."""
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add(PAYLOAD)
         watch = Stopwatch()
@@ -48,7 +48,7 @@ async def queue_add_iterator(url: str, total: int) -> dict[str, float]:
 
 
 async def queue_add_concurrent(url: str, total: int) -> dict[str, float]:
-    """All adds in one gather."""
+    """Add all jobs in one gather."""
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add(PAYLOAD)
         watch = Stopwatch()
@@ -57,7 +57,7 @@ async def queue_add_concurrent(url: str, total: int) -> dict[str, float]:
 
 
 async def queue_add_delayed(url: str, total: int) -> dict[str, float]:
-    """One delayed add after the other."""
+    """Add one delayed job after the other."""
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add_in(AN_HOUR_SECS, PAYLOAD)
         watch = Stopwatch()
@@ -67,7 +67,7 @@ async def queue_add_delayed(url: str, total: int) -> dict[str, float]:
 
 
 async def queue_add_delayed_concurrent(url: str, total: int) -> dict[str, float]:
-    """All delayed adds in one gather."""
+    """Add all delayed jobs in one gather."""
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add_in(AN_HOUR_SECS, PAYLOAD)
         watch = Stopwatch()
@@ -76,7 +76,7 @@ async def queue_add_delayed_concurrent(url: str, total: int) -> dict[str, float]
 
 
 async def one_add_beside_one_ping(url: str, total: int) -> dict[str, float]:
-    """Microseconds of one add, and of one PING over the same pipe, in slices by turns."""
+    """Return the microseconds of one add and of one PING over the same connection, in alternating slices."""
     spent = {"add_us": 0.0, "ping_us": 0.0}
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add(PAYLOAD)

@@ -1,6 +1,6 @@
-"""`python -m bench.ours.bulk URL TOTAL` adds one bulk from a generator and prints the most it had resident, in MB.
+"""`python -m bench.ours.bulk URL TOTAL` adds one bulk from a generator and prints its peak resident memory in MB.
 
-A process of its own: memory that earlier scenarios left behind would be taken for none.
+It is a separate process, because memory that earlier scenarios have freed would be reused and not show up.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Pickup latency at a fixed rate: from the moment a job should have been added to the start of its handler.
+"""Pickup latency at a fixed rate: from the time a job is due to be added until its handler starts.
 
-An open loop: the plan says when each job is due, and a job that the adding side is late with counts from its due time,
-not from when it was sent. Otherwise every stall would hide the jobs that should have come during it (coordinated
-omission). Producer and consumer share one process and one clock.
+The loop is open: each job has a due time, and a job that is added late counts from its due time, not from when it was
+sent. Otherwise a stall would hide the jobs that were due during it (coordinated omission). Producer and consumer share
+one process and one clock.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bench.program.latency import percentiles, send_on_time
 from bench.program.stopwatch import Stopwatch
 from tampu import Consumer, ConsumerConfig, Producer
 
-#: The consumer is up and waiting before the first job is due.
+#: Time for the consumer to start before the first job is due, in seconds.
 SETTLING_SECS = 0.3
 
 
 async def pickup_latency(url: str, rate: int, seconds: float = 3.0, events: bool = False) -> dict[str, float]:
-    """Milliseconds at the percentiles."""
+    """Return percentiles of the latency in milliseconds."""
     total = int(rate * seconds)
     latencies: list[float] = []
     shutdown = asyncio.Event()

@@ -1,4 +1,4 @@
-"""What memory a long queue takes, at the server and in a worker."""
+"""Memory that a long queue takes on the server and in a worker."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from bench.ours.adding import CONFIG, QUEUE
 from bench.program.stopwatch import resident_mb
 from tampu import Consumer, ConsumerConfig, Producer
 
-#: How many jobs the worker runs before its memory is looked at, while the rest still waits.
+#: Number of jobs that the worker runs before its memory is measured, while the rest is still waiting.
 LOOKED_AT_AFTER = 200_000
 
 
 async def memory_with_waiting(url: str, total: int, batch: int = 256) -> dict[str, float]:
-    """The server's bytes per waiting job, and what is resident in the producer and in a worker."""
+    """Return the server's bytes per waiting job, and the resident memory of the producer and of a worker."""
     async with Producer.connect(url, CONFIG) as producer:
         empty = await _used_memory(producer)
         producer_mb = await _peak_of_a_bulk(url, total)

@@ -1,4 +1,4 @@
-"""The same consumer in several processes: all are up before any begins."""
+"""The same consumer in several processes, which all start working at the same time."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from bench.program.counter import counting, tick, total_of
 from bench.program.stopwatch import Stopwatch
 from tampu import Consumer, ConsumerConfig
 
-#: How long they may take for everything.
+#: How long they may take for all jobs, in seconds.
 PATIENCE_SECS = 60.0
 
 
 async def worker_processes(url: str, total: int, processes: int, batch: int = 256) -> dict[str, float]:
-    """Timed from the word to begin to the last handler of all."""
+    """Measure from the start signal to the end of the last handler."""
     await fill(url, total)
     with counting() as counts:
         command = [sys.executable, "-m", "bench.ours.processes", url, str(batch)]

@@ -1,4 +1,4 @@
-"""RSMQ: one by one, by many callers on one connection, and in batches."""
+"""RSMQ scenarios: one by one, with many callers on one connection, and in batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BATCH = 100
 
 
 class Messages:
-    """The ways to send and to receive."""
+    """Ways to send and receive messages."""
 
     def __init__(self, rsmq: Rsmq) -> None:
         self._rsmq = rsmq
@@ -61,7 +61,7 @@ async def receive_delete(url: str, total: int, how: str = "one by one") -> dict[
             await rsmq.create_queue(QUEUE)
         messages = Messages(rsmq)
         await messages.send_batches(total + 2 * BATCH)
-        # Scripts are loaded by their first call, which is not what is measured.
+        # The first call loads the scripts, which is not measured.
         await messages.receive(1)
         await messages.receive_batches(BATCH)
         return await _timed(messages.receive_batches if how == "batches" else messages.receive, total, how)

@@ -1,4 +1,4 @@
-"""Running jobs. Handlers do nothing; timed from the consumer's start to the end of the last handler."""
+"""Scenarios that run jobs. Handlers do nothing; measured from the consumer's start to the end of the last handler."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.program.payloads import PAYLOAD, payload_of
 from bench.program.stopwatch import Stopwatch
 from tampu import AddOptions, BackoffSpec, Consumer, ConsumerConfig, JobRetryOverride, Producer
 
-#: What a handler returns whose results are stored, packed as the engine wants it: `{"sent": true}`.
+#: Return value of a handler whose results are stored, already encoded: `{"sent": true}`.
 RESULT = b"\x81\xa4sent\xc3"
 
 
@@ -21,7 +21,7 @@ async def fill(url: str, total: int, payload: Any = PAYLOAD) -> None:
 
 
 async def work(url: str, total: int, *, kind: str = "async", result: Any = None, **settings: Any) -> dict[str, float]:
-    """A consumer drains what is there."""
+    """Run all waiting jobs with one consumer."""
     done = 0
     loop = asyncio.get_running_loop()
     shutdown = asyncio.Event()
@@ -68,21 +68,21 @@ async def worker(
     kind: str = "async",
     payload_bytes: int = 0,
 ) -> dict[str, float]:
-    """`worker-generic` with concurrency 1, `worker-concurrent` with 100; and what else may differ."""
+    """Run `worker-generic` (concurrency 1), `worker-concurrent` (concurrency 100) and their variants."""
     await fill(url, total, payload_of(payload_bytes) if payload_bytes else PAYLOAD)
     stored: dict[str, Any] = {"store_results": True, "result": RESULT} if results else {}
     return await work(url, total, kind=kind, concurrency=concurrency, events_enabled=events, batch=batch, **stored)
 
 
 async def worker_delayed(url: str, total: int, batch: int = 64) -> dict[str, float]:
-    """Jobs due at one instant, until the last has run."""
+    """Run jobs that are due at the same time, until the last has run."""
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add_in_bulk(0.001, [PAYLOAD] * total)
     return await work(url, total, events_enabled=False, batch=batch)
 
 
 async def worker_retry(url: str, total: int, batch: int = 64) -> dict[str, float]:
-    """Every job fails once and is retried at once, until all have succeeded."""
+    """Run jobs that fail once and are retried immediately, until all have succeeded."""
     retry = JobRetryOverride(3, BackoffSpec.fixed(1, jitter_ms=0))
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add_bulk_with_options([PAYLOAD] * total, AddOptions(retry=retry))

@@ -1,4 +1,4 @@
-"""One program for each peer, run in the peer's own environment: see `bench/program/driver.py` for how it is asked.
+"""One program per peer, run in the peer's own environment; `bench/program/driver.py` describes the protocol.
 
-Each says its settings itself, those its makers document for throughput.
+Each program reports its settings, which are those that the peer's authors document for throughput.
 """

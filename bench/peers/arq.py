@@ -29,7 +29,7 @@ async def queue_add(url, total):
 
 async def queue_add_concurrent(url, total):
     pool = await pool_at(url)
-    # A pool of connections without a limit would open one for each call.
+    # Without a limit, the pool would open one connection per call.
     turns = asyncio.Semaphore(50)
 
     async def add():
@@ -86,7 +86,7 @@ async def drained(url, total, name, concurrency=100, **add_options):
     running = asyncio.ensure_future(worker.async_run())
     await finished.wait()
     figures = watch.stop(total)
-    # Jobs that are being marked as done go on being so; what is left is cancelled.
+    # Let jobs that are being marked as done finish; the rest is cancelled.
     await asyncio.sleep(0.05)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -121,7 +121,7 @@ if __name__ == "__main__":
         },
         packages=("arq",),
         settings={
-            "adding": "enqueue_job; concurrent: 50 at once, each over a connection of its pool; uvloop, hiredis",
+            "adding": "enqueue_job; concurrent: 50 at once, each over a pooled connection; uvloop, hiredis",
             "working": "max_jobs=100, queue_read_limit=500, poll_delay=1 ms, keep_result=0, uvloop, one process",
         },
     )

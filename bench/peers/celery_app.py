@@ -1,4 +1,4 @@
-"""Celery's application: tasks that do nothing, settings for throughput."""
+"""Celery application: tasks that do nothing, with settings for throughput."""
 
 import os
 

@@ -59,7 +59,7 @@ async def queue_add_delayed_concurrent(url, total):
 
 
 async def work(url, total, *, fails_once=False, **options):
-    """A worker drains what is there; timed from its start to the last handler."""
+    """Run all waiting jobs with a worker; measured from its start to the last handler."""
     done = 0
     finished = asyncio.Event()
 
@@ -91,14 +91,14 @@ async def worker(url, total, concurrency=100, events=False, results=False, paylo
 
 
 async def worker_delayed(url, total):
-    """Jobs due at one instant, added by the peer's own way, until the last has run."""
+    """Run jobs that are due at the same time, added with the peer's own call, until the last has run."""
     async with Queue("bench", redis_url=url) as queue:
         await asyncio.gather(*(queue.add("", PAYLOAD, delay_ms=1) for _ in range(total)))
     return await work(url, total, concurrency=100, events_enabled=False)
 
 
 async def worker_retry(url, total):
-    """Every job fails once and is retried at once; timed until all have succeeded."""
+    """Run jobs that fail once and are retried immediately; measured until all have succeeded."""
     backoff = BackoffSpec.fixed(1, jitter_ms=0)
     async with Queue("bench", redis_url=url) as queue:
         await asyncio.gather(*(queue.add("", PAYLOAD, attempts=3, backoff=backoff) for _ in range(total)))
@@ -146,6 +146,6 @@ if __name__ == "__main__":
         packages=("chasquimq",),
         settings={
             "adding": "Queue.add, add_bulk; uvloop",
-            "working": "Worker, concurrency=100 (its default and its best), uvloop, one process",
+            "working": "Worker, concurrency=100 (its default and fastest setting), uvloop, one process",
         },
     )

@@ -4,7 +4,7 @@ import os
 import sys
 
 os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
-os.environ["dramatiq_queue_prefetch"] = "256"  # noqa: SIM112 - so it is called
+os.environ["dramatiq_queue_prefetch"] = "256"  # noqa: SIM112 - dramatiq reads this name
 
 from bench.peers.dramatiq_app import fails_once, nothing
 from bench.program.counter import drained_by, script_of
@@ -66,6 +66,6 @@ if __name__ == "__main__":
         settings={
             "adding": "actor.send, JSON",
             "working": "2 processes (one per core, its default) of 8 threads (its default), queue prefetch 256, only "
-            "the middleware that retries need",
+            "the middleware needed for retries",
         },
     )

@@ -1,4 +1,4 @@
-"""dramatiq's actors."""
+"""dramatiq actors."""
 
 import os
 

@@ -26,7 +26,7 @@ def queue_add(url, total):
 
 
 def queue_add_delayed(url, total):
-    # The application that adds leaves the schedule to the consumer: a delayed task is enqueued like any other.
+    # The adding application leaves scheduling to the consumer: a delayed task is enqueued like any other.
     nothing.schedule(args=(PAYLOAD,), delay=3600)
     watch = Stopwatch()
     for _ in range(total):
@@ -57,7 +57,7 @@ if __name__ == "__main__":
         },
         packages=("huey",),
         settings={
-            "adding": "call of the task; pickle; hiredis",
+            "adding": "calling the task; pickle; hiredis",
             "working": "2 worker processes (one per core), blocking reads (its default), no results",
         },
     )

@@ -1,4 +1,4 @@
-"""huey's tasks."""
+"""huey tasks."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""RQ with workers that do not fork for each job."""
+"""RQ, with workers that do not fork for each job."""
 
 from datetime import timedelta
 

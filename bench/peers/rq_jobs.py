@@ -1,4 +1,4 @@
-"""RQ's functions."""
+"""Functions for RQ."""
 
 from rq import get_current_job
 
@@ -11,7 +11,7 @@ def nothing(payload):
 
 def fails_once(payload):
     job = get_current_job()
-    # Kept with the job: RQ counts down what is left.
+    # RQ stores with the job how many retries are left.
     if job.retries_left == 1:
         raise ValueError("first run")
     tick()

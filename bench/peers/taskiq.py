@@ -1,4 +1,4 @@
-"""taskiq-redis, the broker on streams."""
+"""taskiq-redis with the streams broker."""
 
 import asyncio
 import os
@@ -16,7 +16,7 @@ from bench.program.stopwatch import Stopwatch
 
 
 async def started():
-    """A broker of this event loop."""
+    """Start a broker on this event loop."""
     broker = RedisStreamBroker(os.environ["BENCH_URL"], queue_name="bench", consumer_id="0")
     await broker.startup()
     return broker

@@ -1,4 +1,4 @@
-"""taskiq's tasks on Redis streams."""
+"""taskiq tasks on Redis streams."""
 
 import os
 
@@ -7,7 +7,7 @@ from taskiq_redis import RedisStreamBroker
 
 from bench.program.counter import tick
 
-# Reads what was there before the group: the queue is filled first.
+# The queue is filled first, so the group must also read entries from before its creation.
 broker = RedisStreamBroker(os.environ["BENCH_URL"], queue_name="bench", consumer_id="0", xread_count=256)
 broker.add_middlewares(SimpleRetryMiddleware(default_retry_count=3))
 
@@ -18,7 +18,7 @@ async def nothing(payload: dict) -> None:
 
 
 @broker.task("fails_once", retry_on_error=True)
-async def fails_once(payload: dict, context: Context = TaskiqDepends()) -> None:  # noqa: B008 - taskiq's way
+async def fails_once(payload: dict, context: Context = TaskiqDepends()) -> None:  # noqa: B008 - taskiq requires this default
     if not context.message.labels.get("_retries"):
         raise ValueError("first run")
     tick()

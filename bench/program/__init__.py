@@ -1,1 +1,1 @@
-"""What every contestant's program shares. Standard library only: it runs in each peer's own environment."""
+"""Shared by all contestants' programs. Standard library only, because it runs in each peer's own environment."""

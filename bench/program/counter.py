@@ -1,6 +1,6 @@
-"""Counts jobs across worker processes through a file in memory: each process writes a number of its own.
+"""Counts jobs across worker processes through a memory-mapped file, in which each process has its own counter.
 
-The handlers of a peer whose worker is a program of its own call `tick()`; the driver looks at the sum.
+Peers whose worker is a separate program call `tick()` in their handlers; the driver reads the sum.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 VARIABLE = "BENCH_COUNTER"
 SLOTS = 4096
-#: How long a worker may take for everything.
+#: How long a worker may take for all jobs, in seconds.
 PATIENCE_SECS = 30.0
 
 _count = 0
@@ -34,7 +34,7 @@ _slot: tuple[mmap.mmap, int, int] | None = None
 
 
 def tick() -> None:
-    """One more job is done in this process."""
+    """Count one job as done in this process."""
     global _count, _slot
     with _lock:
         if _slot is None or _slot[2] != os.getpid():
@@ -47,7 +47,7 @@ def tick() -> None:
 
 @contextlib.contextmanager
 def counting() -> Iterator[mmap.mmap]:
-    """A new file for the counts, named in the environment of the processes started from here."""
+    """Create a file for the counts, and name it in the environment of child processes."""
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
     with tempfile.NamedTemporaryFile(prefix="bench-", dir=shared) as file:
         file.truncate(SLOTS * 8)
@@ -61,7 +61,7 @@ def total_of(counts: mmap.mmap) -> int:
 
 
 def drained_by(command: list[str], total: int, cwd: str | None = None) -> dict[str, float]:
-    """Start a worker program and time it from the first job it does to the last: its start-up does not count."""
+    """Start a worker program and time it from its first job to its last, so that its startup does not count."""
     with counting() as counts, running(command, cwd) as worker:
         deadline = time.monotonic() + PATIENCE_SECS
         while not (before := total_of(counts)):
@@ -76,14 +76,14 @@ def drained_by(command: list[str], total: int, cwd: str | None = None) -> dict[s
 
 def _check(worker: subprocess.Popen[bytes], deadline: float, command: list[str]) -> None:
     if worker.poll() is not None:
-        raise RuntimeError(f"the worker ended with {worker.returncode}: {' '.join(command[:4])}")
+        raise RuntimeError(f"the worker exited with code {worker.returncode}: {' '.join(command[:4])}")
     if time.monotonic() > deadline:
         raise TimeoutError(f"not done within {PATIENCE_SECS:g} s: {' '.join(command[:4])}")
 
 
 @contextlib.contextmanager
 def running(command: list[str], cwd: str | None = None) -> Iterator[Any]:
-    """A worker program in a session of its own, ended with all its children."""
+    """Run a worker program in its own session, and kill it with all its children at the end."""
     with tempfile.TemporaryFile() as log:
         worker = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True, cwd=cwd)
         try:
@@ -99,5 +99,5 @@ def running(command: list[str], cwd: str | None = None) -> Iterator[Any]:
 
 
 def script_of(name: str) -> str:
-    """A program that pip put beside this Python."""
+    """Return the path of a program that pip installed next to this Python."""
     return str(Path(sys.executable).with_name(name))

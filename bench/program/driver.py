@@ -1,8 +1,8 @@
-"""How a contestant's program is asked: JSON lines in and out.
+"""The protocol of a contestant's program: JSON lines on stdin and stdout.
 
-It first says who it is: `{"name": ..., "versions": {...}, "settings": {...}, "scenarios": [...]}`. Then each line asks
-for one scenario, `{"scenario": "queue-add", "total": 1000}`, and is answered by its figures or by `{"error": "..."}`.
-The runner empties the server before and after.
+It first prints `{"name": ..., "versions": {...}, "settings": {...}, "scenarios": [...]}`. Then each input line asks for
+one scenario, `{"scenario": "queue-add", "total": 1000}`, and is answered by its figures or by `{"error": "..."}`. The
+runner empties the server before and after.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def serve(
     packages: tuple[str, ...],
     settings: dict[str, str],
 ) -> None:
-    """Answer until stdin ends. A scenario gets the server's URL and `total`; it may be a coroutine function."""
+    """Answer until stdin ends. A scenario gets the server's URL and `total`; it can be a coroutine function."""
     url, stopwatch.server_pid = sys.argv[1], int(sys.argv[2])
-    # Whatever a library prints must not get between the answers.
+    # Output of libraries must not get between the answers.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
 
@@ -52,7 +52,7 @@ def serve(
 
 
 def run(scenario: Callable[..., Any], url: str, **arguments: Any) -> dict[str, float]:
-    """One scenario, on a new event loop if it is a coroutine."""
+    """Run one scenario, on a new event loop if it is a coroutine function."""
     if not inspect.iscoroutinefunction(scenario):
         return scenario(url, **arguments)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

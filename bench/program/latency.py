@@ -1,4 +1,4 @@
-"""An open loop that sends on time, and percentiles corrected for what it was late with."""
+"""An open loop that sends on schedule, and percentiles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PERCENTILES = (50, 90, 99, 99.9)
 
 
 async def send_on_time(send: Callable[[float], Awaitable[Any]], rate: int, total: int) -> None:
-    """Call `send` with the time each message is due, `rate` a second, whether or not those before have come back."""
+    """Call `send` with each message's due time, `rate` per second, without waiting for earlier calls to return."""
     began = time.perf_counter()
     under_way: set[asyncio.Task[Any]] = set()
     number = 0
@@ -24,14 +24,14 @@ async def send_on_time(send: Callable[[float], Awaitable[Any]], rate: int, total
             under_way.add(task)
             task.add_done_callback(under_way.discard)
             number += 1
-        # Timers of an event loop are a millisecond coarse or finer; being late is counted, see above.
+        # Timers of an event loop have a resolution of about a millisecond; lateness counts towards the latency.
         await asyncio.sleep(max(began + number / rate - time.perf_counter(), 0))
     if under_way:
         await asyncio.gather(*under_way)
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
-    """In milliseconds."""
+    """Return percentiles in milliseconds."""
     ordered = sorted(seconds)
     found = {f"p{p:g}_ms": ordered[min(int(len(ordered) * p / 100), len(ordered) - 1)] * 1e3 for p in PERCENTILES}
     return {**found, "max_ms": ordered[-1] * 1e3}

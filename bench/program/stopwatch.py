@@ -1,4 +1,4 @@
-"""Seconds, and CPU time of the client and of the server, between a start and a stop."""
+"""Measures seconds, and CPU time of client and server, between a start and a stop."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import time
 from pathlib import Path
 
-#: The server's process; set once by the driver.
+#: Process ID of the server; set once by the driver.
 server_pid = 0
 
 
 class Stopwatch:
-    """Runs from its creation. `pids`: worker processes that count as the client, with all their children."""
+    """Starts when it is created. `pids` are worker processes that count as the client, with all their children."""
 
     def __init__(self, pids: list[int] | None = None) -> None:
         self._pids = pids
@@ -20,7 +20,7 @@ class Stopwatch:
         self._began = time.perf_counter()
 
     def stop(self, jobs: int) -> dict[str, float]:
-        """What one job took: `rate` in jobs per second, `client_us` and `server_us` of CPU time per job."""
+        """Return `rate` in jobs per second, and `client_us` and `server_us` of CPU time per job."""
         seconds = time.perf_counter() - self._began
         client_ns = self._client() - self._client_ns
         server_ns = (cpu_ns([server_pid]) if server_pid else 0) - self._server_ns
@@ -33,23 +33,23 @@ class Stopwatch:
 
 
 def cpu_ns(pids: list[int]) -> int:
-    """CPU time that these processes have used, all their threads."""
+    """Return the CPU time that these processes have used, in all threads."""
     return sum(_cpu_ns_of(pid) for pid in pids)
 
 
 def _cpu_ns_of(pid: int) -> int:
     total = 0
     try:
-        # Exact, unlike /proc/PID/stat, which counts hundredths of a second.
+        # Exact, unlike /proc/PID/stat, which counts in hundredths of a second.
         for task in Path(f"/proc/{pid}/task").iterdir():
             total += int((task / "schedstat").read_text().split()[0])
     except (OSError, IndexError, ValueError):
-        return total  # ended meanwhile, or not Linux
+        return total  # the process has ended, or this is not Linux
     return total
 
 
 def with_children(pids: list[int]) -> list[int]:
-    """These processes and all that they started."""
+    """Return these processes and all their descendants."""
     children: dict[int, list[int]] = {}
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else []:
         if entry.isdigit():
@@ -57,7 +57,7 @@ def with_children(pids: list[int]) -> list[int]:
                 stat = Path(f"/proc/{entry}/stat").read_text()
             except OSError:
                 continue
-            # The second field is the program's name in brackets and may hold anything.
+            # The second field is the program's name in parentheses, which can contain anything.
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry))
     found, ahead = [], list(pids)
     while ahead:
@@ -68,7 +68,7 @@ def with_children(pids: list[int]) -> list[int]:
 
 
 def resident_mb(pids: list[int]) -> float:
-    """Resident memory of these processes and their children, in megabytes."""
+    """Return the resident memory of these processes and their children, in megabytes."""
     pages = 0
     for pid in with_children(pids):
         try:

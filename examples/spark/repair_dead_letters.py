@@ -1,8 +1,8 @@
-"""Dead letters as a table: see what they have in common, repair their payloads with DataFrame code, replay them.
+"""Dead letters as a table: group them by error, repair their payloads with DataFrame code, and replay them.
 
-    python examples/spark/repair_dead_letters.py             # on an embedded server, with letters made up for it
+    python examples/spark/repair_dead_letters.py             # on an embedded server, with generated dead letters
 
-Prints the clusters, repairs the largest, and shows that its jobs are back in the queue, counted.
+Prints the clusters, repairs the largest one, and shows that its jobs are back in the queue.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ QUEUE = "billing"
 
 
 def make_letters(client: redis.Redis) -> None:
-    """200 jobs that failed on an amount with its currency, and 5 on a customer nobody knows."""
+    """Write 200 jobs that failed because the amount contains a currency, and 5 with an unknown customer."""
     for number in range(205):
         is_amount = number < 200
         payload = {"customer": f"c{number}", "amount": f"{number}.50 EUR" if is_amount else 5}

@@ -1,7 +1,7 @@
 """tampu: a job queue and message broker on Redis Streams and MessagePack, wire-compatible with ChasquiMQ and RSMQ.
 
-Names are loaded when they are first used: a web process that only adds jobs does not load the worker, and a command
-that only prints its help does not load a Redis client. `__init__.pyi` lists the names and the modules they come from.
+Names are loaded on first use: a web process that only adds jobs does not load the worker, and a command that only
+prints its help does not load a Redis client. `__init__.pyi` lists the names and the modules they come from.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from importlib import import_module
 
 __version__ = "0.1.0"
 
-#: The module of each public name, as the stub lists them: `from module import name as name`.
+#: Module of each public name, read from the lines `from module import name as name` of the stub.
 _MODULES: dict[str, str] = {}
-with open(f"{__file__}i") as _stub:  # not pathlib or re: they would double the time of this import
+with open(f"{__file__}i") as _stub:  # not pathlib or re: importing them would double the time of this import
     for _words in map(str.split, _stub):
         if _words[:1] == ["from"]:
             _MODULES[_words[3]] = _words[1]

@@ -1,4 +1,4 @@
-"""`python -m tampu`: the same as `tampu`."""
+"""Entry point of `python -m tampu`, which is the same as `tampu`."""
 
 from tampu.cli.__main__ import main
 

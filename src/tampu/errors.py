@@ -1,6 +1,6 @@
-"""Every error tampu raises, each with the stable code of the family (CMQ-xxx).
+"""All errors raised by tampu, each with a stable code (CMQ-xxx).
 
-This module is the bottom of the package: it imports nothing of tampu.
+This module is at the bottom of the package: it imports nothing else from tampu.
 """
 
 from __future__ import annotations
@@ -12,52 +12,52 @@ if TYPE_CHECKING:
 
 
 class Error(RuntimeError):
-    """Base of all errors of tampu. `code` is stable across languages and versions.
+    """Base class of all tampu errors. `code` is stable across languages and versions.
 
-    A `RuntimeError`, since that is what chasquimq raises: a program that catches it can change over as it is.
+    It is a `RuntimeError` because chasquimq raises that, so code that catches it keeps working with tampu.
     """
 
     code: ClassVar[str] = "CMQ-000"
 
-    #: Ids of the same call that were added before the error, when it is one of a bulk.
+    #: IDs from the same bulk call that were added before the error.
     accepted: Sequence[str] = ()
 
 
 class RedisError(Error):
-    """The server could not be reached, or answered with an error."""
+    """The server could not be reached or returned an error."""
 
     code = "CMQ-001"
 
 
 class EncodeError(Error, TypeError, ValueError):
-    """A value has no faithful MessagePack form, so nothing was sent."""
+    """A value cannot be encoded as MessagePack without loss. Nothing was sent."""
 
     code = "CMQ-002"
 
 
 class DecodeError(Error, ValueError):
-    """Bytes are not what the wire format says they should be. `job_id` is set when it is a job's payload."""
+    """Bytes do not match the wire format. `job_id` is set if they are the payload of a job."""
 
     code = "CMQ-003"
     job_id: str | None = None
 
 
 class ConfigError(Error, ValueError):
-    """An argument or a setting is not allowed: the text names it, the value given and what is allowed."""
+    """An argument or setting is invalid. The message names it, the value given and the values allowed."""
 
     code = "CMQ-004"
 
 
 class ShutdownError(Error):
-    """The object was closed, or is closing, and takes no more work."""
+    """The object has been closed or is closing."""
 
     code = "CMQ-005"
 
 
 class QueueFullError(Error):
-    """The queue is at its `max_stream_len`: jobs were refused, none was deleted to make room.
+    """The queue has reached its `max_stream_len`, and jobs were refused. No job was deleted.
 
-    `accepted` holds the ids of the same call that did get in, `refused` those that did not, both in the order given.
+    `accepted` holds the IDs from the same call that were added, `refused` those that were not, both in the order given.
     """
 
     code = "CMQ-006"
@@ -69,7 +69,7 @@ class QueueFullError(Error):
 
 
 class OutcomeUnknownError(Error):
-    """The connection was lost for so long that it cannot be told whether these jobs were added: `ids` names them."""
+    """The connection was lost for so long that tampu cannot tell whether the jobs in `ids` were added."""
 
     code = "CMQ-007"
 
@@ -79,7 +79,7 @@ class OutcomeUnknownError(Error):
 
 
 class JobFailed(Error):  # noqa: N818 - a public name of the API
-    """Raised to a waiter whose job was dead-lettered; `reason` is the dead letter's reason, `detail` its last error."""
+    """The awaited job was dead-lettered. `reason` is the reason of the dead letter, `detail` its last error."""
 
     code = "CMQ-008"
 
@@ -102,6 +102,6 @@ class JobCancelled(Error):  # noqa: N818 - a public name of the API
 
 
 class NotSupportedError(Error):
-    """The server, or the format on the wire, cannot do what was asked; the text says what to do instead."""
+    """The server or the wire format does not support this call. The message says what to do instead."""
 
     code = "CMQ-009"

@@ -1,4 +1,4 @@
-"""Events of a queue as an async iterator.
+"""Follows the events of a queue as an async iterator.
 
 async for event in QueueEvents("emails"):
     print(event.name, event.job_id, event.fields)
@@ -22,12 +22,27 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from types import TracebackType
 
-#: How long a read may take beyond its BLOCK before the connection counts as lost, in seconds.
+#: How long a read may exceed its BLOCK time before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
 
 
 class QueueEvents:
-    """Follows the events of one queue, from now on or from `last_event_id`; goes on after a lost connection."""
+    """Follows the events of one queue, and reconnects after a lost connection.
+
+        async with QueueEvents("emails") as events:
+            async for event in events:
+                print(event.name, event.job_id, event.fields)
+
+    Args:
+        queue_name: Name of the queue.
+        url: Server URL. Defaults to `TAMPU_URL`, then to `redis://127.0.0.1:6379`.
+        redis_url: Another name for `url`.
+        tls: Connect with TLS.
+        last_event_id: Start after this event. `"$"` (default) starts now, `"0-0"` at the oldest event that is kept.
+        block_ms: How long one read waits for events, in milliseconds.
+        count: Maximum number of events per read.
+        credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+    """
 
     def __init__(
         self,
@@ -51,12 +66,12 @@ class QueueEvents:
 
     @property
     def name(self) -> str:
-        """The queue's name."""
+        """Name of the queue."""
         return self._keys.queue_name
 
     @property
     def last_event_id(self) -> str:
-        """The id of the last event seen: where another iterator can go on."""
+        """ID of the last event seen. Pass it to another `QueueEvents` to continue from there."""
         return self._last_id
 
     async def __aiter__(self) -> AsyncIterator[QueueEvent]:
@@ -64,7 +79,7 @@ class QueueEvents:
             yield event
 
     async def entries(self) -> AsyncIterator[tuple[str, QueueEvent]]:
-        """(id, event), for those who keep their place."""
+        """Yield (ID, event) pairs, for callers that store their position."""
         while not self._is_closed():
             for entry_id, fields in await self._read():
                 self._last_id = entry_id.decode()
@@ -73,7 +88,7 @@ class QueueEvents:
                     return
 
     async def _read(self) -> list[Any]:
-        """The next entries; waits out lost connections."""
+        """Return the next entries; reconnect after a lost connection."""
         attempt = 0
         while not self._is_closed():
             try:
@@ -86,9 +101,9 @@ class QueueEvents:
                 if self._is_closed():
                     break
                 if isinstance(error, ServerError) and error.remedy is Remedy.NONE:
-                    raise  # a wrong password, or no permission: no wait helps
+                    raise  # a wrong password or missing permission: retrying does not help
                 if attempt == 0:
-                    logger.warning("following the events of %r waits for the server: %s", self.name, error)
+                    logger.warning("events of queue %r: waiting for the server: %s", self.name, error)
                 attempt += 1
                 await asyncio.sleep(backoff_secs(attempt))
                 continue
@@ -98,15 +113,15 @@ class QueueEvents:
         return []
 
     async def pin(self) -> None:
-        """Take position now: an iteration that starts later tells what happens from here on."""
+        """Fix the start position now, so that an iteration that starts later misses no event from here on."""
         if self._last_id == "$":
-            # Once only: a `$` sent again after a reconnect would skip what came meanwhile.
+            # Resolve `$` only once: sent again after a reconnect, it would skip the events in between.
             newest = await self._opened().call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
             if self._last_id == "$":
                 self._last_id = newest[0][0].decode() if newest else "0-0"
 
     def abandon(self) -> None:
-        """Leave the connection to an event loop that has ended, or to the parent of a fork."""
+        """Drop the connection without closing it: its event loop has ended, or a parent process still uses it."""
         self._closed = True
         if self._client is not None:
             self._client.abandon()
@@ -121,7 +136,7 @@ class QueueEvents:
         return self._closed
 
     async def close(self) -> None:
-        """End the iteration and the connection."""
+        """End the iteration and close the connection."""
         self._closed = True
         if self._client is not None:
             await self._client.close()

@@ -1,4 +1,4 @@
-"""What the engine tells an observer in its own process. A sink that raises never hurts a job."""
+"""Metrics: the observations that producers and workers report to a sink. An error in a sink never affects a job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ logger = logging.getLogger("tampu.worker")
 
 
 class LockOutcome(StrEnum):
-    """A lock was won, or is held by somebody else. Told on changes only."""
+    """A lock was acquired, or is held by another process. Reported on changes only."""
 
     ACQUIRED = "acquired"
     HELD = "held"
 
 
 class JobOutcomeKind(StrEnum):
-    """How a handler's run ended. `PANIC`: a BaseException, or a worker process that died."""
+    """How a run of a handler ended. `PANIC` is a BaseException or a worker process that died."""
 
     OK = "ok"
     ERR = "err"
@@ -39,16 +39,16 @@ class PromoterTick:
     promoted: int
     #: Jobs left in the delayed set.
     depth: int
-    #: How late the oldest overdue job is, in milliseconds; 0 when none is overdue.
+    #: Age of the oldest overdue job in milliseconds; 0 if none is overdue.
     oldest_pending_lag_ms: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReaderBatch:
-    """One read that brought something."""
+    """One read that returned at least one entry."""
 
     size: int
-    #: Entries that had been delivered before.
+    #: Number of entries that had been delivered before.
     reclaimed: int
 
 
@@ -64,7 +64,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RetryScheduled:
-    """A job was moved to the delayed set for another run."""
+    """A job was moved to the delayed set for another attempt."""
 
     attempt: int
     backoff_ms: int
@@ -81,57 +81,57 @@ class DlqRouted:
 
 
 class MetricsSink:
-    """Receives the engine's observations. Override what you need; the rest does nothing.
+    """Receives metrics. Override the methods you need; the others do nothing.
 
-    Called on the event loop: return quickly.
+    Methods are called on the event loop: return quickly.
     """
 
     def for_queue(self, queue_name: str) -> MetricsSink:
-        """The sink that is told of this queue; itself, for one that does not tell queues apart."""
+        """Return the sink for this queue. Defaults to this sink itself."""
         return self
 
     def promoter_tick(self, tick: PromoterTick) -> None:
-        """After every round of the promoter."""
+        """Record one round of the promoter."""
 
     def promoter_lock_outcome(self, outcome: LockOutcome) -> None:
-        """When the promoter's lock was won or lost."""
+        """Record that the promoter's lock was acquired or lost."""
 
     def reader_batch(self, batch: ReaderBatch) -> None:
-        """After a read that brought something."""
+        """Record a read that returned at least one entry."""
 
     def job_outcome(self, outcome: JobOutcome) -> None:
-        """After every run of a handler."""
+        """Record one run of a handler."""
 
     def retry_scheduled(self, retry: RetryScheduled) -> None:
-        """After a retry was written."""
+        """Record that a retry was scheduled."""
 
     def dlq_routed(self, dlq: DlqRouted) -> None:
-        """After a dead letter was written."""
+        """Record that a job was dead-lettered."""
 
 
 def tell(receiver: Callable[[T], None], observation: T) -> None:
-    """Call one method of a sink; what it raises is logged and goes no further."""
+    """Call one method of a sink; log an exception instead of raising it."""
     try:
         receiver(observation)
     except Exception:
-        logger.exception("the metrics sink failed; no job is affected")
+        logger.exception("the metrics sink raised an exception; jobs are not affected")
 
 
 class NoopSink(MetricsSink):
-    """Drops everything."""
+    """Discards all metrics."""
 
 
 _NOOP = NoopSink()
 
 
 def noop_sink() -> MetricsSink:
-    """The default sink, one for all."""
+    """Return the default sink, which discards all metrics."""
     return _NOOP
 
 
 @dataclass
 class InMemorySink(MetricsSink):
-    """Keeps everything in lists, for tests."""
+    """Stores all metrics in lists, for tests."""
 
     promoter_ticks: list[PromoterTick] = field(default_factory=list)
     lock_outcomes: list[LockOutcome] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Tells Prometheus what the engine does. Needs the extra `metrics`: `pip install 'tampu[metrics]'`.
+"""Exports metrics to Prometheus. Install with `pip install 'tampu[metrics]'`.
 
 ```python
 from prometheus_client import start_http_server
@@ -8,20 +8,20 @@ start_http_server(9100)
 await Consumer(url, ConsumerConfig(queue_name="emails", metrics=PrometheusSink())).run(handler, shutdown)
 ```
 
-| metric                                            | what it is                                                       |
+| metric                                            | meaning                                                          |
 |---------------------------------------------------|------------------------------------------------------------------|
-| `tampu_job_runs_total{queue, name, outcome}`      | runs of a handler: `ok`, `err`, or `panic`                       |
-| `tampu_job_duration_seconds{queue, name}`         | how long they took                                               |
-| `tampu_retries_total{queue, name}`                | jobs that wait for another run                                   |
-| `tampu_retry_delay_seconds{queue}`                | for how long                                                     |
-| `tampu_dead_letters_total{queue, name, reason}`   | jobs that are not run any more                                   |
-| `tampu_reads_total{queue}`                        | reads that brought something                                     |
-| `tampu_entries_read_total{queue}`                 | entries they brought                                             |
-| `tampu_entries_reclaimed_total{queue}`            | those of them that had been delivered before                     |
-| `tampu_promoted_total{queue}`                     | delayed jobs whose time had come                                 |
-| `tampu_delayed_jobs{queue}`                       | delayed jobs, as the leading promoter last saw it                |
-| `tampu_promoter_lag_seconds{queue}`               | how late the oldest overdue job is, as it last saw it            |
-| `tampu_promoter_leads{queue}`                     | 1 while the promoter here leads, 0 while it stands by            |
+| `tampu_job_runs_total{queue, name, outcome}`      | runs of handlers by outcome: `ok`, `err` or `panic`              |
+| `tampu_job_duration_seconds{queue, name}`         | duration of these runs                                           |
+| `tampu_retries_total{queue, name}`                | retries scheduled                                                |
+| `tampu_retry_delay_seconds{queue}`                | backoff before these retries                                     |
+| `tampu_dead_letters_total{queue, name, reason}`   | jobs moved to the dead-letter queue                              |
+| `tampu_reads_total{queue}`                        | reads that returned at least one job                             |
+| `tampu_entries_read_total{queue}`                 | entries returned by these reads                                  |
+| `tampu_entries_reclaimed_total{queue}`            | entries among them that had been delivered before                |
+| `tampu_promoted_total{queue}`                     | delayed jobs moved into the stream                               |
+| `tampu_delayed_jobs{queue}`                       | delayed jobs, as last seen by the leading promoter               |
+| `tampu_promoter_lag_seconds{queue}`               | age of the oldest overdue job, as last seen by it                |
+| `tampu_promoter_leads{queue}`                     | 1 while this process's promoter is the leader, otherwise 0       |
 """
 
 from __future__ import annotations
@@ -44,20 +44,27 @@ from tampu.metrics import (
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry, Counter, Histogram
 
-#: Upper bounds of the durations that are told apart, in seconds.
+#: Histogram buckets of durations, in seconds.
 DURATION_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-#: Upper bounds of the waits before a retry, in seconds.
+#: Histogram buckets of retry delays, in seconds.
 DELAY_BUCKETS = (0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-#: Most names of jobs told apart in one queue: each is a dozen and more time series.
+#: Maximum number of job names per queue with their own label: each adds a dozen or more time series.
 DEFAULT_MAX_NAMES = 100
-#: What the others are counted under.
+#: Label of all other names.
 OTHER_NAMES = "(other)"
 
 
 class PrometheusSink(MetricsSink):
-    """Counts and times everything in a registry, by queue and, up to `max_names` of them, by the jobs' names.
+    """Counts and times everything in a Prometheus registry, by queue and job name.
 
-    One sink may serve any number of queues and parts, and any number of sinks one registry.
+    One sink can serve any number of queues, and one registry any number of sinks.
+
+    Args:
+        registry: The registry to use. Defaults to the global `prometheus_client.REGISTRY`.
+        max_names: Maximum number of job names per queue with their own label; others are counted as `(other)`.
+
+    Raises:
+        ConfigError: prometheus-client is not installed.
     """
 
     def __init__(self, registry: CollectorRegistry | None = None, *, max_names: int = DEFAULT_MAX_NAMES) -> None:
@@ -65,13 +72,13 @@ class PrometheusSink(MetricsSink):
             from prometheus_client import REGISTRY
         except ImportError as error:
             raise ConfigError(
-                "PrometheusSink needs prometheus-client, which is not installed: run pip install 'tampu[metrics]'"
+                "PrometheusSink needs prometheus-client, which is not installed; run pip install 'tampu[metrics]'"
             ) from error
         self._registry = REGISTRY if registry is None else registry
         self._max_names = check_int("max_names", max_names, low=1)
 
     def for_queue(self, queue_name: str) -> MetricsSink:
-        """The sink of one queue."""
+        """Return the sink for one queue."""
         series = _series.get(self._registry)
         if series is None:
             series = _series[self._registry] = _Series(self._registry)
@@ -79,7 +86,7 @@ class PrometheusSink(MetricsSink):
 
 
 class _Series:
-    """The metrics of one registry, which takes each name once."""
+    """The metrics of one registry, which accepts each metric name only once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         from prometheus_client import Counter, Gauge, Histogram
@@ -92,31 +99,31 @@ class _Series:
         def gauge(name: str, text: str) -> Gauge:
             return Gauge(name, text, by_queue, registry=registry)
 
-        self.runs = counter("tampu_job_runs", "Runs of handlers.", (*by_name, "outcome"))
+        self.runs = counter("tampu_job_runs", "Runs of handlers, by outcome.", (*by_name, "outcome"))
         self.durations = Histogram(
             "tampu_job_duration_seconds",
-            "How long runs of handlers took.",
+            "Duration of runs of handlers.",
             by_name,
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
-        self.retries = counter("tampu_retries", "Jobs that wait for another run.", by_name)
+        self.retries = counter("tampu_retries", "Retries scheduled.", by_name)
         self.retry_delays = Histogram(
             "tampu_retry_delay_seconds",
-            "How long jobs wait for another run.",
+            "Backoff before retries.",
             by_queue,
             buckets=DELAY_BUCKETS,
             registry=registry,
         )
-        self.dead_letters = counter("tampu_dead_letters", "Jobs that are not run any more.", (*by_name, "reason"))
-        self.reads = counter("tampu_reads", "Reads that brought something.", by_queue)
-        self.entries_read = counter("tampu_entries_read", "Entries that reads brought.", by_queue)
+        self.dead_letters = counter("tampu_dead_letters", "Jobs moved to the dead-letter queue.", (*by_name, "reason"))
+        self.reads = counter("tampu_reads", "Reads that returned at least one job.", by_queue)
+        self.entries_read = counter("tampu_entries_read", "Entries returned by reads.", by_queue)
         self.entries_reclaimed = counter("tampu_entries_reclaimed", "Entries that had been delivered before.", by_queue)
-        self.promoted = counter("tampu_promoted", "Delayed jobs whose time had come.", by_queue)
-        self.delayed_jobs = gauge("tampu_delayed_jobs", "Delayed jobs, as the leading promoter last saw it.")
-        self.lag = gauge("tampu_promoter_lag_seconds", "How late the oldest overdue delayed job is.")
-        self.leads = gauge("tampu_promoter_leads", "1 while the promoter here leads, 0 while it stands by.")
-        #: The names told apart so far, by queue.
+        self.promoted = counter("tampu_promoted", "Delayed jobs moved into the stream.", by_queue)
+        self.delayed_jobs = gauge("tampu_delayed_jobs", "Delayed jobs, as last seen by the leading promoter.")
+        self.lag = gauge("tampu_promoter_lag_seconds", "Age of the oldest overdue delayed job.")
+        self.leads = gauge("tampu_promoter_leads", "1 while this process's promoter is the leader, otherwise 0.")
+        #: Job names with their own label, by queue.
         self.names: dict[str, set[str]] = {}
 
 
@@ -124,14 +131,14 @@ _series: WeakKeyDictionary[CollectorRegistry, _Series] = WeakKeyDictionary()
 
 
 class _QueueSink(MetricsSink):
-    """Tells one queue's part."""
+    """Counts the observations of one queue."""
 
     def __init__(self, series: _Series, queue_name: str, max_names: int) -> None:
         self._series = series
         self._queue = queue_name
         self._max_names = max_names
         self._names = series.names.setdefault(queue_name, set())
-        #: Found once: looking a series up by its labels takes longer than counting.
+        #: A cache: looking up a series by its labels takes longer than counting.
         self._runs: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
 
     def _label(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The queue that applications use: it adds jobs, turns functions into tasks, and answers questions about its jobs.
+"""The queue that applications use: adds jobs, turns functions into tasks, and looks up jobs and results.
 
 queue = Queue("emails")
 
@@ -71,11 +71,30 @@ R = TypeVar("R")
 
 
 class Queue:
-    """One queue. Create one per process and queue; share it between the tasks of one event loop.
+    """A queue. Create one object per queue and process, and share it within one event loop.
 
-    `url` is `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://` or `embedded://`. It defaults
-    to `TAMPU_URL`, then to `redis://127.0.0.1:6379`. The queue connects when it is first used. Synchronous code uses
-    `queue.sync`. Settings not listed here are those of `ProducerConfig`.
+        queue = Queue("emails")
+
+        @queue.task(attempts=5)
+        async def welcome(to: str) -> None: ...
+
+        await welcome.add("ada@example.com")
+
+    It connects on first use. From synchronous code, use `queue.sync`.
+
+    Args:
+        name: Name of the queue.
+        url: Server URL: `redis://`, `rediss://`, `unix://`, `redis+sentinel://`, `redis+cluster://` or `embedded://`.
+            Defaults to `TAMPU_URL`, then to `redis://127.0.0.1:6379`.
+        redis_url: Another name for `url`.
+        tls: Connect with TLS.
+        max_stream_len: Maximum length of the stream. Defaults to 1,000,000.
+        max_delay_secs: Maximum delay in seconds; 0 = no limit. Defaults to 30 days.
+        credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+        **settings: Any other field of `ProducerConfig`.
+
+    Raises:
+        ConfigError: A setting or the URL is invalid.
     """
 
     def __init__(
@@ -92,7 +111,7 @@ class Queue:
     ) -> None:
         self._url = resolve_url(url, redis_url, tls=tls)
         self._credential_provider = credential_provider
-        #: How the queue reaches its server, credentials included.
+        #: Address and credentials of the server.
         self.connection_settings = parse_url(self._url, credential_provider=credential_provider)
         refuse_unknown_settings("Queue", settings, ProducerConfig)
         if max_stream_len is not None:
@@ -106,22 +125,22 @@ class Queue:
         self._closed = False
         self._sync: SyncQueue | None = None
         self._sync_guard = threading.Lock()
-        #: The tasks registered on this queue, by name: what a worker of this queue runs.
+        #: The tasks registered on this queue, by name; a worker of this queue runs them.
         self.tasks: dict[str, Task[Any, Any]] = {}
 
     @property
     def name(self) -> str:
-        """The queue's name."""
+        """Name of the queue."""
         return self._keys.queue_name
 
     @property
     def url(self) -> str:
-        """The URL it connects to."""
+        """URL of the server."""
         return self._url
 
     @property
     def keys(self) -> QueueKeys:
-        """The names of its keys."""
+        """Names of its keys on the server."""
         return self._keys
 
     @property
@@ -131,18 +150,18 @@ class Queue:
 
     @property
     def producer(self) -> Producer[Any]:
-        """The producer it adds jobs with."""
+        """The producer that adds its jobs."""
         return self._producer
 
     @property
     def sync(self) -> SyncQueue:
-        """The same methods for synchronous code; threads may share it."""
+        """The methods of this queue for synchronous code. It can be shared between threads."""
         if self._sync is None:
-            from tampu.sync import SyncQueue  # here: it derives its methods from this class
+            from tampu.sync import SyncQueue  # imported here, because it derives its methods from this class
 
             settings = {name: value for name, value in vars(self._config).items() if name != "queue_name"}
             twin = Queue(self.name, url=self._url, credential_provider=self._credential_provider, **settings)
-            with self._sync_guard:  # several threads may ask first: all get the same
+            with self._sync_guard:  # several threads may be first: all must get the same object
                 self._sync = self._sync or SyncQueue(twin, self.tasks)
         return self._sync
 
@@ -150,7 +169,7 @@ class Queue:
         return f"Queue({self.name!r})"
 
     async def close(self) -> None:
-        """Send what was added and close the connections."""
+        """Send all jobs added so far and close the connections."""
         if not self._closed:
             self._closed = True
             await self._waiters.close()
@@ -167,7 +186,7 @@ class Queue:
         await self.close()
 
     def events(self, *, last_event_id: str = "$") -> QueueEvents:
-        """Return the queue's events from now on, or from an event id."""
+        """Return the queue's events from now on, or after the event with the ID `last_event_id`."""
         return QueueEvents(
             self.name, url=self._url, last_event_id=last_event_id, credential_provider=self._credential_provider
         )
@@ -175,7 +194,7 @@ class Queue:
     # --- tasks
 
     @overload
-    def task(  # type: ignore[overload-overlap]  # the first that fits counts
+    def task(  # type: ignore[overload-overlap]  # the first overload that matches is used
         self, function: Callable[P, Coroutine[Any, Any, R]], /
     ) -> CoroutineTask[P, R]: ...
     @overload
@@ -196,17 +215,33 @@ class Queue:
     ) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Make a function a task of this queue, under its own name unless `name` says otherwise.
+        """Register a function as a task of this queue. Use it as a decorator, with or without options.
 
-        `attempts` and `backoff` go with each job; `timeout` is in seconds; `process=True` runs it in a worker process,
-        for CPU work. `retry_on` names the errors that are retried, `no_retry_on` those that are not; `retry`, called
-        with the error and the attempt's number, returns True, False or the time to wait.
+            @queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
+            async def welcome(to: str, subject: str = "hi") -> None: ...
+
+        Args:
+            function: The function. `async def` runs on the event loop, `def` in a thread.
+            **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
+                and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
+                stored with each job; `timeout`, the maximum duration of a run in seconds; `process=True` to run it in
+                a separate process, for CPU-bound work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
+                those that are not; or `retry`, a function of the exception and the number of the attempt that returns
+                True, False or the time to wait.
+
+        Returns:
+            The task. Calling it runs the function directly; `task.add(...)` adds a job.
+
+        Raises:
+            ConfigError: The function or an option is invalid, or the queue already has a task with this name.
         """
 
         def register(function: Callable[..., Any]) -> Task[Any, Any]:
             task = task_of(self, function, **options)
             if task.name in self.tasks:
-                raise ConfigError(f"queue {self.name!r} has a task named {task.name!r} already: give one another name")
+                raise ConfigError(
+                    f"queue {self.name!r} already has a task named {task.name!r}; choose another with name=..."
+                )
             self.tasks[task.name] = task
             return task
 
@@ -273,7 +308,28 @@ class Queue:
         repeat: Repeat | None = None,
         missed_fires: MissedFires | None = None,
     ) -> Job[Any]:
-        """Add one job under `name`. `job.id.is_new` is False when an explicit `job_id` was added before."""
+        """Add one job by name.
+
+        Args:
+            name: Name of the job; the worker runs the task with this name.
+            data: Payload: any value that MessagePack can encode. For a task, a dict of its arguments.
+            delay_ms: Run it after this many milliseconds, or at a datetime.
+            delay: Run it after this timedelta.
+            attempts: Maximum number of attempts. Defaults to the worker's `max_attempts`.
+            backoff: Delay between attempts: milliseconds, a `BackoffSpec` or a dict of its fields.
+            job_id: Explicit ID; a second add with the same ID within `dedup_ttl_secs` is ignored.
+            repeat: Register a schedule with this pattern instead of adding a job.
+            missed_fires: What the schedule does about fires missed while no worker was running.
+
+        Returns:
+            The job. `job.id.is_new` is False if a job with the same explicit ID was added before.
+
+        Raises:
+            ConfigError: An argument is invalid.
+            EncodeError: The payload cannot be encoded.
+            QueueFullError: The queue has reached its `max_stream_len`.
+            RedisError: The server cannot be reached.
+        """
         if repeat is not None:
             return await self.upsert_repeatable_job(
                 name, data, repeat=repeat_pattern(repeat), missed_fires=missed_fires
@@ -292,7 +348,7 @@ class Queue:
         backoff: Backoff | None = None,
         repeat: Repeat | None = None,
     ) -> Job[Any]:
-        """Add one job unless a job with this id was added within `dedup_ttl_secs`."""
+        """Add one job unless a job with this ID was added within `dedup_ttl_secs`. Takes the same options as `add`."""
         if job_id is None:
             raise invalid("job_id", job_id, "text that is not blank")
         return await self.add(
@@ -307,9 +363,10 @@ class Queue:
         )
 
     async def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job[Any]]:
-        """Add many jobs: dicts with `name`, `data`, and what else `add` takes. All are checked before any is sent.
+        """Add many jobs, given as dicts with `name`, `data` and any option of `add`.
 
-        If the server still refuses some (a full queue), the error's `accepted` names those that were added.
+        All jobs are checked before any is sent. If the server then refuses some because the queue is full, the
+        error's `accepted` holds the IDs of the jobs that were added.
         """
         entries = [bulk_entry(job) for job in jobs]
         if not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
@@ -337,7 +394,7 @@ class Queue:
         repeat: Repeat | None = None,
         missed_fires: MissedFires | None = None,
     ) -> Callable[[], Awaitable[Job[Any]]]:
-        """Check and encode an add, so that only sending it is left."""
+        """Check and encode a job; the returned function sends it."""
         name = "" if name is None else name
         packed = self._producer.encode(data)
         if repeat is not None:
@@ -360,7 +417,7 @@ class Queue:
         return send
 
     def _added(self, job_id: str, name: str, data: Any) -> Job[Any]:
-        # Not Job(...): the payload was checked and encoded a moment ago.
+        # Not Job(...): the payload has already been checked and encoded.
         job: Job[Any] = Job.from_wire(job_id, b"", wall_clock_ms(), 0, None, name)
         job._payload = data
         job._context = self
@@ -382,10 +439,10 @@ class Queue:
         return await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
 
     async def cancel_delayed(self, job_id: str) -> bool:
-        """Cancel a job that waits for its run time or its retry. Return False if it is not waiting."""
+        """Cancel a delayed job, or one that waits for a retry. Return False if there is no such delayed job."""
         return await self._producer.cancel_delayed(job_id)
 
-    # --- repeatable jobs
+    # --- schedules
 
     async def upsert_repeatable_job(
         self,
@@ -401,9 +458,19 @@ class Queue:
         job_id: str | None = None,
         missed_fires: MissedFires | None = None,
     ) -> Job[Any]:
-        """Register a repeatable job, or replace it. The returned job's id is the key it is registered under.
+        """Create or replace a schedule. The ID of the returned job is the key of the schedule.
 
-        `attempts`, `backoff` and `job_id` are accepted and ignored: the wire format has no place for them.
+        Args:
+            name: Name of the jobs.
+            data: Payload of the jobs.
+            repeat: When to fire: `RepeatPattern.cron(...)` or `RepeatPattern.every(...)`.
+            limit: Maximum number of fires.
+            start_after_ms: Do not fire up to this epoch time, in milliseconds.
+            end_before_ms: Do not fire after this epoch time, in milliseconds.
+            attempts: Accepted and ignored, like `backoff` and `job_id`: the wire format does not store them.
+            backoff: Ignored.
+            job_id: Ignored.
+            missed_fires: What to do about fires missed while no worker was running. Defaults to skipping them.
         """
         del attempts, backoff, job_id
         bounds = {"limit": limit, "start_after_ms": start_after_ms, "end_before_ms": end_before_ms}
@@ -411,27 +478,27 @@ class Queue:
         return self._added(await self._producer.upsert_repeatable(spec), name, data)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
-        """Return up to `limit` repeatable jobs, the next to fire first."""
+        """Return up to `limit` schedules, next to fire first."""
         return await self._producer.list_repeatable(limit)
 
     async def remove_repeatable_by_key(self, key: str) -> bool:
-        """Remove a repeatable job. Return False if there was none."""
+        """Remove a schedule. Return False if there is none with this key."""
         return await self._producer.remove_repeatable(key)
 
     # --- results and states
 
     async def get_job_result(self, job_id: str) -> Any:
-        """Return what the handler returned. None means that it returned None, or that no result is stored."""
+        """Return the return value of a job's handler, or None if it returned None or no result is stored."""
         packed = await self._producer.get_result(job_id)
         return None if packed is None else decode_result(packed)
 
     async def get_job_result_bulk(self, job_ids: Sequence[str]) -> list[Any]:
-        """Return several results at once, in the order of the ids."""
+        """Return the results of several jobs in one call, in the order of the IDs."""
         results = await self._producer.get_result_bulk(list(job_ids))
         return [None if packed is None else decode_result(packed) for packed in results]
 
     async def get_job(self, job_id: str) -> JobState:
-        """Return where a job is: waiting, delayed until when, running where, done with what, dead and why."""
+        """Return the state of a job: waiting, delayed, running, done or dead, with the details of that state."""
         return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
 
     async def jobs(
@@ -459,18 +526,23 @@ class Queue:
         return await list_workers(self._producer.ready_client(), self._keys)
 
     async def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
-        """Wait until a job has finished and return its result; `Job.result` is the usual way."""
+        """Wait up to `timeout_secs` for a job to finish and return its result. `Job.result` is the usual way.
+
+        Raises:
+            JobFailed: The job was dead-lettered.
+            TimeoutError: The job did not finish in time.
+        """
         self._producer.ready_client()
         return await self._waiters.wait(job_id, timeout_secs)
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Raise: only a running job reports progress."""
-        raise RuntimeError("this job is not running here: progress() is for a handler's own job")
+        """Raise RuntimeError: only a running job can report progress."""
+        raise RuntimeError("this job is not running here; call progress() on the job that the handler received")
 
     # --- dead letters
 
     async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[dict[str, Any]]:
-        """Return up to `limit` dead letters as dicts, oldest first; filters: `ids`, `reason`, `name`, `older_than`."""
+        """Return up to `limit` dead letters as dicts, oldest first. Filter by `ids`, `reason`, `name`, `older_than`."""
         return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
 
     async def dlq_summary(self) -> list[LetterCluster]:
@@ -478,11 +550,11 @@ class Queue:
         return await summarize_letters(self._producer.ready_client(), self._keys)
 
     async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
-        """Move up to `limit` dead letters back into the queue. Return how many were moved."""
+        """Move up to `limit` dead letters back into the queue and return how many. Takes the filters of `peek_dlq`."""
         return await self._producer.replay_dlq(limit, **wanted)
 
     async def remove_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> int:
-        """Delete up to `limit` dead letters. Return how many were deleted."""
+        """Delete up to `limit` dead letters and return how many. Takes the filters of `peek_dlq`."""
         return await self._producer.remove_dlq(limit, **wanted)
 
     # --- the whole queue
@@ -517,9 +589,9 @@ class Queue:
         return bool(await self._producer.ready_client().call("EXISTS", self._keys.paused))
 
     async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
-        """Delete waiting and delayed jobs, with the markers of their ids. Return how many were deleted.
+        """Delete waiting and delayed jobs and return how many. Their explicit IDs can be added again.
 
-        Running jobs, dead letters, repeatables, results and events stay, and so do jobs added meanwhile.
+        Running jobs, dead letters, schedules, results and events are kept, and so are jobs added during the purge.
         """
         return await self._producer.purge(waiting=waiting, delayed=delayed)
 
@@ -541,8 +613,8 @@ class Queue:
 
 
 def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:
-    """Raise `TypeError`, as for any unknown argument, unless all settings are fields of `config`."""
+    """Raise `TypeError` for a setting that is not a field of `config`, as for any unknown argument."""
     allowed = {field.name for field in fields(config)} - {"queue_name"}
     for name in settings:
         if name not in allowed:
-            raise TypeError(f"{owner}() got an unexpected setting {name!r}; see {config.__name__} for those it has")
+            raise TypeError(f"{owner}() got an unexpected setting {name!r}; {config.__name__} lists the valid ones")

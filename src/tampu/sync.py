@@ -1,13 +1,13 @@
-"""The synchronous API: producer, queue, task and job for programs without an event loop: a script, a Django view.
+"""The synchronous API, for code without an event loop such as scripts and Django views.
 
     with SyncProducer("redis://127.0.0.1:6379", ProducerConfig(queue_name="emails")) as producer:
         producer.add({"to": "ada@example.com"})
 
-Each method does, and promises, what its asynchronous namesake does; an event loop in a thread does the work. Threads
-may share these objects, and a forked child reconnects. Do not call them inside a coroutine: they block.
+Each method does the same as the asynchronous method of the same name; an event loop in a thread does the work. The
+objects can be shared between threads, and a forked child reconnects. Do not call them in a coroutine: they block.
 """
 
-# `id` is the field's name on every level of the API.
+# `id` is the name of this field throughout the API.
 
 from __future__ import annotations
 
@@ -38,35 +38,41 @@ R = TypeVar("R")
 
 
 class SyncJob(Job[Any], Generic[R]):
-    """A job that synchronous code added: `result()` waits, without `await`."""
+    """A job added from synchronous code. `result()` blocks instead of returning an awaitable."""
 
     __slots__ = ("_run",)
     _run: Callable[[Any], Any]
 
     @classmethod
     def of(cls, job: Job[Any], run: Callable[[Any], Any]) -> SyncJob[R]:
-        """The same job, waited for by `run`."""
+        """Return a copy of a job that waits for its result with `run`."""
         same: SyncJob[R] = cls.__new__(cls)
         for slot in Job.__slots__:
             setattr(same, slot, getattr(job, slot))
         same._run = run
         return same
 
-    def result(self, timeout: float = 30.0) -> R:  # type: ignore[override]  # that is what it is for
-        """What the handler returned, once it has; raises as `Job.result` does."""
+    def result(self, timeout: float = 30.0) -> R:  # type: ignore[override]  # blocks, unlike the method it overrides
+        """Wait up to `timeout` seconds for the job to finish and return its result.
+
+        Raises:
+            JobFailed: The job was dead-lettered.
+            TimeoutError: The job did not finish in time.
+        """
         found: R = self._run(super().result(timeout))
         return found
 
     def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> R:  # type: ignore[override]
-        """The same as `result`; `poll_interval` is accepted, but nothing is polled."""
+        """Return `result(timeout)`. `poll_interval` is accepted for compatibility; there is no polling."""
         check_poll_interval(poll_interval)
         return self.result(timeout)
 
 
 class SyncQueue:
-    """A queue's methods for code without an event loop. Threads may share it; a forked child connects anew.
+    """The methods of a `Queue` for synchronous code: `queue.sync.add(...)`.
 
-    Each method does what its namesake of `Queue` does. Inside a coroutine use the queue itself: these calls block.
+    Each method does the same as the method of `Queue` with the same name. It can be shared between threads, and a
+    forked child reconnects. In a coroutine, use the queue itself: these calls block.
     """
 
     def __init__(self, queue: Queue, tasks: dict[str, Task[Any, Any]]) -> None:
@@ -77,16 +83,16 @@ class SyncQueue:
 
     @property
     def name(self) -> str:
-        """The queue's name."""
+        """Name of the queue."""
         return self._inner.name
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was closed."""
+        """True once `close` was called."""
         return self._inner.is_closed
 
     def close(self) -> None:
-        """Close the connection and end the thread."""
+        """Close the connection and stop the thread."""
         if not self._inner.is_closed:
             self._run(self._inner.close())
         self._thread.stop()
@@ -100,15 +106,15 @@ class SyncQueue:
         self.close()
 
     def add(self, name: str, data: Any, **options: Any) -> SyncJob[Any]:
-        """As `Queue.add`."""
+        """Add one job by name; see `Queue.add`."""
         return SyncJob.of(self._run(self._inner.add(name, data, **options)), self._run)
 
     def add_unique(self, name: str, data: Any, *, job_id: str, **options: Any) -> SyncJob[Any]:
-        """As `Queue.add_unique`."""
+        """Add one job unless a job with this ID was added within `dedup_ttl_secs`; see `Queue.add_unique`."""
         return SyncJob.of(self._run(self._inner.add_unique(name, data, job_id=job_id, **options)), self._run)
 
     def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[SyncJob[Any]]:
-        """As `Queue.add_bulk`."""
+        """Add many jobs; see `Queue.add_bulk`."""
         return [SyncJob.of(job, self._run) for job in self._run(self._inner.add_bulk(jobs))]
 
     cancel = blocking(Queue.cancel)
@@ -136,29 +142,29 @@ class SyncQueue:
 
 
 class SyncTask(Generic[P, R]):
-    """A task's calls for code without an event loop. The jobs' `result()` waits, without `await`."""
+    """The methods of a `Task` for synchronous code: `task.sync.add(...)`. `job.result()` blocks."""
 
     def __init__(self, task: Task[P, R]) -> None:
         self._task = task
 
     def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job that calls the function with these arguments."""
+        """Add a job that calls the function with these arguments; see `Task.add`."""
         return self._add(args, kwargs)
 
     def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """The same, after a delay."""
+        """Add a job that runs after `delay` (a timedelta or seconds); see `Task.add_in`."""
         return self._add(args, kwargs, delay=delay)
 
     def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """The same, at an instant."""
+        """Add a job that runs at `run_at` (a datetime or epoch seconds); see `Task.add_at`."""
         return self._add(args, kwargs, run_at=run_at)
 
     def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """The same, unless a job of this id was added lately."""
+        """Add a job unless a job with this ID was added within `dedup_ttl_secs`; see `Task.add_unique`."""
         return self._add(args, kwargs, job_id=job_id)
 
     def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
-        """Add one job per item, as `Task.add_bulk`."""
+        """Add one job per item; see `Task.add_bulk`."""
         queue = self._task.queue.sync
         encoded = [self._task.arguments.encode(*call_arguments(item)) for item in calls]
         jobs = queue._run(queue._inner._add_tasks(self._task, encoded))
@@ -172,7 +178,7 @@ class SyncTask(Generic[P, R]):
         tz: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> str:
-        """As `Task.cron`."""
+        """Create a cron schedule and return its key; see `Task.cron`."""
         return self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
 
     def every(
@@ -181,13 +187,13 @@ class SyncTask(Generic[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> str:
-        """As `Task.every`."""
+        """Create a schedule with a fixed interval and return its key; see `Task.every`."""
         return self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
 
     def schedule(
         self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> str:
-        """As `Task.schedule`."""
+        """Create a schedule and return its key; see `Task.schedule`."""
         queue = self._task.queue.sync
         packed = self._task.arguments.encode((), dict(kwargs or {}))
         return queue._run(queue._inner._ensure_repeat(self._task, pattern, packed, **options))
@@ -222,7 +228,15 @@ class SyncConfiguredTask(Generic[P, R]):
 
 
 class SyncProducer(Generic[T]):
-    """Adds jobs to a queue from synchronous code."""
+    """Adds jobs to a queue from synchronous code.
+
+    Each method does the same as the method of `Producer` with the same name.
+
+    Args:
+        url: Server URL. Defaults to `redis://127.0.0.1:6379`.
+        config: Settings. Defaults to `ProducerConfig()`.
+        credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+    """
 
     def __init__(
         self,
@@ -235,20 +249,20 @@ class SyncProducer(Generic[T]):
         self._inner: Producer[T] = Producer(parse_url(url, credential_provider=credential_provider), config)
         self._run = self._thread.run
 
-    # --- its life
+    # --- opening and closing
 
     @classmethod
     def connect(cls, url: str = DEFAULT_URL, config: ProducerConfig | None = None) -> Self:
-        """A producer that is connected; raises what stands in the way."""
+        """Return a connected producer. Raise `RedisError` if the server cannot be reached."""
         return cls(url, config).open()
 
     def open(self) -> Self:
-        """Connect now; adds do this by themselves when need be."""
+        """Connect now. Otherwise the producer connects on first use."""
         self._run(self._inner.open())
         return self
 
     def close(self) -> None:
-        """Close the connection for good and end the thread."""
+        """Close the connection and stop the thread."""
         self._run(self._inner.close())
         self._thread.stop()
 
@@ -262,22 +276,22 @@ class SyncProducer(Generic[T]):
 
     @property
     def producer_id(self) -> str:
-        """This producer's own id."""
+        """Unique ID of this producer."""
         return self._inner.producer_id
 
     @property
     def stream_key(self) -> str:
-        """The key of the stream of waiting jobs."""
+        """Key of the stream of waiting jobs."""
         return self._inner.stream_key
 
     @property
     def delayed_key(self) -> str:
-        """The key of the set of delayed jobs."""
+        """Key of the sorted set of delayed jobs."""
         return self._inner.delayed_key
 
     @property
     def dlq_key(self) -> str:
-        """The key of the stream of dead letters."""
+        """Key of the stream of dead letters."""
         return self._inner.dlq_key
 
     add = blocking(Producer[T].add)

@@ -1,4 +1,4 @@
-"""Tasks: functions that run as jobs. The payload on the wire is the function's arguments by name."""
+"""Tasks: functions that run as jobs. The payload of a job is the function's arguments by name."""
 
 from __future__ import annotations
 
@@ -33,34 +33,44 @@ R = TypeVar("R")
 
 
 class ScheduleOptions(TypedDict, total=False):
-    """What `cron`, `every` and `schedule` take besides pattern and arguments."""
+    """Optional arguments of `cron`, `every` and `schedule`."""
 
-    #: The key it is registered under, `<task>::<pattern>` by default. Two schedules of one task with the same pattern
-    #: and other arguments need keys of their own: the same key replaces.
+    #: Key of the schedule, by default `<task>::<pattern>`. A schedule with the same key is replaced, so two schedules
+    #: of one task with the same pattern and different arguments need different keys.
     key: str
-    #: Fires in all.
+    #: Maximum number of fires.
     limit: int | None
-    #: No fires up to, or after, these instants, in epoch milliseconds.
+    #: Do not fire up to, or after, these epoch times, in milliseconds.
     start_after_ms: int | None
     end_before_ms: int | None
-    #: What to do with fires that fell due while no worker ran; they are dropped by default.
+    #: What to do about fires that were due while no worker was running. Defaults to skipping them.
     missed_fires: MissedFires | None
 
 
 class TaskJob(Job[dict[str, Any]], Generic[R]):
-    """A job that a task's `add` gave back: a `Job` whose `result` is of the type that the function returns."""
+    """A job added by a task. `result` has the return type of the function."""
 
     __slots__ = ()
 
     if TYPE_CHECKING:
 
         async def result(self, timeout: float = 30.0) -> R:  # noqa: ASYNC109 - the argument's name on this level
-            """What the function returned."""
+            """Wait up to `timeout` seconds for the job to finish and return the function's return value."""
             ...
 
 
 class Task(Generic[P, R]):
-    """A function that can be added as a job; calling it runs it here and now, as if it were no task."""
+    """A function registered with `@queue.task`. Calling it runs the function directly; `add` adds a job.
+
+        @queue.task(attempts=5)
+        async def welcome(to: str) -> str: ...
+
+        job = await welcome.add("ada@example.com")
+        print(await job.result(timeout=10))
+
+    Arguments are checked against the function's signature before anything is sent: a wrong call raises `TypeError`, a
+    value that cannot be encoded `EncodeError`. All methods that add jobs also raise `QueueFullError` and `RedisError`.
+    """
 
     def __init__(
         self,
@@ -79,16 +89,16 @@ class Task(Generic[P, R]):
         self.queue = queue
         self.function = function = check_function(function)
         self.name = check_job_name(name or function.__name__, "task name")
-        #: What goes with each job.
+        #: Options of each job: name, attempts and backoff.
         self.add_options = add_options(self.name, None, attempts, backoff)
-        #: Seconds after which a run has failed.
+        #: Maximum duration of a run, in seconds.
         self.timeout = _check_timeout(timeout)
-        #: Whether it runs in a process of its own.
+        #: Whether it runs in a separate process.
         self.process = check_bool("process", process)
         if process and "<locals>" in function.__qualname__:
             raise ConfigError(
-                f"task {self.name!r}: process=True needs a function at the top of a module, which another process can "
-                "import; this one is inside another function"
+                f"task {self.name!r}: process=True needs a function at module level, which another process can import; "
+                "this one is defined inside another function"
             )
         #: Which errors are worth another attempt; None leaves it to `attempts`.
         self.rules = RetryRules.of(retry_on, no_retry_on, retry)
@@ -104,19 +114,22 @@ class Task(Generic[P, R]):
         return f"Task({self.name!r}, queue={self.queue.name!r})"
 
     async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """Add a job that calls the function with these arguments."""
+        """Add a job that calls the function with these arguments, and return it."""
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs)))
 
     async def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """The same, after a delay (a timedelta or seconds)."""
+        """Add a job that runs after `delay` (a timedelta or seconds)."""
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), delay=delay))
 
     async def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """The same, at an instant (a datetime, naive = UTC, or epoch seconds)."""
+        """Add a job that runs at `run_at` (a datetime or epoch seconds). A naive datetime is UTC."""
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), run_at=run_at))
 
     async def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """The same, unless a job of this id was added lately; `job.id.is_new` tells."""
+        """Add a job unless a job with this ID was added within `dedup_ttl_secs`.
+
+        `job.id.is_new` is False if nothing was added.
+        """
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
 
     def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
@@ -127,9 +140,9 @@ class Task(Generic[P, R]):
         return ConfiguredTask(self, Using().with_options(options))
 
     async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
-        """Add one job per item: a tuple of arguments, a dict of keyword arguments, or the single argument itself.
+        """Add one job per item: a tuple of arguments, a dict of keyword arguments, or a single argument.
 
-        All are checked before anything is sent. An argument that is itself a tuple or dict goes into a tuple of one.
+        All items are checked before any is sent. Wrap a single argument that is itself a tuple or dict in a tuple.
         """
         jobs = await self.queue._add_tasks(self, [self.arguments.encode(*call_arguments(item)) for item in calls])
         return [self._job(job) for job in jobs]
@@ -145,9 +158,20 @@ class Task(Generic[P, R]):
         tz: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> str:
-        """Call the function with `kwargs` by a cron expression in `tz`; the key it is registered under.
+        """Create a schedule that calls the function by a cron expression.
 
-        Safe to call at every start: an identical registration is left as it is. Options are those of `schedule`.
+            await report.cron("0 9 * * 1-5", {"kind": "daily"}, tz="America/Lima")
+
+        Calling it again with the same arguments changes nothing, so it can run every time your program starts.
+
+        Args:
+            expression: Cron expression, with optional seconds and years.
+            kwargs: Arguments of the function.
+            tz: IANA time zone name or offset. Defaults to UTC.
+            **options: See `ScheduleOptions`: `key`, `limit`, `start_after_ms`, `end_before_ms`, `missed_fires`.
+
+        Returns:
+            The key of the schedule.
         """
         return await self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
 
@@ -157,23 +181,26 @@ class Task(Generic[P, R]):
         kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> str:
-        """Call the function with `kwargs` every so often (a timedelta or seconds); otherwise as `cron`."""
+        """Create a schedule that calls the function at a fixed interval (a timedelta or seconds).
+
+        Arguments, options and return value are those of `cron`.
+        """
         return await self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
 
     async def schedule(
         self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> str:
-        """Call the function with `kwargs` by a pattern; the key it is registered under.
+        """Create a schedule that calls the function by a `RepeatPattern`.
 
-        `key`, `limit` (fires in all), `start_after_ms`, `end_before_ms` and `missed_fires` are optional.
+        Arguments, options and return value are those of `cron`.
         """
         packed = self.arguments.encode((), dict(kwargs or {}))
         return await self.queue._ensure_repeat(self, pattern, packed, **options)
 
     @property
     def sync(self) -> SyncTask[P, R]:
-        """The same calls for code without an event loop."""
-        from tampu.sync import SyncTask  # here: synchronous programs only need it
+        """The methods of this task for synchronous code."""
+        from tampu.sync import SyncTask  # imported here, because only synchronous programs need it
 
         return SyncTask(self)
 
@@ -224,7 +251,7 @@ class ConfiguredTask(Generic[P, R]):
 
 
 class FunctionTask(Task[P, R]):
-    """A task of a `def`."""
+    """A task made from a `def` function."""
 
     if TYPE_CHECKING:
 
@@ -232,7 +259,7 @@ class FunctionTask(Task[P, R]):
 
 
 class CoroutineTask(Task[P, R]):
-    """A task of an `async def`."""
+    """A task made from an `async def` function."""
 
     if TYPE_CHECKING:
 
@@ -240,9 +267,9 @@ class CoroutineTask(Task[P, R]):
 
 
 class TaskMaker(Protocol):
-    """What `@queue.task(...)` is: makes a task of a function, typed like it."""
+    """Type of `@queue.task(...)`: turns a function into a task with the same signature."""
 
-    # A coroutine is a value too, as the second says; the first that fits counts.
+    # A coroutine function also matches the second overload; the first one that matches is used.
     @overload
     def __call__(  # type: ignore[overload-overlap]
         self, function: Callable[P, Coroutine[Any, Any, R]], /
@@ -252,7 +279,7 @@ class TaskMaker(Protocol):
 
 
 class TaskContext:
-    """What a job that a task added is connected to: its result is of the type that the function returns."""
+    """Connects a job added by a task to its queue, and converts its result to the function's return type."""
 
     __slots__ = ("_queue", "_task")
 
@@ -261,30 +288,28 @@ class TaskContext:
         self._task = task
 
     async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
-        """What the function returned."""
+        """Wait for the job's result and convert it."""
         return self._task.results.convert(await self._queue.wait_for_result(job_id, timeout_secs))
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Only a running job makes progress."""
+        """Pass progress on to the queue, which accepts it only for a running job."""
         self._queue.report_progress(job, fraction, note)
 
 
 def task_of(queue: Queue, function: Callable[..., Any], **options: Any) -> Task[Any, Any]:
-    """Create the task of a function, typed by whether it is a coroutine function."""
+    """Create the task of a function: a `CoroutineTask` or a `FunctionTask`."""
     kind: type[Task[Any, Any]] = CoroutineTask if is_coroutine_handler(function) else FunctionTask
     return kind(queue, function, **options)
 
 
 def check_function(function: object) -> Callable[..., Any]:
-    """Something that can be a task."""
+    """Return the function, or raise `ConfigError` if it cannot be a task."""
     if not callable(function):
-        raise ConfigError(
-            f"a task is made of a function, as in @queue.task or @queue.task(name='mail'); got {function!r}"
-        )
-    if not hasattr(function, "__qualname__") or inspect.isclass(function):  # a functools.partial, say
-        raise ConfigError(f"a task is made of a function; wrap {function!r} in one")
+        raise ConfigError(f"a task needs a function, as in @queue.task or @queue.task(name='mail'); got {function!r}")
+    if not hasattr(function, "__qualname__") or inspect.isclass(function):  # for example a functools.partial
+        raise ConfigError(f"a task needs a plain function; wrap {function!r} in one")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ConfigError(f"task {function.__qualname__!r} has a yield: a job returns once, it gives no series")
+        raise ConfigError(f"task {function.__qualname__!r} contains yield; a task must return a single value")
     return function
 
 
@@ -297,7 +322,7 @@ def _check_timeout(timeout: object) -> float | None:
 
 
 def call_arguments(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the (args, kwargs) that an item of `add_bulk` stands for."""
+    """Return the (args, kwargs) of an item of `add_bulk`."""
     if isinstance(item, dict):
         return (), item
     if isinstance(item, tuple):

@@ -1,4 +1,4 @@
-"""For tests of programs that use tampu: a server of their own, a queue, and a worker that runs until all is done.
+"""Helpers for tests of applications that use tampu: an embedded server, a queue, and `run_until_empty`.
 
     async def test_a_welcome_is_sent(tampu_queue):
         @tampu_queue.task
@@ -7,12 +7,12 @@
         await welcome.add("ada@example.com")
         assert await run_until_empty(tampu_queue) == 1
 
-Installed with tampu as a plugin of pytest; `run_until_empty` needs none.
+Installed as a pytest plugin. `run_until_empty` also works without pytest.
 
-| fixture | scope | what it is |
+| fixture | scope | value |
 |---|---|---|
-| `tampu_server` | session | an embedded Valkey with throw-away data; `tampu_server.url` |
-| `tampu_queue` | function | an empty `Queue` on it, under a name of its own |
+| `tampu_server` | session | an embedded Valkey with temporary data; its URL is `tampu_server.url` |
+| `tampu_queue` | function | an empty `Queue` on that server, with a unique name |
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tampu.worker import Worker
 
 try:
     import pytest
-except ImportError:  # not for those who test with something else
+except ImportError:  # pytest is optional
     pytest = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ if TYPE_CHECKING:
     from tampu.wire.job import Job
     from tampu.worker import Handler
 
-#: Settings of the worker: nothing waits longer than it must, and no cron job fires into a test.
+#: Settings of the worker: short intervals, and no schedules.
 QUICK: dict[str, Any] = {
     "concurrency": 10,
     "delayed_poll_interval_ms": 5,
     "run_scheduler": False,
     "shutdown_deadline_secs": 5,
 }
-#: How often it is looked whether there is anything left to do, in seconds.
+#: How often to check whether jobs are left, in seconds.
 LOOK_SECS = 0.005
 
 
@@ -57,18 +57,26 @@ async def run_until_empty(
     handler: Handler | None = None,
     include_delayed: bool = False,
     raise_errors: bool = True,
-    timeout: float = 30.0,  # noqa: ASYNC109 - what is left is told
+    timeout: float = 30.0,  # noqa: ASYNC109 - the error names the queues with jobs left
     **settings: Any,
 ) -> int:
-    """Run the jobs of these queues until none waits, is due or runs; how many runs that took.
+    """Run the jobs of these queues until none is waiting, due or running. Return the number of runs.
 
-    - Retries are run at once, whatever their backoff. Jobs that were added for later stay, unless they are due;
-      `include_delayed=True` has them run at once too.
-    - A job that becomes a dead letter raises its own error here, with its traceback; `raise_errors=False` leaves it in
-      the dead letters, to be looked at.
-    - `handler` is for queues without tasks; other settings are those of `Worker`.
+    Retries run at once, without their backoff. Delayed jobs that are not due are left alone. In a test without an event
+    loop, use `asyncio.run(run_until_empty(queue))`.
 
-    Paused queues are not waited for. In a test without an event loop: `asyncio.run(run_until_empty(queue))`.
+    Args:
+        *queues: The queues. Paused queues are not waited for.
+        handler: Handler for queues without tasks.
+        include_delayed: Also run delayed jobs, at once.
+        raise_errors: If a job is dead-lettered, raise its exception with its traceback. False leaves it in the
+            dead-letter queue.
+        timeout: Maximum duration in seconds.
+        **settings: Any setting of `Worker`.
+
+    Raises:
+        TimeoutError: Jobs are left after `timeout` seconds.
+        JobFailed: A job was dead-lettered without an exception, for example because it cannot be decoded.
     """
     runs: list[str] = []
     errors: dict[str, BaseException] = {}
@@ -98,19 +106,19 @@ async def _until_done(
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_secs
     while not running.done():
-        # Twice: between two looks at one queue a job may move from where the second looks to where the first did.
+        # Check twice: between the two commands of one check, a job may move from the second place to the first.
         left = [await _left(queue) + await _left(queue) for queue in queues]
         if not any(left):
             if not any([await _make_due(queue, retries_only=not include_delayed) for queue in queues]):
                 return
         elif loop.time() > deadline:
             names = ", ".join(queue.name for queue, count in zip(queues, left, strict=True) if count)
-            raise TimeoutError(f"there is still something to do in {names} after {timeout_secs:g} s")
+            raise TimeoutError(f"jobs are left in {names} after {timeout_secs:g} s")
         await asyncio.sleep(LOOK_SECS)
 
 
 async def _left(queue: Queue) -> int:
-    """Jobs that are due, wait or run."""
+    """Return the number of jobs that are due, waiting or running."""
     client = queue.producer.ready_client()
     if await client.call("EXISTS", queue.keys.paused):
         return 0
@@ -120,7 +128,7 @@ async def _left(queue: Queue) -> int:
 
 
 async def _make_due(queue: Queue, *, retries_only: bool) -> int:
-    """Have delayed jobs run now; how many."""
+    """Make delayed jobs due now and return how many."""
     client = queue.producer.ready_client()
     if await client.call("EXISTS", queue.keys.paused):
         return 0
@@ -155,7 +163,7 @@ async def _raise_new_letters(queue: Queue, last: str, errors: dict[str, BaseExce
         if job_id in errors:
             raise errors[job_id]
         detail = letter.error or letter.detail
-        text = f"job {job_id or letter.source_id} of {queue.name!r} became a dead letter: {letter.reason} ({detail})"
+        text = f"job {job_id or letter.source_id} of {queue.name!r} was dead-lettered: {letter.reason} ({detail})"
         raise JobFailed(text, job_id=job_id, reason=letter.reason, detail=detail)
 
 
@@ -168,14 +176,14 @@ if pytest is not None:
 
     @pytest.fixture(scope="session")
     def tampu_server() -> Iterator[EmbeddedServer]:
-        """An embedded Valkey for the whole run; its data are thrown away. All `embedded://` URLs mean this one."""
+        """Start an embedded Valkey for the whole session, with temporary data. All `embedded://` URLs use it."""
         server = acquire()
         yield server
         release(server)
 
     @pytest.fixture
     def tampu_queue(tampu_server: EmbeddedServer) -> Iterator[Queue]:
-        """An empty queue under a name of its own; what is in it is gone after the test."""
+        """Create an empty queue with a unique name, and delete it after the test."""
         queue = Queue(f"test-{uuid.uuid4().hex}", url="embedded://")
         yield queue
         asyncio.run(_forget(queue))

@@ -1,7 +1,7 @@
-"""The worker people use: runs the tasks of one or several queues, or one handler, until it is stopped.
+"""The worker that applications use: runs the tasks of one or more queues, or one handler, until it is stopped.
 
-Worker(queue).run_sync()              # a script; Ctrl-C drains and ends it
-await Worker("emails", handler).run() # the drop-in form
+Worker(queue).run_sync()              # in a script; Ctrl-C stops it after its running jobs have finished
+await Worker("emails", handler).run() # the form that chasquimq has
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Hook = Callable[..., Any]
     Inner = Callable[[Job[Any]], Awaitable[Any]]
 
-#: What a worker calls for each job: a coroutine function, or a function that is then run in a thread.
+#: Called for each job: a coroutine function, or a function that runs in a thread.
 Handler = Callable[[Job[Any]], Any]
 
 logger = logging.getLogger("tampu.worker")
@@ -55,17 +55,51 @@ _DEFAULT_ATTEMPTS = _Default(HANDLER_ATTEMPTS)
 
 
 class Worker:
-    """Runs jobs. Takes a `Queue`, several of them, or a queue's name and a handler.
+    """Runs jobs of a `Queue`, of several queues, or of a queue given by name with a handler.
+
+        Worker(queue).run_sync()
 
     | hook | called |
     |---|---|
     | `on_startup()` | before the first job |
-    | `on_shutdown()` | after the last |
-    | `before_job(job)` | before each run; raising fails the run |
-    | `after_job(job, error)` | after each run; `error` is None when it succeeded; raising is logged, no more |
+    | `on_shutdown()` | after the last job |
+    | `before_job(job)` | before each run; an exception fails the run |
+    | `after_job(job, error)` | after each run; `error` is None if it succeeded; an exception is only logged |
 
-    A job of a task that does not set its `attempts` gets `max_attempts`: 5 by default, or 25 with a handler, as in
-    chasquimq. All hooks may be coroutine functions. Settings not listed here are those of `ConsumerConfig`.
+    Hooks can be coroutine functions.
+
+    Args:
+        queue: A `Queue`, several of them, or a queue name.
+        handler: Called for each job instead of the queue's tasks. Required with a queue name.
+        queue_name: Another name for `queue`.
+        url: Server URL, for a queue given by name.
+        redis_url: Another name for `url`.
+        tls: Connect with TLS, for a queue given by name.
+        concurrency: Maximum number of jobs that run at the same time, per queue.
+        max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks, and to 25 for a handler,
+            as in chasquimq.
+        group: Consumer group.
+        consumer_id: Name of this worker in the group; must be unique per process. Defaults to `<host>:<pid>:<random>`.
+        read_block_ms: `ConsumerConfig.block_ms`.
+        read_count: `ConsumerConfig.batch`.
+        claim_min_idle_ms: `ConsumerConfig.claim_min_idle_ms`.
+        max_payload_bytes: `ConsumerConfig.max_payload_bytes`.
+        dlq_max_stream_len: `ConsumerConfig.dlq_max_stream_len`.
+        events_enabled: Write to the events stream.
+        delayed_enabled: Run a promoter too.
+        run_scheduler: Run a scheduler too.
+        scheduler_tick_ms: `SchedulerConfig.tick_interval_ms`.
+        store_results: Store return values. Defaults to True for tasks and False for a handler.
+        result_ttl_ms: How long results are kept, in milliseconds.
+        credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+        on_startup: See the table above.
+        on_shutdown: See the table above.
+        before_job: See the table above.
+        after_job: See the table above.
+        **settings: Any other field of `ConsumerConfig`.
+
+    Raises:
+        ConfigError: A setting is invalid, or there is nothing to run.
     """
 
     def __init__(
@@ -100,16 +134,16 @@ class Worker:
         **settings: Any,
     ) -> None:
         if queue is not None and queue_name is not None:
-            raise ConfigError("queue and queue_name are two names for the same thing: give one")
+            raise ConfigError("queue and queue_name are two names for the same argument: give only one")
         served = queue_name if queue is None else queue
         if not isinstance(served, str) and (url, redis_url, tls) != (None, None, False):
-            raise ConfigError("url and tls go with a queue's name; a Queue knows its own")
+            raise ConfigError("url and tls can only be given with a queue name: a Queue has its own")
         self._queues = _queues(
             served, handler, resolve_url(url, redis_url, tls=tls) if isinstance(served, str) else None
         )
         self._handler = handler
         self._credential_provider = credential_provider
-        # A queue with tasks is asked for results; the drop-in form keeps its default.
+        # Callers of tasks expect results; with a handler the default is that of chasquimq.
         stores = (handler is None) if store_results is None else store_results
         given: dict[str, Any] = {
             "concurrency": concurrency,
@@ -136,14 +170,14 @@ class Worker:
         self._running: asyncio.Future[None] | None = None
         self._consumers: list[Consumer] = []
         self._closed = False
-        #: Handlers that did not end in time when it was stopped; their jobs run elsewhere.
+        #: Number of jobs that exceeded the shutdown deadline and were abandoned; other workers retry them.
         self.abandoned = 0
 
-    # --- what it is
+    # --- properties
 
     @property
     def name(self) -> str:
-        """The queue's name; several are joined by commas."""
+        """Name of the queue, or names joined by commas."""
         return ",".join(queue.name for queue in self._queues)
 
     @property
@@ -153,21 +187,24 @@ class Worker:
 
     @property
     def is_running(self) -> bool:
-        """Whether it runs jobs at the moment."""
+        """True while it runs jobs."""
         return self._running is not None and not self._running.done()
 
     @property
     def is_closed(self) -> bool:
-        """Whether it was told to stop."""
+        """True once `close` was called."""
         return self._closed
 
     @property
     def config(self) -> ConsumerConfig:
-        """The settings of its consumers; the queue's name differs from one to the other."""
+        """Settings of its consumers, except for `queue_name`."""
         return self._config
 
     def seconds_since_last_read(self) -> float | None:
-        """How long ago a server last answered a read, at the worst queue; None before the first. For health checks."""
+        """Return the seconds since the server of any queue last answered a read, or None before the first answer.
+
+        With several queues, the longest time counts. Use it for health checks.
+        """
         times = [consumer.last_read_at for consumer in self._consumers]
         if not times or any(at is None for at in times):
             return None
@@ -181,7 +218,7 @@ class Worker:
     # --- running
 
     async def run(self) -> None:
-        """Run jobs until `close`. Called twice it waits for the same run."""
+        """Run jobs until `close` is called. A second call waits for the same run."""
         if self._running is not None and not self._running.done():
             await asyncio.shield(self._running)
             return
@@ -192,17 +229,20 @@ class Worker:
         await self._running
 
     def run_sync(self) -> None:
-        """Run jobs until SIGINT or SIGTERM, for scripts without an event loop. uvloop is used when it is installed."""
+        """Run jobs until SIGINT or SIGTERM, without an event loop. Uses uvloop if it is installed.
+
+        On the first signal it takes no more jobs and finishes the running ones; a second signal ends the process.
+        """
         runner = asyncio.Runner(loop_factory=new_event_loop)
         main = self._run_until_signal()
         try:
             runner.run(main)
         finally:
-            main.close()  # never started, when this was called inside an event loop
+            main.close()  # it never started if this was called inside an event loop
             close_runner(runner)
 
     async def close(self) -> None:
-        """Have it stop: it takes no more jobs, finishes those it runs, and `run` returns."""
+        """Stop: take no more jobs and finish the running ones. Then `run` returns."""
         self._closed = True
         if self._shutdown is not None:
             self._shutdown.set()
@@ -220,7 +260,7 @@ class Worker:
         closing: set[asyncio.Task[None]] = set()
 
         def drain() -> None:
-            # A second signal does what it does to any program: whoever sends it does not want to wait.
+            # The second signal gets its default action: the user does not want to wait.
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
             closing.add(loop.create_task(self.close()))
@@ -276,7 +316,7 @@ class Worker:
             await self._call_hook("shutdown")
 
     def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:
-        """The handler with what belongs around it: progress and hooks. `is_run` tells runs from jobs of others."""
+        """Return the handler wrapped in progress reporting and hooks. `is_run` is False for jobs it will not run."""
         if self._hooks["before"] is None and self._hooks["after"] is None:
 
             async def plain(job: Job[Any]) -> Any:
@@ -313,8 +353,8 @@ class Worker:
         try:
             await self._call_hook("after", job, error)
         except Exception:
-            # What became of the job is known, and no hook may change it: a success would be run again.
-            logger.exception("the hook after_job failed for job %s; the job is not affected", job.id)
+            # The outcome of the job is decided, and a hook must not change it: a success would run again.
+            logger.exception("hook after_job raised an exception for job %s; the job is not affected", job.id)
 
     async def _call_hook(self, name: str, *args: Any) -> None:
         hook = self._hooks[name]
@@ -335,18 +375,18 @@ def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None
         raise invalid("handler", handler, "a function that takes a job")
     if isinstance(queue, str):
         if handler is None:
-            raise ConfigError("Worker(name) needs a handler; or give it a Queue, whose tasks it runs")
+            raise ConfigError("a queue name needs a handler: Worker('emails', handler); or pass a Queue with tasks")
         return [Queue(queue, url=url)]
     queues = [queue] if isinstance(queue, Queue) else list(queue) if isinstance(queue, Iterable) else []
     if not queues or not all(isinstance(one, Queue) for one in queues):
-        raise invalid("queue", queue, "a queue's name, a Queue or several of them")
+        raise invalid("queue", queue, "a queue name, a Queue or several of them")
     seen: set[tuple[str, str]] = set()
     for one in queues:
         if (one.name, one.url) in seen:
-            raise ConfigError(f"queue {one.name!r} is given twice: tasks of one queue belong to one Queue object")
+            raise ConfigError(f"queue {one.name!r} is given twice; register all its tasks on one Queue object")
         seen.add((one.name, one.url))
         if handler is None and not one.tasks:
-            raise ConfigError(f"queue {one.name!r} has no task: nothing to run; is the module with its tasks imported?")
+            raise ConfigError(f"queue {one.name!r} has no tasks to run; import the module that defines them")
     return queues
 
 
@@ -355,7 +395,7 @@ def _encoding(handler: Handler, threads: DaemonThreads, *, store: bool) -> Inner
     encode = encode_value if store else None
 
     async def encoded(job: Job[Any]) -> Any:
-        job.payload  # noqa: B018 - a payload that cannot be read is a failure of the job, not of the handler
+        job.payload  # noqa: B018 - decode it here: an undecodable payload is an error of the job, not of the handler
         return encode_outcome(await call(job), encode)
 
     return encoded

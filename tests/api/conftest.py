@@ -1,4 +1,4 @@
-"""Fixtures of these tests: a queue on the shared server, closed in the end."""
+"""Fixtures of these tests: a queue on the shared server, closed after the test."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ if TYPE_CHECKING:
 
 @pytest_asyncio.fixture
 async def queue(server: Server) -> AsyncIterator[Queue]:
-    """A queue on an empty server."""
+    """Create a queue on an empty server."""
     async with Queue("q", url=server.url) as queue:
         yield queue

@@ -1,15 +1,15 @@
-"""Tasks that run in processes of their own: there they are found by the name of this module."""
+"""Tasks that run in separate processes, which find them by the name of this module."""
 
 from __future__ import annotations
 
 import os
 import time
-import uuid  # noqa: TC003 - the annotation says how it is written
+import uuid  # noqa: TC003 - needed at runtime: the annotation selects the encoding
 from typing import Any
 
 from tampu import Cancel, Queue, UnrecoverableError, current_job
 
-#: Its URL is set by the test, in TAMPU_URL: a child has the same environment.
+#: The test sets its URL in TAMPU_URL, which child processes inherit.
 queue = Queue("processes")
 
 

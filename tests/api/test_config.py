@@ -1,4 +1,4 @@
-"""The settings of the seeds: every field under its name with its default, and bad values refused by name."""
+"""Settings of the seeds: every field has its documented name and default, and invalid values are refused by name."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import tampu
 from tampu import AddOptions, BackoffKind, BackoffSpec, ConfigError, JobRetryOverride, NoopSink, RetryConfig
 
-#: As documented by the original; a value of ... stands for something made anew for each object.
+#: As documented by the original; `...` stands for a value that is created for each object.
 SEED_DEFAULTS: dict[str, dict[str, Any]] = {
     "ProducerConfig": {
         "queue_name": "default",
@@ -100,7 +100,7 @@ def test_every_field_of_the_seeds_has_its_default(name: str) -> None:
         ("SchedulerConfig", "holder_id", "s"),
     ],
 )
-def test_names_in_the_group_and_of_locks_are_unique(name: str, field: str, prefix: str) -> None:
+def test_consumer_and_lock_holder_ids_are_unique(name: str, field: str, prefix: str) -> None:
     first, second = (getattr(getattr(tampu, name)(), field) for _ in range(2))
     assert first != second
     assert re.fullmatch(rf"{prefix}-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}", first)
@@ -155,12 +155,12 @@ def test_a_bad_queue_name_is_refused(name: str, bad: Any) -> None:
         ("min_replicas", -1),
     ],
 )
-def test_a_bad_choice_of_the_producer_is_refused(field: str, bad: Any) -> None:
+def test_an_invalid_choice_of_the_producer_is_refused(field: str, bad: Any) -> None:
     with pytest.raises(ConfigError, match=field):
         tampu.ProducerConfig(**{field: bad})
 
 
-def test_limits_that_the_scripts_have_are_those_of_the_config() -> None:
+def test_the_config_enforces_the_limits_of_the_scripts() -> None:
     tampu.ConsumerConfig(ack_batch=1000)
     with pytest.raises(ConfigError, match="ack_batch must be a whole number from 1 to 1000; got 1001"):
         tampu.ConsumerConfig(ack_batch=1001)
@@ -188,7 +188,7 @@ def test_add_options_are_chained_and_checked() -> None:
         AddOptions(name="é" * 129)
 
 
-def test_errors_carry_the_codes_of_the_family() -> None:
+def test_errors_have_the_codes_of_the_seeds() -> None:
     codes = {
         error.__name__: error.code
         for error in (

@@ -1,4 +1,4 @@
-"""Queue as chasquimq 1.3.0 has it: arguments, what is refused and how, what comes back, what is on the server."""
+"""`Queue` is compatible with chasquimq 1.3.0: arguments, errors, return values, and the data on the server."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def view(server: Server) -> QueueView:
     return QueueView(server, "q")
 
 
-# --- what is refused: nothing is sent then
+# --- invalid input: nothing is sent
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"delay_ms": True}, TypeError, "delay_ms"),
@@ -76,7 +76,7 @@ async def test_a_bad_option_is_refused_and_nothing_is_sent(
         await queue.add("n", {"a": 1}, **options)
     with pytest.raises(error, match=says):
         await queue.add_bulk([{"name": "n", "data": 1}, {"name": "n", "data": {"a": 1}, **options}])
-    if "max_delay_secs" not in says:  # which is looked at when each is sent
+    if "max_delay_secs" not in says:  # which is checked when each job is sent
         assert view.all_keys() == {}
 
 
@@ -84,7 +84,7 @@ async def test_a_bad_option_is_refused_and_nothing_is_sent(
     ("data", "error"),
     [({1, 2}, TypeError), (2**70, EncodeError), (datetime(2026, 1, 1), TypeError), ("\ud800", ValueError)],
 )
-async def test_data_that_has_no_messagepack_form_is_refused(
+async def test_data_that_messagepack_cannot_encode_is_refused(
     queue: Queue, view: QueueView, data: Any, error: type[Exception]
 ) -> None:
     with pytest.raises(error):
@@ -105,7 +105,7 @@ async def test_a_bad_name_is_refused(queue: Queue, name: Any, error: type[Except
 # --- add
 
 
-async def test_add_gives_back_the_job(queue: Queue, view: QueueView) -> None:
+async def test_add_returns_the_job(queue: Queue, view: QueueView) -> None:
     job = await queue.add("mail", {"to": "ada"})
     assert isinstance(job, Job)
     assert (job.name, job.data, job.attempt, job.attempts_made) == ("mail", {"to": "ada"}, 0, 0)
@@ -165,7 +165,7 @@ async def test_an_instant_in_the_past_means_now_or_at_once(queue: Queue, view: Q
         ({"kind": "fixed", "delay_ms": 7, "jitter_ms": 3}, BackoffSpec(BackoffKind.FIXED, 7, jitter_ms=3)),
     ],
 )
-async def test_attempts_and_backoff_travel_with_the_job(
+async def test_attempts_and_backoff_are_stored_with_the_job(
     queue: Queue, view: QueueView, backoff: Any, written: BackoffSpec
 ) -> None:
     await queue.add("n", 1, attempts=7, backoff=backoff)
@@ -178,7 +178,7 @@ async def test_attempts_and_backoff_travel_with_the_job(
 # --- ids
 
 
-async def test_an_id_is_added_once_whoever_adds_it(queue: Queue, server: Server, view: QueueView) -> None:
+async def test_an_id_is_added_once_by_any_producer(queue: Queue, server: Server, view: QueueView) -> None:
     first = await queue.add_unique("n", 1, job_id="order-7")
     again = await queue.add("n", 2, job_id="order-7")
     async with Queue("q", url=server.url) as other:
@@ -208,7 +208,7 @@ async def test_a_bulk_of_plain_jobs_keeps_its_order(queue: Queue, view: QueueVie
     assert await queue.add_bulk([]) == []
 
 
-async def test_a_bulk_may_have_options_for_each(queue: Queue, view: QueueView) -> None:
+async def test_jobs_of_a_bulk_can_have_their_own_options(queue: Queue, view: QueueView) -> None:
     jobs = await queue.add_bulk(
         [
             {"name": "a", "data": 1, "attempts": 9},
@@ -230,15 +230,15 @@ async def test_a_bulk_may_have_options_for_each(queue: Queue, view: QueueView) -
     assert jobs[4].id == "e::every:60000"
 
 
-async def test_a_bulk_may_be_a_generator(queue: Queue, view: QueueView) -> None:
-    """chasquimq consumes it while it looks at it, and adds nothing."""
+async def test_a_bulk_can_be_a_generator(queue: Queue, view: QueueView) -> None:
+    """chasquimq exhausts a generator while it checks it, and adds nothing."""
     jobs = await queue.add_bulk({"name": "a", "data": number} for number in range(3))
     assert view.ids() == [job.id for job in jobs]
     assert len(jobs) == 3
 
 
-async def test_an_option_nobody_knows_is_refused_in_a_bulk(queue: Queue, view: QueueView) -> None:
-    """A misspelt delay must not become no delay."""
+async def test_an_unknown_option_is_refused_in_a_bulk(queue: Queue, view: QueueView) -> None:
+    """A misspelt delay must not be ignored."""
     with pytest.raises(ConfigError, match="no 'dealy_ms'"):
         await queue.add_bulk([{"name": "a", "data": 1}, {"name": "a", "data": 1, "dealy_ms": 5}])
     with pytest.raises(KeyError, match="data"):
@@ -246,7 +246,7 @@ async def test_an_option_nobody_knows_is_refused_in_a_bulk(queue: Queue, view: Q
     assert view.all_keys() == {}
 
 
-async def test_a_bulk_that_does_not_fit_names_those_that_got_in(server: Server, view: QueueView) -> None:
+async def test_a_bulk_that_does_not_fit_names_the_jobs_that_were_added(server: Server, view: QueueView) -> None:
     async with Queue("q", url=server.url, max_stream_len=2) as queue:
         with pytest.raises(QueueFullError) as caught:
             await queue.add_bulk([{"name": "a", "data": number, "attempts": 2} for number in range(4)])
@@ -279,7 +279,7 @@ async def test_dead_letters_are_dicts(queue: Queue, server: Server) -> None:
     assert await queue.peek_dlq(0) == []
 
 
-async def test_results_are_read_one_by_one_and_together(queue: Queue, server: Server) -> None:
+async def test_results_are_read_one_by_one_and_in_bulk(queue: Queue, server: Server) -> None:
     client = server.client()
     client.set(queue.keys.result("a"), b"\x81\xa1x\x01")
     client.set(queue.keys.result("b"), b"\xc0")
@@ -289,10 +289,10 @@ async def test_results_are_read_one_by_one_and_together(queue: Queue, server: Se
     assert await queue.get_job_result_bulk([]) == []
 
 
-# --- repeatable jobs
+# --- schedules
 
 
-async def test_repeatable_jobs_are_registered_listed_and_removed(queue: Queue) -> None:
+async def test_schedules_are_created_listed_and_removed(queue: Queue) -> None:
     by_add = await queue.add("tick", 1, repeat=RepeatPattern.every(60_000), attempts=3, backoff=5, job_id="ignored")
     assert isinstance(by_add, Job)
     assert by_add.id == "tick::every:60000"
@@ -331,15 +331,15 @@ async def test_repeatable_jobs_are_registered_listed_and_removed(queue: Queue) -
         (lambda: BackoffSpec.fixed(-1), ValueError),
     ],
 )
-def test_bad_patterns_are_refused_when_they_are_made(make: Any, error: type[Exception]) -> None:
+def test_invalid_patterns_are_refused_when_they_are_created(make: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         make()
 
 
-# --- its life
+# --- opening and closing
 
 
-async def test_a_closed_queue_says_so(server: Server) -> None:
+async def test_a_closed_queue_raises_shutdown_error(server: Server) -> None:
     queue = Queue("q", url=server.url)
     assert (queue.name, queue.is_closed) == ("q", False)
     async with queue as entered:
@@ -351,14 +351,14 @@ async def test_a_closed_queue_says_so(server: Server) -> None:
         await queue.add("n", 1)
 
 
-async def test_no_server_is_a_runtime_error_that_names_the_address() -> None:
+async def test_a_missing_server_is_a_runtime_error_with_its_address() -> None:
     async with Queue("q", redis_url="redis://127.0.0.1:1", retry_for_secs=1) as queue:
         with pytest.raises(RedisError, match=r"127\.0\.0\.1:1") as caught:
             await queue.add("n", 1)
         assert isinstance(caught.value, RuntimeError)
 
 
-def test_tls_asks_for_tls_or_says_that_it_cannot() -> None:
+def test_tls_changes_the_url_or_is_refused() -> None:
     assert Queue("q", redis_url="redis://h:1/0", tls=True).url == "rediss://h:1/0"
     assert Queue("q", redis_url="REDIS://h", tls=True).url == "rediss://h"
     assert Queue("q", redis_url="rediss://h", tls=True).url == "rediss://h"
@@ -382,23 +382,23 @@ def test_the_url_comes_from_the_arguments_or_the_environment(monkeypatch: pytest
     [
         ({"max_stream_len": -1}, ValueError, "max_stream_len must be"),
         ({"max_delay_secs": -1}, ValueError, "max_delay_secs must be"),
-        ({"bogus": 1}, TypeError, r"Queue\(\) got an unexpected setting 'bogus'; see ProducerConfig"),
+        ({"bogus": 1}, TypeError, r"Queue\(\) got an unexpected setting 'bogus'; ProducerConfig lists the valid ones"),
         ({"redis_url": "nonsense"}, RuntimeError, "url scheme must be"),
         ({"queue_name": "x"}, TypeError, "unexpected setting 'queue_name'"),
     ],
 )
-def test_bad_settings_of_a_queue_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_invalid_settings_of_a_queue_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Queue("q", **options)
 
 
 @pytest.mark.parametrize("name", [5, "", " ", "a{b"])
-def test_a_bad_name_of_a_queue_is_refused(name: Any) -> None:
+def test_an_invalid_queue_name_is_refused(name: Any) -> None:
     with pytest.raises(ConfigError, match="queue_name"):
         Queue(name)
 
 
-async def test_settings_of_the_producer_are_taken_too(server: Server) -> None:
+async def test_settings_of_the_producer_are_accepted(server: Server) -> None:
     async with Queue("q", url=server.url, max_delay_secs=1, dedup_ttl_secs=5) as queue:
         with pytest.raises(RuntimeError, match="max_delay_secs"):
             await queue.add("n", 1, delay_ms=5000)

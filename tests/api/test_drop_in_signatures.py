@@ -1,6 +1,6 @@
 """`from chasquimq import X` can become `from tampu import X`: every name and argument of chasquimq 1.3.0's Python API.
 
-The table was read off the installed package by `inspect`; where that package is at hand it is compared again.
+The table was generated from the package with `inspect`; where the package is installed, it is compared again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BackoffSpec Consumer Handler Job MissedFiresPolicy NotSupportedError Producer Qu
 RepeatableMeta Scheduler UnrecoverableError Worker version
 """.split()
 
-#: Each as the package has it; a leading `async` where it is a coroutine function.
+#: Signatures as in the package, with a leading `async` for coroutine functions.
 SIGNATURES = {
     "Queue": f"(name, *, redis_url={URL!r}, tls=False, max_stream_len=None, max_delay_secs=None, "
     "credential_provider=None)",
@@ -78,7 +78,7 @@ PROPERTIES = {
     "QueueEvents": ["name"],
 }
 
-#: Defaults that differ, and what they come to.
+#: Defaults that differ, and their meaning.
 OURS: dict[tuple[str, str], str] = {
     ("Queue", "redis_url"): "None means TAMPU_URL, else the same",
     ("Worker", "redis_url"): "None means TAMPU_URL, else the same",
@@ -109,7 +109,7 @@ def test_every_public_name_can_be_imported_from_here(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_a_call_that_chasquimq_takes_is_taken_here(name: str) -> None:
+def test_every_call_that_chasquimq_accepts_is_accepted(name: str) -> None:
     is_async, wanted = theirs(SIGNATURES[name])
     ours = inspect.signature(found(name))
     assert inspect.iscoroutinefunction(found(name)) == is_async
@@ -132,12 +132,12 @@ def test_a_call_that_chasquimq_takes_is_taken_here(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
-def test_its_properties_are_here(name: str) -> None:
+def test_its_properties_exist(name: str) -> None:
     for attribute in PROPERTIES[name]:
         assert isinstance(inspect.getattr_static(getattr(tampu, name), attribute), property)
 
 
-def test_defaults_that_are_none_here_come_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defaults_of_none_have_the_same_effect(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TAMPU_URL", raising=False)
 
     async def handler(job: tampu.Job[Any]) -> None: ...
@@ -151,7 +151,7 @@ def test_defaults_that_are_none_here_come_to_the_same(monkeypatch: pytest.Monkey
 
 
 def test_fields_are_in_the_same_order() -> None:
-    """They are dataclasses there, so people build them by position."""
+    """In chasquimq they are dataclasses, so people create them by position."""
     job = tampu.Job("id", "name", {"a": 1}, 2, 3)
     assert (job.id, job.name, job.data, job.attempt, job.created_at_ms, job.attempts_made) == (
         "id",
@@ -174,7 +174,7 @@ def test_fields_are_in_the_same_order() -> None:
     assert (meta.next_fire_ms, meta.limit, meta.start_after_ms, meta.end_before_ms) == (7, 8, 9, 10)
 
 
-def test_values_are_written_as_the_same_dicts() -> None:
+def test_to_dict_returns_the_same_dicts() -> None:
     assert tampu.BackoffSpec.fixed(100).to_dict() == {"kind": "fixed", "delay_ms": 100}
     assert tampu.BackoffSpec.fixed(100, 5).to_dict() == {"kind": "fixed", "delay_ms": 100, "jitter_ms": 5}
     assert tampu.BackoffSpec.exponential(100).to_dict() == {"kind": "exponential", "delay_ms": 100, "multiplier": 2.0}
@@ -202,13 +202,13 @@ def test_errors_are_what_chasquimq_raises() -> None:
     ):
         assert issubclass(error, RuntimeError)
     assert issubclass(tampu.ConfigError, ValueError)
-    # What its encoder lets through: TypeError for a set, ValueError for a lone surrogate or a list inside itself.
+    # Errors that its encoder passes on: TypeError for a set, ValueError for a lone surrogate or a recursive list.
     assert issubclass(tampu.EncodeError, TypeError)
     assert issubclass(tampu.EncodeError, ValueError)
     assert issubclass(tampu.DecodeError, ValueError)
 
 
-def test_the_version_is_told_by_a_function() -> None:
+def test_a_function_returns_the_version() -> None:
     assert tampu.version() == tampu.__version__ == importlib.metadata.version("tampu")
 
 
@@ -236,10 +236,10 @@ print(json.dumps([chasquimq.__all__, found, properties]))
 """
 
 
-def test_the_table_is_what_the_package_has() -> None:
+def test_the_table_matches_the_installed_package() -> None:
     python = cache_dir() / f"peers/chasquimq-1.3.0-py{sys.version_info.major}.{sys.version_info.minor}/bin/python"
     if not Path(python).exists():
-        pytest.skip("chasquimq 1.3.0 is not installed here: see scripts/install_peers.py")
+        pytest.skip("chasquimq 1.3.0 is not installed: see scripts/install_peers.py")
     names, signatures, properties = json.loads(subprocess.check_output([str(python), "-c", DUMP]))
     assert sorted(names) == sorted(NAMES)
     assert signatures == SIGNATURES

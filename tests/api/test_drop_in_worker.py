@@ -1,4 +1,4 @@
-"""Worker as chasquimq 1.3.0 has it: a name, a handler, run and close."""
+"""`Worker` is compatible with chasquimq 1.3.0: a name, a handler, run and close."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_a_result_of_none_is_a_result(queue: Queue, server: Server) -> Non
         assert 0 < server.client().ttl(queue.keys.result(job.id)) <= 2  # rounded up to whole seconds
 
 
-async def test_an_unrecoverable_error_of_any_package_is_not_retried(queue: Queue, server: Server) -> None:
+async def test_an_unrecoverable_error_of_another_package_is_not_retried(queue: Queue, server: Server) -> None:
     their_error = type("UnrecoverableError", (RuntimeError,), {})
 
     class PoisonError(UnrecoverableError):
@@ -84,9 +84,7 @@ async def _letters(queue: Queue, count: int) -> list[dict[str, Any]]:
     return letters if len(letters) >= count else []
 
 
-async def test_a_failing_job_runs_as_often_as_max_attempts_says_and_can_be_replayed(
-    queue: Queue, server: Server
-) -> None:
+async def test_a_job_that_used_up_its_attempts_can_be_replayed(queue: Queue, server: Server) -> None:
     seen: list[int] = []
     broken = True
 
@@ -108,7 +106,7 @@ async def test_a_failing_job_runs_as_often_as_max_attempts_says_and_can_be_repla
     assert await queue.peek_dlq() == []
 
 
-async def test_the_jobs_own_attempts_go_before_the_workers(queue: Queue, server: Server) -> None:
+async def test_a_jobs_own_attempts_override_the_workers(queue: Queue, server: Server) -> None:
     seen: list[int] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -121,7 +119,7 @@ async def test_the_jobs_own_attempts_go_before_the_workers(queue: Queue, server:
     assert seen == [0, 1]
 
 
-async def test_a_handler_may_return_what_is_to_be_done(queue: Queue, server: Server) -> None:
+async def test_a_handler_can_return_an_outcome(queue: Queue, server: Server) -> None:
     seen: list[int] = []
 
     async def handler(job: Job[Any]) -> Any:
@@ -138,10 +136,8 @@ async def test_a_handler_may_return_what_is_to_be_done(queue: Queue, server: Ser
     assert (letter["reason"], letter["error"]) == ("unrecoverable", "not wanted")
 
 
-async def test_a_result_that_cannot_be_stored_is_told_and_the_work_is_not_done_again(
-    queue: Queue, server: Server
-) -> None:
-    class Retry:  # somebody else's class of that name is a value like any other
+async def test_a_job_whose_result_cannot_be_stored_is_not_run_again(queue: Queue, server: Server) -> None:
+    class Retry:  # another package's class of the same name is an ordinary value
         pass
 
     runs: list[str] = []
@@ -153,19 +149,19 @@ async def test_a_result_that_cannot_be_stored_is_told_and_the_work_is_not_done_a
     async with working("q", handler, redis_url=server.url, store_results=True):
         await queue.add("set", 1)
         await queue.add("retry", 1)
-        letters = await until(lambda: _letters(queue, 2), "both are told")
+        letters = await until(lambda: _letters(queue, 2), "both are dead letters")
     assert sorted(runs) == ["retry", "set"]
     assert {letter["reason"] for letter in letters} == {"unrecoverable"}
     assert all("the work is done, but its result cannot be stored" in letter["error"] for letter in letters)
 
 
-async def test_a_payload_that_is_no_messagepack_is_not_shown_to_the_handler(queue: Queue, server: Server) -> None:
+async def test_an_undecodable_payload_does_not_reach_the_handler(queue: Queue, server: Server) -> None:
     seen: list[Any] = []
 
     async def handler(job: Job[Any]) -> None:
         seen.append(job)
 
-    envelope = b"\x94\xa1x\xc4\x02\xc1\xc1\x01\x00"  # id x, two bytes that start nothing
+    envelope = b"\x94\xa1x\xc4\x02\xc1\xc1\x01\x00"  # ID x, and a payload of two bytes that are never valid
     server.client().xadd(queue.keys.stream, {"d": envelope})
     async with working("q", handler, redis_url=server.url):
         [letter] = await until(lambda: _letters(queue, 1), "it is a dead letter")
@@ -177,7 +173,7 @@ async def test_a_payload_that_is_no_messagepack_is_not_shown_to_the_handler(queu
 # --- run and close
 
 
-async def test_run_called_twice_is_one_run(queue: Queue, server: Server) -> None:
+async def test_calling_run_twice_is_one_run(queue: Queue, server: Server) -> None:
     worker = Worker("q", echo, redis_url=server.url, store_results=True, **QUICK)
     assert (worker.is_running, worker.is_closed, worker.name) == (False, False, "q")
     first, second = asyncio.create_task(worker.run()), asyncio.create_task(worker.run())
@@ -190,7 +186,7 @@ async def test_run_called_twice_is_one_run(queue: Queue, server: Server) -> None
     assert (worker.is_running, worker.is_closed) == (False, True)
 
 
-async def test_a_second_run_that_is_cancelled_leaves_the_first_alone(queue: Queue, server: Server) -> None:
+async def test_cancelling_a_second_run_does_not_affect_the_first(queue: Queue, server: Server) -> None:
     async with working("q", echo, redis_url=server.url, store_results=True) as worker:
         second = asyncio.create_task(worker.run())
         await asyncio.sleep(0)
@@ -199,7 +195,7 @@ async def test_a_second_run_that_is_cancelled_leaves_the_first_alone(queue: Queu
         assert await (await queue.add("", 1)).result(20)
 
 
-async def test_a_worker_closed_before_it_ran_does_not_run(server: Server) -> None:
+async def test_a_worker_closed_before_it_runs_does_not_run(server: Server) -> None:
     worker = Worker("q", echo, redis_url=server.url)
     await worker.close()
     await asyncio.wait_for(worker.run(), 20)
@@ -209,7 +205,7 @@ async def test_a_worker_closed_before_it_ran_does_not_run(server: Server) -> Non
     assert other.is_closed
 
 
-async def test_a_worker_waits_for_a_server_and_can_be_closed_meanwhile() -> None:
+async def test_a_worker_that_waits_for_its_server_can_be_closed() -> None:
     worker = Worker("q", echo, redis_url="redis://127.0.0.1:1")
     running = asyncio.create_task(worker.run())
     await until(lambda: worker.is_running, "it runs")
@@ -217,7 +213,7 @@ async def test_a_worker_waits_for_a_server_and_can_be_closed_meanwhile() -> None
     await asyncio.wait_for(running, 20)
 
 
-async def test_a_wrong_password_ends_the_run_with_its_reason(fresh_server: Any) -> None:
+async def test_a_wrong_password_ends_the_run_with_an_error(fresh_server: Any) -> None:
     server = fresh_server(requirepass="right")
     worker = Worker("q", echo, redis_url=server.url.replace("right", "wrong"))
     with pytest.raises(RuntimeError, match="password"):
@@ -225,7 +221,7 @@ async def test_a_wrong_password_ends_the_run_with_its_reason(fresh_server: Any) 
     assert not worker.is_running
 
 
-async def test_closing_finishes_what_runs_and_leaves_the_rest(queue: Queue, server: Server) -> None:
+async def test_closing_finishes_running_jobs_and_leaves_the_rest(queue: Queue, server: Server) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
     seen: list[int] = []
 
@@ -257,12 +253,12 @@ async def test_closing_finishes_what_runs_and_leaves_the_rest(queue: Queue, serv
         ({"url": "redis://a", "redis_url": "redis://b"}, ValueError, "two names"),
     ],
 )
-def test_bad_settings_of_a_worker_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_invalid_settings_of_a_worker_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         Worker("q", echo, **options)
 
 
-def test_a_worker_wants_something_to_run() -> None:
+def test_a_worker_without_anything_to_run_is_refused() -> None:
     for bad, says in [
         ((), "queue must be"),
         (("q",), "needs a handler"),
@@ -276,7 +272,7 @@ def test_a_worker_wants_something_to_run() -> None:
         Worker("q", echo, queue_name="q")
 
 
-def test_settings_of_the_consumer_are_taken_too() -> None:
+def test_settings_of_the_consumer_are_accepted() -> None:
     config = Worker(
         "q",
         echo,
@@ -291,7 +287,7 @@ def test_settings_of_the_consumer_are_taken_too() -> None:
     assert (config.consumer_id, config.ack_idle_ms, config.max_attempts, config.concurrency) == ("me", 3, 25, 100)
 
 
-async def test_a_repeatable_job_fires_on_a_worker(queue: Queue, server: Server) -> None:
+async def test_a_schedule_fires_on_a_worker(queue: Queue, server: Server) -> None:
     from tampu import RepeatPattern
 
     seen: list[Any] = []
@@ -302,7 +298,7 @@ async def test_a_repeatable_job_fires_on_a_worker(queue: Queue, server: Server) 
     await queue.upsert_repeatable_job("tick", {"n": 1}, repeat=RepeatPattern.every(20), limit=2)
     async with working("q", handler, redis_url=server.url):
         await until(lambda: len(seen) == 2, "it fired twice")
-        await until(lambda: _no_repeatables(queue), "it is gone after its last fire")
+        await until(lambda: _no_repeatables(queue), "it is removed after its last fire")
     assert seen == [("tick", {"n": 1})] * 2
 
 
@@ -310,5 +306,5 @@ async def _no_repeatables(queue: Queue) -> bool:
     return await queue.get_repeatable_jobs() == []
 
 
-def test_the_payload_is_written_as_chasquimq_writes_it() -> None:
+def test_the_payload_is_encoded_as_in_chasquimq() -> None:
     assert encode_value({"a": b"\x00"}) == b"\x81\xa1a\xc4\x01\x00"

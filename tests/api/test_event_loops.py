@@ -1,4 +1,4 @@
-"""A queue of a module, used by one event loop after the other; and one without any server installed."""
+"""A module-level queue used by one event loop after another, and a queue without an installed server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 
-def test_a_queue_serves_one_event_loop_after_the_other(server: Server) -> None:
+def test_a_queue_can_be_used_by_one_event_loop_after_another(server: Server) -> None:
     queue = Queue("q", url=server.url)
 
     @queue.task
@@ -39,13 +39,13 @@ def test_a_queue_serves_one_event_loop_after_the_other(server: Server) -> None:
     assert QueueView(server, "q").length() == 0
 
 
-def test_who_waits_in_a_second_loop_is_woken_by_events(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_waiter_in_a_second_loop_is_woken_by_events(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tampu.inspect.waiters.SAFETY_NET_SECS", 3600.0)
-    test_a_queue_serves_one_event_loop_after_the_other(server)
+    test_a_queue_can_be_used_by_one_event_loop_after_another(server)
 
 
-def test_a_worker_in_another_thread_leaves_the_queues_connection_alone(server: Server) -> None:
-    """Its progress has a connection of its own."""
+def test_a_worker_in_another_thread_does_not_use_the_queues_connection(server: Server) -> None:
+    """Progress is reported over a separate connection."""
     from api.test_sync import working as working_in_a_thread
     from tampu import current_job
 
@@ -102,8 +102,8 @@ def test_an_embedded_queue_keeps_its_jobs_in_a_folder(tmp_path: Any) -> None:
     assert run("look", run("add")) == "waiting"
 
 
-def test_one_loop_after_the_other_leaves_no_sockets_behind(server: Server) -> None:
-    """A synchronous view that calls asyncio.run each time must not run out of file descriptors."""
+def test_one_loop_after_another_leaves_no_sockets_open(server: Server) -> None:
+    """A synchronous view that calls asyncio.run on each request must not run out of file descriptors."""
     queue = Queue("q", url=server.url)
 
     async def use() -> None:

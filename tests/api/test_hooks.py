@@ -1,4 +1,4 @@
-"""Hooks around jobs and around a worker's life, also those that raise."""
+"""Hooks around jobs and around the run of a worker, including hooks that raise."""
 
 from __future__ import annotations
 
@@ -86,10 +86,10 @@ async def test_a_hook_that_raises_after_a_job_changes_nothing(queue: Queue, capl
             with pytest.raises(JobFailed, match="its own"):
                 await (await work.add(True)).result(20)
     assert runs == [False, True]
-    assert caplog.text.count("the hook after_job failed for job") == 2
+    assert caplog.text.count("hook after_job raised an exception for job") == 2
 
 
-async def test_a_worker_whose_start_up_fails_does_not_run(queue: Queue, server: Server) -> None:
+async def test_a_worker_whose_startup_hook_fails_does_not_run(queue: Queue, server: Server) -> None:
     said: list[str] = []
 
     @queue.task
@@ -107,7 +107,7 @@ async def test_a_worker_whose_start_up_fails_does_not_run(queue: Queue, server: 
     assert server.client().xlen(queue.keys.stream) == 1
 
 
-async def test_jobs_of_others_are_no_runs(queue: Queue, server: Server) -> None:
+async def test_hooks_are_not_called_for_jobs_without_a_task(queue: Queue, server: Server) -> None:
     said: list[str] = []
 
     @queue.task

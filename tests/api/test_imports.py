@@ -1,4 +1,4 @@
-"""Importing tampu: names come when they are used, and a file in the way is named."""
+"""Importing tampu: names are loaded on first use, and a file that shadows a standard module is named."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_every_public_name_is_offered_and_comes_from_where_it_is_said_to() -> None:
+def test_every_public_name_can_be_imported_from_its_module() -> None:
     assert set(tampu.__all__) <= set(dir(tampu))
     scope: dict[str, object] = {}
     exec("from tampu import *", scope)
     assert set(tampu.__all__) <= set(scope)
 
 
-def test_a_name_that_is_not_there_is_an_error() -> None:
+def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match="module 'tampu' has no attribute 'Quue'"):
         tampu.Quue  # type: ignore[attr-defined]  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Quue'"):
@@ -29,16 +29,17 @@ def test_a_name_that_is_not_there_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("text", ["from tampu import Queue", "things = []"])
-def test_a_file_in_the_way_of_a_module_of_python_is_named(tmp_path: Path, text: str) -> None:
+def test_a_file_that_shadows_a_standard_module_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "queue.py").write_text(text)
     (tmp_path / "app.py").write_text("from tampu import Queue")
     done = subprocess.run([sys.executable, tmp_path / "app.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     last_line = done.stderr.splitlines()[-1]
-    assert f"{tmp_path / 'queue.py'} takes the place of a module of Python's own of that name: rename it" in last_line
+    shadowing = f"{tmp_path / 'queue.py'} shadows the standard-library module of the same name; rename it"
+    assert shadowing in last_line
 
 
-#: `embedded://` in a process of a task means the worker's server.
+#: In the process of a task, `embedded://` means the worker's server.
 SCRIPT = """
 import asyncio
 from tampu import Queue, Worker
@@ -71,7 +72,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_task_in_a_process_adds_to_the_throw_away_server_of_its_worker(tmp_path: Path) -> None:
+def test_a_task_in_a_process_uses_the_temporary_server_of_its_worker(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(SCRIPT)
     done = subprocess.run(
         [sys.executable, tmp_path / "app.py"], capture_output=True, text=True, check=False, timeout=90

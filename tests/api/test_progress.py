@@ -1,4 +1,4 @@
-"""Progress: told to watchers, not too often, the last one always."""
+"""Progress events: sent to watchers at a limited rate; the latest always gets through."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def told(server: Server, queue: Queue) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def clock() -> list[float]:
-    """A clock that a test sets: `clock[0] = 5.0`."""
+    """Return a clock that a test can set: `clock[0] = 5.0`."""
     return [0.0]
 
 
@@ -51,7 +51,7 @@ async def test_watchers_see_progress_with_its_note(queue: Queue, server: Server)
     @queue.task
     async def resize() -> None:
         current_job().progress(0.4, "resizing")
-        await until(lambda: told(server, queue), "it is told")
+        await until(lambda: told(server, queue), "it is sent")
         current_job().progress(1)
 
     async with queue.events() as events, working(queue):
@@ -65,7 +65,7 @@ async def test_watchers_see_progress_with_its_note(queue: Queue, server: Server)
 
 
 async def _until_completed(events: Any) -> AsyncIterator[Any]:
-    """Until both the completion and the last progress were seen: they come over two connections."""
+    """Yield events until both the completion and the last progress were seen: they come over two connections."""
     names: list[str] = []
     async for event in events:
         yield event
@@ -74,12 +74,12 @@ async def _until_completed(events: Any) -> AsyncIterator[Any]:
             return
 
 
-async def test_at_most_four_a_second_and_the_latest_follows(
+async def test_at_most_four_a_second_are_sent_and_the_latest_follows(
     reporter: ProgressReporter, clock: list[float], queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = running_job(reporter)
     job.progress(0.1, "first")
-    await until(lambda: told(server, queue) == [("0.1", "first")], "the first is told at once")
+    await until(lambda: told(server, queue) == [("0.1", "first")], "the first is sent at once")
     clock[0] = 0.05
     scheduled: list[Any] = []
     monkeypatch.setattr(reporter, "_schedule", lambda told, wait_secs: scheduled.append((told, wait_secs)))
@@ -91,25 +91,25 @@ async def test_at_most_four_a_second_and_the_latest_follows(
     monkeypatch.undo()
     clock[0] = 0.25
     reporter._send(next_one)
-    await until(lambda: told(server, queue)[1:] == [("0.49", "49")], "when the interval is over only the latest")
+    await until(lambda: told(server, queue)[1:] == [("0.49", "49")], "after the interval, only the latest is sent")
     clock[0] = 5.0
     job.progress(0.5)
-    await until(lambda: told(server, queue)[2:] == [("0.5", "")], "later it is told at once again")
+    await until(lambda: told(server, queue)[2:] == [("0.5", "")], "later it is sent at once again")
 
 
-async def test_the_end_does_not_wait_for_the_interval(
+async def test_the_end_is_sent_without_waiting_for_the_interval(
     reporter: ProgressReporter, queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(progress, "INTERVAL_SECS", 3600.0)
     job = running_job(reporter)
     job.progress(0.1)
-    await until(lambda: told(server, queue) == [("0.1", "")], "the first is told at once")
+    await until(lambda: told(server, queue) == [("0.1", "")], "the first is sent at once")
     job.progress(0.5)
     job.progress(1.0)
-    await until(lambda: told(server, queue)[1:] == [("1", "")], "the end is told at once")
+    await until(lambda: told(server, queue)[1:] == [("1", "")], "the end is sent at once")
 
 
-async def test_the_end_is_told_at_once_and_once(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+async def test_the_end_is_sent_once(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
     job = running_job(reporter)
     job.progress(0.9)
     job.progress(1.0, "done")
@@ -118,33 +118,33 @@ async def test_the_end_is_told_at_once_and_once(reporter: ProgressReporter, queu
     job.progress(0.5, "back")
     other = running_job(reporter, "other")
     other.progress(1.0, "other")
-    await until(lambda: ("1", "other") in told(server, queue), "the other is told")
+    await until(lambda: ("1", "other") in told(server, queue), "the other is sent")
     assert [one for one in told(server, queue) if one[0] == "1"] == [("1", "done"), ("1", "other")]
 
 
-async def test_a_retry_begins_anew(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+async def test_a_retry_starts_from_the_beginning(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
     running_job(reporter).progress(1.0, "first run")
     running_job(reporter, attempt=1).progress(0.2, "second run")
-    await until(lambda: told(server, queue) == [("1", "first run"), ("0.2", "second run")], "both are told")
+    await until(lambda: told(server, queue) == [("1", "first run"), ("0.2", "second run")], "both are sent")
 
 
-async def test_what_was_not_told_when_the_run_ends_is_news_no_more(
+async def test_progress_not_sent_when_the_run_ends_is_dropped(
     reporter: ProgressReporter, clock: list[float], queue: Queue, server: Server
 ) -> None:
     job = running_job(reporter)
     job.progress(0.1)
-    await until(lambda: len(told(server, queue)) == 1, "the first is told")
+    await until(lambda: len(told(server, queue)) == 1, "the first is sent")
     job.progress(0.2)
     reporter.forget(job)
     assert reporter._told == {}
     other = running_job(reporter, "other")
     other.progress(0.3)
-    await until(lambda: ("0.3", "") in told(server, queue), "the other is told")
-    await asyncio.sleep(progress.INTERVAL_SECS * 1.2)  # when it would have been
+    await until(lambda: ("0.3", "") in told(server, queue), "the other is sent")
+    await asyncio.sleep(progress.INTERVAL_SECS * 1.2)  # by now it would have been sent
     assert told(server, queue) == [("0.1", ""), ("0.3", "")]
 
 
-async def test_threads_may_tell_as_often_as_they_like(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+async def test_threads_can_report_at_any_rate(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
     jobs = [running_job(reporter, f"j{number}") for number in range(8)]
     errors: list[BaseException] = []
 
@@ -160,12 +160,12 @@ async def test_threads_may_tell_as_often_as_they_like(reporter: ProgressReporter
     for thread in threads:
         thread.start()
     await until(lambda: not any(thread.is_alive() for thread in threads), "the threads have ended")
-    await until(lambda: [one for one, _ in told(server, queue)].count("1") == 8, "each end is told")
+    await until(lambda: [one for one, _ in told(server, queue)].count("1") == 8, "each end is sent")
     assert errors == []
     assert len(told(server, queue)) < 100
 
 
-async def test_a_thread_that_outlives_its_worker_has_nobody_to_tell(queue: Queue, server: Server) -> None:
+async def test_progress_of_a_thread_that_outlives_its_worker_is_dropped(queue: Queue, server: Server) -> None:
     reporter = await asyncio.to_thread(_reporter_of_a_loop_that_ended, server, queue)
     running_job(reporter).progress(0.5)
 
@@ -177,7 +177,7 @@ def _reporter_of_a_loop_that_ended(server: Server, queue: Queue) -> ProgressRepo
     return asyncio.run(make())
 
 
-async def test_without_events_nothing_is_told_and_nothing_fails(queue: Queue, server: Server) -> None:
+async def test_without_events_progress_is_ignored(queue: Queue, server: Server) -> None:
     @queue.task
     async def resize() -> str:
         current_job().progress(1.0)
@@ -191,32 +191,35 @@ async def test_without_events_nothing_is_told_and_nothing_fails(queue: Queue, se
 @pytest.mark.parametrize(
     ("fraction", "note"), [(-0.1, ""), (1.1, ""), (float("nan"), ""), (True, ""), (0.5, None), (0.5, 7), (0.5, "\x00")]
 )
-async def test_bad_progress_is_refused(reporter: ProgressReporter, fraction: Any, note: Any) -> None:
+async def test_invalid_progress_is_refused(reporter: ProgressReporter, fraction: Any, note: Any) -> None:
     with pytest.raises(ConfigError, match=r"fraction|note"):
         running_job(reporter).progress(fraction, note)
 
 
 async def test_a_long_note_is_cut(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
     running_job(reporter).progress(0.5, "é" * 1000)
-    await until(lambda: told(server, queue) == [("0.5", "é" * 200)], "it is told, cut")
+    await until(lambda: told(server, queue) == [("0.5", "é" * 200)], "it is sent, cut")
 
 
-async def test_only_a_running_job_makes_progress(queue: Queue) -> None:
+async def test_only_a_running_job_can_report_progress(queue: Queue) -> None:
     @queue.task
     async def resize() -> None: ...
 
-    for job in (await queue.add("", 1), await resize.add(), Job("id")):
-        with pytest.raises(RuntimeError, match=r"progress\(\) is for a handler's own job"):
+    here = r"this job is not running here; call progress\(\) on the job that the handler received"
+    for job in (await queue.add("", 1), await resize.add()):
+        with pytest.raises(RuntimeError, match=here):
             job.progress(0.5)
+    with pytest.raises(RuntimeError, match=r"this job is not running: progress\(\) is for a handler's own job"):
+        Job("id").progress(0.5)
 
 
-async def test_a_handler_may_tell_progress_and_its_mistakes_are_its_own(queue: Queue, server: Server) -> None:
+async def test_invalid_progress_of_a_handler_fails_its_job(queue: Queue, server: Server) -> None:
     def handler(job: Job[Any]) -> str:
         job.progress(job.data, "from a thread")
         return "done"
 
     async with working("q", handler, url=server.url, store_results=True, max_attempts=1):
         assert await (await queue.add("", 0.5)).result(20) == "done"
-        await until(lambda: told(server, queue) == [("0.5", "from a thread")], "it is told")
+        await until(lambda: told(server, queue) == [("0.5", "from a thread")], "it is sent")
         with pytest.raises(JobFailed, match="fraction must be a number from 0 to 1"):
             await (await queue.add("", 5)).result(20)

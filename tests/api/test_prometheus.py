@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: names, units and labels, and no more series than allowed."""
+"""Metrics as Prometheus scrapes them: names, units and labels, and a limit on the number of series."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ if TYPE_CHECKING:
 
 
 def scraped(registry: CollectorRegistry) -> dict[str, float]:
-    """Series to value, from the text that a server would get."""
+    """Return values by series, from the text that Prometheus would get."""
     lines = generate_latest(registry).decode().splitlines()
     pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     return {series: float(value) for series, value in pairs if "_created" not in series}
 
 
-def test_every_observation_is_told_in_base_units() -> None:
+def test_every_observation_is_exported_in_base_units() -> None:
     registry = CollectorRegistry()
     sink = PrometheusSink(registry).for_queue("q")
     sink.job_outcome(JobOutcome(JobOutcomeKind.OK, 1, 1_500_000, "mail"))
@@ -109,7 +109,7 @@ def test_names_beyond_the_limit_are_counted_together() -> None:
     registry = CollectorRegistry()
     sink = PrometheusSink(registry, max_names=3)
     for number in range(1000):
-        # Each time anew, as a worker that is restarted would: the limit is the queue's.
+        # A new sink each time, as in a restarted worker: the limit is per queue.
         sink.for_queue("q").job_outcome(JobOutcome(JobOutcomeKind.OK, 1, 1, f"user {number}"))
         sink.for_queue("q").dlq_routed(DlqRouted(DlqReason.MALFORMED, 0, f"user {number}"))
         sink.for_queue("q").retry_scheduled(RetryScheduled(2, 1, f"user {number}"))
@@ -127,7 +127,7 @@ def test_names_beyond_the_limit_are_counted_together() -> None:
         assert len([series for series in told if series.startswith(metric)]) == 4
 
 
-def test_several_sinks_may_share_a_registry() -> None:
+def test_several_sinks_can_share_a_registry() -> None:
     registry = CollectorRegistry()
     for _ in range(2):
         PrometheusSink(registry).for_queue("q").reader_batch(ReaderBatch(2, 0))
@@ -150,7 +150,7 @@ def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.Mo
         PrometheusSink()
 
 
-def test_a_limit_of_no_names_is_refused() -> None:
+def test_a_limit_of_zero_names_is_refused() -> None:
     with pytest.raises(ConfigError, match="max_names must be a whole number of 1 or more; got 0"):
         PrometheusSink(CollectorRegistry(), max_names=0)
 
@@ -176,9 +176,9 @@ async def test_a_worker_and_a_promoter_are_scraped_over_http(server: Server) -> 
             consuming(server.url, handler, queue_name="q", metrics=sink),
             running(Promoter(server.url, PromoterConfig(queue_name="another", metrics=sink))),
         ):
-            await until(lambda: view.length() == 0 and not view.delayed(), "all is done")
+            await until(lambda: view.length() == 0 and not view.delayed(), "all jobs are done")
             await until(other.length, "it is promoted")
-            await until(lambda: 'tampu_promoted_total{queue="another"} 1.0' in text_of(registry), "and told")
+            await until(lambda: 'tampu_promoted_total{queue="another"} 1.0' in text_of(registry), "and counted")
             http, thread = start_http_server(0, "127.0.0.1", registry=registry)
             try:
                 text = await asyncio.to_thread(get, f"http://127.0.0.1:{http.server_port}/metrics")

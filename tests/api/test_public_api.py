@@ -1,10 +1,10 @@
-"""The list of public names, pinned: a name added or gone is a decision, not an accident."""
+"""Pins the list of public names, so that adding or removing one is a decision and not an accident."""
 
 from __future__ import annotations
 
 import tampu
 
-#: As API.md lists them, and what they need to be used.
+#: The low-level API of API.md, and the types it needs.
 SEEDS_LEVEL = set(
     """
     Producer ProducerConfig Consumer ConsumerConfig Promoter PromoterConfig Scheduler SchedulerConfig RetryConfig
@@ -30,13 +30,13 @@ PEOPLES_LEVEL = {
 }
 
 
-def test_the_public_names_are_these_and_no_others() -> None:
+def test_the_public_names_are_exactly_these() -> None:
     assert set(tampu.__all__) == PEOPLES_LEVEL | SEEDS_LEVEL | {"SyncProducer"}
 
 
-def test_every_public_name_is_there_and_documented() -> None:
+def test_every_public_name_exists_and_has_a_docstring() -> None:
     for name in tampu.__all__:
-        assert getattr(tampu, name).__doc__ or name == "Handler", name  # a type's other name has no docstring
+        assert getattr(tampu, name).__doc__ or name == "Handler", name  # a type alias has no docstring
 
 
 def test_the_producer_has_every_method_of_the_seeds() -> None:

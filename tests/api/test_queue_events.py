@@ -1,4 +1,4 @@
-"""The events of a queue as an async iterator."""
+"""Following the events of a queue as an async iterator."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ async def handler(job: Job[Any]) -> None:
 
 
 async def collect(events: QueueEvents, last: str) -> list[QueueEvent]:
-    """Events up to the first of that name."""
+    """Return the events up to the first one with that name."""
     seen = []
     async for event in events:
         seen.append(event)
@@ -30,7 +30,7 @@ async def collect(events: QueueEvents, last: str) -> list[QueueEvent]:
     return seen
 
 
-async def test_events_tell_a_jobs_life(queue: Queue, server: Server) -> None:
+async def test_events_show_the_life_of_a_job(queue: Queue, server: Server) -> None:
     async with QueueEvents("q", redis_url=server.url) as events:
         await events.pin()
         async with working("q", handler, url=server.url, max_attempts=2, consumer_id="w"):
@@ -51,7 +51,7 @@ async def test_events_tell_a_jobs_life(queue: Queue, server: Server) -> None:
     assert failed.fields["worker"] == "w"
 
 
-async def test_it_begins_now_or_where_it_is_told(queue: Queue, server: Server) -> None:
+async def test_it_starts_now_or_after_a_given_event(queue: Queue, server: Server) -> None:
     client = server.client()
     ids = [client.xadd(queue.keys.events, {"e": f"e{number}", "id": "", "ts": number}) for number in range(3)]
     everything = QueueEvents("q", redis_url=server.url, last_event_id="0")
@@ -79,7 +79,7 @@ async def test_close_ends_the_iteration(server: Server, block_ms: int) -> None:
     assert await collect(events, "never") == []
 
 
-async def test_nothing_is_missed_when_the_connection_is_lost(queue: Queue, server: Server) -> None:
+async def test_no_event_is_missed_when_the_connection_is_lost(queue: Queue, server: Server) -> None:
     client = server.client()
     events = QueueEvents("q", url=server.url)
     await events.pin()
@@ -92,7 +92,7 @@ async def test_nothing_is_missed_when_the_connection_is_lost(queue: Queue, serve
     await events.close()
 
 
-async def test_a_wrong_password_is_told(fresh_server: Any) -> None:
+async def test_a_wrong_password_is_an_error(fresh_server: Any) -> None:
     server = fresh_server(requirepass="right")
     events = QueueEvents("q", url=server.url.replace("right", "wrong"))
     with pytest.raises(RedisError, match="password"):
@@ -101,12 +101,12 @@ async def test_a_wrong_password_is_told(fresh_server: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"block_ms": 0}, {"count": 0}, {"block_ms": "x"}, {"redis_url": "nonsense"}])
-def test_bad_options_are_refused(options: dict[str, Any]) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="must be"):
         QueueEvents("q", **options)
 
 
-async def test_entries_that_are_no_events_are_told_as_they_are(queue: Queue, server: Server) -> None:
+async def test_entries_that_are_not_events_are_passed_on(queue: Queue, server: Server) -> None:
     server.client().xadd(queue.keys.events, {b"\xff": b"\xfe", "e": "odd"})
     async with queue.events(last_event_id="0") as events:
         [event] = await collect(events, "odd")

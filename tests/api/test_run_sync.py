@@ -1,4 +1,4 @@
-"""`Worker(queue).run_sync()`: a script without an event loop, ended by signals."""
+"""`Worker(queue).run_sync()` in a script without an event loop, stopped by signals."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def lines(stream: IO[str] | None, until: str) -> list[str]:
     seen: list[str] = []
     while not seen or seen[-1] != until:
         line = stream.readline()
-        assert line, f"it ended before it said {until!r}"
+        assert line, f"it ended before it printed {until!r}"
         seen.append(line.rstrip())
     return seen
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_signal_drains_it(queue: Queue, script: Any, number: signal.Signals) -> None:
+async def test_a_signal_drains_the_worker(queue: Queue, script: Any, number: signal.Signals) -> None:
     await queue.add("slow", {"seconds": 0.5})
     assert lines(script.stdout, "started") == ["up", "started"]
     script.send_signal(number)
@@ -65,20 +65,20 @@ async def test_a_signal_drains_it(queue: Queue, script: Any, number: signal.Sign
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, -signal.SIGTERM), (signal.SIGINT, None)])
-async def test_a_second_signal_does_not_wait(
+async def test_a_second_signal_ends_the_process_at_once(
     queue: Queue, script: Any, number: signal.Signals, code: int | None
 ) -> None:
     job = await queue.add("slow", {"seconds": 3600})
     lines(script.stdout, "started")
     script.send_signal(number)
-    for _ in range(50):  # ten seconds: what runs would have thirty
+    for _ in range(50):  # ten seconds; the shutdown deadline is thirty
         with contextlib.suppress(subprocess.TimeoutExpired):
             script.wait(0.2)
             break
         script.send_signal(number)
     else:
-        pytest.fail("it waits for what runs")
+        pytest.fail("it waits for running jobs")
     assert script.returncode != 0
     assert code is None or script.returncode == code
-    # It runs elsewhere: when its lease is over, or, if there was time to note its failure, as a retry.
+    # Another worker retries it: when its lease expires or, if there was time to record the failure, as a retry.
     assert (await queue.get_job(job.id)).state in ("running", "delayed", "waiting")

@@ -1,4 +1,4 @@
-"""`Worker.run_sync` ends on time, whatever its handlers do with their cancellation."""
+"""`Worker.run_sync` returns in time, even if handlers ignore their cancellation."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ SCRIPT = textwrap.dedent(
 )
 
 
-async def test_it_refuses_to_run_inside_an_event_loop(queue: Queue) -> None:
+async def test_run_sync_refuses_to_run_inside_an_event_loop(queue: Queue) -> None:
     worker = Worker("q", lambda job: None, url=queue.url)
     with pytest.raises(RuntimeError, match="running event loop"):
         worker.run_sync()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-async def test_a_handler_that_swallows_its_cancellation_is_abandoned(
+async def test_a_handler_that_ignores_its_cancellation_is_abandoned(
     queue: Queue, server: Server, number: signal.Signals
 ) -> None:
     await queue.add("stubborn", {})
@@ -58,7 +58,7 @@ async def test_a_handler_that_swallows_its_cancellation_is_abandoned(
             began = time.monotonic()
             process.send_signal(number)
             out, err = process.communicate(timeout=15)
-            assert time.monotonic() - began < 10  # the deadline, the time to clean up, and the machine's own
+            assert time.monotonic() - began < 10  # the deadline, the time to clean up, and a margin
         finally:
             process.kill()
     assert out == "returned 1\n"

@@ -1,4 +1,4 @@
-"""The same calls without an event loop: from a script, from threads, from the child of a fork."""
+"""The synchronous API, used from a script, from threads and from a forked child."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def view(server: Server) -> QueueView:
 
 @contextlib.contextmanager
 def working(queue: Queue) -> Iterator[None]:
-    """A worker in a thread of its own, with an event loop of its own."""
+    """Run a worker in a separate thread with its own event loop."""
     worker = Worker(queue, shutdown_deadline_secs=5, delayed_poll_interval_ms=20)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_until_complete, args=(worker.run(),))
@@ -78,7 +78,7 @@ def test_a_script_adds_jobs_and_waits_for_results(queue: Queue, view: QueueView)
             job.wait_for_result(poll_interval=0)
 
 
-def test_every_call_of_a_queue_is_there(queue: Queue, view: QueueView) -> None:
+def test_every_method_of_a_queue_exists(queue: Queue, view: QueueView) -> None:
     sync, double = queue.sync, queue.tasks["double"]
     assert (sync.name, sync.tasks, sync.is_closed) == ("q", queue.tasks, False)
     double.sync.add_in(timedelta(hours=1), 1)
@@ -105,7 +105,7 @@ def test_every_call_of_a_queue_is_there(queue: Queue, view: QueueView) -> None:
     assert sync.purge() == 1
 
 
-def test_an_instant_is_taken_too(queue: Queue, view: QueueView) -> None:
+def test_a_job_can_be_added_for_a_point_in_time(queue: Queue, view: QueueView) -> None:
     queue.tasks["double"].sync.add_at(view.now_ms() / 1000 + 3600, 2)
     assert len(view.delayed()) == 1
 
@@ -120,7 +120,7 @@ def test_many_threads_share_one_connection(queue: Queue, view: QueueView) -> Non
     assert len(names) == 1
 
 
-def test_threads_that_ask_first_get_the_same(server: Server) -> None:
+def test_threads_that_ask_at_the_same_time_get_the_same_object(server: Server) -> None:
     for _ in range(20):
         queue = Queue("q", url=server.url)
         barrier = threading.Barrier(8)
@@ -133,7 +133,7 @@ def test_threads_that_ask_first_get_the_same(server: Server) -> None:
             assert len({*threads.map(lambda _, ask=ask: ask(), range(8))}) == 1
 
 
-def test_the_queue_itself_may_be_used_by_an_event_loop_meanwhile(queue: Queue, view: QueueView) -> None:
+def test_an_event_loop_can_use_the_queue_at_the_same_time(queue: Queue, view: QueueView) -> None:
     double: Any = queue.tasks["double"]
 
     async def both() -> None:
@@ -148,7 +148,7 @@ def test_the_queue_itself_may_be_used_by_an_event_loop_meanwhile(queue: Queue, v
         queue.sync.add("double", {"number": 1})
 
 
-def test_a_job_of_synchronous_code_can_be_waited_for_by_threads(queue: Queue) -> None:
+def test_threads_can_wait_for_jobs_of_synchronous_code(queue: Queue) -> None:
     double = queue.tasks["double"]
     with working(queue), ThreadPoolExecutor(8) as threads:
         jobs = [double.sync.add(number) for number in range(40)]
@@ -156,7 +156,7 @@ def test_a_job_of_synchronous_code_can_be_waited_for_by_threads(queue: Queue) ->
 
 
 def in_child(work: Any) -> int:
-    """Runs `work` in a forked child; its exit code, 0 when it raised nothing."""
+    """Run `work` in a forked child and return its exit code, 0 if it raised nothing."""
     child = os.fork()
     if child == 0:
         signal.alarm(60)
@@ -173,7 +173,7 @@ def in_child(work: Any) -> int:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_goes_on_with_connections_of_its_own(queue: Queue, view: QueueView) -> None:
+def test_a_forked_child_continues_with_its_own_connections(queue: Queue, view: QueueView) -> None:
     double: Any = queue.tasks["double"]
     before = double.sync.add(1)
 
@@ -190,17 +190,17 @@ def test_a_forked_child_goes_on_with_connections_of_its_own(queue: Queue, view: 
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_child_waits_for_results_by_events_of_its_own(
+def test_a_forked_child_waits_for_results_with_its_own_events(
     queue: Queue, view: QueueView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tampu.inspect.waiters.SAFETY_NET_SECS", 3600.0)
     double: Any = queue.tasks["double"]
     with pytest.raises(TimeoutError):
-        double.sync.add(0).result(0.05)  # the parent reads events already
+        double.sync.add(0).result(0.05)  # now the parent reads events
     queue.sync.purge()
 
     def work() -> None:
-        # The first look finds nothing: the worker comes when this child reads.
+        # The first lookup finds nothing: the worker starts only when this child reads events.
         assert double.sync.add(5).result(30) == 10
 
     child = threading.Thread(target=lambda: codes.append(in_child(work)))
@@ -216,7 +216,7 @@ def _readers(view: QueueView) -> int:
     return len([one for one in view.client.client_list() if one["cmd"].startswith("xread") and one["name"] == "tampu"])
 
 
-def test_a_context_manager_closes_it(server: Server) -> None:
+def test_a_context_manager_closes_the_queue(server: Server) -> None:
     with Queue("other", url=server.url).sync as sync:
         sync.add("", 1)
     assert sync.is_closed

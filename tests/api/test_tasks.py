@@ -51,7 +51,7 @@ def view(server: Server) -> QueueView:
 # --- adding
 
 
-async def test_a_task_is_added_under_its_name_with_its_arguments(queue: Queue, view: QueueView) -> None:
+async def test_a_task_is_added_by_name_with_its_arguments(queue: Queue, view: QueueView) -> None:
     @queue.task(attempts=5, backoff=BackoffSpec.fixed(200))
     async def welcome(to: str, subject: str = "hi") -> None: ...
 
@@ -123,7 +123,7 @@ async def test_a_task_can_be_added_once(queue: Queue, view: QueueView) -> None:
         await welcome.add_unique(" ", "ada")
 
 
-async def test_a_bulk_is_tuples_dicts_or_single_arguments(queue: Queue, view: QueueView) -> None:
+async def test_a_bulk_can_have_tuples_dicts_or_single_arguments(queue: Queue, view: QueueView) -> None:
     @queue.task(attempts=4)
     async def welcome(to: str, subject: str = "hi") -> None: ...
 
@@ -139,7 +139,7 @@ async def test_a_bulk_is_tuples_dicts_or_single_arguments(queue: Queue, view: Qu
     assert await welcome.add_bulk([]) == []
 
 
-async def test_schedules_are_kept_as_they_are_when_they_are_made_again(queue: Queue) -> None:
+async def test_creating_a_schedule_again_does_not_change_it(queue: Queue) -> None:
     @queue.task
     async def report(region: str = "eu") -> None: ...
 
@@ -180,7 +180,7 @@ async def test_a_scheduled_task_gets_its_arguments(queue: Queue) -> None:
 # --- running
 
 
-async def test_tasks_run_with_their_types_and_give_back_theirs(queue: Queue) -> None:
+async def test_arguments_and_results_have_their_types(queue: Queue) -> None:
     @queue.task
     async def pay(invoice: Invoice, id: uuid.UUID, when: datetime) -> Invoice:  # noqa: A002
         assert isinstance(invoice, Invoice)
@@ -209,7 +209,7 @@ async def test_a_def_runs_in_a_thread_and_an_async_def_on_the_loop(queue: Queue)
         assert await (await cooperative.add()).result(20) == threading.current_thread().name
 
 
-async def test_a_task_knows_its_job(queue: Queue) -> None:
+async def test_a_task_can_get_its_job(queue: Queue) -> None:
     @queue.task
     def blocking() -> str:
         return current_job().id
@@ -232,7 +232,7 @@ async def test_a_task_knows_its_job(queue: Queue) -> None:
         current_job()
 
 
-async def test_a_payload_that_does_not_fit_is_a_dead_letter_at_once(queue: Queue) -> None:
+async def test_a_payload_that_does_not_match_is_dead_lettered_at_once(queue: Queue) -> None:
     seen: list[Any] = []
 
     @queue.task
@@ -248,7 +248,7 @@ async def test_a_payload_that_does_not_fit_is_a_dead_letter_at_once(queue: Queue
     assert seen == ["ada"]
 
 
-async def test_a_timeout_is_a_failure_and_says_so(queue: Queue) -> None:
+async def test_a_timeout_is_a_failure_with_a_clear_message(queue: Queue) -> None:
     @queue.task(timeout=0.05, attempts=1)
     async def slow() -> None:
         await asyncio.sleep(60)
@@ -267,7 +267,7 @@ async def test_a_timeout_is_a_failure_and_says_so(queue: Queue) -> None:
                 await (await task.add()).result(20)
 
 
-async def test_a_task_is_retried_by_its_own_rules(queue: Queue) -> None:
+async def test_a_tasks_own_attempts_and_backoff_apply(queue: Queue) -> None:
     attempts: list[int] = []
 
     @queue.task(attempts=3, backoff=1)
@@ -287,7 +287,7 @@ async def test_a_task_is_retried_by_its_own_rules(queue: Queue) -> None:
 
 @pytest.fixture
 def process_tasks(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module of these tasks, as a worker's children import it: with the URL in the environment."""
+    """Import the module with the URL in the environment, as the worker's child processes do."""
     monkeypatch.setenv("TAMPU_URL", server.url)
     monkeypatch.delitem(sys.modules, "api.process_tasks", raising=False)
     return importlib.import_module("api.process_tasks")
@@ -320,11 +320,11 @@ async def test_tasks_share_their_processes(process_tasks: Any) -> None:
         assert await (await process_tasks.own_pid.add()).result(60) == first["pid"]
 
 
-async def test_a_task_in_a_process_tells_its_progress(server: Server, process_tasks: Any) -> None:
+async def test_a_task_in_a_process_reports_progress(server: Server, process_tasks: Any) -> None:
     async with process_tasks.queue as queue, working(queue):
         job = await process_tasks.tells.add()
         assert await job.result(60) == job.id
-        await until(lambda: _progress(server.client(), queue)[-1:] == [("1", "there")], "it is told")
+        await until(lambda: _progress(server.client(), queue)[-1:] == [("1", "there")], "it is sent")
 
 
 def _progress(client: Any, queue: Queue) -> list[tuple[str, str]]:
@@ -364,8 +364,8 @@ async def test_a_worker_refuses_queues_it_cannot_serve(server: Server) -> None:
     async def anything() -> None: ...
 
     for bad, says in [
-        (empty, "queue 'b' has no task"),
-        ([queue, empty], "queue 'b' has no task"),
+        (empty, "queue 'b' has no tasks to run"),
+        ([queue, empty], "queue 'b' has no tasks to run"),
         ([queue, queue], "given twice"),
         ([queue, Queue("a", url=server.url)], "given twice"),
         ([queue, "b"], "queue must be"),
@@ -374,7 +374,7 @@ async def test_a_worker_refuses_queues_it_cannot_serve(server: Server) -> None:
         with pytest.raises(ConfigError, match=says):
             Worker(bad)  # type: ignore[arg-type]
     for options in ({"url": server.url}, {"redis_url": server.url}, {"tls": True}):
-        with pytest.raises(ConfigError, match="a Queue knows its own"):
+        with pytest.raises(ConfigError, match="a Queue has its own"):
             Worker(queue, **options)  # type: ignore[arg-type]
     assert Worker(queue).config.store_results is True
     assert Worker(queue, store_results=False).config.store_results is False

@@ -1,4 +1,4 @@
-"""`tampu.testing`: in a pytest run of its own, as in somebody's project; and without pytest."""
+"""`tampu.testing` in a separate pytest run, as in a user's project, and without pytest."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_a_queue_with_one(tampu_queue):
     assert await job.result(5) == "done"
 
 
-async def test_each_test_has_a_queue_of_its_own(tampu_queue, tampu_server):
+async def test_each_test_has_its_own_queue(tampu_queue, tampu_server):
     import redis
 
     assert tampu_queue.name not in names and len(names) == 2
@@ -72,7 +72,7 @@ def test_nothing_is_left_behind(tampu_server):
 """
 
 
-def test_its_fixtures_work_in_a_project(tmp_path: Path) -> None:
+def test_the_fixtures_work_in_a_project(tmp_path: Path) -> None:
     (tmp_path / "test_suite.py").write_text(SUITE)
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\nasyncio_mode = auto\nasyncio_default_fixture_loop_scope = function\n"
@@ -87,7 +87,7 @@ def test_its_fixtures_work_in_a_project(tmp_path: Path) -> None:
     assert "4 passed" in done.stdout, done.stdout + done.stderr
 
 
-def test_it_is_declared_as_a_plugin() -> None:
+def test_the_package_declares_the_plugin() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     assert project["entry-points"]["pytest11"] == {"tampu": "tampu.testing"}
 
@@ -99,7 +99,7 @@ def test_it_can_be_imported_without_pytest() -> None:
     assert subprocess.check_output([sys.executable, "-c", script], text=True) == "run_until_empty\n"
 
 
-async def test_it_runs_until_jobs_of_jobs_are_done(queue: Queue, server: Server) -> None:
+async def test_jobs_added_by_jobs_are_run_too(queue: Queue, server: Server) -> None:
     done: list[int] = []
 
     @queue.task
@@ -116,7 +116,7 @@ async def test_it_runs_until_jobs_of_jobs_are_done(queue: Queue, server: Server)
     assert server.client().xlen(queue.keys.stream) == 0
 
 
-async def test_what_is_due_later_is_left_or_run_at_once(queue: Queue) -> None:
+async def test_delayed_jobs_are_left_or_run_at_once(queue: Queue) -> None:
     done: list[str] = []
 
     @queue.task(backoff=3_600_000)
@@ -128,11 +128,11 @@ async def test_what_is_due_later_is_left_or_run_at_once(queue: Queue) -> None:
     await work.add("now")
     assert await run_until_empty(queue) == 1
     assert done == ["now"]
-    assert await run_until_empty(queue, include_delayed=True) == 2  # its retry too
+    assert await run_until_empty(queue, include_delayed=True) == 2  # the job and its retry
     assert done == ["now", "later", "later"]
 
 
-async def test_a_job_that_is_given_up_raises_its_own_error(queue: Queue) -> None:
+async def test_a_dead_lettered_job_raises_its_own_error(queue: Queue) -> None:
     @queue.task(attempts=2, backoff=3_600_000)
     async def work() -> None:
         raise ZeroDivisionError("in the task")
@@ -144,10 +144,10 @@ async def test_a_job_that_is_given_up_raises_its_own_error(queue: Queue) -> None
     await work.add()
     assert await run_until_empty(queue, raise_errors=False) == 2
     assert len(await queue.peek_dlq()) == 2
-    assert await run_until_empty(queue) == 0  # letters from before are no news
+    assert await run_until_empty(queue) == 0  # earlier dead letters are ignored
 
 
-async def test_a_job_that_cannot_be_run_at_all_raises_too(queue: Queue, server: Server) -> None:
+async def test_a_malformed_job_raises_too(queue: Queue, server: Server) -> None:
     @queue.task
     async def work() -> None: ...
 
@@ -156,7 +156,7 @@ async def test_a_job_that_cannot_be_run_at_all_raises_too(queue: Queue, server: 
         await run_until_empty(queue)
 
 
-async def test_an_error_that_a_retry_mended_is_none(queue: Queue) -> None:
+async def test_an_error_fixed_by_a_retry_is_not_raised(queue: Queue) -> None:
     @queue.task(backoff=3_600_000)
     async def work() -> None:
         attempts.append(1)
@@ -182,13 +182,13 @@ async def test_it_serves_several_queues_and_handlers(server: Server) -> None:
         assert seen == [1, 2]
 
 
-async def test_what_never_ends_is_a_timeout_that_names_the_queue(queue: Queue) -> None:
+async def test_a_timeout_names_the_queue(queue: Queue) -> None:
     @queue.task
     async def work() -> None:
         await asyncio.sleep(3600)
 
     await work.add()
-    with pytest.raises(TimeoutError, match=r"still something to do in q after 0\.1 s"):
+    with pytest.raises(TimeoutError, match=r"jobs are left in q after 0\.1 s"):
         await run_until_empty(queue, timeout=0.1, shutdown_deadline_secs=0)
 
 

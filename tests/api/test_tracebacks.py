@@ -1,4 +1,4 @@
-"""The traceback in a dead letter begins where the user's code does: what led there is the same for every job."""
+"""The traceback in a dead letter starts at the user's code, because the frames before it are the same for every job."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 async def traceback_of(queue: Queue) -> list[str]:
-    """The functions in the traceback of the only dead letter."""
+    """Return the functions in the traceback of the only dead letter."""
     [letter] = await queue.peek_dlq()
     assert letter["traceback"].startswith("Traceback (most recent call last):\n")
     return re.findall(r"line \d+, in (\S+)", letter["traceback"])
@@ -28,7 +28,7 @@ def deeper() -> None:
     raise LookupError("far down")
 
 
-async def test_of_a_coroutine(queue: Queue) -> None:
+async def test_traceback_of_a_coroutine(queue: Queue) -> None:
     @queue.task(attempts=1, timeout=10)
     async def work() -> None:
         deeper()
@@ -39,7 +39,7 @@ async def test_of_a_coroutine(queue: Queue) -> None:
     assert await traceback_of(queue) == ["work", "deeper"]
 
 
-async def test_of_a_function_in_a_thread(queue: Queue) -> None:
+async def test_traceback_of_a_function_in_a_thread(queue: Queue) -> None:
     @queue.task(attempts=1)
     def work() -> None:
         deeper()
@@ -51,7 +51,7 @@ async def test_of_a_function_in_a_thread(queue: Queue) -> None:
 
 
 @pytest.mark.parametrize("name", ["raises_deep_down", "raises_deep_down_later"])
-async def test_of_a_task_in_a_process(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+async def test_traceback_of_a_task_in_a_process(server: Server, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv("TAMPU_URL", server.url)
     monkeypatch.delitem(sys.modules, "api.process_tasks", raising=False)
     tasks = importlib.import_module("api.process_tasks")
@@ -61,7 +61,7 @@ async def test_of_a_task_in_a_process(server: Server, monkeypatch: pytest.Monkey
         assert await traceback_of(queue) == [name, "_raise_deep_down"]
 
 
-async def test_of_an_error_of_our_own_is_whole(queue: Queue) -> None:
+async def test_traceback_of_an_error_inside_tampu_is_complete(queue: Queue) -> None:
     @queue.task(attempts=1)
     async def work(number: int) -> None: ...
 

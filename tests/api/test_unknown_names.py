@@ -1,4 +1,4 @@
-"""Jobs whose name no task has: during a deploy old workers meet new jobs."""
+"""Jobs without a matching task, as during a deploy when old workers receive new jobs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 
-async def test_an_unknown_job_waits_for_a_worker_that_knows_it(queue: Queue, server: Server) -> None:
+async def test_an_unknown_job_waits_for_a_worker_with_its_task(queue: Queue, server: Server) -> None:
     view = QueueView(server, "q")
 
     @queue.task
@@ -41,7 +41,7 @@ async def test_an_unknown_job_waits_for_a_worker_that_knows_it(queue: Queue, ser
             assert await job.result(20) == 2
 
 
-async def test_patience_has_an_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_job_is_dead_lettered_in_the_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "UNKNOWN_DELAY_MS", 1)
     monkeypatch.setattr(dispatch, "UNKNOWN_PATIENCE_SECS", 0.05)
 
@@ -78,7 +78,7 @@ def job(job_id: str = "j", name: str = "n") -> Job[Any]:
     return Job(job_id, name)
 
 
-def test_a_job_is_put_back_for_an_hour_and_then_a_dead_letter(unknown: UnknownNames, clock: Clock) -> None:
+def test_a_job_is_put_back_for_an_hour_and_then_dead_lettered(unknown: UnknownNames, clock: Clock) -> None:
     while clock.now <= 3600:
         outcome = unknown.outcome_of(job())
         assert isinstance(outcome, PutBack)
@@ -86,11 +86,11 @@ def test_a_job_is_put_back_for_an_hour_and_then_a_dead_letter(unknown: UnknownNa
         clock.now += 60
     assert unknown.outcome_of(job()) == Cancel("no handler named 'n'")
     assert unknown._seen == {}
-    assert isinstance(unknown.outcome_of(job()), PutBack)  # replayed: it has its hour again
+    assert isinstance(unknown.outcome_of(job()), PutBack)  # after a replay the hour starts again
 
 
-def test_the_longer_a_job_is_unknown_the_longer_it_waits(unknown: UnknownNames, clock: Clock) -> None:
-    """Each time is four events: an hour of seconds would push everybody else's out of the events stream."""
+def test_the_delay_grows_the_longer_a_job_is_unknown(unknown: UnknownNames, clock: Clock) -> None:
+    """Each round writes four events: one per second for an hour would push other events out of the stream."""
     waits = []
     while isinstance(outcome := unknown.outcome_of(job()), PutBack):
         waits.append(outcome.after_ms)
@@ -101,8 +101,8 @@ def test_the_longer_a_job_is_unknown_the_longer_it_waits(unknown: UnknownNames, 
     assert len(waits) < 150
 
 
-def test_patience_starts_anew_after_an_absence(unknown: UnknownNames, clock: Clock) -> None:
-    """An id that is used every day must not be dead on the second."""
+def test_the_hour_starts_again_after_an_absence(unknown: UnknownNames, clock: Clock) -> None:
+    """An ID that is used every day must not be dead-lettered on the second day."""
     assert isinstance(unknown.outcome_of(job()), PutBack)
     clock.now = 24 * 3600.0
     assert isinstance(unknown.outcome_of(job()), PutBack)
@@ -110,7 +110,7 @@ def test_patience_starts_anew_after_an_absence(unknown: UnknownNames, clock: Clo
     assert isinstance(unknown.outcome_of(job()), PutBack)
 
 
-def test_only_so_many_are_remembered(unknown: UnknownNames, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_jobs_is_limited(unknown: UnknownNames, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 10)
     for number in range(100):
         unknown.outcome_of(job(str(number), f"name {number}"))
@@ -118,7 +118,7 @@ def test_only_so_many_are_remembered(unknown: UnknownNames, monkeypatch: pytest.
     assert len(unknown._complained_at) <= 10
 
 
-def test_a_name_is_complained_about_once_a_minute(
+def test_a_name_is_logged_once_per_minute(
     unknown: UnknownNames, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "tampu.worker"):

@@ -13,7 +13,7 @@ from tampu.wire.retry import RetryConfig
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-#: Short waits, so that tests are; everything else as it is by default.
+#: Short intervals, so that tests are fast; everything else is the default.
 QUICK: dict[str, Any] = {
     "concurrency": 8,
     "delayed_poll_interval_ms": 20,
@@ -25,7 +25,7 @@ QUICK: dict[str, Any] = {
 
 @contextlib.asynccontextmanager
 async def working(*served: Any, **settings: Any) -> AsyncIterator[Worker]:
-    """A worker that reads, until the block ends."""
+    """Run a worker until the block ends; the block starts when it reads."""
     worker = Worker(*served, **(QUICK | settings))
     task = asyncio.create_task(worker.run())
     try:

@@ -1,7 +1,7 @@
-"""Counts what one job costs: requests to the server, commands the server runs, Python calls and instructions of ours.
+"""Counts the cost of one job: requests to the server, commands the server runs, Python calls and instructions in tampu.
 
-Counts and not seconds, so that a busy machine does not matter. What a clock drives (leases, promoter, scheduler) is a
-handful whatever the number of jobs, and vanishes when it is divided by it.
+It counts instead of measuring time, so that a busy machine does not matter. Work driven by a clock (leases, promoter,
+scheduler) does not depend on the number of jobs, and becomes negligible when divided by it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Meter:
-    """`with Meter(client, monkeypatch) as meter: ...`, then `meter.per_job(jobs)`."""
+    """Meter one block: `with Meter(client, monkeypatch) as meter: ...`, then `meter.per_job(jobs)`."""
 
     client: redis.Redis
     monkeypatch: pytest.MonkeyPatch
@@ -41,7 +41,7 @@ class Meter:
         self.client.config_resetstat()
         self._former = sys.gettrace()
         sys.settrace(self._trace)
-        # The frames that wait already, such as a consumer's loops, are traced when they go on: each begins anew.
+        # Frames that are already waiting, such as a consumer's loops, are traced when they resume.
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -67,7 +67,7 @@ class Meter:
         return self._count
 
     def per_job(self, jobs: int) -> dict[str, Any]:
-        """Requests, calls and instructions per job, and the commands the server runs for every single one."""
+        """Return requests, calls and instructions per job, and the commands that the server runs for every job."""
         rounded = {name: round(calls / jobs) for name, calls in sorted(self.commands.items())}
         return {
             "requests": round(self.requests / jobs, 2),

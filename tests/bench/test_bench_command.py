@@ -1,4 +1,4 @@
-"""`tampu bench`: figures of one's own server, and nothing left behind."""
+"""`tampu bench` measures a server and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_measures_every_scenario_and_removes_its_queue(server: Server, capsys
     assert list(server.client().scan_iter()) == [b"somebody-elses"]
 
 
-def test_people_get_a_table(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_json_it_prints_a_table(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["bench", "--url", server.url, "--jobs", "100", "--rounds", "1", "--only", "queue-add,worker-concurrent"]
     assert run_command(command) == 0
     out = capsys.readouterr().out
@@ -33,11 +33,11 @@ def test_people_get_a_table(server: Server, capsys: pytest.CaptureFixture[str]) 
     assert [line.split()[0] for line in out.splitlines()[1:]] == ["queue-add", "worker-concurrent"]
 
 
-def test_an_unknown_scenario_is_refused_with_the_known_ones(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_scenario_is_refused_with_the_valid_ones(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["bench", "--url", server.url, "--only", "queue-sub"]) == 2
-    assert "no such scenario: queue-sub; there are ping, queue-add" in capsys.readouterr().err
+    assert "no such scenario: queue-sub; choose from ping, queue-add" in capsys.readouterr().err
 
 
-def test_no_server_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_server_is_reported_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_command(["bench", "--url", "redis://127.0.0.1:1", "--timeout", "0.5"]) == 1
-    assert "is a server running there?" in capsys.readouterr().err
+    assert "check that a server is running there, or set --url or TAMPU_URL" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What is published is made from a run's file: tables, plots, bars."""
+"""Everything published is generated from the file of a run: tables, plots and targets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bench.program.latency import percentiles  # noqa: E402
 from bench.record import Record, new_record  # noqa: E402
 from bench.runner import Measure, interleave  # noqa: E402
 
-from bench import bars, report  # noqa: E402 - found there only now
+from bench import bars, report  # noqa: E402 - can only be imported after the path is set
 
 
 @pytest.fixture
@@ -37,12 +37,12 @@ def record() -> Record:
     return made
 
 
-def test_a_record_is_the_same_after_it_was_written(record: Record, tmp_path: Path) -> None:
+def test_a_record_is_unchanged_after_saving_and_loading(record: Record, tmp_path: Path) -> None:
     record.save(tmp_path / "run.json")
     assert Record.load(tmp_path / "run.json") == record
 
 
-def test_bars_compare_medians(record: Record) -> None:
+def test_targets_compare_medians(record: Record) -> None:
     lines = bars.judge(record)
     assert lines == [
         "bar worker-concurrent ratio 8.44 needs 7 ok",
@@ -51,18 +51,18 @@ def test_bars_compare_medians(record: Record) -> None:
     assert [bar["holds"] for bar in record.bars] == [True, False]
 
 
-def test_the_page_tells_figures_failures_and_what_is_missing(record: Record) -> None:
+def test_the_page_shows_figures_failures_and_missing_peers(record: Record) -> None:
     bars.judge(record)
     page = report.page(record)
     assert "| **tampu** | **95,000** |" in page
     assert "| chasquimq | 11,200 (8.4) |" in page
     assert "| arq | failed |" in page
     assert "streaq | could not be installed: streaq 7.2.0 cannot be installed: no matching distribution" in page
-    assert "| `worker-concurrent-of-limit` | 0.50 | at least 0.6 | **short** |" in page
-    assert "## Spark" not in page, "the run had none"
+    assert "| `worker-concurrent-of-limit` | 0.50 | at least 0.6 | **missed** |" in page
+    assert "## Spark" not in page, "the run has no Spark figures"
 
 
-def test_the_readme_keeps_all_but_its_table(record: Record) -> None:
+def test_only_the_table_of_the_readme_is_replaced(record: Record) -> None:
     readme = f"before\n{report.BEGIN}\nold\n{report.END}\nafter\n"
     made = report.with_table(readme, report.readme_table(record))
     assert made.startswith(f"before\n{report.BEGIN}\n| jobs per second | tampu |")
@@ -80,7 +80,7 @@ def test_plots_are_well_formed(record: Record) -> None:
         assert ET.fromstring(svg).tag.endswith("svg")
 
 
-def test_contestants_take_turns_in_an_order_that_rotates() -> None:
+def test_contestants_take_turns_in_rotating_order() -> None:
     order: list[str] = []
     made = new_record("quick", "Redis 8.6.3")
 
@@ -93,7 +93,7 @@ def test_contestants_take_turns_in_an_order_that_rotates() -> None:
     assert made.values("queue-add", "b") == [1.0, 1.0, 1.0]
 
 
-def test_a_contestant_that_fails_is_said_so_and_not_asked_again() -> None:
+def test_a_contestant_that_fails_is_recorded_and_not_run_again() -> None:
     made = new_record("quick", "Redis 8.6.3")
 
     def fail() -> Any:
@@ -104,8 +104,8 @@ def test_a_contestant_that_fails_is_said_so_and_not_asked_again() -> None:
     assert len(made.samples) == 1
 
 
-def test_a_program_that_cannot_start_says_why() -> None:
-    with pytest.raises(PeerFailed, match="nope ended in its start with exit code 3: no such module"):
+def test_a_program_that_cannot_start_reports_why() -> None:
+    with pytest.raises(PeerFailed, match="nope exited with code 3 in startup: no such module"):
         Program(
             "nope", [sys.executable, "-c", "import sys; print('no such module', file=sys.stderr); sys.exit(3)"], "", 0
         )
@@ -118,7 +118,7 @@ def test_percentiles_are_in_milliseconds() -> None:
     assert found["max_ms"] == pytest.approx(100)
 
 
-def test_a_flame_graph_shows_where_samples_were() -> None:
+def test_a_flame_graph_shows_where_the_samples_are() -> None:
     folded = "main (a.py:1);work (tampu/b.py:7) 30\nmain (a.py:1);work (tampu/b.py:9);write (libc.so.6) 70"
     assert own_costs(folded) == [("write (libc.so.6)", 0.7), ("work (tampu/b.py)", 0.3)]
     svg = draw("worker", tree(folded))

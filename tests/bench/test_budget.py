@@ -1,8 +1,8 @@
-"""No job may come to cost more than is written down in `budget.json`: a guard that counts and does not time.
+"""A job must not cost more than `budget.json` allows. This guard counts instead of measuring time.
 
-Each figure is the best of a few attempts: how many jobs share a window depends on the moment, but a command, a call or
-a line that is added for every job is there in every attempt. After a change that is meant, record anew with
-`TAMPU_RECORD_BUDGET=1 pytest tests/bench` and say in the commit why.
+Each figure is the best of several attempts: how many jobs share a window varies, but a command, a call or a line
+executed for every job shows up in every attempt. After an intended change, record the budget again with
+`TAMPU_RECORD_BUDGET=1 pytest tests/bench` and say why in the commit message.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ BUDGET = Path(__file__).with_name("budget.json")
 ATTEMPTS = 6
 QUEUE = "budget"
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
-#: What a figure may be over its budget: less than one request or call for each job, and a line's worth of instructions.
+#: Allowed excess: less than one request or call per job, and about one line's worth of instructions.
 SLACK = {"requests": 0.3, "calls": 0.7, "instructions": 12}
 SHARE = 0.05
-#: Calls and instructions differ from one Python to the next; the commands and requests do not.
+#: Calls and instructions differ between Python versions; commands and requests do not.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -107,7 +107,7 @@ SCENARIOS: dict[str, Callable[[str, Meter], Awaitable[int]]] = {
 
 
 def best_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
-    """The least of each figure."""
+    """Return the minimum of each figure."""
     names = set.intersection(*(set(each["commands"]) for each in attempts))
     least: dict[str, Any] = {
         figure: min(each[figure] for each in attempts) for figure in ("requests", "calls", "instructions")
@@ -116,7 +116,7 @@ def best_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
-    """What costs more than it may, in words."""
+    """Return a sentence for each figure that is over budget."""
     over = [
         f"{found['commands'][name]} {name} per job, {allowed['commands'].get(name, 0)} allowed"
         for name in found["commands"]
@@ -124,7 +124,7 @@ def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
     ]
     for figure, slack in SLACK.items():
         limit = allowed[figure] if figure == "requests" else allowed.get(PYTHON, {}).get(figure)
-        # Of what takes thousands of instructions, some depend on how many jobs share a window.
+        # With thousands of instructions, some depend on how many jobs share a window.
         if limit is not None and found[figure] > limit + max(slack, limit * SHARE):
             over.append(f"{found[figure]} {figure} per job, {limit} allowed")
     return over
@@ -177,7 +177,7 @@ async def test_one_more_command_for_every_job_is_over_budget(
     assert any("requests" in line for line in said)
 
 
-def test_what_is_over_budget_is_said() -> None:
+def test_every_figure_over_budget_is_reported() -> None:
     allowed = {"commands": {"xadd": 1}, "requests": 0.02, PYTHON: {"calls": 8.0, "instructions": 400}}
     found = {"commands": {"xadd": 1, "set": 1}, "requests": 0.02, "calls": 8.0, "instructions": 400}
     assert over_budget(found, allowed) == ["1 set per job, 0 allowed"]

@@ -1,4 +1,4 @@
-"""Fixtures of the command line's tests: the server of the test is the one in TAMPU_URL."""
+"""Fixtures for tests of the command line: commands use the test's server through TAMPU_URL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No variable of whoever runs the tests changes what commands do."""
+    """Remove environment variables that would change what commands do."""
     for variable in ("TAMPU_URL", "TAMPU_JSON", "TAMPU_YES", "TAMPU_RAW", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TZ", "UTC")
@@ -22,24 +22,24 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def url(server: Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of an empty server, which commands use without being told."""
+    """Return the URL of an empty server, which commands use by default."""
     monkeypatch.setenv("TAMPU_URL", server.url)
     return server.url
 
 
 @pytest.fixture
 def fresh_shop(url: str) -> Filled:
-    """A queue with something of everything in it, filled a moment ago."""
+    """Fill a queue with jobs in every state, just now."""
     return fill(url)
 
 
-#: What `shop` was filled with, and every key of it as it was then.
+#: What `shop` was filled with, and a dump of every key.
 _filled: list[tuple[Filled, dict[bytes, bytes]]] = []
 
 
 @pytest.fixture
 def shop(server: Server, url: str) -> Filled:
-    """The same, filled once in a run and copied from then on, which is quicker."""
+    """Fill a queue with jobs in every state; after the first time, restore it from a dump, which is faster."""
     client = server.client()
     if not _filled:
         filled = fill(url)

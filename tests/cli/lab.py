@@ -1,4 +1,4 @@
-"""Ways to run commands: in this process (quick), in one of their own behind pipes, and in a real terminal."""
+"""Ways to run commands: in this process (fast), in a separate process behind pipes, and in a real terminal."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-#: As the program `tampu` does, -P keeps the current folder out of where modules are looked for.
+#: Like the installed `tampu` program, -P keeps the current folder out of the module search path.
 PROGRAM = (sys.executable, "-P", "-m", "tampu.cli")
-#: How long a program may take to end on a busy machine.
+#: How long a program may take to exit on a busy machine, in seconds.
 PATIENCE_SECS = 30.0
 
 
 @dataclass(frozen=True)
 class Done:
-    """How a command ended."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -41,17 +41,17 @@ class Done:
 
     @property
     def json(self) -> Any:
-        """Its output, which is one JSON document."""
+        """Return its output, which is one JSON document."""
         return json.loads(self.out, parse_constant=_refuse)
 
     @property
     def json_lines(self) -> list[Any]:
-        """Its output, one JSON document a line."""
+        """Return its output, one JSON document per line."""
         return [json.loads(line, parse_constant=_refuse) for line in self.out.splitlines()]
 
     @property
     def complaint(self) -> str:
-        """The one line on stderr."""
+        """Return the only line on stderr."""
         lines = self.err.splitlines()
         assert len(lines) == 1, self.err
         assert lines[0].startswith("tampu: "), self.err
@@ -59,11 +59,11 @@ class Done:
 
 
 def _refuse(constant: str) -> None:
-    raise AssertionError(f"{constant} is no JSON")
+    raise AssertionError(f"{constant} is not valid JSON")
 
 
 def invoke(*arguments: str, stdin: str = "") -> Done:
-    """Run a command in this process, as if behind pipes."""
+    """Run a command in this process, with stdin, stdout and stderr redirected."""
     out, err, given = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.StringIO(stdin)
     try:
@@ -75,13 +75,13 @@ def invoke(*arguments: str, stdin: str = "") -> Done:
 
 
 def start(*arguments: str, cwd: Path | None = None, **options: Any) -> subprocess.Popen[bytes]:
-    """Start a command in a process of its own."""
+    """Start a command in a separate process."""
     defaults: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([*PROGRAM, *arguments], cwd=cwd, **(defaults | options))
 
 
 def run_program(*arguments: str, cwd: Path | None = None, **options: Any) -> Done:
-    """Run a command in a process of its own, behind pipes."""
+    """Run a command in a separate process, behind pipes."""
     process = start(*arguments, cwd=cwd, **options)
     out, err = process.communicate(timeout=PATIENCE_SECS)
     return Done(process.returncode, (out or b"").decode(), (err or b"").decode())
@@ -100,7 +100,7 @@ def run_shell(script: str) -> subprocess.CompletedProcess[str]:
 
 
 class Terminal:
-    """A command in a terminal of its own, of 40 lines; Ctrl-C typed there reaches it as from a keyboard."""
+    """A command in a terminal with 40 lines; Ctrl-C typed there reaches it as from a keyboard."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, columns: int = 120) -> None:
         self._master, slave = pty.openpty()
@@ -123,17 +123,17 @@ class Terminal:
         self._reader.start()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # how a terminal says that its program has ended
+        with contextlib.suppress(OSError):  # raised when the program in the terminal has ended
             while chunk := os.read(self._master, 65536):
                 self._received += chunk
 
     @property
     def shown(self) -> str:
-        """Everything that was ever written to it."""
+        """Return everything written to the terminal so far."""
         return self._received.decode(errors="replace")
 
     def until(self, text: str) -> None:
-        """Wait for a text."""
+        """Wait until a text is shown."""
         eventually(lambda: text in self.shown or self.process.poll() is not None, f"the terminal shows {text!r}")
         assert text in self.shown, self.shown
 
@@ -142,7 +142,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait(self) -> int:
-        """Wait for the program's end; its exit code."""
+        """Wait for the program to end and return its exit code."""
         code = self.process.wait(PATIENCE_SECS)
         self._reader.join(PATIENCE_SECS)
         return code
@@ -161,7 +161,7 @@ class Terminal:
 
 
 class WorkerProgram:
-    """`tampu worker ...` in a process of its own; its log goes to a file. All its processes are gone in the end."""
+    """`tampu worker ...` in a separate process that logs to a file. All its processes are killed at the end."""
 
     def __init__(self, folder: Path, *arguments: str, **environment: str) -> None:
         self._log = folder / "worker.log"
@@ -178,7 +178,7 @@ class WorkerProgram:
 
     @property
     def log(self) -> str:
-        """What it has logged so far."""
+        """Return its log so far."""
         return self._log.read_text()
 
     def until_logged(self, text: str, times: int = 1) -> None:
@@ -191,7 +191,7 @@ class WorkerProgram:
         return self.process.poll() is None
 
     def children(self) -> list[int]:
-        """The pids of its worker processes."""
+        """Return the pids of its worker processes."""
         path = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
         with open(path) as file:
             return [int(pid) for pid in file.read().split()]
@@ -203,7 +203,7 @@ class WorkerProgram:
         return self.process.wait(PATIENCE_SECS)
 
     def end(self) -> None:
-        """Kill what is left of it."""
+        """Kill all its processes."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait(PATIENCE_SECS)
@@ -211,7 +211,7 @@ class WorkerProgram:
 
 @contextlib.contextmanager
 def worker_program(folder: Path, *arguments: str, **environment: str) -> Iterator[WorkerProgram]:
-    """`with worker_program(tmp_path, "app:queue") as worker:`"""
+    """Run a worker: `with worker_program(tmp_path, "app:queue") as worker:`."""
     program = WorkerProgram(folder, *arguments, **environment)
     try:
         yield program

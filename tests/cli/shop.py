@@ -1,4 +1,4 @@
-"""A queue with something of everything in it: done, dead, waiting, delayed, recurring."""
+"""A queue with jobs in every state: done, dead, waiting, delayed, and a schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ QUEUE = "shop"
 
 @dataclass
 class Filled:
-    """The ids of the jobs of each state."""
+    """IDs of the jobs, by state."""
 
     done: str
     dead: str
@@ -23,7 +23,7 @@ class Filled:
 
 
 def fill(url: str) -> Filled:
-    """Fill the queue `shop`: two jobs are run to their end, one twice without success, one that is hopeless."""
+    """Fill the queue `shop`: one job is done, one is dead after two attempts, one is dead at once, two have not run."""
     return asyncio.run(_fill(url))
 
 

@@ -1,4 +1,4 @@
-"""Bad input: one clear line, the right exit code, no traceback, nothing on stdout."""
+"""Bad input is reported in one clear line with the right exit code, no traceback and nothing on stdout."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from servers.process import Server
 
-#: A port nobody listens on.
+#: A port that no server listens on.
 NOBODY = "redis://127.0.0.1:9"
 
-#: Every command that needs a server, with arguments that are fine.
+#: Every command that needs a server, with valid arguments.
 COMMANDS = [
     ("inspect",),
     ("inspect", "q"),
@@ -48,18 +48,18 @@ COMMANDS = [
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_without_a_server_every_command_says_so(command: tuple[str, ...]) -> None:
+def test_every_command_reports_a_missing_server(command: tuple[str, ...]) -> None:
     done = invoke(*command, "--url", NOBODY, "--timeout", "0.1")
     assert (done.code, done.out) == (1, "")
     assert "cannot connect to 127.0.0.1:9" in done.complaint
 
 
 @pytest.mark.parametrize("command", [one for one in COMMANDS if "q" in one and one[0] != "add"], ids=" ".join)
-def test_an_unknown_queue_is_named_beside_those_there_are(command: tuple[str, ...], shop: Filled) -> None:
+def test_an_unknown_queue_is_reported_with_the_existing_ones(command: tuple[str, ...], shop: Filled) -> None:
     done = invoke(*command)
     assert (done.code, done.out) == (1, "")
-    assert "there is no queue 'q'" in done.complaint
-    assert f"there are: {QUEUE}" in done.complaint
+    assert "no queue 'q'" in done.complaint
+    assert f"existing queues: {QUEUE}" in done.complaint
 
 
 def test_a_wrong_password_is_named_and_never_shown(fresh_server: Callable[..., Server]) -> None:
@@ -81,14 +81,14 @@ def test_a_wrong_password_is_named_and_never_shown(fresh_server: Callable[..., S
         (("inspect", " "), "not blank"),
         (("add", "q", "\udcff", "{}"), "UTF-8"),
         (("add", "q", "x" * 300, "{}"), "256 bytes"),
-        (("add", "q", "x", "{}", "--delay", "soon"), "'soon' is no duration"),
-        (("add", "q", "x", "{}", "--delay", "-5"), "'-5' is no duration"),
+        (("add", "q", "x", "{}", "--delay", "soon"), "'soon' is not a valid duration"),
+        (("add", "q", "x", "{}", "--delay", "-5"), "'-5' is not a valid duration"),
         (("add", "q", "x", "{}", "--delay", "90d"), "max_delay_secs"),
         (("add", "q", "x", "{}", "--attempts", "0"), "--attempts"),
         (("add", "q", "x", "{}", "--id", " "), "job_id must be"),
         (("add", "q"), "Missing argument"),
         (("inspect", "--max-waiting", "many"), "--max-waiting"),
-        (("inspect", "--max-age", ""), "is no duration"),
+        (("inspect", "--max-age", ""), "is not a valid duration"),
         (("inspct",), "No such command 'inspct'"),
         (("inspect", "--jsn"), "No such option: --jsn"),
         (("inspect", "a", "b"), "unexpected extra argument"),
@@ -103,13 +103,13 @@ def test_a_wrong_password_is_named_and_never_shown(fresh_server: Callable[..., S
         (("scheduler", "a{b}"), "without { or }"),
     ],
 )
-def test_what_cannot_be_is_exit_code_2(url: str, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_exit_with_code_2(url: str, arguments: tuple[str, ...], said: str) -> None:
     done = invoke(*arguments)
     assert (done.code, done.out) == (2, "")
     assert said.lower() in done.complaint.lower()
 
 
-def test_a_key_of_another_type_is_told(server: Server, url: str) -> None:
+def test_a_key_of_another_type_is_reported(server: Server, url: str) -> None:
     server.client().set("{chasqui:q}:stream", "not a stream")
     done = invoke("inspect", "q")
     assert (done.code, done.out) == (1, "")
@@ -131,7 +131,7 @@ def test_help_names_the_variable_of_every_option(monkeypatch: pytest.MonkeyPatch
         assert variable in text
 
 
-def test_no_argument_shows_the_help_and_version_the_version() -> None:
+def test_no_argument_shows_the_help_and_dash_version_the_version() -> None:
     bare = invoke()
     assert "doctor" in bare.out + bare.err
     assert invoke("--version").out.startswith("tampu 0.")
@@ -155,7 +155,7 @@ def test_completion_without_a_server_offers_nothing(monkeypatch: pytest.MonkeyPa
 def test_an_interrupt_is_one_line_and_exit_code_130(shop: Filled) -> None:
     for command in (("inspect", QUEUE, "--sample", "30"), ("add", QUEUE, "x", "{}", "--wait", "30s")):
         with start(*command) as process:
-            # It is at work when it has connected: its connection can be seen.
+            # It is running once it has connected: its socket is visible in /proc.
             _until_connected(process)
             process.send_signal(signal.SIGINT)
             out, err = process.communicate(timeout=20)
@@ -172,7 +172,7 @@ def _until_connected(process: subprocess.Popen[bytes]) -> None:
                 links.append(os.readlink(f"{folder}/{name}"))
             except FileNotFoundError:
                 continue
-        return sum(link.startswith("socket:") for link in links) >= 3  # two of them are the event loop's own
+        return sum(link.startswith("socket:") for link in links) >= 3  # two of them belong to the event loop
 
     eventually(has_socket, "the command has connected")
 
@@ -184,14 +184,14 @@ def test_output_that_cannot_be_written_is_one_line(shop: Filled) -> None:
     assert "No space left" in done.complaint
 
 
-def test_closed_streams_are_no_trouble(shop: Filled) -> None:
+def test_closed_streams_are_not_an_error(shop: Filled) -> None:
     done = run_shell("tampu inspect >&-; echo $?; tampu inspect 2>&-; echo $?")
     assert done.stdout.splitlines()[0] == "0"
     assert done.stdout.splitlines()[-1] == "0"
     assert done.stderr == ""
 
 
-def test_a_fault_of_our_own_is_one_line_too(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+def test_an_internal_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     import tampu.cli.commands.inspect as module
 
     async def broken(*arguments: object) -> None:
@@ -200,6 +200,6 @@ def test_a_fault_of_our_own_is_one_line_too(monkeypatch: pytest.MonkeyPatch, url
     monkeypatch.setattr(module, "_look", broken)
     done = invoke("inspect")
     assert done.code == 1
-    assert "this is a fault of tampu" in done.complaint
+    assert "internal error (please report it): KeyError: 'oops'; set TAMPU_TRACEBACK=1" in done.complaint
     monkeypatch.setenv("TAMPU_TRACEBACK", "1")
     assert "Traceback" in invoke("inspect").err

@@ -1,4 +1,4 @@
-"""Commands that change something: `add`, `cancel`, `queue`, `dlq`, `repeatable`. None destroys unless it is told to."""
+"""Commands that change data: `add`, `cancel`, `queue`, `dlq`, `repeatable`. Destructive ones need confirmation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def peek(url: str) -> list[dict[str, Any]]:
 # --- add and cancel
 
 
-def test_add_prints_the_id_of_a_job_that_is_there(url: str) -> None:
+def test_add_prints_the_id_of_the_new_job(url: str) -> None:
     job_id = invoke("add", "emails", "welcome", '{"to": "ada@example.com", "n": [1, 2.5, null]}').out.strip()
     told = invoke("job", "show", job_id, "--json").json
     assert (told["state"], told["name"]) == ("waiting", "welcome")
@@ -49,7 +49,7 @@ def test_add_takes_a_delay_an_id_and_attempts(url: str) -> None:
     assert delayed["state"] == "delayed"
 
 
-def test_add_waits_for_a_result_no_longer_than_told(url: str) -> None:
+def test_add_waits_for_a_result_up_to_the_given_time(url: str) -> None:
     done = invoke("add", "emails", "x", "{}", "--wait", "100ms")
     assert done.code == 1
     assert "is a worker running" in done.complaint
@@ -58,15 +58,15 @@ def test_add_waits_for_a_result_no_longer_than_told(url: str) -> None:
 @pytest.mark.parametrize(
     ("payload", "said"),
     [
-        ("{", "no JSON: Expecting property name"),
-        ("", "no JSON: Expecting value"),
-        ("NaN", "NaN, which is no JSON"),
-        ('{"a": Infinity}', "Infinity, which is no JSON"),
-        ("{'a': 1}", "no JSON"),
+        ("{", "the payload is not valid JSON: Expecting property name"),
+        ("", "the payload is not valid JSON: Expecting value"),
+        ("NaN", "the payload contains NaN, which is not valid JSON"),
+        ('{"a": Infinity}', "the payload contains Infinity, which is not valid JSON"),
+        ("{'a': 1}", "the payload is not valid JSON"),
         ("[" * 100_000, "nested too deeply"),
     ],
 )
-def test_a_payload_that_is_no_json_is_refused(url: str, payload: str, said: str) -> None:
+def test_a_payload_that_is_not_json_is_refused(url: str, payload: str, said: str) -> None:
     done = invoke("add", "emails", "x", payload)
     assert (done.code, done.out) == (2, "")
     assert said in done.complaint
@@ -79,34 +79,34 @@ def test_a_number_messagepack_cannot_hold_is_refused(url: str) -> None:
     assert "MessagePack" in done.complaint
 
 
-def test_cancel_takes_a_delayed_job_away(shop: Filled) -> None:
-    assert invoke("cancel", QUEUE, shop.delayed, "--dry-run").err == f"would cancel 1 delayed job of {QUEUE}\n"
+def test_cancel_removes_a_delayed_job(shop: Filled) -> None:
+    assert invoke("cancel", QUEUE, shop.delayed, "--dry-run").err == f"would cancel 1 delayed job in {QUEUE}\n"
     done = invoke("cancel", QUEUE, shop.delayed, "--yes", "--json")
     assert done.code == 0
     assert done.json["cancelled"] == [shop.delayed]
     assert invoke("inspect", QUEUE, "--json").json["delayed"] == 0
 
 
-def test_cancel_says_where_a_job_is_that_is_not_delayed(shop: Filled) -> None:
+def test_cancel_explains_why_a_job_cannot_be_cancelled(shop: Filled) -> None:
     done = invoke("cancel", QUEUE, shop.waiting, "nobody", "--yes")
     assert done.code == 1
-    assert f"{shop.waiting} is waiting, nobody is not there" in done.err
+    assert f"cannot cancel: {shop.waiting} is already waiting to run, nobody does not exist" in done.err
 
 
-# --- nothing is destroyed without being told to
+# --- nothing is destroyed without confirmation
 
 
 @pytest.mark.parametrize(
     ("command", "count"),
     [
-        (("dlq", "remove", QUEUE), "remove 2 dead letters of shop for good"),
-        (("dlq", "replay", QUEUE), "replay 2 dead letters of shop"),
-        (("queue", "purge", QUEUE), "delete 2 jobs of shop for good (1 waiting and 1 delayed)"),
-        (("repeatable", "remove", QUEUE, "daily"), "remove the repeatable daily of shop for good"),
-        (("cancel", QUEUE, "DELAYED"), "cancel 1 delayed job of shop"),
+        (("dlq", "remove", QUEUE), "delete 2 dead letters of shop permanently"),
+        (("dlq", "replay", QUEUE), "replay 2 dead letters in shop"),
+        (("queue", "purge", QUEUE), "delete 2 jobs of shop permanently (1 waiting and 1 delayed)"),
+        (("repeatable", "remove", QUEUE, "daily"), "remove the schedule daily of shop permanently"),
+        (("cancel", QUEUE, "DELAYED"), "cancel 1 delayed job in shop"),
     ],
 )
-def test_what_destroys_tells_first_how_many_it_would_touch(
+def test_destructive_commands_first_print_how_many_are_affected(
     shop: Filled, server: Server, command: tuple[str, ...], count: str
 ) -> None:
     command = tuple(shop.delayed if word == "DELAYED" else word for word in command)
@@ -114,9 +114,9 @@ def test_what_destroys_tells_first_how_many_it_would_touch(
     dry = invoke(*command, "--dry-run")
     assert (dry.code, dry.err) == (0, f"would {count}\n")
     assert invoke(*command, "--dry-run", "--json").json["dry_run"] is True
-    unasked = invoke(*command)  # nobody is there to be asked
+    unasked = invoke(*command)  # not a terminal
     assert unasked.code == 2
-    assert f"would {count}: say --yes" in unasked.complaint
+    assert f"would {count}; not a terminal, so pass --yes to confirm" in unasked.complaint
     assert _contents(server) == before
     told = invoke(*command, "--yes")
     assert told.code == 0
@@ -132,7 +132,7 @@ def _contents(server: Server) -> dict[bytes, bytes]:
 # --- dead letters
 
 
-def test_peek_tells_what_killed_a_job(shop: Filled) -> None:
+def test_peek_shows_the_error_of_a_dead_letter(shop: Filled) -> None:
     letters = invoke("dlq", "peek", QUEUE, "--json").json
     by_job = {letter["job_id"]: letter for letter in letters}
     assert set(by_job) == {shop.dead, shop.hopeless}
@@ -164,7 +164,7 @@ def test_peek_tells_what_killed_a_job(shop: Filled) -> None:
         (("--limit", "1"), 1),
     ],
 )
-def test_letters_can_be_singled_out(shop: Filled, url: str, options: tuple[str, ...], count: int) -> None:
+def test_dead_letters_can_be_selected(shop: Filled, url: str, options: tuple[str, ...], count: int) -> None:
     names = {"DEAD": shop.dead, "HOPELESS": shop.hopeless, "LETTER": peek(url)[0]["dlq_id"]}
     options = tuple(names.get(word, word) for word in options)
     assert len(invoke("dlq", "peek", QUEUE, *options, "--json").json) == count
@@ -173,14 +173,14 @@ def test_letters_can_be_singled_out(shop: Filled, url: str, options: tuple[str, 
     assert len(peek(url)) == 2 - count
 
 
-def test_replay_puts_letters_back(shop: Filled, url: str) -> None:
+def test_replay_moves_dead_letters_back(shop: Filled, url: str) -> None:
     done = invoke("dlq", "replay", QUEUE, "--reason", "retries_exhausted", "--yes")
     assert (done.code, done.out) == (0, "replayed 1 dead letter\n")
     assert len(peek(url)) == 1
     assert invoke("job", "show", shop.dead, "--json").json["state"] == "waiting"
 
 
-def test_letters_beyond_one_step_are_all_touched(url: str, server: Server) -> None:
+def test_more_dead_letters_than_one_batch_are_all_handled(url: str, server: Server) -> None:
     pipeline = server.client().pipeline()
     envelope = b"\x94\xa1x\xc4\x01\xc0\x01\x00"
     for number in range(1203):
@@ -194,14 +194,14 @@ def test_letters_beyond_one_step_are_all_touched(url: str, server: Server) -> No
     assert invoke("dlq", "remove", QUEUE, "--yes", "--json").json["removed"] == 13
 
 
-def test_a_letter_nobody_can_read_is_shown_all_the_same(url: str, server: Server) -> None:
+def test_a_dead_letter_that_cannot_be_decoded_is_still_shown(url: str, server: Server) -> None:
     server.client().xadd(f"{{chasqui:{QUEUE}}}:dlq", {"d": b"\xff\x00", "reason": "decode_failed", "n": b"\xfe"})
     [letter] = invoke("dlq", "peek", QUEUE, "--json").json
     assert (letter["job_id"], letter["payload"], letter["envelope"]) == (None, None, {"$base64": "/wA="})
-    assert "cannot be read" in invoke("dlq", "peek", QUEUE).out
+    assert "(cannot be decoded)" in invoke("dlq", "peek", QUEUE).out
     done = invoke("dlq", "replay", QUEUE, "--yes")
     assert done.code == 0
-    assert "cannot be read and stay" in done.err
+    assert "skipped 1 dead letter that cannot be decoded" in done.err
 
 
 def test_an_unknown_reason_is_refused(shop: Filled) -> None:
@@ -215,42 +215,42 @@ def test_an_unknown_reason_is_refused(shop: Filled) -> None:
 
 def test_pause_and_resume(shop: Filled) -> None:
     assert invoke("queue", "pause", QUEUE, "--json").json == {"queue": QUEUE, "is_paused": True}
-    assert invoke("queue", "resume", QUEUE).out == f"{QUEUE} goes on\n"
+    assert invoke("queue", "resume", QUEUE).out == f"resumed {QUEUE}\n"
     assert invoke("queue", "resume", QUEUE, "--json").json["was_paused"] is False
 
 
-def test_purge_spares_what_it_is_told_to(shop: Filled) -> None:
+def test_purge_keeps_what_is_excluded(shop: Filled) -> None:
     assert invoke("queue", "purge", QUEUE, "--no-delayed", "--yes").out == "deleted 1 job\n"
     told = invoke("inspect", QUEUE, "--json").json
     assert (told["waiting"], told["delayed"], told["dlq"], told["repeatables"]) == (0, 1, 2, 1)
     assert invoke("queue", "purge", QUEUE, "--yes", "--json").json["deleted"] == 1
 
 
-# --- repeatables
+# --- schedules
 
 
-def test_repeatables_are_listed(shop: Filled) -> None:
+def test_schedules_are_listed(shop: Filled) -> None:
     [one] = invoke("repeatable", "list", QUEUE, "--json").json
     assert (one["key"], one["job_name"], one["fired"]) == ("daily", "pack", 0)
     assert one["pattern"] == {"kind": "cron", "expression": "0 9 * * *", "tz": "America/Lima"}
     assert "0 9 * * * (America/Lima)" in invoke("repeatable", "list", QUEUE).out
 
 
-def test_a_repeatable_can_be_fired_now(shop: Filled) -> None:
+def test_a_schedule_can_be_fired_now(shop: Filled) -> None:
     told = invoke("repeatable", "fire", QUEUE, "daily", "--json").json
     job = invoke("job", "show", told["id"], "--json").json
     assert (job["name"], job["payload"]) == ("pack", {"order": 6})
     assert len(invoke("repeatable", "list", QUEUE, "--json").json) == 1
 
 
-def test_an_unknown_repeatable_is_an_error(shop: Filled) -> None:
+def test_an_unknown_schedule_is_an_error(shop: Filled) -> None:
     for verb in ("fire", "remove"):
         done = invoke("repeatable", verb, QUEUE, "weekly", *(("--yes",) if verb == "remove" else ()))
         assert done.code == 1
-        assert "there are: daily" in done.complaint
+        assert "existing schedules: daily" in done.complaint
 
 
-def test_every_reading_command_speaks_json(shop: Filled) -> None:
+def test_every_reading_command_has_json_output(shop: Filled) -> None:
     for command in (
         ("inspect",),
         ("inspect", QUEUE),
@@ -263,7 +263,7 @@ def test_every_reading_command_speaks_json(shop: Filled) -> None:
         json.loads(invoke(*command, "--json").out)
 
 
-def test_values_json_knows_nothing_of_stay_valid_json(url: str) -> None:
+def test_values_that_json_lacks_become_valid_json(url: str) -> None:
     async def add() -> str:
         async with Queue("odd", url=url) as queue:
             payload = {1: float("nan"), b"key": b"\xff", "list": [float("inf")], "text": "\x1b[31m"}

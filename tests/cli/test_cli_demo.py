@@ -1,4 +1,4 @@
-"""`tampu demo`: a day from morning to evening, in a pipe and in a terminal; nothing is lost."""
+"""`tampu demo` runs a whole day, behind a pipe and in a terminal, and loses no job."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMPU_DEMO_SPARK", "false")  # its part of the demo is tested in tests/spark
 
 
-def test_the_demo_tells_its_story_in_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_prints_its_story_as_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
     done = run_program("demo", "--hour", "0.15")
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out
-    for words in ("The shop opens", "newsletter", "payment provider is down", "are replayed", "0 lost"):
+    for words in ("The shop opens", "Newsletter", "payment provider is down", "dead payments replayed", "0 lost"):
         assert words in done.out
-    # What it proposes works.
+    # The commands it suggests work.
     [export] = [line for line in done.out.splitlines() if "export TAMPU_URL=" in line]
     monkeypatch.setenv("TAMPU_URL", export.partition("=")[2])
     [why] = [line for line in done.out.splitlines() if "tampu job why" in line]
@@ -45,7 +45,7 @@ def test_the_demo_is_live_in_a_terminal() -> None:
         assert terminal.wait() == 0
         terminal.until("0 lost")
         assert "Traceback" not in terminal.shown
-        assert "Have a look" in terminal.shown
+        assert "The demo's data has been kept. To look at it:" in terminal.shown
 
 
 def test_ctrl_c_ends_the_demo_with_one_line() -> None:
@@ -57,9 +57,7 @@ def test_ctrl_c_ends_the_demo_with_one_line() -> None:
         assert terminal.shown.rstrip().endswith("tampu: interrupted")
 
 
-def test_who_has_tampu_in_an_environment_is_told_how_to_enter_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_demo_says_how_to_activate_the_virtual_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".venv" / "bin").mkdir(parents=True)
     (tmp_path / ".venv" / "bin" / "activate").touch()
     monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))

@@ -1,4 +1,4 @@
-"""`tampu doctor`: every fault is found and has its remedy; a healthy server has none."""
+"""`tampu doctor` finds every problem and says how to fix it; a healthy server has none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def faults(*options: str) -> dict[str, dict[str, Any]]:
-    """What is wrong, by the name of the check."""
+    """Return the problems by the name of their check."""
     done = invoke("doctor", *options, "--json")
     found = {one["check"]: one for one in done.json["findings"] if one["level"] == "wrong"}
     assert done.code == (3 if found else 0)
@@ -36,14 +36,14 @@ def test_a_healthy_server_is_exit_code_0(fresh_server: Callable[..., Server], mo
     fill(server.url)
     assert faults() == {}
     text = invoke("doctor").out
-    assert "all is well" in text
+    assert "no problems found" in text
     for check in ("version", "capabilities", "eviction policy", "persistence", "memory", "clock", "replication"):
         assert check in text
     assert "2 dead letters" in text
     assert f"tampu dlq peek {QUEUE}" in text
 
 
-def test_faults_of_the_server_are_found(server: Server, shop: Filled) -> None:
+def test_problems_of_the_server_are_found(server: Server, shop: Filled) -> None:
     server.config_set(maxmemory="1gb", maxmemory_policy="allkeys-lru")
     found = faults()
     assert "allkeys-lru" in found["eviction policy"]["text"]
@@ -52,11 +52,11 @@ def test_faults_of_the_server_are_found(server: Server, shop: Filled) -> None:
     server.config_set(maxmemory=server.client().info("memory")["used_memory"], maxmemory_policy="noeviction")
     assert "maxmemory" in faults()["memory"]["text"]
     text = invoke("doctor").out
-    assert "faults found" in text
+    assert "problems found" in text
     assert "→ raise maxmemory" in text
 
 
-def test_faults_of_a_queue_are_found(server: Server, url: str) -> None:
+def test_problems_of_a_queue_are_found(server: Server, url: str) -> None:
     client = server.client()
     tag = "{chasqui:sick}"
 
@@ -75,12 +75,12 @@ def test_faults_of_a_queue_are_found(server: Server, url: str) -> None:
     client.set(f"{tag}:promoter:lock", "gone")
     found = faults("sick", "--max-age", "0ms", "--claim-after", "0ms")
     assert "2 groups (default, spies)" in found["groups"]["text"]
-    assert "held by dead" in found["stalled"]["text"]
-    assert "cannot be read" in found["poison"]["text"]
+    assert "1 job held by dead" in found["stalled"]["text"]
+    assert "cannot be decoded" in found["poison"]["text"]
     assert "2 keys" in found["keys without TTL"]["text"]
     assert "overdue" in found["delayed"]["text"]
-    assert "no scheduler runs" in found["repeatables"]["text"]
-    assert "waiting, the first for" in found["lag"]["text"]
+    assert "no scheduler is running" in found["repeatables"]["text"]
+    assert "waiting, the oldest for" in found["lag"]["text"]
 
 
 def test_a_key_of_another_type_is_found(server: Server, url: str) -> None:
@@ -89,7 +89,7 @@ def test_a_key_of_another_type_is_found(server: Server, url: str) -> None:
     assert "{chasqui:odd}:stream is a string, not a stream" in found["type of keys"]["text"]
 
 
-def test_a_paused_queue_is_told_and_no_fault(shop: Filled) -> None:
+def test_a_paused_queue_is_a_note_and_not_a_problem(shop: Filled) -> None:
     invoke("queue", "pause", QUEUE)
     told = invoke("doctor", QUEUE, "--max-age", "0ms", "--json").json
     assert [one["level"] for one in told["findings"] if one["check"] == "paused"] == ["note"]
@@ -104,15 +104,15 @@ def test_a_replica_is_found(fresh_server: Callable[..., Server], monkeypatch: py
 
 
 @pytest.mark.servers("redis86")
-def test_producers_of_chasquimq_are_told(server: Server, url: str) -> None:
+def test_chasquimq_producers_are_reported(server: Server, url: str) -> None:
     server.client().execute_command("XADD", "{chasqui:q}:stream", "IDMP", "p", "i", "*", "d", "x")
     told = invoke("doctor", "q", "--json").json
     [peer] = [one for one in told["findings"] if one["check"] == "peers"]
     assert peer["level"] == "note"
-    assert "trim at their own MAXLEN" in peer["text"]
+    assert "trimmed at the MAXLEN of 1 ChasquiMQ producer (XADD IDMP)" in peer["text"]
 
 
-# --- checks of what a server said
+# --- checks of the server's replies
 
 
 @pytest.mark.parametrize(

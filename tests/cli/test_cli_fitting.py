@@ -1,4 +1,4 @@
-"""Tables in terminals of any width: a column is there as a whole, or not at all."""
+"""Tables at any terminal width: a column is shown whole or not at all."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_narrow_terminal_gets_fewer_columns(counts: FittingTable, width: int, 
     assert shown(counts, width) == lines
 
 
-def test_facts_stand_side_by_side_or_below_each_other() -> None:
+def test_facts_are_side_by_side_or_below_each_other() -> None:
     facts = Facts([("waiting", Text("1")), ("dead", Text("2"))], [("added", Text("3/s")), ("memory", Text("4 KiB"))])
     assert shown(facts, 60) == ["waiting  1      added   3/s", "dead     2      memory  4 KiB"]
     assert shown(facts, 20) == ["waiting  1", "dead     2", "added    3/s", "memory   4 KiB"]
@@ -52,7 +52,7 @@ def test_facts_stand_side_by_side_or_below_each_other() -> None:
     ("command", "text"),
     [(("inspect",), QUEUE), (("top", "--rounds", "1"), QUEUE), (("repeatable", "list", QUEUE), "daily")],
 )
-def test_what_matters_most_is_there_in_40_columns(shop: Filled, command: tuple[str, ...], text: str) -> None:
+def test_the_main_columns_fit_into_40_characters(shop: Filled, command: tuple[str, ...], text: str) -> None:
     with Terminal(*command, columns=40) as terminal:
         assert terminal.wait() == 0
         assert text in terminal.shown

@@ -1,4 +1,4 @@
-"""The health endpoint: green while the workers do their work, red when they cannot."""
+"""The health endpoint returns 200 while the workers can work, and 503 while they cannot."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def app(tmp_path: Path) -> Path:
 
 
 def endpoint(worker: WorkerProgram) -> str:
-    worker.until_logged("health at ")
-    found = re.search(r"health at (http://\S+)/health", worker.log)
+    worker.until_logged("health endpoint at ")
+    found = re.search(r"health endpoint at (http://\S+)/health", worker.log)
     assert found is not None
     return found[1]
 
@@ -75,22 +75,22 @@ def test_health_follows_the_server(
         assert "has not answered a read for" in health(base)[1]["problems"][0]
         server.start()
         eventually(lambda: health(base)[0] == 200, "it is healthy again")
-        # A full pool reads nothing, which is no fault.
+        # A worker at full concurrency does not read, which is not a problem.
         for _ in range(3):
             add("wait_for", path=str(app / "go"))
         until_written(app, "started", times=3)
         eventually(lambda: silence(base) > 0.5, "it has not read for a while")
-        eventually(lambda: silence(base) < 0.4, "but its server was asked all the same")
+        eventually(lambda: silence(base) < 0.4, "but it has checked its server")
         (app / "go").touch()
         until_written(app, "done", times=3)
-        # A handler that blocks its process is.
+        # A handler that blocks the event loop is one.
         add("block", secs=60)
         until_written(app, "started", times=4)
         eventually(lambda: health(base)[0] == 503, "a blocked worker is unhealthy")
         worker.signal(signal.SIGTERM)
 
 
-def test_health_is_red_before_the_first_answer_and_while_draining(
+def test_health_is_503_before_the_first_answer_and_while_draining(
     app: Path, fresh_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = fresh_server()
@@ -99,13 +99,13 @@ def test_health_is_red_before_the_first_answer_and_while_draining(
     with worker_program(app, "app:worker", "--health-port", "0") as worker:
         base = endpoint(worker)
         assert health(base)[0] == 503
-        eventually(lambda: "its server has not answered yet" in str(health(base)[1]), "it says why")
+        eventually(lambda: "the server has not answered yet" in str(health(base)[1]), "it says why")
         server.start()
         eventually(lambda: health(base)[0] == 200, "it is healthy")
         add("wait_for", path=str(app / "go"))
         until_written(app, "started")
         worker.signal(signal.SIGTERM)
-        eventually(lambda: "draining" in health(base)[1]["problems"], "no new traffic, please")
+        eventually(lambda: "draining" in health(base)[1]["problems"], "it is draining")
         (app / "go").touch()
         assert worker.wait() == 0
 
@@ -139,7 +139,7 @@ def test_prometheus_can_read_the_jobs_of_all_processes(app: Path, url: str) -> N
         until_written(app, "done", 3)
 
         def runs(page: str) -> dict[tuple[str, str], float]:
-            """Runs of all processes, by task and outcome."""
+            """Return the runs of all processes, by task and outcome."""
             counted: dict[tuple[str, str], float] = {}
             families = [one for one in text_string_to_metric_families(page) if one.name == "tampu_job_runs"]
             for sample in families[0].samples if families else ():
@@ -151,12 +151,12 @@ def test_prometheus_can_read_the_jobs_of_all_processes(app: Path, url: str) -> N
 
         wanted = {("sleep", "ok"): 3.0, ("fail", "err"): 1.0}
         eventually(lambda: runs(ask(base, "/metrics")[1]) == wanted, "all runs are counted")
-        with ThreadPoolExecutor(4) as threads:  # as many scrapers as you like
+        with ThreadPoolExecutor(4) as threads:  # several scrapers at the same time
             pages = [*threads.map(lambda _: ask(base, "/metrics"), range(8))]
         assert [(status, runs(page)) for status, page in pages] == [(200, wanted)] * 8
 
 
-def test_a_port_that_is_taken_is_one_line(app: Path, url: str) -> None:
+def test_a_port_in_use_is_reported_in_one_line(app: Path, url: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         done = run_program("worker", "app:worker", "--health-port", port, cwd=app)
@@ -164,7 +164,7 @@ def test_a_port_that_is_taken_is_one_line(app: Path, url: str) -> None:
     assert "the health endpoint cannot listen on" in done.complaint
 
 
-def test_metrics_of_processes_become_one_page() -> None:
+def test_metrics_of_several_processes_are_merged() -> None:
     page = '# HELP jobs Jobs.\n# TYPE jobs counter\njobs_total{queue="a"} 1.0\n# HELP up Up.\n# TYPE up gauge\nup 1\n'
     assert merge_metrics({1: page, 2: page}).splitlines() == [
         "# HELP jobs Jobs.",

@@ -1,4 +1,4 @@
-"""`tampu inspect`, `watch` and `top`: what is in the queues."""
+"""`tampu inspect`, `watch` and `top` show what is in the queues."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_all_queues_are_found_and_counted(shop: Filled) -> None:
     header, row = done.out.splitlines()
     assert header.split()[:3] == ["queue", "waiting", "oldest"]
     assert row.split()[:2] == [QUEUE, "1"]
-    assert "\x1b" not in done.out  # no colours into a pipe
+    assert "\x1b" not in done.out  # no colours behind a pipe
 
 
-def test_one_queue_is_told_in_full(fresh_shop: Filled) -> None:
+def test_one_queue_is_shown_in_full(fresh_shop: Filled) -> None:
     told = invoke("inspect", QUEUE, "--json").json
     assert (told["waiting"], told["pending"], told["delayed"], told["due"], told["dlq"]) == (1, 0, 1, 0, 2)
     assert told["repeatables"] == 1
@@ -43,13 +43,13 @@ def test_one_queue_is_told_in_full(fresh_shop: Filled) -> None:
         assert words in text
 
 
-def test_a_paused_queue_says_so(shop: Filled) -> None:
+def test_a_paused_queue_is_marked(shop: Filled) -> None:
     assert invoke("queue", "pause", QUEUE).code == 0
     assert "paused" in invoke("inspect").out
     assert invoke("inspect", QUEUE, "--json").json["is_paused"] is True
 
 
-def test_two_looks_give_rates(shop: Filled) -> None:
+def test_two_samples_give_rates(shop: Filled) -> None:
     told = invoke("inspect", QUEUE, "--sample", "0.05", "--json").json
     assert told["added_per_sec"] == 0.0
     assert told["settled_per_sec"] == 0.0
@@ -64,7 +64,7 @@ def test_two_looks_give_rates(shop: Filled) -> None:
         (("--max-waiting", "1", "--max-dlq", "2", "--max-age", "1h"), ""),
     ],
 )
-def test_a_breached_threshold_is_exit_code_3(shop: Filled, options: tuple[str, ...], breached: str) -> None:
+def test_an_exceeded_threshold_is_exit_code_3(shop: Filled, options: tuple[str, ...], breached: str) -> None:
     for queue in ((QUEUE,), ()):
         done = invoke("inspect", *queue, *options, "--json")
         assert done.code == (3 if breached else 0)
@@ -72,7 +72,7 @@ def test_a_breached_threshold_is_exit_code_3(shop: Filled, options: tuple[str, .
         assert breached in done.err
 
 
-def test_an_option_may_come_from_the_environment(shop: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_option_can_be_set_in_the_environment(shop: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMPU_INSPECT_MAX_DLQ", "1")
     monkeypatch.setenv("TAMPU_JSON", "1")
     done = invoke("inspect")
@@ -80,7 +80,7 @@ def test_an_option_may_come_from_the_environment(shop: Filled, monkeypatch: pyte
     assert len(done.json["breaches"]) == 1
 
 
-def test_a_queue_of_a_name_nobody_can_open_is_named(server: Server, url: str) -> None:
+def test_a_queue_with_an_unusable_name_is_reported(server: Server, url: str) -> None:
     server.client().xadd(b"{chasqui:caf\xe9}:stream", {"d": "x"})
     done = invoke("inspect", "--json")
     assert done.code == 0
@@ -88,14 +88,14 @@ def test_a_queue_of_a_name_nobody_can_open_is_named(server: Server, url: str) ->
     assert "caf\\xe9" in invoke("inspect").err
 
 
-def test_names_cannot_drive_the_terminal(server: Server, url: str) -> None:
+def test_names_cannot_control_the_terminal(server: Server, url: str) -> None:
     server.client().xadd("{chasqui:a\x1b[31mb[bold]}:stream", {"d": "x"})
     out = invoke("inspect").out
     assert "a\\x1b[31mb[bold]" in out
     assert "\x1b" not in out
 
 
-def test_groups_and_consumers_may_have_any_names(server: Server, shop: Filled) -> None:
+def test_groups_and_consumers_can_have_any_name(server: Server, shop: Filled) -> None:
     client = server.client()
     client.xgroup_create(f"{{chasqui:{QUEUE}}}:stream", b"\xff[bold]", id="0")
     client.xreadgroup(b"\xff[bold]", b"c\xfe\n", {f"{{chasqui:{QUEUE}}}:stream": ">"}, count=1)
@@ -106,10 +106,10 @@ def test_groups_and_consumers_may_have_any_names(server: Server, shop: Filled) -
     assert invoke("job", "show", shop.waiting, "--json").json["state"] == "running"
 
 
-def test_an_empty_server_is_no_error(url: str) -> None:
+def test_an_empty_server_is_not_an_error(url: str) -> None:
     done = invoke("inspect")
     assert (done.code, done.out) == (0, "")
-    assert "no queue yet" in done.err
+    assert "no queues yet" in done.err
     assert invoke("inspect", "--json").json["queues"] == []
 
 
@@ -134,7 +134,7 @@ def test_it_works_on_every_kind_of_server(server: Server | Cluster, monkeypatch:
 # --- live views, without a terminal
 
 
-def test_watch_writes_a_line_a_round(shop: Filled) -> None:
+def test_watch_writes_one_line_per_round(shop: Filled) -> None:
     lines = invoke("watch", QUEUE, "--rounds", "3", "--interval", "0.05").out.splitlines()
     assert len(lines) == 3
     assert all(f" {QUEUE} waiting=1 " in line for line in lines)
@@ -157,17 +157,17 @@ def _snapshot(at_ms: int, added: int | None, length: int) -> QueueSnapshot:
     return QueueSnapshot(queue="q", taken_at_ms=at_ms, is_paused=False, waiting=length, added_in_all=added, **counts)
 
 
-def test_what_left_the_stream_was_settled() -> None:
+def test_an_entry_that_left_the_stream_was_settled() -> None:
     flow = flow_between(_snapshot(0, 100, 10), _snapshot(2000, 140, 30))
     assert (flow.added_per_sec, flow.settled_per_sec) == (20.0, 10.0)
 
 
 @pytest.mark.parametrize("before", [None, _snapshot(0, None, 5), _snapshot(0, 900, 5), _snapshot(1000, 5, 5)])
-def test_without_two_comparable_looks_no_rate_is_told(before: QueueSnapshot | None) -> None:
+def test_without_two_comparable_samples_there_is_no_rate(before: QueueSnapshot | None) -> None:
     assert flow_between(before, _snapshot(1000, 10, 5)).added_per_sec is None
 
 
-def test_event_rates_are_of_the_time_looked_at() -> None:
+def test_event_rates_cover_only_the_time_of_the_events_read() -> None:
     events = [(b"%d-0" % (100_000 - number), [b"e", b"completed"]) for number in range(5000)]
     rates, secs = event_rates(events, 100_000)
     assert secs == pytest.approx(4.999)

@@ -1,4 +1,4 @@
-"""`tampu add` refuses what no worker would run."""
+"""`tampu add` refuses payloads that are too large for a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""In a real terminal: live views, questions, progress, Ctrl-C; and what it looks like when the view is over."""
+"""In a real terminal: live views, prompts, Ctrl-C, and the state of the terminal afterwards."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from cli.lab import Terminal, invoke
 from cli.shop import QUEUE, Filled
 
 
-def test_a_live_view_ends_with_ctrl_c_and_gives_the_screen_back(shop: Filled) -> None:
+def test_ctrl_c_ends_a_live_view_and_restores_the_screen(shop: Filled) -> None:
     for command in (("watch", QUEUE), ("top",)):
         with Terminal(*command, "--interval", "0.1") as terminal:
-            terminal.until("Ctrl-C ends")
+            terminal.until("Ctrl-C to exit")
             terminal.until(QUEUE)
             terminal.press("\x03")
             assert terminal.wait() == 0
-            assert "\x1b[?1049h" in terminal.shown  # into the other screen
+            assert "\x1b[?1049h" in terminal.shown  # to the alternate screen
             assert terminal.shown.rindex("\x1b[?1049l") > terminal.shown.rindex("\x1b[?1049h")  # and back
             assert terminal.shown.rindex("\x1b[?25h") > terminal.shown.rindex("\x1b[?25l")  # the cursor too
             assert "Traceback" not in terminal.shown
 
 
-def test_a_live_view_that_is_terminated_gives_the_screen_back_too(shop: Filled) -> None:
+def test_sigterm_ends_a_live_view_and_restores_the_screen(shop: Filled) -> None:
     with Terminal("top") as terminal:
-        terminal.until("Ctrl-C ends")
+        terminal.until("Ctrl-C to exit")
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.wait() == 143
         assert terminal.shown.rindex("\x1b[?1049l") > terminal.shown.rindex("\x1b[?1049h")
 
 
-def test_a_question_is_asked_before_something_is_destroyed(shop: Filled) -> None:
+def test_a_destructive_command_asks_for_confirmation(shop: Filled) -> None:
     with Terminal("dlq", "remove", QUEUE) as terminal:
-        terminal.until("remove 2 dead letters of shop for good? [y/N]")
+        terminal.until("delete 2 dead letters of shop permanently? [y/N]")
         terminal.press("n\n")
         assert terminal.wait() == 0
-        assert "nothing was done" in terminal.shown
+        assert "nothing was changed" in terminal.shown
     assert len(invoke("dlq", "peek", QUEUE, "--json").json) == 2
     with Terminal("dlq", "remove", QUEUE) as terminal:
         terminal.until("[y/N]")
@@ -44,7 +44,7 @@ def test_a_question_is_asked_before_something_is_destroyed(shop: Filled) -> None
     assert invoke("dlq", "peek", QUEUE, "--json").json == []
 
 
-def test_ctrl_c_at_a_question_destroys_nothing(shop: Filled) -> None:
+def test_ctrl_c_at_a_prompt_changes_nothing(shop: Filled) -> None:
     with Terminal("queue", "purge", QUEUE) as terminal:
         terminal.until("[y/N]")
         terminal.press("\x03")

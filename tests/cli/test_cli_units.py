@@ -1,4 +1,4 @@
-"""Durations, sizes, JSON: as people write them and as they read them."""
+"""Parsing and formatting of durations, sizes and JSON."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from tampu.cli.units import duration, parse_duration, plural, rate, size
         ("0", 0),
     ],
 )
-def test_durations_are_read(text: str, secs: float) -> None:
+def test_durations_are_parsed(text: str, secs: float) -> None:
     assert parse_duration(text) == pytest.approx(secs)
 
 
 @pytest.mark.parametrize("text", ["", "s", "-1", "1y", "1h x", "one", "1e3", "nan"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="is no duration"):
+def test_an_invalid_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a valid duration; use seconds or 500ms, 90s, 15m, 2h, 7d"):
         parse_duration(text)
 
 
@@ -49,11 +49,11 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         (None, "-"),
     ],
 )
-def test_durations_are_written(ms: float | None, text: str) -> None:
+def test_durations_are_formatted(ms: float | None, text: str) -> None:
     assert duration(ms) == text
 
 
-def test_sizes_rates_and_counts_are_written() -> None:
+def test_sizes_rates_and_counts_are_formatted() -> None:
     assert [size(512), size(1536), size(3 * 1024**4), size(None)] == ["512 B", "1.5 KiB", "3.0 TiB", "-"]
     assert [rate(0), rate(0.016), rate(12.34), rate(12345.6)] == ["0", "0.016/s", "12.3/s", "12,346/s"]
     assert [plural(1, "job"), plural(1200, "job"), plural(2, "retry", "retries")] == [
@@ -63,7 +63,7 @@ def test_sizes_rates_and_counts_are_written() -> None:
     ]
 
 
-def test_what_json_cannot_carry_becomes_what_it_can() -> None:
+def test_values_that_json_lacks_are_converted() -> None:
     deep: list[object] = []
     for _ in range(5000):
         deep = [deep]
@@ -76,6 +76,6 @@ def test_what_json_cannot_carry_becomes_what_it_can() -> None:
     assert "$deeper" in one_line(deep, limit=10_000)
 
 
-def test_long_values_are_cut_and_control_characters_shown() -> None:
+def test_long_values_are_cut_and_control_characters_escaped() -> None:
     assert one_line("x" * 500, limit=20) == '"' + "x" * 18 + "…"
     assert printable("a\x1b[31m\n\u202e\udcff") == "a\\x1b[31m\\n\\u202e\\udcff"

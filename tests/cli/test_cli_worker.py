@@ -1,4 +1,4 @@
-"""`tampu worker`: processes that are supervised, drained, abandoned, restarted and reloaded."""
+"""`tampu worker` supervises, drains, abandons, restarts and reloads its processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from servers.process import Server
 
-#: An app as users write it; what its tasks do is written to a file that survives them.
+#: An app as users write it. Its tasks write to a file, so that the test can see what they did.
 APP = """
 import asyncio, os, pathlib, time
 from tampu import Queue, Worker
@@ -100,7 +100,7 @@ def journal(folder: Path) -> list[list[str]]:
 
 
 def until_written(folder: Path, word: str, times: int = 1) -> list[str]:
-    """Wait for lines that begin with a word; their second words."""
+    """Wait for lines in the journal that start with a word, and return their second words."""
 
     def found() -> list[str] | None:
         seconds = [words[1] for words in journal(folder) if words[0] == word]
@@ -117,7 +117,7 @@ def results(url: str, queue: str, job_id: str) -> object:
     return asyncio.run(ask())
 
 
-# --- a worker's life
+# --- start and stop
 
 
 def test_a_worker_runs_jobs_and_drains_on_sigterm(app: Path, url: str) -> None:
@@ -127,55 +127,55 @@ def test_a_worker_runs_jobs_and_drains_on_sigterm(app: Path, url: str) -> None:
         add("wait_for", path=str(app / "go"))
         until_written(app, "started")
         worker.signal(signal.SIGTERM)
-        worker.until_logged("draining: no more jobs are taken")
-        assert worker.is_alive  # the job still runs
+        worker.until_logged("stopping: waiting for running jobs to finish")
+        assert worker.is_alive  # the job is still running
         (app / "go").touch()
         assert worker.wait() == 0
         assert [words[0] for words in journal(app)] == ["started", "done"]
-        worker.until_logged("drained")
+        worker.until_logged("worker stopped")
 
 
-def test_ctrl_c_drains_as_well(app: Path) -> None:
-    (app / "queue.py").write_text("raise RuntimeError('taken for the module of Python')")
+def test_ctrl_c_drains_too(app: Path) -> None:
+    (app / "queue.py").write_text("raise RuntimeError('imported instead of the standard library')")
     with worker_program(app, "app:queue") as worker:
         add("wait_for", path=str(app / "go"))
         until_written(app, "started")
-        os.killpg(worker.process.pid, signal.SIGINT)  # as a terminal does: to all processes at once
-        worker.until_logged("draining: no more jobs are taken")
+        os.killpg(worker.process.pid, signal.SIGINT)  # like a terminal: to all processes at once
+        worker.until_logged("stopping: waiting for running jobs to finish")
         (app / "go").touch()
         assert worker.wait() == 0
         assert journal(app)[-1][0] == "done"
 
 
-def test_a_file_named_like_a_module_of_python_does_not_break_processes(app: Path, url: str) -> None:
-    """A process of `process=True` tasks takes over the path where modules are looked for before it imports anything."""
-    (app / "queue.py").write_text("raise RuntimeError('taken for the module of Python')")
+def test_a_file_named_like_a_standard_module_does_not_break_processes(app: Path, url: str) -> None:
+    """A process for `process=True` tasks gets the module search path of its parent before it imports anything."""
+    (app / "queue.py").write_text("raise RuntimeError('imported instead of the standard library')")
     with worker_program(app, "app:other") as worker:
         assert results(url, "other", add("pid", queue="other")) not in (worker.process.pid, *worker.children())
         assert "RuntimeError" not in worker.log
 
 
-def test_the_apps_folder_comes_before_what_is_installed(app: Path, url: str) -> None:
+def test_the_apps_folder_comes_before_installed_packages(app: Path, url: str) -> None:
     (app / "typer.py").write_text("VERSION = 'mine'")
     (app / "app.py").write_text((app / "app.py").read_text().replace('"VERSION"', '__import__("typer").VERSION'))
     with worker_program(app, "app:other"):
         assert results(url, "other", add("version", queue="other")) == "mine"
 
 
-def test_a_second_signal_abandons_what_runs(app: Path) -> None:
+def test_a_second_signal_abandons_running_jobs(app: Path) -> None:
     with worker_program(app, "app:queue") as worker:
         add("sleep", secs=60)
         until_written(app, "started")
         worker.signal(signal.SIGTERM)
-        worker.until_logged("draining: no more jobs are taken")
+        worker.until_logged("stopping: waiting for running jobs to finish")
         children = worker.children()
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 1
-        worker.until_logged("abandoned")
+        worker.until_logged("abandoned the running jobs; other workers will retry them after 30 s")
         assert not any(is_alive(pid) for pid in children)
 
 
-def test_jobs_that_do_not_end_in_time_are_an_error(app: Path) -> None:
+def test_jobs_that_exceed_the_shutdown_deadline_are_an_error(app: Path) -> None:
     with worker_program(app, "app:queue", "--shutdown-deadline", "0s") as worker:
         add("sleep", secs=60)
         until_written(app, "started")
@@ -184,32 +184,32 @@ def test_jobs_that_do_not_end_in_time_are_an_error(app: Path) -> None:
         worker.until_logged("did not end in time")
 
 
-def test_a_child_that_is_killed_is_replaced(app: Path) -> None:
+def test_a_killed_child_is_restarted(app: Path) -> None:
     with worker_program(app, "app:queue", "--processes", "2") as worker:
-        worker.until_logged("serves q", times=2)
+        worker.until_logged("worker started: queues q", times=2)
         first, second = worker.children()
         os.kill(first, signal.SIGKILL)
-        worker.until_logged("worker-1 was killed by SIGKILL")
+        worker.until_logged("worker-1 was killed by SIGKILL; restarting in ")
         eventually(lambda: len(worker.children()) == 2 and first not in worker.children(), "another has started")
         assert second in worker.children()
-        worker.until_logged("serves q", times=3)
+        worker.until_logged("worker started: queues q", times=3)
         add("sleep", secs=0)
         until_written(app, "done")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
 
 
-def test_processes_of_a_worker_with_a_fixed_name_have_their_own_names(app: Path, url: str) -> None:
+def test_processes_of_a_worker_with_a_fixed_id_get_their_own_ids(app: Path, url: str) -> None:
     source = (app / "app.py").read_text()
     (app / "app.py").write_text(source + '\nnamed = Worker(queue, consumer_id="w")\n')
     with worker_program(app, "app:named", "--processes", "2") as worker, redis.Redis.from_url(url) as client:
-        worker.until_logged("serves q", times=2)
+        worker.until_logged("worker started: queues q", times=2)
 
         def owners() -> set[bytes]:
             return set(client.keys("{chasqui:q}:owner:*"))
 
         expected = {b"{chasqui:q}:owner:default:w-1", b"{chasqui:q}:owner:default:w-2"}
-        eventually(lambda: owners() == expected, "each has its own name")
+        eventually(lambda: owners() == expected, "each has its own ID")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
         assert owners() == set()
@@ -221,20 +221,20 @@ def test_children_drain_when_their_supervisor_is_killed(app: Path) -> None:
         [pid] = until_written(app, "started")
         worker.process.kill()
         worker.process.wait()
-        eventually(lambda: "the supervisor is gone" in worker.log, "the child has noticed")
+        eventually(lambda: "the supervisor has died" in worker.log, "the child has noticed")
         assert is_alive(int(pid))
         (app / "go").touch()
         eventually(lambda: not is_alive(int(pid)), "the child has ended")
         assert journal(app)[-1][0] == "done"
 
 
-def test_a_worker_waits_for_its_server_and_says_so(app: Path, fresh_server: Callable[..., Server]) -> None:
+def test_a_worker_waits_for_its_server_and_logs_it(app: Path, fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
     server.stop()
     with worker_program(app, "app:queue", "--url", server.url) as worker:
-        worker.until_logged("has no server yet, waiting for it")
+        worker.until_logged("queue q: server not reachable, waiting for it")
         server.start()
-        worker.until_logged("has its server after")
+        worker.until_logged("queue q: connected after")
         invoke("add", "q", "sleep", '{"secs": 0}', "--url", server.url)
         until_written(app, "done")
         worker.signal(signal.SIGTERM)
@@ -254,14 +254,14 @@ def test_options_reach_the_worker(app: Path) -> None:
     with worker_program(
         app, "app:queue", *options, "--no-results", "--batch", "3", TAMPU_WORKER_PROCESSES="2"
     ) as worker:
-        worker.until_logged("serves q, 7 at once", times=2)
+        worker.until_logged("worker started: queues q; concurrency 7", times=2)
         eventually(lambda: invoke("inspect", "q", "--json").json["groups"][0]["name"] == "g", "the group is made")
         assert invoke("inspect", "q", "--json").json["promoter"] is None
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
 
 
-def test_logs_as_json_are_one_object_a_line(app: Path) -> None:
+def test_json_logs_are_one_object_per_line(app: Path) -> None:
     with worker_program(app, "app:queue", "--log", "json", "--log-jobs", "all") as worker:
         job_id = add("fail")
         add("sleep", secs=0)
@@ -276,14 +276,14 @@ def test_logs_as_json_are_one_object_a_line(app: Path) -> None:
     assert all({"ts", "level", "message", "pid"} <= set(record) for record in records)
 
 
-def test_a_changed_file_starts_the_worker_anew(app: Path, url: str) -> None:
+def test_a_changed_file_restarts_the_worker(app: Path, url: str) -> None:
     with worker_program(app, "app:other", "--reload") as worker:
         assert results(url, "other", add("version", queue="other")) == "VERSION"
         (app / "app.py").write_text("syntax error")
-        worker.until_logged("app.py changed")
-        worker.until_logged("waiting for a change of the files")
+        worker.until_logged("app.py changed: restarting")
+        worker.until_logged("waiting for a file to change")
         (app / "app.py").write_text(APP.replace("VERSION", "2"))
-        worker.until_logged("serves other", times=2)
+        worker.until_logged("worker started: queues other", times=2)
         assert results(url, "other", add("version", queue="other")) == "2"
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
@@ -298,7 +298,7 @@ def test_hidden_and_foreign_folders_are_not_watched(tmp_path: Path) -> None:
     assert watched == {"app.py", "package/module.py"}
 
 
-# --- promoter and scheduler by themselves
+# --- promoter and scheduler on their own
 
 
 def test_a_promoter_and_a_scheduler_can_run_alone(url: str) -> None:
@@ -331,30 +331,30 @@ def test_a_promoter_without_a_server_ends_with_one_line() -> None:
     assert "cannot connect to 127.0.0.1:9" in done.err.splitlines()[-1]
 
 
-# --- what app:queue may not be
+# --- invalid targets
 
 
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [
-        ("app", 2, "'app' names a module only: write app:NAME; it has app:queue, app:other"),
-        ("app:", 2, "names a module only"),
-        (":queue", 2, "is no module:attribute, such as app:queue"),
-        ("", 2, "is no module:attribute"),
-        ("a b:queue", 2, "is no module:attribute"),
-        ("app.py:queue", 2, "is a path: write the module's name, app:queue"),
-        ("./sub/app.py:queue", 2, "write the module's name, sub.app:queue"),
-        ("nosuch:queue", 2, "there is no module 'nosuch' in"),
-        ("app.sub:queue", 2, "there is no module 'app.sub'"),
-        ("queue:queue", 2, "'queue' is a module of Python's own, which a file of that name cannot replace: rename it"),
+        ("app", 2, "'app' names only a module; add an attribute: app:NAME; the module has app:queue, app:other"),
+        ("app:", 2, "names only a module"),
+        (":queue", 2, "is not of the form module:attribute, such as app:queue"),
+        ("", 2, "is not of the form module:attribute"),
+        ("a b:queue", 2, "is not of the form module:attribute"),
+        ("app.py:queue", 2, "is a path; use the module name: app:queue"),
+        ("./sub/app.py:queue", 2, "use the module name: sub.app:queue"),
+        ("nosuch:queue", 2, "no module 'nosuch' in"),
+        ("app.sub:queue", 2, "no module 'app.sub'"),
+        ("queue:queue", 2, "'queue' is the name of a standard-library module; rename your file"),
         ("app:quue", 2, "module 'app' has no 'quue' (did you mean 'queue'?)"),
         ("app:queue.nothing", 2, "has no 'queue.nothing'"),
         ("app:APP", 2, "has no 'APP'"),
-        ("app:write", 2, "app:write is a function, not a Queue, a list of Queues or a Worker"),
+        ("app:write", 2, "app:write is a function; expected a Queue, a list of Queues or a Worker"),
         ("app:Queue", 2, "is the class Queue"),
         ("empty:nothing", 2, "is an empty list"),
-        ("empty:mixed", 2, "is a list of other things"),
-        ("empty:bare", 2, "nothing to run"),
+        ("empty:mixed", 2, "is a list with other values"),
+        ("empty:bare", 2, "queue 'bare' has no tasks to run"),
         ("broken:queue", 1, "importing broken failed: ModuleNotFoundError: No module named 'not_there' ("),
         ("syntax:queue", 1, "importing syntax failed: SyntaxError: "),
         ("raising:queue", 1, "importing raising failed: ZeroDivisionError: division by zero ("),
@@ -382,7 +382,7 @@ def test_a_wrong_target_is_explained_in_one_line(
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> None:
-    """Import these modules anew from this folder, and leave no trace."""
+    """Make these modules importable from this folder, as if never imported; undone after the test."""
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [str(folder), *sys.path])
     for name in modules:
@@ -403,7 +403,7 @@ def test_a_worker_object_keeps_its_settings(app: Path, monkeypatch: pytest.Monke
     assert build_worker(WorkerPlan(targets=["app:worker"])).config.concurrency == 3
     with pytest.raises(UsageError, match="leave out --concurrency"):
         build_worker(WorkerPlan(targets=["app:worker"], settings={"concurrency": 5}))
-    with pytest.raises(UsageError, match="a Worker, which runs alone"):
+    with pytest.raises(UsageError, match="app:worker is a Worker, which cannot be combined with other targets"):
         build_worker(WorkerPlan(targets=["app:queue", "app:worker"]))
 
 

@@ -122,8 +122,10 @@ class Stuck:
 
 
 async def reading_link(proxy: Proxy) -> Link:
-    """The connection over which a worker waits for entries."""
-    return await _link(proxy, lambda link: link.commands[-1:] == [b"XREADGROUP"], "a worker reads")
+    """Return the connection over which a worker waits for entries, once nothing but its read is unanswered."""
+    return await _link(
+        proxy, lambda link: link.commands[-1:] == [b"XREADGROUP"] and link.unanswered == 1, "a worker reads"
+    )
 
 
 async def settling_link(proxy: Proxy) -> Link:

@@ -1,14 +1,14 @@
-"""Runs the code in a page of docs/: what people copy must work.
+"""Run the code of a page of docs/, so that every example works when it is copied.
 
-| block | what is done with it |
+| block | what happens |
 |---|---|
-| `python` that begins with `# name.py` | saved under that name in the page's folder |
-| any other `python` | run, with `await` at the top; all blocks of a page share their names |
-| `console` | each `$ command` is run in that folder; what follows must be its output, `...` standing for anything |
+| `python` that starts with `# name.py` | saved under that name in the page's folder |
+| any other `python` | run, with top-level `await`; all blocks of a page share their names |
+| `console` | each `$ command` is run in that folder; the lines after it must be its output, `...` matches anything |
 | others | not run |
 
-A comment before a block changes that: `<!-- not run: why -->`, `<!-- in another terminal -->` (a command that goes on
-while the rest of the page runs), `<!-- raises: ErrorName -->`.
+A comment before a block changes that: `<!-- not run: why -->`, `<!-- in another terminal -->` (a command that keeps
+running while the rest of the page runs), `<!-- raises: ErrorName -->`.
 """
 
 from __future__ import annotations
@@ -158,11 +158,11 @@ class PageRun:
 
 
 def is_installed_as_plugin() -> bool:
-    """Whether pytest finds tampu.testing by itself: not in an environment that was made before it was declared."""
+    """Return whether pytest loads tampu.testing as a plugin: not in an environment created before it was declared."""
     return any(point.value == "tampu.testing" for point in entry_points(group="pytest11"))
 
 
 def fits(expected: str, output: str) -> bool:
-    """Whether an output is what is expected, `...` standing for anything, also for many lines."""
+    """Return whether an output is the expected one; `...` matches anything, including several lines."""
     pattern = re.escape(expected.strip()).replace(re.escape("..."), ".*")
     return re.fullmatch(pattern, output.strip(), re.DOTALL) is not None

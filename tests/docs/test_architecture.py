@@ -1,4 +1,4 @@
-"""`docs/architecture.md` is the map of the code: it names every folder and module on top, and nothing that is gone."""
+"""`docs/architecture.md` names every top-level folder and module, and no path that does not exist."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PAGE = (PROJECT / "docs" / "architecture.md").read_text()
 
 
 def named_in_the_table() -> list[set[str]]:
-    """The paths of each row of the first table."""
+    """Return the paths of each row of the first table."""
     table = PAGE.split("## Folders", 1)[1].split("\n## ", 1)[0]
     return [
         set(re.findall(r"`(\w+(?:/|\.py))`", row.split("|")[1])) for row in table.splitlines() if row.startswith("| `")
@@ -41,5 +41,5 @@ def test_every_path_it_names_exists() -> None:
         assert any(list(place.glob(path)) for place in places), path
 
 
-def test_a_newcomer_sees_few_modules_on_top() -> None:
+def test_there_are_few_top_level_modules() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 16

@@ -1,4 +1,4 @@
-"""The examples run, and say what they promise to."""
+"""The examples run and print what they promise."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
-#: What each prints, as a pattern for the whole of it.
+#: The complete output of each, as a pattern.
 OUTPUT = {
     "first_job.py": r"added job \w{26}\nsending 'hi' to ada@example.com\nresult: sent to ada@example.com\n",
     "typed_payloads.py": r"Receipt: 11.20, of the same invoice: True\nrefused: task 'charge': .*nothing was sent\n",
     "retries.py": r"(run \d of pay\(100\)\n){3}"
     r"failed: retries_exhausted - ConnectionError: the bank is closed\n"
     r"failed: unrecoverable - UnrecoverableError: a negative amount will not get better\n"
-    # The worker may be quicker than the answer to whoever asked for the replay.
+    # The worker may run the job before `replay_dlq` returns.
     r"(replayed: 1\nrun 1 of pay\(100\)|run 1 of pay\(100\)\nreplayed: 1)\nresult: paid 100\n"
     r"left in the dead letters: \['a negative amount will not get better'\]\n",
     "cron.py": r"every second: .* is next\nreport::cron:0 9 \* \* MON-FRI:America/Lima: .*:00:00 UTC is next\n"
@@ -39,21 +39,21 @@ OUTPUT = {
 
 
 def environment(server: Server) -> dict[str, str]:
-    """The server of the tests, and warnings as errors: examples are looked at closely."""
+    """Return an environment with the test server's URL and warnings as errors."""
     return os.environ | {"TAMPU_URL": server.url, "PYTHONWARNINGS": "error"}
 
 
 @pytest.mark.parametrize("name", OUTPUT)
-def test_an_example_says_what_it_promises(server: Server, name: str) -> None:
+def test_an_example_prints_what_it_promises(server: Server, name: str) -> None:
     strict = environment(server)
     if name == "fastapi_app.py":
-        strict.pop("PYTHONWARNINGS")  # what others warn of is theirs
+        strict.pop("PYTHONWARNINGS")  # FastAPI and its dependencies may warn
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, env=strict, timeout=60)
     assert re.fullmatch(OUTPUT[name], done.stdout), done.stdout + done.stderr
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_the_worker_that_is_told_to_stop_finishes_what_it_runs(server: Server) -> None:
+def test_a_stopped_worker_finishes_its_running_jobs(server: Server) -> None:
     program = [sys.executable, EXAMPLES / "graceful_shutdown.py"]
     with subprocess.Popen(program, stdout=subprocess.PIPE, text=True, env=environment(server)) as process:
         assert process.stdout is not None

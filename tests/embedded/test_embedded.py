@@ -1,4 +1,4 @@
-"""The embedded Valkey: private, shared by all who name the same folder, and gone when the last of them is."""
+"""The embedded Valkey: private, shared by all users of the same folder, and stopped with its last user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Program:
-    """Another Python process that uses the embedded server: it runs each line it is told and answers with one."""
+    """Another Python process that uses the embedded server: it evaluates each line sent to it and prints the result."""
 
     def __init__(self, setup: str) -> None:
         loop = textwrap.dedent("""
@@ -47,7 +47,7 @@ class Program:
         return self.process.stdout.readline().decode().strip()
 
     def end(self) -> None:
-        """It comes to the end of its program without having stopped its server."""
+        """Let the program end without stopping its server."""
         self.process.communicate()
 
     def kill(self) -> None:
@@ -100,13 +100,13 @@ def test_only_this_user_can_open_the_unix_socket() -> None:
         assert server.data_dir.stat().st_mode & 0o077 == 0
 
 
-def test_a_folder_may_have_any_name(tmp_path: Path) -> None:
+def test_a_folder_can_have_any_name(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / 'a "folder" for Zoë') as server, connect(server) as client:
         client.set("a", 1)
         assert server.is_running
 
 
-def test_a_path_too_long_for_a_unix_socket_leaves_it_out(tmp_path: Path) -> None:
+def test_there_is_no_unix_socket_if_its_path_is_too_long(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / ("long" * 30)) as server, connect(server) as client:
         assert server.unix_socket is None
         assert client.ping()
@@ -121,7 +121,7 @@ def test_without_a_folder_nothing_is_left_behind() -> None:
     assert not folder.exists()
 
 
-def test_with_a_folder_the_data_are_kept(data_dir: Path) -> None:
+def test_with_a_folder_the_data_is_kept(data_dir: Path) -> None:
     with EmbeddedServer(str(data_dir)) as server, connect(server) as client:
         assert client.config_get("appendfsync") == {"appendfsync": "everysec"}
         client.set("kept", "yes")
@@ -130,7 +130,7 @@ def test_with_a_folder_the_data_are_kept(data_dir: Path) -> None:
         assert client.get("kept") == b"yes"
 
 
-def test_it_can_be_started_and_stopped_again_and_again(data_dir: Path) -> None:
+def test_it_can_be_started_and_stopped_repeatedly(data_dir: Path) -> None:
     server = EmbeddedServer(data_dir)
     pids = set()
     for _ in range(3):
@@ -141,7 +141,7 @@ def test_it_can_be_started_and_stopped_again_and_again(data_dir: Path) -> None:
     assert len(pids) == 3
 
 
-def test_one_that_is_not_started_says_so() -> None:
+def test_a_server_that_is_not_started_raises_an_error() -> None:
     server = EmbeddedServer()
     assert not server.is_running
     for look in (lambda: server.url, lambda: server.pid, lambda: server.data_dir, lambda: server.unix_socket):
@@ -149,9 +149,7 @@ def test_one_that_is_not_started_says_so() -> None:
             look()
 
 
-def test_a_port_that_is_taken_meanwhile_is_given_up_for_another(
-    server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_port_is_used_if_the_first_is_taken(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
     ports = iter([server._port, server._port, embedded._free_port()])
     monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
     with EmbeddedServer() as other, connect(other) as client:
@@ -159,7 +157,7 @@ def test_a_port_that_is_taken_meanwhile_is_given_up_for_another(
         assert client.ping()
 
 
-def test_the_thread_that_started_it_may_end() -> None:
+def test_the_thread_that_started_it_can_end() -> None:
     with EmbeddedServer() as server:
         starter = EmbeddedServer()
         thread = threading.Thread(target=starter.start)
@@ -188,11 +186,11 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
         EmbeddedServer(file / "data").start()
 
 
-def test_a_server_that_does_not_come_up_shows_its_log(data_dir: Path) -> None:
+def test_a_server_that_does_not_start_shows_its_log(data_dir: Path) -> None:
     (data_dir / "appendonlydir").mkdir(parents=True)
     (data_dir / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
     server = EmbeddedServer(data_dir)
-    with pytest.raises(RedisError, match=r"ended while starting; the end of its log:\n(.|\n)*manifest"):
+    with pytest.raises(RedisError, match=r"exited during startup; the end of its log:\n(.|\n)*manifest"):
         server.start()
     assert not server.is_running
     (data_dir / "appendonlydir" / "appendonly.aof.manifest").unlink()
@@ -203,7 +201,7 @@ def test_a_server_that_does_not_come_up_shows_its_log(data_dir: Path) -> None:
 # Several users in one process
 
 
-def test_all_who_acquire_one_folder_share_one_server_until_the_last_releases_it(data_dir: Path) -> None:
+def test_a_folders_server_is_shared_until_the_last_release(data_dir: Path) -> None:
     first = acquire(data_dir)
     second = acquire(str(data_dir / ".." / "data"))
     assert first is second
@@ -217,7 +215,7 @@ def test_all_who_acquire_one_folder_share_one_server_until_the_last_releases_it(
     release(third)
 
 
-def test_the_throw_away_server_of_a_process_outlives_its_users() -> None:
+def test_the_temporary_server_of_a_process_outlives_its_users() -> None:
     first = acquire()
     with connect(first) as client:
         client.set("added before", "the worker came")
@@ -242,7 +240,7 @@ def test_after_a_crash_acquire_starts_it_again(data_dir: Path) -> None:
     server = acquire(data_dir)
     crashed = server.pid
     os.kill(crashed, signal.SIGKILL)
-    eventually(lambda: not server.is_running, "the server is gone")
+    eventually(lambda: not server.is_running, "the server has ended")
     again = acquire(data_dir)
     assert again.pid != crashed
     assert again.is_running
@@ -254,21 +252,21 @@ def test_after_a_crash_acquire_starts_it_again(data_dir: Path) -> None:
 # Several processes
 
 
-def test_a_killed_process_takes_its_server_with_it() -> None:
+def test_the_server_of_a_killed_process_stops() -> None:
     program = Program("globals().update(server=EmbeddedServer().start())")
     pid, folder = int(program.ask("server.pid")), program.ask("server.data_dir")
     assert is_alive(pid)
     program.kill()
     eventually(lambda: not is_alive(pid), "the server has ended")
-    eventually(lambda: not os.path.exists(folder), "its folder is gone")
+    eventually(lambda: not os.path.exists(folder), "its folder is deleted")
 
 
-def test_a_process_that_just_ends_takes_its_server_with_it() -> None:
+def test_the_server_of_a_process_that_ends_stops() -> None:
     program = Program("globals().update(server=acquire())")
     pid, folder = int(program.ask("server.pid")), program.ask("server.data_dir")
     program.end()
     eventually(lambda: not is_alive(pid), "the server has ended")
-    eventually(lambda: not os.path.exists(folder), "its folder is gone")
+    eventually(lambda: not os.path.exists(folder), "its folder is deleted")
 
 
 def test_a_second_process_joins_the_server_of_the_first(server: EmbeddedServer, data_dir: Path) -> None:
@@ -282,7 +280,7 @@ def test_a_second_process_joins_the_server_of_the_first(server: EmbeddedServer, 
 
 
 @pytest.mark.parametrize("way", ["end", "kill"])
-def test_the_server_outlives_the_process_that_started_it_while_another_uses_it(data_dir: Path, way: str) -> None:
+def test_the_server_outlives_its_starter_while_another_process_uses_it(data_dir: Path, way: str) -> None:
     program = user_of(data_dir)
     server = EmbeddedServer(data_dir).start()
     assert int(program.ask("server.pid")) == server.pid
@@ -293,7 +291,7 @@ def test_the_server_outlives_the_process_that_started_it_while_another_uses_it(d
     assert not is_alive(pid)
 
 
-def test_processes_that_start_at_once_get_one_server(data_dir: Path) -> None:
+def test_processes_that_start_at_the_same_time_share_one_server(data_dir: Path) -> None:
     with ThreadPoolExecutor(4) as pool:
         programs = list(pool.map(user_of, [data_dir] * 4))
     [pid] = {int(program.ask("server.pid")) for program in programs}
@@ -313,7 +311,7 @@ def test_a_server_whose_keeper_was_killed_is_not_started_twice(data_dir: Path) -
         os.kill(server.pid, signal.SIGTERM)
 
 
-def test_a_stale_state_file_is_not_believed(data_dir: Path) -> None:
+def test_a_stale_state_file_is_ignored(data_dir: Path) -> None:
     data_dir.mkdir()
     with EmbeddedServer() as stranger:
         (data_dir / "server.json").write_text(f'{{"port": {stranger._port}, "pid": {stranger.pid}}}')
@@ -322,10 +320,10 @@ def test_a_stale_state_file_is_not_believed(data_dir: Path) -> None:
             assert server.data_dir == data_dir
 
 
-def test_a_fork_that_stops_its_copy_leaves_the_server_to_its_parent(data_dir: Path) -> None:
+def test_a_forked_child_that_stops_its_copy_does_not_stop_the_server(data_dir: Path) -> None:
     program = Program(f"globals().update(server=EmbeddedServer({str(data_dir)!r}).start())")
     pid = int(program.ask("server.pid"))
-    # The child stops its copy and ends; the parent waits for it and looks at the server.
+    # The child stops its copy and exits; the parent waits for it and checks the server.
     program.ask("globals().update(child=os.fork()) or child or (server.stop(), os._exit(7))")
     assert program.ask("os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])") == "7"
     assert program.ask("server.is_running") == "True"

@@ -1,4 +1,4 @@
-"""`embedded://` from end to end: the producer starts its server, shares it, keeps its data if asked, and lets it go."""
+"""`embedded://` end to end: the producer starts its server, shares it, keeps its data if asked to, and releases it."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ async def test_the_first_job_runs_with_nothing_installed() -> None:
         assert job_id.encode() in entry[1][1]
 
 
-async def test_two_producers_of_a_process_share_one_server() -> None:
+async def test_two_producers_in_one_process_share_one_server() -> None:
     async with open_producer("embedded://") as one, open_producer("embedded://") as other:
         assert await pid_of(one) == await pid_of(other)
         await one.add_with_id("shared", 1)
         assert not (await other.add_with_id("shared", 2)).is_new
         await one.close()
-        assert (await other.add(3)).is_new  # the server is still there for the other
+        assert (await other.add(3)).is_new  # the server still runs for the other
 
 
-async def test_throw_away_data_last_as_long_as_the_process() -> None:
+async def test_temporary_data_lasts_as_long_as_the_process() -> None:
     async with open_producer("embedded://", queue_name="kept") as producer:
         await producer.add_with_id("once", 1)
         pid = await pid_of(producer)
@@ -65,7 +65,7 @@ async def test_throw_away_data_last_as_long_as_the_process() -> None:
         assert not (await producer.add_with_id("once", 1)).is_new
 
 
-async def test_data_in_a_folder_are_kept_and_the_server_ends_with_its_last_user(tmp_path: Path) -> None:
+async def test_data_in_a_folder_is_kept_and_the_last_user_stops_the_server(tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}/data"
     async with open_producer(url) as one, open_producer(url) as other:
         pid = await pid_of(one)
@@ -96,10 +96,10 @@ async def test_two_processes_share_the_server_of_a_folder(tmp_path: Path) -> Non
             subprocess.run, [sys.executable, "-c", program], capture_output=True, text=True, timeout=60
         )
         assert other.stdout == "False\n", other.stderr
-        assert await producer.get_result("x") is None  # still there after the other has ended
+        assert await producer.get_result("x") is None  # it still runs after the other process has ended
 
 
-async def test_a_server_that_crashed_is_started_again(tmp_path: Path) -> None:
+async def test_a_crashed_server_is_restarted(tmp_path: Path) -> None:
     async with open_producer(f"embedded://{tmp_path}/data") as producer:
         await producer.add_with_id("kept", 1)
         await asyncio.sleep(1.1)  # its file is synced every second
@@ -109,10 +109,10 @@ async def test_a_server_that_crashed_is_started_again(tmp_path: Path) -> None:
         assert (await producer.add("after the crash")).is_new
         assert await pid_of(producer) != pid
         assert not (await producer.add_with_id("kept", 1)).is_new
-    assert embedded._shared.get((tmp_path / "data").resolve()) is None  # all that was acquired was released
+    assert embedded._shared.get((tmp_path / "data").resolve()) is None  # every acquire was released
 
 
-async def test_the_event_loop_goes_on_while_the_server_starts(tmp_path: Path) -> None:
+async def test_the_event_loop_is_not_blocked_while_the_server_starts(tmp_path: Path) -> None:
     turns = 0
 
     async def tick() -> None:
@@ -127,7 +127,7 @@ async def test_the_event_loop_goes_on_while_the_server_starts(tmp_path: Path) ->
     ticking.cancel()
 
 
-async def test_a_producer_closed_while_its_server_starts_lets_go_of_it(tmp_path: Path) -> None:
+async def test_a_producer_closed_while_its_server_starts_releases_it(tmp_path: Path) -> None:
     url = f"embedded://{tmp_path}/data"
     producer: Producer[Any] = Producer(parse_url(url))
     opening = asyncio.ensure_future(producer.open())
@@ -139,7 +139,7 @@ async def test_a_producer_closed_while_its_server_starts_lets_go_of_it(tmp_path:
         await opening
 
 
-async def test_a_lease_that_was_released_starts_nothing(tmp_path: Path) -> None:
+async def test_a_released_lease_starts_nothing(tmp_path: Path) -> None:
     lease = EmbeddedLease(str(tmp_path))
     await lease.release()
     with pytest.raises(ShutdownError):
@@ -147,7 +147,7 @@ async def test_a_lease_that_was_released_starts_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "server.json").exists()
 
 
-async def test_who_only_asks_where_it_is_has_it_started() -> None:
+async def test_locating_an_embedded_server_starts_it() -> None:
     address = await locate(parse_url("embedded://"), b"x")
     async with open_client(f"unix://{address.path}" if address.path else f"redis://{address}") as pipe:
         assert await pipe.call("PING") == b"PONG"

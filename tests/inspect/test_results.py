@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -156,6 +157,18 @@ async def test_a_job_that_dies_while_somebody_waits_is_told_in_the_same_words(
             assert str(caught.value) == f"job {job.id} became a dead letter: unrecoverable (UnrecoverableError: no way)"
 
 
+async def test_a_dead_job_is_found_when_the_producers_clock_is_20_s_ahead(
+    queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    time_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: time_ns() + 20 * 10**9)
+    job = await queue.add("fail", 1)
+    async with working(queue, handler):
+        await until(lambda: server.client().xlen(queue.keys.dlq) == 1, "it is a dead letter")
+    with pytest.raises(JobFailed):
+        await job.result(5)
+
+
 async def test_a_dead_letter_that_is_gone_again_is_told_all_the_same(
     queue: Queue, server: Server, no_net: None
 ) -> None:
@@ -251,7 +264,7 @@ async def test_a_bad_timeout_is_refused(queue: Queue, timeout: Any) -> None:  # 
 
 
 async def test_a_job_that_nobody_added_cannot_be_waited_for() -> None:
-    with pytest.raises(RuntimeError, match=r"Queue\.add gave back"):
+    with pytest.raises(RuntimeError, match=r"call result\(\) on a job returned by Queue\.add"):
         await Job("id", "n", 1, 0, 0).wait_for_result()
 
 

@@ -1,8 +1,8 @@
-"""A chasquimq 1.3.0 Queue, run by the tests with the Python of its own virtual environment.
+"""Run a chasquimq 1.3.0 Queue, with the Python of its own virtual environment.
 
     python chasquimq_queue.py REDIS_URL QUEUE
 
-Reads calls as lines of JSON, [method, [arguments], {options}], and prints each result as one.
+Reads calls as lines of JSON, [method, [arguments], {options}], and prints each result as a line of JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from chasquimq import Queue, RepeatPattern
 
 
 def shown(value: Any) -> Any:
-    """As JSON can carry it."""
+    """Convert a value to a form that JSON can represent."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, list):

@@ -1,9 +1,9 @@
-"""A chasquimq 1.3.0 worker, run by the tests with the Python of its own virtual environment.
+"""Run a chasquimq 1.3.0 worker, with the Python of its own virtual environment.
 
     python chasquimq_worker.py REDIS_URL QUEUE '{"max_attempts": 3, ...}'
 
-Prints one line of JSON for each run of its handler. What the handler does is up to the job: data {"fail": n} fails the
-first n runs, {"give_up": true} is unrecoverable, and what is in "return" is returned. Ends when its input ends.
+Prints one line of JSON for each run of its handler. The job's data controls the handler: {"fail": n} fails the first n
+runs, {"give_up": true} is unrecoverable, and the value of "return" is returned. Exits when its input ends.
 """
 
 from __future__ import annotations

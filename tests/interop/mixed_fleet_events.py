@@ -1,8 +1,8 @@
-"""chasquimq 1.3.0's QueueEvents, run by the tests with the Python of its own virtual environment.
+"""Run chasquimq 1.3.0's QueueEvents, with the Python of its own virtual environment.
 
     python mixed_fleet_events.py REDIS_URL QUEUE
 
-Prints every event of the queue from its beginning as one line of JSON: [name, job id, job name, fields].
+Prints every event of the queue, from the first one, as a line of JSON: [name, job id, job name, fields].
 """
 
 from __future__ import annotations

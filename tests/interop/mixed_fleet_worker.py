@@ -1,9 +1,9 @@
-"""A chasquimq 1.3.0 worker of a mixed fleet, run by the tests with the Python of its own virtual environment.
+"""Run a chasquimq 1.3.0 worker of a mixed fleet, with the Python of its own virtual environment.
 
     python mixed_fleet_worker.py REDIS_URL QUEUE LOG '{"max_attempts": 3, ...}'
 
-Appends one line to LOG for each run of its handler: job id, attempt. What the handler does is up to the job: data
-{"fail": n} fails while its attempt is below n, {"give_up": true} is unrecoverable. Ends when its input ends.
+Appends one line to LOG for each run of its handler: job id, attempt. The job's data controls the handler: {"fail": n}
+fails while its attempt is below n, {"give_up": true} is unrecoverable. Exits when its input ends.
 """
 
 from __future__ import annotations

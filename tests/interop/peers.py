@@ -1,4 +1,4 @@
-"""Programs of other implementations, each a process of its own that speaks lines of JSON."""
+"""Programs of other implementations, each a separate process that speaks lines of JSON."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
 HERE = Path(__file__).parent
-#: How long a peer may take to say something; its own timers are up to a second.
+#: Timeout for a line of output; the peers' own timers take up to a second.
 PATIENCE_SECS = 30.0
 
 
 @cache
 def chasquimq_python() -> str:
-    """The Python of the virtual environment with chasquimq 1.3.0, installed at the first call."""
+    """Return the Python of a virtual environment with chasquimq 1.3.0, installed at the first call."""
     installer = HERE.parents[1] / "scripts" / "install_peers.py"
     done = subprocess.run([sys.executable, str(installer)], capture_output=True, text=True)
     if done.returncode:
@@ -39,7 +39,7 @@ class Program:
         self._process = process
 
     async def line(self) -> Any:
-        """The next line it prints."""
+        """Return the next line of its output."""
         assert self._process.stdout is not None
         async with asyncio.timeout(PATIENCE_SECS):
             line = await self._process.stdout.readline()
@@ -52,13 +52,13 @@ class Program:
         return [await self.line() for _ in range(count)]
 
     async def call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """One call of a queue's method."""
+        """Call a method of the queue."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps([method, arguments, options]).encode() + b"\n")
         return (await self.line())["result"]
 
     async def stop(self) -> None:
-        """Let it come to an orderly end."""
+        """Stop it gracefully."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         with contextlib.suppress(TimeoutError):
@@ -90,13 +90,13 @@ async def run_program(name: str, *arguments: str) -> AsyncIterator[Program]:
 
 @contextlib.asynccontextmanager
 async def chasquimq_worker(url: str, queue: str = "q", **options: Any) -> AsyncIterator[Program]:
-    """The real worker; each run of its handler is one line."""
+    """Start the real worker; it prints a line for each run of its handler."""
     async with run_program("chasquimq_worker.py", url, queue, json.dumps(options)) as program:
         yield program
 
 
 @contextlib.asynccontextmanager
 async def chasquimq_queue(url: str, queue: str = "q") -> AsyncIterator[Program]:
-    """The real queue; `call` its methods."""
+    """Start the real queue; `call` its methods."""
     async with run_program("chasquimq_queue.py", url, queue) as program:
         yield program

@@ -1,4 +1,4 @@
-"""The real chasquimq 1.3.0 worker on a queue that we add to: it drains, retries, promotes and fires what is ours."""
+"""The real chasquimq 1.3.0 worker on a queue that tampu adds to: it runs, retries, promotes and fires tampu's jobs."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ async def test_it_obeys_our_retry_overrides(server: Server) -> None:
             assert [run["id"] for run in await worker.lines(2)] == [plain] * 2
 
 
-async def test_it_runs_what_we_replay_from_its_dead_letters(server: Server) -> None:
+async def test_it_runs_its_dead_letters_that_we_replay(server: Server) -> None:
     view = QueueView(server, "q")
     async with open_producer(server.url) as producer:
         first = await producer.add_with_options({"give_up": True, "n": 1}, AddOptions(name="mail"))
@@ -131,7 +131,7 @@ async def test_its_scheduler_fires_our_repeatables(server: Server) -> None:
             assert [run["data"]["n"] for run in await worker.lines(2)] == [2, 2]
 
 
-async def test_finding_37_our_inline_payloads_are_not_for_it(server: Server) -> None:
+async def test_finding_37_it_cannot_read_inline_payloads(server: Server) -> None:
     async with open_producer(server.url, payload_format="inline") as producer:
         await producer.add({"n": 1})
         async with chasquimq_worker(server.url):
@@ -142,7 +142,7 @@ async def test_finding_37_our_inline_payloads_are_not_for_it(server: Server) -> 
 # --- its queue
 
 
-async def test_its_queue_sees_and_cancels_what_is_ours(server: Server) -> None:
+async def test_its_queue_finds_and_cancels_our_jobs(server: Server) -> None:
     view = QueueView(server, "q")
     async with open_producer(server.url) as producer, chasquimq_queue(server.url) as queue:
         await producer.add_in_with_id("later", 60, {"n": 1})
@@ -150,11 +150,11 @@ async def test_its_queue_sees_and_cancels_what_is_ours(server: Server) -> None:
         assert view.delayed() == []
         assert not {":dlid:later", ":didx:later"} & set(view.all_keys())
         assert (await producer.add_in_with_id("later", 60, {"n": 2})).is_new
-        # A marker of ours keeps its delayed adds out as well.
+        # Our marker also prevents its delayed adds with the same id.
         job = await queue.call("add_unique", "mail", {"n": 3}, job_id="later", delay_ms=60_000)
         assert job["id"] == "later"
         assert [job.payload for job in view.delayed_jobs()] == [{"n": 2}]
-        # And minted ids of ours, which have an index too.
+        # It also cancels our jobs with generated ids, which have an index, too.
         minted = await producer.add_in(60, {"n": 4})
         assert await queue.call("cancel_delayed", minted) is True
         await producer.upsert_repeatable(RepeatableSpec("tick", RepeatPattern.every(60_000), {"n": 1}).with_limit(3))
@@ -165,7 +165,7 @@ async def test_its_queue_sees_and_cancels_what_is_ours(server: Server) -> None:
         assert await producer.list_repeatable() == []
 
 
-async def test_we_see_cancel_and_replay_what_is_its(server: Server) -> None:
+async def test_we_find_cancel_and_replay_its_jobs(server: Server) -> None:
     view = QueueView(server, "q")
     async with open_producer(server.url) as producer, chasquimq_queue(server.url) as queue:
         minted = await queue.call("add", "mail", {"n": 1}, delay_ms=60_000)

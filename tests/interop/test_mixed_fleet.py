@@ -1,6 +1,6 @@
 """One queue, one group, two implementations: the real chasquimq 1.3.0 and tampu work side by side.
 
-chasquimq's workers do not renew leases, so handlers here are short; a longer one would be run again by anybody.
+chasquimq's workers do not renew leases, so handlers here are short: the job of a longer one would be reclaimed.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.servers("redis86")
 
 JOBS = 10_000
-#: Runs a job has at most, for either's workers.
+#: Maximum attempts of a job, for the workers of both.
 MAX_ATTEMPTS = 3
 QUICK = RetryConfig(initial_backoff_ms=5, max_backoff_ms=50, jitter_ms=5)
 
 
 def fate_of(number: int) -> dict[str, Any]:
-    """What is to happen to a job: out of 20, one never succeeds, one gives up at once, four fail once or twice."""
+    """Choose a job's data: of 20 jobs, one never succeeds, one gives up at once, four fail once or twice."""
     kind = number % 20
     if kind == 0:
         return {"n": number, "fail": 99}
@@ -71,7 +71,7 @@ def runs_of(fate: dict[str, Any]) -> int:
 
 
 def dies(fate: dict[str, Any]) -> str | None:
-    """The reason of its dead letter; None for a job that completes."""
+    """Return the reason of its dead letter; None for a job that completes."""
     if fate.get("give_up"):
         return "unrecoverable"
     return "retries_exhausted" if fate["fail"] >= MAX_ATTEMPTS else None
@@ -85,7 +85,7 @@ async def chasquimq_worker(server: Server, log: Path, **options: Any) -> AsyncIt
 
 
 def tampu_worker(server: Server, runs: list[tuple[str, int]], **options: Any) -> Any:
-    """Our worker, with a handler that does as the other's."""
+    """Start tampu's worker, with the same handler as the other one."""
 
     async def handler(job: Job[Any]) -> bytes:
         runs.append((job.id, job.attempt))
@@ -106,16 +106,14 @@ def logged_runs(log: Path) -> list[tuple[str, int]]:
 
 async def is_idle(view: QueueView) -> None:
     def left() -> list[int]:
-        # In one transaction: between two looks a job may go from where was looked to where was not.
+        # In one transaction: between two reads a job could move and be missed.
         with view.client.pipeline(transaction=True) as both:
             return both.xlen(view.keys.stream).zcard(view.keys.delayed).execute()
 
     await until(lambda: left() == [0, 0], "all is done", within_secs=60)
 
 
-async def test_ten_thousand_jobs_of_both_are_run_by_both_as_often_as_they_should(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_ten_thousand_jobs_of_both_run_on_both_with_exact_attempts(server: Server, tmp_path: Path) -> None:
     view = QueueView(server, "q")
     ours: list[tuple[str, int]] = []
     log = tmp_path / "runs"
@@ -134,7 +132,7 @@ async def test_ten_thousand_jobs_of_both_are_run_by_both_as_often_as_they_should
             ids = await producer.add_bulk_with_options(our_batch, AddOptions(name="mail"))
             fates |= dict(zip(ids, our_batch, strict=True))
         await is_idle(view)
-        # Each ran exactly as often as its attempts say, with the attempts counted through from one to the other.
+        # Each ran exactly its number of attempts, and the attempts were counted across both implementations.
         its = logged_runs(log)
         runs = Counter(job_id for job_id, _ in [*ours, *its])
         assert len(fates) == JOBS
@@ -146,7 +144,7 @@ async def test_ten_thousand_jobs_of_both_are_run_by_both_as_often_as_they_should
         assert min(len(ours), len(its)) > 100
         assert {job_id for job_id, _ in ours} & {job_id for job_id, _ in its}
 
-        # Each is completed or dead, once, and both read it in the same way.
+        # Each is completed or dead-lettered, once, and both implementations agree.
         doomed = {job_id: reason for job_id, fate in fates.items() if (reason := dies(fate))}
         letters = await producer.peek_dlq(JOBS)
         assert sorted((decode_job(each.payload).id, each.reason) for each in letters) == sorted(doomed.items())
@@ -161,7 +159,7 @@ async def test_ten_thousand_jobs_of_both_are_run_by_both_as_often_as_they_should
         assert {result["by"] for result in decoded.values()} == {"tampu", "chasquimq"}
         assert await queue.call("get_job_result_bulk", done) == [decoded[job_id] for job_id in done]
 
-    # The events of both are one story.
+    # The events of both are consistent.
     completed: Counter[str] = Counter()
     dead: Counter[str] = Counter()
     for _, fields in view.client.xrange(view.keys.events):
@@ -261,7 +259,7 @@ async def test_the_promoters_of_both_share_one_lock_and_promote_each_job_once(se
     assert sorted(job_id for job_id, _ in [*ours, *logged_runs(log)]) == sorted([*first, *second, "last"])
 
 
-async def test_what_its_promoter_moved_while_ours_slept_is_not_moved_again(
+async def test_jobs_its_promoter_moved_while_ours_slept_are_not_moved_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = QueueView(server, "q")
@@ -289,9 +287,7 @@ async def test_what_its_promoter_moved_while_ours_slept_is_not_moved_again(
     assert sorted(job_id for job_id, _ in logged_runs(log)) == sorted(ids)
 
 
-async def test_the_schedulers_of_both_share_one_lock_and_fire_as_often_as_they_should(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_the_schedulers_of_both_share_one_lock_and_fire_once_per_time(server: Server, tmp_path: Path) -> None:
     view = QueueView(server, "q")
     log = tmp_path / "runs"
     pattern = RepeatPattern.every(60)
@@ -346,7 +342,7 @@ async def test_our_events_are_read_by_its_queue_events_and_its_by_ours(server: S
             seen_by_us.append([event.name, event.job_id, event.job_name, dict(event.fields)])
             if len(seen_by_us) == len(seen_by_it):
                 break
-    # The same events, with the same meaning; fields only we write are text to it.
+    # Both read the same events; fields that only tampu writes are text to chasquimq.
     assert [event[:3] for event in seen_by_it] == [event[:3] for event in seen_by_us]
     numbers = ("attempt", "backoff_ms", "duration_us", "ts")
     for its, ours in zip(seen_by_it, seen_by_us, strict=True):

@@ -245,6 +245,22 @@ async def test_a_window_met_by_a_passing_fault_is_not_overtaken(server: Server, 
         assert view.ids() == ids
 
 
+async def test_a_redirected_window_is_not_overtaken(server: Server) -> None:
+    """A reply over the first connection must not arrive while one over the redirect is outstanding."""
+    async with (
+        Proxy(server.address) as source,
+        Proxy(server.address, delay_secs=0.1) as target,
+        open_producer(source.url) as producer,
+    ):
+        first = await producer.add("first")
+        source.refuse(f"ASK 0 {target.url.removeprefix('redis://')}")
+        redirected = asyncio.create_task(producer.add("redirected"))
+        await until(lambda: target.calls, "it follows the redirect")
+        async with asyncio.timeout(5):
+            behind = await producer.add("behind")
+        assert QueueView(server, "q").ids() == [first, await redirected, behind]
+
+
 async def test_adds_before_a_bulk_go_before_it(server: Server) -> None:
     async with open_producer(server.url) as producer:
         first = [asyncio.ensure_future(producer.add(f"first {number}")) for number in range(3)]

@@ -92,7 +92,7 @@ async def test_a_wrong_password(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
         vault = ["wrong"]
         async with asyncio.timeout(AT_ONCE_SECS):
-            with pytest.raises(ServerError, match="user name or password is wrong") as caught:
+            with pytest.raises(ServerError, match="wrong user name or password") as caught:
                 await Producer.connect(server.url.replace("redis://", "redis://ada:wrong@"))
         assert caught.value.code == "CMQ-001"
         settings = parse_url(server.url, credential_provider=lambda where: ("ada", vault[0]))
@@ -203,7 +203,7 @@ async def test_memory_that_runs_out_in_the_middle_of_a_bulk(server: Server, monk
 async def test_a_server_that_demands_replicas(server: Server) -> None:
     async with open_producer(server.url) as producer:
         server.config_set(min_replicas_to_write=1)
-        await all_refused(producer, "NOREPLICAS", "has too few")
+        await all_refused(producer, "NOREPLICAS", "has fewer replicas than min-replicas-to-write requires")
         server.config_set(min_replicas_to_write=0)
         await all_well(producer, QueueView(server, "q"))
 
@@ -216,7 +216,7 @@ async def test_a_server_that_cannot_save(fresh_server: Callable[..., Server]) ->
     client.bgsave()
     eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", "saving failed")
     async with open_producer(server.url) as producer:
-        await all_refused(producer, "MISCONF", "look at its disk and its log")
+        await all_refused(producer, "MISCONF", "check its disk and its log")
         server.config_set(save="")
         await all_well(producer, QueueView(server, "q"))
 

@@ -1,4 +1,4 @@
-"""The bound on bytes under way: in order, without holes, whoever leaves the line."""
+"""The limit of bytes in flight: callers wait in FIFO order, and a cancelled caller does not block the next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
-async def test_room_that_is_left_goes_to_those_behind() -> None:
+async def test_free_budget_goes_to_the_next_waiters() -> None:
     budget = ByteBudget(10)
     await budget.take(10)
     first, second, third, fourth = await in_line(budget, 3, 3, 3, 3)
@@ -37,18 +37,18 @@ async def test_room_that_is_left_goes_to_those_behind() -> None:
     assert fourth.done()
 
 
-async def test_who_is_called_and_leaves_gives_its_place_to_the_next() -> None:
+async def test_a_waiter_cancelled_at_its_turn_passes_it_on() -> None:
     budget = ByteBudget(10)
     await budget.take(10)
     first, second = await in_line(budget, 10, 10)
     budget.give_back(10)
-    first.cancel()  # in the same turn in which it was called
+    first.cancel()  # in the iteration in which its turn came
     await turns()
     assert first.cancelled()
     assert second.done()
 
 
-async def test_what_is_larger_than_all_of_it_goes_alone() -> None:
+async def test_a_request_larger_than_the_budget_goes_alone() -> None:
     budget = ByteBudget(10)
     await asyncio.wait_for(budget.take(100), 1)
     (small,) = await in_line(budget, 1)
@@ -58,7 +58,7 @@ async def test_what_is_larger_than_all_of_it_goes_alone() -> None:
     await small
 
 
-async def test_a_reset_forgets_everybody() -> None:
+async def test_a_reset_forgets_all_waiters() -> None:
     budget = ByteBudget(10)
     await budget.take(10)
     (waiting,) = await in_line(budget, 10)

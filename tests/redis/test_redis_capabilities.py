@@ -1,4 +1,4 @@
-"""What a server can do is tried out, and the answer is right on every kind of server."""
+"""The probe of what a server supports, on every kind of server."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ EXPECTED = {
 
 
 @pytest.mark.servers
-async def test_the_probe_tells_what_each_server_can_do(server: Server | Cluster, server_kind: str) -> None:
-    async with open_client(server.url) as pipe:
-        assert await probe_capabilities(await pipe.up(), TAG) == EXPECTED[server_kind]
+async def test_the_probe_detects_what_each_server_supports(server: Server | Cluster, server_kind: str) -> None:
+    async with open_client(server.url) as client:
+        assert await probe_capabilities(await client.up(), TAG) == EXPECTED[server_kind]
 
 
 @pytest.mark.servers
 async def test_the_probe_leaves_nothing_behind(server: Server | Cluster) -> None:
-    async with open_client(server.url) as pipe:
-        await probe_capabilities(await pipe.up(), TAG)
+    async with open_client(server.url) as client:
+        await probe_capabilities(await client.up(), TAG)
     nodes = server.nodes if hasattr(server, "nodes") else [server]
     assert [node.client().dbsize() for node in nodes] == [0] * len(nodes)
 
 
 @pytest.mark.servers("redis86")
-async def test_a_server_that_cannot_answer_now_is_not_taken_for_one_that_cannot(server: Server) -> None:
-    async with open_client(server.url) as pipe:
-        connection = await pipe.up()
+async def test_a_server_out_of_memory_is_not_taken_for_one_without_support(server: Server) -> None:
+    async with open_client(server.url) as client:
+        connection = await client.up()
         server.config_set(maxmemory=1)
         with pytest.raises(ServerError, match="OOM"):
             await probe_capabilities(connection, TAG)
@@ -52,24 +52,24 @@ async def test_a_server_that_cannot_answer_now_is_not_taken_for_one_that_cannot(
         assert await probe_capabilities(connection, TAG) == ALL
 
 
-async def test_a_replica_is_not_taken_for_a_server_that_cannot(fresh_server: Callable[..., Server]) -> None:
+async def test_a_replica_is_not_taken_for_a_server_without_support(fresh_server: Callable[..., Server]) -> None:
     replica = fresh_server("redis86", replicaof=fresh_server("redis86"))
-    async with open_client(replica.url) as pipe:
+    async with open_client(replica.url) as client:
         with pytest.raises(ServerError, match="READONLY"):
-            await probe_capabilities(await pipe.up(), TAG)
+            await probe_capabilities(await client.up(), TAG)
 
 
 @pytest.mark.servers("redis86")
-async def test_what_the_user_may_not_use_is_not_there(server: Server) -> None:
+async def test_a_forbidden_command_counts_as_not_supported(server: Server) -> None:
     with acl_user(server, "ada", "pw", "~*", "+@all", "-xackdel"):
-        async with open_client(server.url.replace("redis://", "redis://ada:pw@")) as pipe:
-            found = await probe_capabilities(await pipe.up(), TAG)
+        async with open_client(server.url.replace("redis://", "redis://ada:pw@")) as client:
+            found = await probe_capabilities(await client.up(), TAG)
     assert found == Capabilities(xackdel=False, read_claim=True, xadd_idmp=True, script_flags=True)
 
 
-async def test_a_connection_lost_while_probing_is_no_answer(server: Server) -> None:
-    async with open_client(server.url) as pipe:
-        connection = await pipe.up()
+async def test_a_connection_lost_while_probing_raises(server: Server) -> None:
+    async with open_client(server.url) as client:
+        connection = await client.up()
         connection.close()
         with pytest.raises(ConnectionLost):
             await probe_capabilities(connection, TAG)

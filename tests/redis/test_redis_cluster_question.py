@@ -1,4 +1,4 @@
-"""A Cluster is asked for its slots by redis-py, which leaves sockets open when it is cancelled: so it is not."""
+"""Cluster queries with redis-py are not cancelled: redis-py would leak their sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 async def close_while_asking(monkeypatch: pytest.MonkeyPatch, answer_after_secs: float) -> str:
-    """How the question ends when the pipe is closed in the middle of it."""
+    """Close a client during a Cluster query and return how the query ended."""
     ends: list[str] = []
     began = asyncio.Event()
 
@@ -30,19 +30,19 @@ async def close_while_asking(monkeypatch: pytest.MonkeyPatch, answer_after_secs:
         return Address("127.0.0.1", 1)
 
     monkeypatch.setattr(discovery, "_ask_for_slots", slow_question)
-    async with open_client("redis+cluster://127.0.0.1:1") as pipe:
-        connecting = asyncio.create_task(pipe.up())
+    async with open_client("redis+cluster://127.0.0.1:1") as client:
+        connecting = asyncio.create_task(client.up())
         await began.wait()
     connecting.cancel()
     await asyncio.gather(connecting, return_exceptions=True)
-    await until(lambda: ends, "the question has ended")
+    await until(lambda: ends, "the query has ended")
     return ends[0]
 
 
-async def test_a_pipe_closed_while_it_asks_lets_the_question_end(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_client_lets_a_cluster_query_finish(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await close_while_asking(monkeypatch, 0.05) == "answered"
 
 
-async def test_a_pipe_closed_while_nobody_answers_does_not_wait_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_a_client_does_not_wait_long_for_a_cluster_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "LAST_ANSWER_SECS", 0.05)
     assert await close_while_asking(monkeypatch, 3600) == "cancelled"

@@ -1,4 +1,4 @@
-"""One connection and the Client over it: order, silence, garbage, bounds, sockets, and being made again."""
+"""`Connection` and `Client`: order of replies, timeouts, invalid replies, limits, addresses, reconnects."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def connected(response_timeout_secs: float = 15.0) -> tuple[Connection, FakeTran
 # --- one connection
 
 
-async def test_of_the_requests_of_one_turn_the_first_leaves_at_once_and_the_rest_together() -> None:
+async def test_the_first_request_of_an_iteration_is_sent_at_once() -> None:
     connection, transport = connected()
     replies: list[Any] = []
     for number in range(4):
@@ -69,7 +69,7 @@ async def test_of_the_requests_of_one_turn_the_first_leaves_at_once_and_the_rest
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
-def test_the_first_is_with_the_server_before_the_turn_ends(run: Callable[..., Any]) -> None:
+def test_the_first_request_arrives_before_the_iteration_ends(run: Callable[..., Any]) -> None:
     async def main() -> bytes:
         ours, theirs = socket.socketpair()
         with theirs:
@@ -83,7 +83,7 @@ def test_the_first_is_with_the_server_before_the_turn_ends(run: Callable[..., An
     assert run(main()) == b"now"
 
 
-async def test_replies_find_their_requests_in_order_however_they_are_cut() -> None:
+async def test_replies_match_requests_in_order_however_the_bytes_arrive() -> None:
     connection, _ = connected()
     replies: list[Any] = []
     for _number in range(3):
@@ -96,9 +96,10 @@ async def test_replies_find_their_requests_in_order_however_they_are_cut() -> No
 
 
 @pytest.mark.parametrize(
-    ("data", "said"), [(b"HTTP/1.1 400 Bad Request\r\n", "not RESP"), (b"+one\r\n+two\r\n", "nobody asked for")]
+    ("data", "said"),
+    [(b"HTTP/1.1 400 Bad Request\r\n", "invalid RESP"), (b"+one\r\n+two\r\n", "a reply without a request")],
 )
-async def test_a_server_that_speaks_nonsense_is_left(data: bytes, said: str) -> None:
+async def test_an_invalid_reply_closes_the_connection(data: bytes, said: str) -> None:
     connection, transport = connected()
     replies: list[Any] = []
     losses: list[bool] = []
@@ -111,7 +112,7 @@ async def test_a_server_that_speaks_nonsense_is_left(data: bytes, said: str) -> 
     assert said in str(connection.loss)
 
 
-async def test_a_lost_connection_tells_every_request_under_way_and_every_later_one() -> None:
+async def test_a_lost_connection_fails_requests_in_flight_and_later_ones() -> None:
     connection, _ = connected()
     replies: list[Any] = []
     connection.request(b"x", replies.append)
@@ -122,7 +123,7 @@ async def test_a_lost_connection_tells_every_request_under_way_and_every_later_o
     assert all("cable pulled" in str(reply) for reply in replies)
 
 
-async def test_what_was_not_written_yet_is_not_written_after_the_loss() -> None:
+async def test_requests_not_yet_written_are_dropped_when_the_connection_is_lost() -> None:
     connection, transport = connected()
     connection.request(b"x", lambda reply: None)
     connection.request(b"y", lambda reply: None)
@@ -131,68 +132,68 @@ async def test_what_was_not_written_yet_is_not_written_after_the_loss() -> None:
     assert transport.writes == [b"x"]
 
 
-async def test_silence_counts_from_the_last_sign_of_life_and_only_while_something_is_asked() -> None:
+async def test_the_response_timeout_counts_from_the_last_reply_or_request() -> None:
     connection, _ = connected(response_timeout_secs=0.05)
     replies: list[Any] = []
     connection.request(b"x", replies.append)
     connection.data_received(b"+one\r\n")
-    await asyncio.sleep(0.12)  # nothing is asked: silence is fine
+    await asyncio.sleep(0.12)  # no request in flight: silence is fine
     assert connection.is_up
     connection.request(b"y", replies.append)
     connection.request(b"z", replies.append)
     connection.data_received(b"+two\r\n")
-    await until(lambda: not connection.is_up, "the silent server is given up")
+    await until(lambda: not connection.is_up, "the connection timed out")
     assert replies[1] == b"two"
-    assert "no answer for" in str(replies[2])
+    assert "no reply from" in str(replies[2])
 
 
 # --- the Client
 
 
-async def test_a_server_that_hangs_is_given_up_and_found_again(fresh_server: Callable[..., Server]) -> None:
+async def test_a_hanging_server_times_out_and_is_reconnected_to(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
-    async with open_client(server.url, response_timeout_secs=0.1) as pipe:
-        assert await pipe.call("PING") == b"PONG"
+    async with open_client(server.url, response_timeout_secs=0.1) as client:
+        assert await client.call("PING") == b"PONG"
         server.pause()
-        with pytest.raises(ConnectionLost, match="no answer for") as caught:
-            await pipe.call("PING", resend=False)
+        with pytest.raises(ConnectionLost, match="no reply from") as caught:
+            await client.call("PING", resend=False)
         assert caught.value.code == "CMQ-001"
         server.resume()
-        assert await pipe.call("PING") == b"PONG"
+        assert await client.call("PING") == b"PONG"
 
 
-async def test_a_call_that_may_run_twice_survives_a_server_that_hangs(fresh_server: Callable[..., Server]) -> None:
+async def test_a_call_that_may_run_twice_survives_a_hanging_server(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
-    async with open_client(server.url, response_timeout_secs=0.1) as pipe:
-        await pipe.up()
+    async with open_client(server.url, response_timeout_secs=0.1) as client:
+        await client.up()
         server.pause()
-        answer = asyncio.ensure_future(pipe.call("PING"))
-        await until(lambda: pipe.connection is None, "the connection is given up")
+        answer = asyncio.ensure_future(client.call("PING"))
+        await until(lambda: client.connection is None, "the connection timed out")
         server.resume()
         assert await answer == b"PONG"
 
 
-async def test_a_server_that_never_answers_the_greeting_is_given_up(fresh_server: Callable[..., Server]) -> None:
+async def test_a_server_that_never_replies_to_the_login_times_out(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
     server.pause()
-    async with open_client(server.url, response_timeout_secs=0.05) as pipe:
-        with pytest.raises(Unreachable, match=f"127.0.0.1:{server.port} within 0.3 s: connection lost: no answer"):
-            await pipe.up(0.3)
+    async with open_client(server.url, response_timeout_secs=0.05) as client:
+        with pytest.raises(Unreachable, match=f"127.0.0.1:{server.port} within 0.3 s: connection lost: no reply from"):
+            await client.up(0.3)
         server.resume()
-        assert await pipe.call("PING") == b"PONG"
+        assert await client.call("PING") == b"PONG"
 
 
 async def test_an_unreachable_server_is_an_error_that_says_where_and_why() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         port = taken.getsockname()[1]
-        async with open_client(f"redis://127.0.0.1:{port}") as pipe:
+        async with open_client(f"redis://127.0.0.1:{port}") as client:
             with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{port} within 0\.2 s: cannot connect") as caught:
-                await pipe.call("PING", patience_secs=0.2)
+                await client.call("PING", patience_secs=0.2)
     assert caught.value.code == "CMQ-001"
 
 
-async def test_a_host_that_swallows_packets_is_given_up_in_time() -> None:
+async def test_connecting_to_a_host_that_drops_packets_times_out() -> None:
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -201,139 +202,135 @@ async def test_a_host_that_swallows_packets_is_given_up_in_time() -> None:
             for filler in fillers:  # a backlog of 0 takes one or two; the kernel drops what comes after
                 filler.setblocking(False)
                 filler.connect_ex(full.getsockname())
-            async with open_client(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout_secs=0.1) as pipe:
+            async with open_client(f"redis://127.0.0.1:{full.getsockname()[1]}", connect_timeout_secs=0.1) as client:
                 with pytest.raises(Unreachable, match=r"did not accept a connection in 0\.1 s"):
-                    await pipe.up(0.5)
+                    await client.up(0.5)
         finally:
             for filler in fillers:
                 filler.close()
 
 
-async def test_a_closed_pipe_takes_no_more_calls(server: Server) -> None:
-    async with open_client(server.url) as pipe:
-        assert await pipe.call("PING") == b"PONG"
+async def test_a_closed_client_raises(server: Server) -> None:
+    async with open_client(server.url) as client:
+        assert await client.call("PING") == b"PONG"
     with pytest.raises(ShutdownError) as caught:
-        await pipe.call("PING")
+        await client.call("PING")
     assert caught.value.code == "CMQ-005"
 
 
-async def test_closing_ends_an_attempt_to_connect() -> None:
-    async with open_client("redis://127.0.0.1:1") as pipe:
-        attempt = pipe.connect_in_background()
+async def test_closing_cancels_an_attempt_to_connect() -> None:
+    async with open_client("redis://127.0.0.1:1") as client:
+        attempt = client.connect_in_background()
         await asyncio.sleep(0)
     assert attempt.cancelled()
 
 
 async def test_callers_that_wait_for_a_connection_share_one(server: Server) -> None:
-    async with open_client(server.url) as pipe:
-        assert await asyncio.gather(*(pipe.call("ECHO", number) for number in range(50))) == [
+    async with open_client(server.url) as client:
+        assert await asyncio.gather(*(client.call("ECHO", number) for number in range(50))) == [
             b"%d" % number for number in range(50)
         ]
-        assert pipe.connections_made == 1
+        assert client.connections_made == 1
 
 
-async def test_a_caller_that_goes_away_does_not_disturb_the_others(server: Server) -> None:
-    async with open_client(server.url) as pipe:
-        await pipe.up()
-        calls = [asyncio.ensure_future(pipe.call("ECHO", number)) for number in range(3)]
+async def test_a_cancelled_caller_does_not_affect_the_others(server: Server) -> None:
+    async with open_client(server.url) as client:
+        await client.up()
+        calls = [asyncio.ensure_future(client.call("ECHO", number)) for number in range(3)]
         await asyncio.sleep(0)
         calls[1].cancel()
         assert await calls[0] == b"0"
         assert await calls[2] == b"2"
 
 
-async def test_those_who_want_to_know_hear_of_each_connection_and_each_loss(server: Server) -> None:
-    async with Proxy(server.address) as proxy, open_client(proxy.url) as pipe:
+async def test_callbacks_run_for_each_connection_and_each_loss(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_client(proxy.url) as client:
         heard: list[str] = []
-        pipe.on_up(lambda connection: heard.append("up"))
-        pipe.on_loss(lambda: heard.append("lost"))
-        await pipe.up()
+        client.on_up(lambda connection: heard.append("up"))
+        client.on_loss(lambda: heard.append("lost"))
+        await client.up()
         proxy.cut()
-        await until(lambda: "lost" in heard, "the loss is heard of")
-        await pipe.up()
+        await until(lambda: "lost" in heard, "on_loss was called")
+        await client.up()
         assert heard == ["up", "lost", "up"]
-        assert pipe.connections_made == 2
+        assert client.connections_made == 2
 
 
 @pytest.mark.parametrize("direction", ["request", "reply"])
-async def test_a_cut_at_every_byte_of_a_call_and_it_is_sent_again(server: Server, direction: str) -> None:
-    async with Proxy(server.address) as proxy, open_client(proxy.url) as pipe:
-        await pipe.up()
+async def test_a_call_cut_at_any_byte_is_sent_again(server: Server, direction: str) -> None:
+    async with Proxy(server.address) as proxy, open_client(proxy.url) as client:
+        await client.up()
         size = len(b"*2\r\n$4\r\nECHO\r\n$5\r\nhello\r\n") if direction == "request" else len(b"$5\r\nhello\r\n")
         for offset in range(size):
             cut = proxy.cut_requests_after if direction == "request" else proxy.cut_replies_after
             cut(offset)
-            assert await pipe.call("ECHO", "hello") == b"hello"
-        assert pipe.connections_made >= size
+            assert await client.call("ECHO", "hello") == b"hello"
+        assert client.connections_made >= size
 
 
-async def test_a_connection_cut_during_the_greeting_is_made_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_cut_during_login_is_retried(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.001)
-    async with Proxy(server.address) as proxy, open_client(proxy.url, scripts=[ECHO]) as pipe:
-        await pipe.up()
+    async with Proxy(server.address) as proxy, open_client(proxy.url, scripts=[ECHO]) as client:
+        await client.up()
         greeting, greeted = proxy.link.request_bytes, proxy.link.reply_bytes
         proxy.cut()
         for size in range(0, greeting, 7):
             proxy.next_budgets.append((size, None))
         for size in range(0, greeted, 7):
             proxy.next_budgets.append((None, size))
-        assert await pipe.run(ECHO, ["{chasqui:q}:k"], ["a"], patience_secs=30) == [b"{chasqui:q}:k", b"a"]
+        assert await client.run(ECHO, ["{chasqui:q}:k"], ["a"], patience_secs=30) == [b"{chasqui:q}:k", b"a"]
         assert not proxy.next_budgets
 
 
-# --- bounds
+# --- limits
 
 
-async def test_what_is_under_way_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bytes_in_flight_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES_IN_FLIGHT", 10_000)
-    async with Peer(lambda command: None) as peer, open_client(peer.url) as pipe:
-        await pipe.up()
-        calls = [asyncio.ensure_future(pipe.call("ECHO", "x" * 1000)) for _ in range(100)]
+    async with Peer(lambda command: None) as peer, open_client(peer.url) as client:
+        await client.up()
+        calls = [asyncio.ensure_future(client.call("ECHO", "x" * 1000)) for _ in range(100)]
         await until(lambda: peer.commands, "some have arrived")
-        await asyncio.sleep(0.05)  # time enough for all of them, were they not held back
+        await asyncio.sleep(0.05)  # enough time for all of them, if they did not wait
         assert 1 <= len(peer.commands) <= 10
         for call in calls:
             call.cancel()
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_all_that_was_held_back_is_sent_in_the_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_calls_are_sent_eventually(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES_IN_FLIGHT", 500)
-    async with open_client(server.url) as pipe:
-        calls = [pipe.call("ECHO", f"{number}" * 100) for number in range(200)]
+    async with open_client(server.url) as client:
+        calls = [client.call("ECHO", f"{number}" * 100) for number in range(200)]
         replies = await asyncio.gather(*calls)
         assert replies == [f"{number}".encode() * 100 for number in range(200)]
-        # A request larger than the bound goes alone.
-        assert await pipe.call("ECHO", "y" * 5000) == b"y" * 5000
+        # A request larger than the limit goes alone.
+        assert await client.call("ECHO", "y" * 5000) == b"y" * 5000
 
 
-async def test_a_held_back_caller_that_goes_away_leaves_its_place_to_the_next(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_waiter_leaves_its_turn_to_the_next(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BYTES_IN_FLIGHT", 150)
-    async with open_client(server.url) as pipe:
-        await pipe.up()
-        calls = [asyncio.ensure_future(pipe.call("ECHO", f"{number}" * 100)) for number in range(20)]
+    async with open_client(server.url) as client:
+        await client.up()
+        calls = [asyncio.ensure_future(client.call("ECHO", f"{number}" * 100)) for number in range(20)]
         await asyncio.sleep(0)
         for call in calls[1::2]:
             call.cancel()
         kept = await asyncio.gather(*calls[::2])
         assert kept == [f"{number}".encode() * 100 for number in range(0, 20, 2)]
-        assert await pipe.call("ECHO", "z" * 140) == b"z" * 140
+        assert await client.call("ECHO", "z" * 140) == b"z" * 140
 
 
-# --- places
+# --- addresses
 
 
 async def test_a_server_on_a_unix_socket(fresh_server: Callable[..., Server], tmp_path: Path) -> None:
     path = tmp_path / "s"
     server = fresh_server(unixsocket=path)
-    with redis.Redis(port=server.port, db=3) as client:
-        client.set("where", "here")
-    async with open_client(f"unix://{path}?db=3") as pipe:
-        assert await pipe.call("GET", "where") == b"here"
+    with redis.Redis(port=server.port, db=3) as admin:
+        admin.set("where", "here")
+    async with open_client(f"unix://{path}?db=3") as client:
+        assert await client.call("GET", "where") == b"here"
 
 
 async def test_a_server_on_ipv6(fresh_server: Callable[..., Server]) -> None:
@@ -343,35 +340,35 @@ async def test_a_server_on_ipv6(fresh_server: Callable[..., Server]) -> None:
         except OSError:
             pytest.skip("this machine has no IPv6 loopback")
     server = fresh_server(bind="127.0.0.1 ::1")
-    async with open_client(f"redis://[::1]:{server.port}") as pipe:
-        assert await pipe.call("PING") == b"PONG"
+    async with open_client(f"redis://[::1]:{server.port}") as client:
+        assert await client.call("PING") == b"PONG"
 
 
 async def test_a_missing_unix_socket_is_unreachable(tmp_path: Path) -> None:
-    async with open_client(f"unix://{tmp_path}/none") as pipe:
+    async with open_client(f"unix://{tmp_path}/none") as client:
         with pytest.raises(Unreachable, match=f"{tmp_path}/none"):
-            await pipe.up(0.1)
+            await client.up(0.1)
 
 
 async def test_the_database_of_the_url_is_selected_on_every_connection(server: Server) -> None:
-    with redis.Redis(port=server.port, db=5) as client:
-        client.set("here", "yes")
-    async with Proxy(server.address) as proxy, open_client(f"{proxy.url}/5") as pipe:
-        assert await pipe.call("GET", "here") == b"yes"
+    with redis.Redis(port=server.port, db=5) as admin:
+        admin.set("here", "yes")
+    async with Proxy(server.address) as proxy, open_client(f"{proxy.url}/5") as client:
+        assert await client.call("GET", "here") == b"yes"
         proxy.cut()
-        assert await pipe.call("GET", "here") == b"yes"
+        assert await client.call("GET", "here") == b"yes"
 
 
 async def test_a_database_that_does_not_exist_is_an_error_at_once(server: Server) -> None:
-    async with open_client(f"{server.url.removesuffix('/0')}/9999") as pipe:
+    async with open_client(f"{server.url.removesuffix('/0')}/9999") as client:
         with pytest.raises(Exception, match="DB index is out of range"):
-            await asyncio.wait_for(pipe.up(), 5)
+            await asyncio.wait_for(client.up(), 5)
 
 
 @pytest.mark.servers
-async def test_the_connection_is_named_so_that_client_list_tells_whose_it_is(server: Server | Cluster) -> None:
-    async with open_client(server.url) as pipe:
-        assert await pipe.call("CLIENT", "GETNAME") == b"tampu"
+async def test_the_connection_has_a_name_in_client_list(server: Server | Cluster) -> None:
+    async with open_client(server.url) as client:
+        assert await client.call("CLIENT", "GETNAME") == b"tampu"
 
 
 # --- scripts
@@ -382,9 +379,9 @@ async def test_scripts_are_loaded_once_per_connection_and_never_per_call(server:
     nodes = server.nodes if hasattr(server, "nodes") else [server]
     for node in nodes:
         node.client().config_resetstat()
-    async with open_client(server.url, scripts=[ECHO]) as pipe:
+    async with open_client(server.url, scripts=[ECHO]) as client:
         for number in range(20):
-            assert await pipe.run(ECHO, ["{chasqui:q}:k"], [number]) == [b"{chasqui:q}:k", b"%d" % number]
+            assert await client.run(ECHO, ["{chasqui:q}:k"], [number]) == [b"{chasqui:q}:k", b"%d" % number]
     calls: dict[str, int] = {}
     for node in nodes:
         for command, counts in node.client().info("commandstats").items():

@@ -1,4 +1,4 @@
-"""Logging in: passwords, ACL users, providers asked anew for every connection, TLS with a private authority."""
+"""Logging in: passwords, ACL users, credential providers, and TLS with a private authority."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
 
-#: Much less than the 10 s that a passing fault is waited out: what is hopeless must fail at once.
+#: Much less than the 10 s that a call waits for a temporary error: permanent errors must fail at once.
 AT_ONCE_SECS = 4.0
 
 
@@ -32,74 +32,74 @@ def url_of(server: Server, login: str = "") -> str:
     return f"redis://{login}127.0.0.1:{server.port}"
 
 
-async def whoami(pipe: Any) -> str:
-    return (await pipe.call("ACL", "WHOAMI")).decode()
+async def whoami(client: Any) -> str:
+    return (await client.call("ACL", "WHOAMI")).decode()
 
 
 async def test_a_password_of_the_url_logs_in(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="s3cret/p@ss:word")
-    async with open_client(url_of(server, ":s3cret%2Fp%40ss:word@")) as pipe:
-        assert await whoami(pipe) == "default"
+    async with open_client(url_of(server, ":s3cret%2Fp%40ss:word@")) as client:
+        assert await whoami(client) == "default"
 
 
 async def test_an_acl_user_of_the_url_logs_in(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
-        async with open_client(url_of(server, "ada:pw@")) as pipe:
-            assert await whoami(pipe) == "ada"
+        async with open_client(url_of(server, "ada:pw@")) as client:
+            assert await whoami(client) == "ada"
 
 
 @pytest.mark.parametrize("login", ["ada:wrong@", "nobody:pw@"])
 async def test_a_wrong_password_is_an_error_at_once(server: Server, login: str) -> None:
     with acl_user(server, "ada", "pw"):
-        async with open_client(url_of(server, login)) as pipe, asyncio.timeout(AT_ONCE_SECS):
-            with pytest.raises(ServerError, match="user name or password is wrong") as caught:
-                await pipe.up()
+        async with open_client(url_of(server, login)) as client, asyncio.timeout(AT_ONCE_SECS):
+            with pytest.raises(ServerError, match="wrong user name or password") as caught:
+                await client.up()
         assert caught.value.kind == "WRONGPASS"
         assert caught.value.code == "CMQ-001"
         assert "wrong@" not in str(caught.value)
 
 
-async def test_a_wrong_password_is_the_error_whatever_else_follows_from_it(
+async def test_a_wrong_password_is_reported_before_the_errors_it_causes(
     fresh_server: Callable[..., Server],
 ) -> None:
     server = fresh_server("redis86", requirepass="pw")
     scripts = [Script("one", "return 1"), Script("two", "return 2")]  # loading them is refused as well
-    async with open_client(url_of(server, ":wrong@"), scripts=scripts) as pipe, asyncio.timeout(AT_ONCE_SECS):
-        with pytest.raises(ServerError, match="user name or password is wrong"):
-            await pipe.up()
+    async with open_client(url_of(server, ":wrong@"), scripts=scripts) as client, asyncio.timeout(AT_ONCE_SECS):
+        with pytest.raises(ServerError, match="wrong user name or password"):
+            await client.up()
 
 
 async def test_a_missing_password_is_an_error_at_once(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="pw")
-    async with open_client(url_of(server)) as pipe, asyncio.timeout(AT_ONCE_SECS):
-        with pytest.raises(ServerError, match="put it into the URL") as caught:
-            await pipe.call("PING")
+    async with open_client(url_of(server)) as client, asyncio.timeout(AT_ONCE_SECS):
+        with pytest.raises(ServerError, match="add it to the URL") as caught:
+            await client.call("PING")
     assert caught.value.kind == "NOAUTH"
 
 
 async def test_a_password_for_a_server_without_one_is_an_error_at_once(server: Server) -> None:
-    async with open_client(url_of(server, ":pw@")) as pipe, asyncio.timeout(AT_ONCE_SECS):
+    async with open_client(url_of(server, ":pw@")) as client, asyncio.timeout(AT_ONCE_SECS):
         with pytest.raises(ServerError, match="without any password configured"):
-            await pipe.up()
+            await client.up()
 
 
 async def test_a_user_without_a_password_is_a_config_error(server: Server) -> None:
-    async with open_client(url_of(server, "ada@")) as pipe:
-        with pytest.raises(ConfigError, match="names user 'ada' but no password"):
-            await pipe.up()
+    async with open_client(url_of(server, "ada@")) as client:
+        with pytest.raises(ConfigError, match="has user 'ada' but no password"):
+            await client.up()
 
 
-async def test_a_user_who_may_not_name_the_connection_can_log_in_all_the_same(server: Server) -> None:
+async def test_a_user_without_client_setname_can_log_in(server: Server) -> None:
     with acl_user(server, "ada", "pw", "~*", "+@all", "-client"):
-        async with open_client(url_of(server, "ada:pw@")) as pipe:
-            assert await whoami(pipe) == "ada"
+        async with open_client(url_of(server, "ada:pw@")) as client:
+            assert await whoami(client) == "ada"
 
 
 # --- providers
 
 
 class Vault:
-    """Hands out credentials, and remembers how often and for which server."""
+    """Returns credentials, and records how often and for which server."""
 
     def __init__(self, username: str | None = "ada", password: str = "pw") -> None:
         self.username = username
@@ -116,7 +116,7 @@ class Vault:
 
 
 class VaultProvider(CredentialProvider):
-    """The same as one of redis-py's providers."""
+    """A `Vault` as a redis-py provider."""
 
     def __init__(self, vault: Vault) -> None:
         self.vault = vault
@@ -134,70 +134,70 @@ async def test_a_provider_is_asked_for_every_connection(server: Server, form: st
         forms = {"function": vault.ask, "coroutine": vault.ask_slowly, "redis-py": VaultProvider(vault)}
         async with (
             Proxy(server.address) as proxy,
-            open_client(proxy.url.replace("redis://", "redis://old:older@"), credential_provider=forms[form]) as pipe,
+            open_client(proxy.url.replace("redis://", "redis://old:older@"), credential_provider=forms[form]) as client,
         ):
-            assert await whoami(pipe) == "ada"
+            assert await whoami(client) == "ada"
             assert len(vault.asked) == 1
             proxy.cut()
-            await until(lambda: pipe.connection is None, "the cut is noticed")
-            assert await whoami(pipe) == "ada"
+            await until(lambda: client.connection is None, "the connection is lost")
+            assert await whoami(client) == "ada"
             assert len(vault.asked) == 2
             expected = "redis-py" if form == "redis-py" else f"127.0.0.1:{proxy.port}"
             assert vault.asked == [expected] * 2
 
 
-async def test_redis_pys_own_provider_serves(server: Server) -> None:
+async def test_a_redis_py_provider_works(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
         provider = UsernamePasswordCredentialProvider("ada", "pw")
-        async with open_client(server.url, credential_provider=provider) as pipe:
-            assert await whoami(pipe) == "ada"
+        async with open_client(server.url, credential_provider=provider) as client:
+            assert await whoami(client) == "ada"
 
 
-async def test_a_provider_may_give_a_password_only(fresh_server: Callable[..., Server]) -> None:
+async def test_a_provider_may_return_only_a_password(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", requirepass="pw")
     for provider in (lambda where: (None, "pw"), lambda where: ("pw",), VaultProvider(Vault(None))):
-        async with open_client(url_of(server), credential_provider=provider) as pipe:
-            assert await whoami(pipe) == "default"
+        async with open_client(url_of(server), credential_provider=provider) as client:
+            assert await whoami(client) == "default"
 
 
-async def test_a_provider_may_say_that_no_login_is_needed(server: Server) -> None:
-    async with open_client(server.url, credential_provider=lambda where: (None, None)) as pipe:
-        assert await whoami(pipe) == "default"
+async def test_a_provider_may_return_no_credentials(server: Server) -> None:
+    async with open_client(server.url, credential_provider=lambda where: (None, None)) as client:
+        assert await whoami(client) == "default"
 
 
 async def test_a_password_rotated_while_connected_is_used_at_the_next_connection(server: Server) -> None:
     with acl_user(server, "ada", "old"):
         vault = Vault(password="old")
-        async with open_client(server.url, credential_provider=vault.ask) as pipe:
-            assert await whoami(pipe) == "ada"
+        async with open_client(server.url, credential_provider=vault.ask) as client:
+            assert await whoami(client) == "ada"
             server.client().execute_command("ACL", "SETUSER", "ada", "resetpass", ">new")
             vault.password = "new"
-            assert await whoami(pipe) == "ada"  # a connection that is logged in stays so
+            assert await whoami(client) == "ada"  # an open connection stays logged in
             server.client().execute_command("CLIENT", "KILL", "USER", "ada")
-            assert await whoami(pipe) == "ada"
+            assert await whoami(client) == "ada"
             assert len(vault.asked) == 2
 
 
-async def test_a_connection_that_lost_its_login_is_made_again_with_fresh_credentials(
+async def test_a_logged_out_connection_reconnects_with_fresh_credentials(
     fresh_server: Callable[..., Server],
 ) -> None:
     server = fresh_server("redis86", requirepass="pw")
     vault = Vault(None)
-    async with open_client(url_of(server), credential_provider=vault.ask) as pipe:
-        await pipe.up()
-        assert await pipe.call("RESET") == b"RESET"  # logs out: the next request meets NOAUTH
-        assert await pipe.call("PING") == b"PONG"
+    async with open_client(url_of(server), credential_provider=vault.ask) as client:
+        await client.up()
+        assert await client.call("RESET") == b"RESET"  # logs out: the next request gets NOAUTH
+        assert await client.call("PING") == b"PONG"
         assert len(vault.asked) == 2
 
 
 async def test_a_stale_password_fails_at_once_and_a_new_one_works_again(server: Server) -> None:
     with acl_user(server, "ada", "new"):
         vault = Vault(password="old")
-        async with open_client(server.url, credential_provider=vault.ask) as pipe, asyncio.timeout(AT_ONCE_SECS):
+        async with open_client(server.url, credential_provider=vault.ask) as client, asyncio.timeout(AT_ONCE_SECS):
             with pytest.raises(ServerError, match="WRONGPASS"):
-                await pipe.call("PING")
+                await client.call("PING")
             vault.password = "new"
-            assert await whoami(pipe) == "ada"
+            assert await whoami(client) == "ada"
 
 
 async def test_a_provider_that_fails_for_a_moment_is_asked_again(server: Server) -> None:
@@ -210,28 +210,28 @@ async def test_a_provider_that_fails_for_a_moment_is_asked_again(server: Server)
                 raise answer
             return answer
 
-        async with open_client(server.url, credential_provider=provider) as pipe:
-            assert await whoami(pipe) == "ada"
+        async with open_client(server.url, credential_provider=provider) as client:
+            assert await whoami(client) == "ada"
 
 
 async def test_a_provider_that_keeps_failing_is_named_in_the_error(server: Server) -> None:
     def provider(where: str | None) -> tuple[str, str]:
         raise LookupError("no such secret")
 
-    async with open_client(server.url, credential_provider=provider) as pipe:
+    async with open_client(server.url, credential_provider=provider) as client:
         with pytest.raises(Unreachable, match="credential_provider failed: LookupError") as caught:
-            await pipe.up(0.2)
+            await client.up(0.2)
     assert caught.value.code == "CMQ-001"
 
 
 @pytest.mark.parametrize(
     ("provider", "named"),
-    [("pw", "must be a callable"), (lambda where: "pw", "must give"), (lambda where: ("a", "b", "c"), "must give")],
+    [("pw", "must be a callable"), (lambda where: "pw", "must return"), (lambda where: ("a", "b", "c"), "must return")],
 )
 async def test_a_provider_of_the_wrong_form_is_a_config_error(server: Server, provider: Any, named: str) -> None:
-    async with open_client(server.url, credential_provider=provider) as pipe:
+    async with open_client(server.url, credential_provider=provider) as client:
         with pytest.raises(ConfigError, match=f"credential_provider {named}"):
-            await pipe.up()
+            await client.up()
 
 
 @pytest.mark.servers("cluster86")
@@ -240,37 +240,37 @@ async def test_a_cluster_is_logged_in_to_for_its_topology_as_well(server: Cluste
     with contextlib.ExitStack() as users:
         for node in server.nodes:
             users.enter_context(acl_user(node, "ada", "pw"))
-            client = node.client()  # logged in before the default user loses its rights
-            client.execute_command("ACL", "SETUSER", "default", "-@all", "+acl")
-            users.callback(client.execute_command, "ACL", "SETUSER", "default", "+@all")
+            admin = node.client()  # logged in before the default user loses its rights
+            admin.execute_command("ACL", "SETUSER", "default", "-@all", "+acl")
+            users.callback(admin.execute_command, "ACL", "SETUSER", "default", "+@all")
         vault = Vault()
         provider = {"url": None, "function": vault.ask, "redis-py": VaultProvider(vault)}[form]
         login = "ada:pw@" if form == "url" else ""
         url = server.url.replace("redis+cluster://", f"redis+cluster://{login}")
-        async with open_client(url, credential_provider=provider) as pipe:
-            assert await whoami(pipe) == "ada"
-            assert await pipe.call("SET", "{chasqui:q}:k", "v") == b"OK"
+        async with open_client(url, credential_provider=provider) as client:
+            assert await whoami(client) == "ada"
+            assert await client.call("SET", "{chasqui:q}:k", "v") == b"OK"
 
 
 @pytest.mark.servers("cluster86")
 async def test_a_wrong_password_for_a_cluster_is_an_error_at_once(server: Cluster) -> None:
     url = server.url.replace("redis+cluster://", "redis+cluster://nobody:wrong@")
-    async with open_client(url) as pipe, asyncio.timeout(AT_ONCE_SECS):
-        with pytest.raises(ServerError, match="user name or password is wrong"):
-            await pipe.up()
+    async with open_client(url) as client, asyncio.timeout(AT_ONCE_SECS):
+        with pytest.raises(ServerError, match="wrong user name or password"):
+            await client.up()
 
 
 @pytest.mark.servers("cluster86")
 async def test_a_missing_password_for_a_cluster_is_an_error_at_once(server: Cluster) -> None:
     server.config_set(requirepass="pw")
     try:
-        async with open_client(server.url) as pipe, asyncio.timeout(AT_ONCE_SECS):
-            with pytest.raises(ServerError, match="put it into the URL"):
-                await pipe.up()
+        async with open_client(server.url) as client, asyncio.timeout(AT_ONCE_SECS):
+            with pytest.raises(ServerError, match="add it to the URL"):
+                await client.up()
     finally:
         for node in server.nodes:
-            with node._connect(password="pw") as client:
-                client.config_set("requirepass", "")
+            with node._connect(password="pw") as admin:
+                admin.config_set("requirepass", "")
 
 
 # --- TLS
@@ -279,52 +279,52 @@ async def test_a_missing_password_for_a_cluster_is_an_error_at_once(server: Clus
 async def test_tls_with_a_private_authority(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
     assert "ssl_ca_certs=" in server.url
-    async with open_client(server.url) as pipe:
-        assert await pipe.call("SET", "k", "v") == b"OK"
+    async with open_client(server.url) as client:
+        assert await client.call("SET", "k", "v") == b"OK"
         assert server.client().get("k") == b"v"
 
 
 async def test_tls_with_a_password(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True, requirepass="pw")
-    async with open_client(server.url) as pipe:
-        assert await pipe.call("PING") == b"PONG"
+    async with open_client(server.url) as client:
+        assert await client.call("PING") == b"PONG"
 
 
-async def test_a_certificate_nobody_vouches_for_is_refused(fresh_server: Callable[..., Server]) -> None:
+async def test_a_certificate_of_an_unknown_authority_is_rejected(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
-    async with open_client(f"rediss://127.0.0.1:{server.port}") as pipe:
+    async with open_client(f"rediss://127.0.0.1:{server.port}") as client:
         with pytest.raises(RedisError, match=r"(?i)certificate verify failed"):
-            await pipe.up(0.3)
+            await client.up(0.3)
 
 
-async def test_a_certificate_for_another_name_is_refused_unless_names_do_not_matter(
+async def test_a_certificate_for_another_host_needs_check_hostname_false(
     fresh_server: Callable[..., Server],
 ) -> None:
     server = fresh_server("redis86", tls=True, bind="127.0.0.1 127.0.0.2")
     url = server.url.replace("127.0.0.1", "127.0.0.2")
-    async with open_client(url) as pipe:
+    async with open_client(url) as client:
         with pytest.raises(RedisError, match=r"(?i)certificate is not valid for"):
-            await pipe.up(0.3)
-    async with open_client(f"{url}&ssl_check_hostname=false") as pipe:
-        assert await pipe.call("PING") == b"PONG"
+            await client.up(0.3)
+    async with open_client(f"{url}&ssl_check_hostname=false") as client:
+        assert await client.call("PING") == b"PONG"
 
 
 async def test_plain_text_to_a_tls_port_is_an_error_and_not_a_hang(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
-    async with open_client(f"redis://127.0.0.1:{server.port}") as pipe:
+    async with open_client(f"redis://127.0.0.1:{server.port}") as client:
         with pytest.raises(RedisError):
-            await pipe.up(0.3)
+            await client.up(0.3)
 
 
-async def test_a_client_certificate_is_shown_when_the_server_asks_for_one(fresh_server: Callable[..., Server]) -> None:
+async def test_a_client_certificate_is_sent_when_the_server_requests_one(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True)
     server.config_set(tls_auth_clients="yes")
     certificates = server.certificates
     assert certificates is not None
-    async with open_client(server.url) as pipe:
+    async with open_client(server.url) as client:
         with pytest.raises(RedisError):
-            await pipe.up(0.3)
+            await client.up(0.3)
     url = f"{server.url}&ssl_certfile={certificates.certificate}&ssl_keyfile={certificates.key}"
     assert parse_url(url).certfile == str(certificates.certificate)
-    async with open_client(url) as pipe:
-        assert await pipe.call("PING") == b"PONG"
+    async with open_client(url) as client:
+        assert await client.call("PING") == b"PONG"

@@ -1,15 +1,16 @@
-"""Finding the server: sentinels, Cluster slots, and what happens to a bulk when the server changes under it."""
+"""Finding the server: sentinels, Cluster slots, and bulk adds during failovers and slot migrations."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis.asyncio
 
 from support.clients import open_client
+from support.parts import consuming
 from support.producers import chain_of, open_producer, use_small_windows
 from support.proxy import Proxy
 from support.queues import QueueView
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from servers.process import Server
     from servers.sentinel import SentinelSetup
     from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.job import Job
 
 KEYS = QueueKeys("q")
 
@@ -36,7 +38,7 @@ KEYS = QueueKeys("q")
 # --- sentinels
 
 
-async def test_a_sentinel_url_leads_to_the_master_and_to_the_next_when_it_is_killed(
+async def test_a_sentinel_url_follows_the_master_after_a_failover(
     fresh_sentinel: Callable[..., SentinelSetup],
 ) -> None:
     setup = fresh_sentinel()
@@ -51,7 +53,7 @@ async def test_a_sentinel_url_leads_to_the_master_and_to_the_next_when_it_is_kil
         assert chain_of(producer).windows_lost_by_server == 0
 
 
-async def test_a_failover_that_lost_confirmed_windows_is_counted_and_gone_on_from(
+async def test_windows_lost_in_a_failover_are_logged_and_adds_continue(
     fresh_sentinel: Callable[..., SentinelSetup], caplog: pytest.LogCaptureFixture
 ) -> None:
     setup = fresh_sentinel()
@@ -78,28 +80,28 @@ async def test_a_master_the_sentinels_do_not_know_is_an_error_that_names_it(
 ) -> None:
     setup = fresh_sentinel()
     url = setup.url.replace(setup.name, "no-such-master")
-    async with open_client(url) as pipe:
-        with pytest.raises(Unreachable, match="knows a master 'no-such-master'"):
-            await pipe.up(0.2)
-    # One that is down among them does no harm.
+    async with open_client(url) as client:
+        with pytest.raises(Unreachable, match="knows a master named 'no-such-master'"):
+            await client.up(0.2)
+    # A sentinel that is down is skipped.
     url = setup.url.replace("redis+sentinel://", "redis+sentinel://127.0.0.1:1,")
-    async with open_client(url) as pipe:
-        assert await pipe.call("PING") == b"PONG"
+    async with open_client(url) as client:
+        assert await client.call("PING") == b"PONG"
 
 
-async def test_sentinels_have_a_login_of_their_own(fresh_sentinel: Callable[..., SentinelSetup]) -> None:
+async def test_sentinels_have_their_own_credentials(fresh_sentinel: Callable[..., SentinelSetup]) -> None:
     setup = fresh_sentinel()
     sentinel = setup.sentinels[0].client()
     sentinel.execute_command("ACL", "SETUSER", "watcher", "on", ">pw", "~*", "&*", "+@all")
     sentinel.execute_command("ACL", "SETUSER", "default", "off")
-    async with open_client(f"{setup.url}?sentinel_username=watcher&sentinel_password=pw") as pipe:
-        assert await pipe.call("PING") == b"PONG"
-    async with open_client(setup.url) as pipe:
-        with pytest.raises(Unreachable, match="knows a master"):
-            await pipe.up(0.3)
+    async with open_client(f"{setup.url}?sentinel_username=watcher&sentinel_password=pw") as client:
+        assert await client.call("PING") == b"PONG"
+    async with open_client(setup.url) as client:
+        with pytest.raises(Unreachable, match="knows a master named"):
+            await client.up(0.3)
 
 
-async def test_a_server_the_sentinels_still_call_master_but_is_none_is_not_used(
+async def test_a_replica_that_sentinels_still_call_master_is_not_used(
     fresh_sentinel: Callable[..., SentinelSetup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = fresh_sentinel()
@@ -111,8 +113,8 @@ async def test_a_server_the_sentinels_still_call_master_but_is_none_is_not_used(
         return answers.pop(0)
 
     monkeypatch.setattr(client_module, "locate", out_of_date)
-    async with open_client(setup.url) as pipe:
-        assert (await pipe.call("ROLE"))[0] == b"master"
+    async with open_client(setup.url) as client:
+        assert (await client.call("ROLE"))[0] == b"master"
     assert answers == []
 
 
@@ -126,7 +128,7 @@ async def test_each_queue_is_found_on_the_node_of_its_slot(server: Cluster) -> N
         keys = QueueKeys(f"queue {number}")
         async with open_producer(server.url, queue_name=f"queue {number}") as producer:
             job_id = await producer.add(number)
-            assert producer.client.connections_made == 1  # found at once, not by way of MOVED
+            assert producer.client.connections_made == 1  # found at once, without MOVED
         home = server.node_of(keys.stream)
         homes.add(home.port)
         assert home.client().xlen(keys.stream) == 1
@@ -135,20 +137,20 @@ async def test_each_queue_is_found_on_the_node_of_its_slot(server: Cluster) -> N
 
 
 @pytest.mark.servers("cluster86")
-async def test_a_cluster_is_found_as_long_as_one_node_named_is_up(server: Cluster) -> None:
+async def test_a_cluster_is_found_while_one_node_of_the_url_is_up(server: Cluster) -> None:
     url = server.url.replace("redis+cluster://", "redis+cluster://127.0.0.1:1,")
     address = await locate(parse_url(url), KEYS.tag.encode())
     assert address.port == server.node_of(KEYS.stream).port
 
 
-async def test_a_cluster_nobody_answers_for_is_unreachable() -> None:
-    async with open_client("redis+cluster://127.0.0.1:1,127.0.0.1:2") as pipe:
-        with pytest.raises(Unreachable, match=r"no node of 127\.0\.0\.1:1, 127\.0\.0\.1:2 tells the slots"):
-            await pipe.up(0.3)
+async def test_a_cluster_without_reachable_nodes_is_unreachable() -> None:
+    async with open_client("redis+cluster://127.0.0.1:1,127.0.0.1:2") as client:
+        with pytest.raises(Unreachable, match=r"no Cluster node at 127\.0\.0\.1:1, 127\.0\.0\.1:2 returned the slots"):
+            await client.up(0.3)
 
 
 class Migration:
-    """Moves the slot of the queue to another node by hand, step by step."""
+    """Migrates the slot of the queue to another node, step by step."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.home = cluster.node_of(KEYS.stream)
@@ -178,7 +180,7 @@ class Migration:
             node.client().execute_command("CLUSTER SETSLOT", self.slot, "NODE", self.target_id)
 
 
-async def test_a_slot_that_migrates_in_the_middle_of_a_bulk_loses_and_repeats_nothing(
+async def test_a_slot_migration_during_a_bulk_add_loses_and_repeats_nothing(
     fresh_server: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.02)
@@ -202,17 +204,17 @@ async def test_a_slot_that_migrates_in_the_middle_of_a_bulk_loses_and_repeats_no
     async with open_producer(cluster.url, retry_for_secs=30) as producer:
         home = QueueView(cluster, "q")
         bulk = asyncio.ensure_future(producer.add_bulk(jobs()))
-        await until(lambda: given > 500, "the bulk is under way")
+        await until(lambda: given > 500, "the bulk add has started")
         migration.begin()
         so_far = given
-        await until(lambda: given > so_far + 500, "as long as its keys are there, it goes on")
+        await until(lambda: given > so_far + 500, "the node still serves keys that are there")
         migration.move(KEYS.stream)
-        await until(lambda: home.errors_given()["TRYAGAIN"], "a window met keys on two nodes")
+        await until(lambda: home.errors_given()["TRYAGAIN"], "a window got TRYAGAIN")
         migration.move_the_rest()
-        await until(lambda: home.errors_given()["ASK"], "a window met keys that have moved ahead")
+        await until(lambda: home.errors_given()["ASK"], "a window got ASK")
         assert not home.errors_given()["MOVED"]
         migration.finish()
-        await until(lambda: home.errors_given()["MOVED"], "a window met the slot's new home")
+        await until(lambda: home.errors_given()["MOVED"], "a window got MOVED")
         done.set()
         ids = await bulk
         assert len(ids) == given == len(set(ids))
@@ -221,10 +223,42 @@ async def test_a_slot_that_migrates_in_the_middle_of_a_bulk_loses_and_repeats_no
         assert chain_of(producer).windows_lost_by_server == 0
 
 
-async def test_a_killed_cluster_master_is_followed_by_its_replica(fresh_server: Callable[..., Cluster]) -> None:
+async def test_adds_reads_and_settles_follow_ask_redirects(
+    fresh_server: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_small_windows(monkeypatch, 16)
+    cluster = fresh_server("cluster86")
+    migration = Migration(cluster)
+    done: list[Any] = []
+
+    async def handler(job: Job[Any]) -> None:
+        done.append(job.payload)
+
+    def unsettled() -> int:
+        asking = migration.target.client().pipeline(transaction=False)
+        return int(asking.execute_command("ASKING").execute_command("XLEN", KEYS.stream).execute()[1])
+
+    async with open_producer(cluster.url) as producer:
+        await producer.add("before")
+        async with consuming(cluster.url, handler, queue_name="q", events_enabled=False, block_ms=50):
+            await until(lambda: done == ["before"], "the worker runs")
+            migration.begin()
+            migration.move_the_rest()
+            async with asyncio.timeout(5):
+                await producer.add("during")
+                await producer.add_bulk(range(200))
+            await until(lambda: done == ["before", "during", *range(200)], "they are read from the target")
+            await until(lambda: not unsettled(), "they are settled")
+            migration.finish()
+            await producer.add("after")
+            await until(lambda: done[-1] == "after", "the worker continues on the target")
+    assert len(done) == 203
+
+
+async def test_a_killed_cluster_master_is_replaced_by_its_replica(fresh_server: Callable[..., Cluster]) -> None:
     cluster = fresh_server("cluster86", replicas=1)
     home = cluster.node_of(KEYS.stream)
-    # The URL names only the node that is going to die: the others have been learned by then.
+    # The URL names only the node that is killed: the others must have been learned before.
     async with open_producer(f"redis+cluster://127.0.0.1:{home.port}", retry_for_secs=60) as producer:
         before = await producer.add_bulk(range(600))
         replicas = [node for node in cluster.nodes if node.client().info("replication")["role"] == "slave"]
@@ -240,36 +274,36 @@ async def test_a_killed_cluster_master_is_followed_by_its_replica(fresh_server: 
         assert len(set(before + after)) == 1200
 
 
-# --- the control plane
+# --- discovery through redis-py
 
 
 def redis_py_client(settings: ConnectionSettings) -> redis.asyncio.Redis:
-    """A client of redis-py with the options that sentinels and Clusters are asked with."""
+    """Return a redis-py client with the options of sentinel and Cluster queries."""
     address = settings.addresses[0]
     options = discovery._common_options(settings) | discovery._login_options(settings)
     return redis.asyncio.Redis(host=address.host, port=address.port, **options)
 
 
-async def test_questions_are_asked_through_tls_with_a_password(fresh_server: Callable[..., Server]) -> None:
+async def test_discovery_uses_tls_and_the_password(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True, requirepass="pw")
-    async with redis_py_client(parse_url(server.url)) as client:
-        assert await client.ping()
+    async with redis_py_client(parse_url(server.url)) as admin:
+        assert await admin.ping()
 
 
-async def test_questions_are_asked_with_the_credentials_of_a_callback(server: Server) -> None:
+async def test_discovery_uses_the_credentials_of_a_callback(server: Server) -> None:
     server.client().execute_command("ACL", "SETUSER", "ada", "on", ">pw", "~*", "+@all")
     settings = parse_url(server.url, credential_provider=lambda where: ("ada", "pw"))
-    async with redis_py_client(settings) as client:
-        assert await client.acl_whoami() == "ada"
+    async with redis_py_client(settings) as admin:
+        assert await admin.acl_whoami() == "ada"
     server.client().execute_command("ACL", "DELUSER", "ada")
 
 
-async def test_a_single_server_of_a_url_is_where_it_is(server: Server) -> None:
+async def test_the_address_of_a_single_server_is_that_of_the_url(server: Server) -> None:
     async with Proxy(server.address) as proxy:
         assert (await locate(parse_url(proxy.url), b"x")).port == proxy.port
 
 
 async def test_an_unknown_host_is_an_error_with_its_name() -> None:
-    async with open_client("redis://no-such-host.invalid") as pipe:
+    async with open_client("redis://no-such-host.invalid") as client:
         with pytest.raises(RedisError, match=r"no-such-host\.invalid"):
-            await pipe.up(0.5)
+            await client.up(0.5)

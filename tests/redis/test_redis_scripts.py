@@ -1,4 +1,4 @@
-"""Scripts as they are sent: with the pieces of `lua/lib/` that they include."""
+"""Loading scripts, with the files of `lua/lib/` that they include."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIBRARY = sorted(file.name for file in (LUA / "lib").iterdir())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_include_takes_one_line_and_the_sha_is_of_the_whole(name: str) -> None:
+def test_an_include_takes_one_line_and_is_part_of_the_sha(name: str) -> None:
     script = load_script(name)
     source = (LUA / f"{name}.lua").read_text().splitlines()
     lines = script.text.splitlines()
@@ -36,14 +36,14 @@ def test_an_include_takes_one_line_and_the_sha_is_of_the_whole(name: str) -> Non
 
 
 @pytest.mark.parametrize("file", LIBRARY)
-def test_a_comment_of_the_library_has_its_line_to_itself(file: str) -> None:
-    """The pieces are put on one line: a comment behind code would swallow the rest."""
+def test_comments_in_the_library_are_on_their_own_lines(file: str) -> None:
+    """An include is joined into one line: a comment after code would comment out the rest."""
     for line in (LUA / "lib" / file).read_text().splitlines():
         assert "--" not in line or line.lstrip().startswith("--"), line
 
 
 @pytest.mark.parametrize("file", LIBRARY)
-def test_every_piece_of_the_library_is_shared(file: str) -> None:
+def test_every_library_file_is_included_more_than_once(file: str) -> None:
     users = [name for name in NAMES if f"--@include lib/{file}\n" in (LUA / f"{name}.lua").read_text()]
     assert len(users) > 1
 
@@ -54,6 +54,6 @@ async def test_an_error_names_the_line_of_the_file(server: Server, tmp_path: Pat
     (tmp_path / "own.lua").write_text("--@include lib/piece.lua\n\nlocal one = piece()\nerror('here')\n")
     monkeypatch.setattr(scripts, "LUA", tmp_path)
     script: Script = load_script.__wrapped__("own")
-    async with open_client(server.url, scripts=(script,)) as pipe:
+    async with open_client(server.url, scripts=(script,)) as client:
         with pytest.raises(ServerError, match=r"user_script:4: here"):
-            await pipe.run(script, (), ())
+            await client.run(script, (), ())

@@ -1,4 +1,4 @@
-"""Connection settings from a URL: what each form means, and that a bad one is refused without giving away a secret."""
+"""Connection settings from a URL: every form, and errors for invalid ones that never contain a password."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SECRET = "s3cr3tpassw0rd"
         ("rediss+cluster://a", "cluster", True, [("a", 6379)]),
     ],
 )
-def test_a_url_says_where_and_how(url: str, kind: str, tls: bool, addresses: list[tuple[str, int]]) -> None:
+def test_a_url_gives_the_address_and_the_kind(url: str, kind: str, tls: bool, addresses: list[tuple[str, int]]) -> None:
     settings = parse_url(url)
     assert settings.kind == kind
     assert settings.tls is tls
@@ -86,7 +86,7 @@ def test_the_database_is_the_path_or_an_option(url: str, db: int) -> None:
     assert parse_url(url).db == db
 
 
-def test_a_socket_is_known_by_its_path() -> None:
+def test_the_text_of_a_socket_address_is_its_path() -> None:
     (address,) = parse_url("unix:///run/my%20redis/x.sock").addresses
     assert address.path == "/run/my redis/x.sock"
     assert str(address) == "/run/my redis/x.sock"
@@ -107,7 +107,7 @@ def test_a_sentinel_url_names_the_master_and_the_sentinels_own_login() -> None:
         ("embedded://data/here", "data/here"),
     ],
 )
-def test_an_embedded_url_may_name_where_its_data_are_kept(url: str, data_dir: str | None) -> None:
+def test_an_embedded_url_may_name_a_data_directory(url: str, data_dir: str | None) -> None:
     settings = parse_url(url)
     assert (settings.kind, settings.data_dir, settings.addresses) == ("embedded", data_dir, ())
 
@@ -142,13 +142,13 @@ def test_the_tls_options_of_a_url() -> None:
         ("redis://h?decode_responses=1", "url option must be one of db"),
         ("redis://h?db", "url options must be name=value"),
         ("rediss://h?ssl_check_hostname=maybe", "ssl_check_hostname must be true or false"),
-        ("redis://h?ssl_ca_certs=/ca.pem", "ssl_ca_certs is about TLS"),
+        ("redis://h?ssl_ca_certs=/ca.pem", "ssl_ca_certs requires TLS"),
         ("redis://h#x", "#"),
         ("unix://", "url must name the socket"),
         ("redis+sentinel://h", "url must name the master"),
     ],
 )
-def test_a_bad_url_is_refused_and_its_bad_part_named(url: str, named: str) -> None:
+def test_an_invalid_url_is_rejected_and_its_bad_part_named(url: str, named: str) -> None:
     with pytest.raises(ConfigError, match=named) as caught:
         parse_url(url)
     assert caught.value.code == "CMQ-004"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def ns(server_kind: str) -> str:
-    """The namespace for this kind of server: on a Cluster with a hash tag."""
+    """Return the namespace for this kind of server, with a hash tag on a Cluster."""
     return "{rsmq}" if server_kind == "cluster86" else "rsmq"
 
 
@@ -28,6 +28,6 @@ def options(server: Server | Cluster, ns: str) -> RsmqOptions:
 
 @pytest.fixture
 async def rsmq(options: RsmqOptions) -> AsyncIterator[Rsmq]:
-    """A client of the server."""
+    """Provide a client of the server."""
     async with Rsmq(options) as rsmq:
         yield rsmq

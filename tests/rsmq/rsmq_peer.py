@@ -20,7 +20,7 @@ SCRIPT = Path(__file__).with_name("peer.js")
 
 
 def installed() -> Path:
-    """The folder whose node_modules hold rsmq: in the cache, outside the checkout; installed at the first call."""
+    """Return the folder whose node_modules contain rsmq, in a cache outside the checkout; install it if needed."""
     npm = require("npm")
     folder = cache_dir() / "peers" / f"rsmq-{VERSION}"
     if (folder / "node_modules").exists():
@@ -41,13 +41,13 @@ def installed() -> Path:
                 last = next(reversed(done.stderr.strip().splitlines()), "npm says nothing")
                 unavailable(f"rsmq {VERSION} from npm", f"npm install failed: {last}")
             shutil.rmtree(folder, ignore_errors=True)
-            # All of it or nothing: a run that was killed half way must not look installed.
+            # Moved into place when complete: an install that was killed half way must not look installed.
             Path(scratch, "node_modules").rename((folder.mkdir(), folder / "node_modules")[1])
     return folder
 
 
 class JsError(Exception):
-    """What the JavaScript client raised."""
+    """An error of the JavaScript client."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -62,7 +62,7 @@ class JsRsmq:
         self._numbers = itertools.count()
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._ready = asyncio.Event()
-        #: (channel, message) of what was heard.
+        #: (channel, message) of each notification.
         self.heard: list[tuple[str, str]] = []
 
     async def __aenter__(self) -> Self:
@@ -82,15 +82,15 @@ class JsRsmq:
         await self._reading
 
     async def call(self, method: str, **options: Any) -> Any:
-        """One call of a method of rsmq."""
+        """Call a method of rsmq."""
         return await self._ask({"method": method, "options": options})
 
     async def subscribe(self, channel: str) -> None:
-        """Hear a channel from now on."""
+        """Subscribe to a channel."""
         await self._ask({"subscribe": channel})
 
     async def timed(self, times: int, *steps: tuple[str, dict[str, Any]]) -> float:
-        """How many seconds so many rounds of these calls take, one after the other."""
+        """Return how many seconds `times` rounds of these calls take, one after the other."""
         return float(await self._ask({"repeat": times, "steps": steps}))
 
     async def _ask(self, request: dict[str, Any]) -> Any:

@@ -1,10 +1,10 @@
-"""Replays what was recorded from the JavaScript `rsmq` 0.12.4: puts a queue into the state before an operation, and
-compares the state after it with the recorded one.
+"""Replay recordings of the JavaScript `rsmq` 0.12.4: put a queue into the state before an operation, and compare the
+state after it with the recorded one.
 
 The recordings (`tests/vectors/rsmq_js.json`, `rsmq_js_2.json`) are MONITOR captures without the commands: name, input,
-the server's time, what was returned or raised, what was published, and a dump of all keys afterwards, values in hex.
-They carry the time and the ids of their day. Before a replay all times are moved by whole seconds to today; afterwards
-a time that the operation wrote must lie within the operation, and new ids take the place of the recorded new ones.
+the server's time, the return value or error, notifications, and a dump of all keys afterwards, with values in hex. They
+contain the times and ids of the day they were made. A replay moves all times by whole seconds to today. A time that the
+operation writes must lie within the operation, and new ids replace the recorded new ones.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Vector:
 
 
 def load(file: str) -> list[Vector]:
-    """The recordings of a file; the state before each is the one after its predecessor."""
+    """Return the recordings of a file. The state before each is the state after its predecessor."""
     vectors: list[Vector] = []
     for record in json.loads((VECTORS / file).read_text()):
         before = vectors[-1].after if vectors else {}
@@ -52,22 +52,22 @@ def is_time(kind: str, field: str) -> bool:
 
 
 class Replay:
-    """One replay on one server. `ns` takes the place of the recorded namespace."""
+    """One replay on one server. `ns` replaces the recorded namespace."""
 
     def __init__(self, client: Any, ns: str, at_ms: int | None) -> None:
         self.client = client
         self.ns = ns
         self.now_ms = server_ms(client)
         self.at_ms = self.now_ms if at_ms is None else at_ms
-        #: Whole seconds, by which hidden messages are counted, and no more than bring the recorded moment to now: what
-        #: was visible then must be so in the replay.
+        #: Whole seconds, because hidden messages are counted by whole seconds; not beyond now, because messages that
+        #: were visible must be visible in the replay.
         self.shift_ms = (self.now_ms - self.at_ms) // 1000 * 1000
 
     def key(self, recorded: str) -> str:
         return self.ns + recorded.removeprefix("rsmq")
 
     def moved(self, kind: str, field: str, value: Any) -> Any:
-        """A recorded value, its time moved to today."""
+        """Return a recorded value with its time moved to today."""
         if kind == "zset":
             return value + self.shift_ms
         text = bytes.fromhex(value)
@@ -89,7 +89,7 @@ class Replay:
                 self.client.zadd(key, {name: self.moved(kind, name, fields[name]) for name in fields})
 
     def dump(self) -> dict[str, dict[str, Any]]:
-        """All keys of the server, as `put` writes them; none may have a TTL."""
+        """Return all keys of the server in the form that `put` takes; none may have a TTL."""
         state: dict[str, dict[str, Any]] = {}
         for raw in self.client.scan_iter("*", count=1000):
             key = raw.decode()
@@ -135,7 +135,7 @@ class Replay:
         assert self.now_ms + ahead - STEP_MS <= int(seen) <= ended_ms + ahead + STEP_MS, name
 
     def pair_new_ids(self, before: State, after: State, actual: dict[str, Any]) -> dict[str, str]:
-        """Recorded new ids and ours, in the order in which they would be received."""
+        """Pair the recorded new ids with ours, in the order in which they would be received."""
         pairs: dict[str, str] = {}
         for recorded, content in after.items():
             if "zset" not in content:
@@ -150,7 +150,7 @@ class Replay:
 
 
 def server_ms(client: Any) -> int:
-    """The server's time. On a Cluster that of its first node: all are on one machine here."""
+    """Return the server's time; on a Cluster that of the first node, since all run on one machine."""
     answer = client.time()
     if isinstance(answer, dict):
         answer = next(iter(answer.values()))

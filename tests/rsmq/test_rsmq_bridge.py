@@ -1,4 +1,4 @@
-"""The bridge from RSMQ into a tampu queue: at least once, and no id twice."""
+"""The bridge from RSMQ to a tampu queue: at-least-once delivery without duplicate ids."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Inlet:
-    """Takes messages, or does what a test says."""
+    """Accepts messages, or does what the test sets."""
 
     def __init__(self) -> None:
         self.taken: list[tuple[str, bytes]] = []
@@ -64,7 +64,7 @@ async def test_messages_become_jobs_with_their_ids(rsmq: Rsmq, server: Server, p
     assert (await rsmq.get_queue_attributes("mail")).msgs == 0
 
 
-async def test_bodies_may_be_decoded_and_what_cannot_be_travels_as_it_is(
+async def test_bodies_may_be_decoded_and_undecodable_ones_stay_bytes(
     rsmq: Rsmq, server: Server, producer: Producer[Any]
 ) -> None:
     await rsmq.create_queue("mail")
@@ -101,7 +101,7 @@ async def test_a_message_that_is_moved_again_is_not_added_again(
     assert (await rsmq.get_queue_attributes("mail")).msgs == 0
 
 
-async def test_a_message_is_deleted_only_after_it_was_taken(rsmq: Rsmq) -> None:
+async def test_a_message_is_deleted_only_after_the_inlet_accepted_it(rsmq: Rsmq) -> None:
     await rsmq.create_queue("mail")
     await rsmq.send_message("mail", "x")
     inlet = Inlet()
@@ -118,19 +118,19 @@ async def test_a_message_is_deleted_only_after_it_was_taken(rsmq: Rsmq) -> None:
     assert inlet.taken == []
 
 
-async def test_a_message_that_is_not_taken_for_a_while_comes_again_and_its_neighbours_are_moved(
+async def test_a_message_the_inlet_rejects_is_retried_and_others_are_moved(
     rsmq: Rsmq, caplog: pytest.LogCaptureFixture
 ) -> None:
     await rsmq.create_queue("mail")
     await rsmq.send_messages("mail", ["a", "b", "c"])
     inlet = Inlet()
-    inlet.errors[b"b"] = RedisError("the server is away")
+    inlet.errors[b"b"] = RedisError("the server is down")
     bridge = Bridge(rsmq, "mail", inlet, vt_secs=1)
     running = asyncio.create_task(bridge.run())
     await until(lambda: bridge.moved == 2, "the neighbours are moved")
     await until(lambda: bridge.moved == 3, "it comes again")
     assert [body for _, body in inlet.taken] == [b"a", b"c", b"b"]
-    assert "1 message(s) of RSMQ queue mail were not taken" in caplog.text
+    assert "1 message(s) of RSMQ queue mail could not be moved; retrying after 1 s: the server is down" in caplog.text
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
 
@@ -156,7 +156,7 @@ async def test_two_bridges_share_the_work(rsmq: Rsmq, server: Server) -> None:
     assert sorted(message_id for message_id, _ in inlet.taken) == sorted(ids)
 
 
-def test_the_command_moves_what_is_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_moves_waiting_messages(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMPU_URL", server.url)
     with RsmqSync(server.url) as rsmq:
         rsmq.create_queue("mail")

@@ -1,4 +1,4 @@
-"""`tampu rsmq ...`: through typer's runner, and as a process of its own where pipes and signals matter."""
+"""`tampu rsmq ...`: through typer's runner, and as a separate process where pipes and signals matter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def client(server: Server) -> Iterator[RsmqSync]:
 
 @pytest.fixture
 def invoke(server: Server, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs a command and gives what it wrote; errors are raised as they are."""
+    """Run a command and return its output; errors are raised."""
     monkeypatch.setenv("TAMPU_URL", server.url)
 
     def call(*arguments: str, given: bytes | None = None) -> str:
@@ -52,7 +52,7 @@ def as_json(text: str) -> Any:
 
 
 def run(server: Server, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Runs a command as a process."""
+    """Run a command as a process."""
     environment = os.environ | {"TAMPU_URL": server.url}
     return subprocess.run(
         [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=60, **options
@@ -118,7 +118,7 @@ def test_pop_takes_a_message_out_and_bytes_are_shown_as_they_are(invoke: Callabl
     assert popped["body"] == {"$base64": "/wA="}
     assert as_json(invoke("pop", "mail", "--json")) == []
     client.send_message("mail", "\x1b[31mred")
-    assert "\x1b" not in invoke("pop", "mail")  # nothing in a message drives the terminal
+    assert "\x1b" not in invoke("pop", "mail")  # control characters of a message must not reach the terminal
 
 
 def test_the_namespace_and_the_unit_are_options(invoke: Callable[..., str], server: Server) -> None:
@@ -145,7 +145,7 @@ def test_the_namespace_and_the_unit_are_options(invoke: Callable[..., str], serv
         (["nonsense"], 2, "tampu: No such command 'nonsense'"),
         (["list", "--url", "http://x"], 2, "tampu: url scheme"),
         (["list", "--url", "redis://127.0.0.1:1", "--timeout", "0.2"], 1, "tampu: no connection to 127.0.0.1:1"),
-        (["list", "--url", "redis+cluster://127.0.0.1:1"], 2, "tampu: ns must carry a hash tag"),
+        (["list", "--url", "redis+cluster://127.0.0.1:1"], 2, "tampu: ns must have a hash tag"),
         (["create", "a b", "--url", "redis://127.0.0.1:1"], 2, "tampu: Invalid qname format"),
         (["listen", "there", "--url", "redis://127.0.0.1:1", "--timeout", "0.2"], 1, "tampu: no connection to"),
     ],
@@ -186,7 +186,7 @@ def start(server: Server, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def test_listen_prints_what_comes_and_ends_with_ctrl_c_without_a_traceback(server: Server, client: RsmqSync) -> None:
+def test_listen_prints_messages_and_ends_with_ctrl_c_without_a_traceback(server: Server, client: RsmqSync) -> None:
     client.create_queue("mail")
     client.send_message("mail", "first")
     with start(server, "listen", "mail", "--json", "--ack") as process:
@@ -201,7 +201,7 @@ def test_listen_prints_what_comes_and_ends_with_ctrl_c_without_a_traceback(serve
         assert process.stderr.read() in ("", "tampu: interrupted\n")  # as the version of typer has it
 
 
-def test_listen_ends_after_so_many_messages(server: Server, client: RsmqSync) -> None:
+def test_listen_ends_after_max_messages(server: Server, client: RsmqSync) -> None:
     client.create_queue("mail")
     client.send_messages("mail", ["a", "b", "c"])
     done = run(server, "listen", "mail", "--max", "2", "--ack")
@@ -220,7 +220,7 @@ def test_a_closed_pipe_ends_listen_quietly(server: Server, client: RsmqSync, com
         process.stdout.readline()
         process.stdout.close()
         if comes_more:
-            client.send_message("mail", "for nobody")
+            client.send_message("mail", "unread")
         assert process.wait(30) == 0
         assert process.stderr.read() == ""
 
@@ -236,7 +236,7 @@ def test_a_closed_pipe_ends_a_long_list_quietly(server: Server, client: RsmqSync
         assert process.stderr.read() == ""
 
 
-def test_an_error_while_listening_is_told(server: Server, client: RsmqSync) -> None:
+def test_an_error_while_listening_is_printed(server: Server, client: RsmqSync) -> None:
     done = run(server, "listen", "nope")
     assert done.returncode == 1
     assert done.stderr == "tampu: Queue not found (nope)\n"
@@ -248,7 +248,7 @@ def test_a_wrong_url_is_a_config_error(invoke: Callable[..., str]) -> None:
 
 
 def test_a_command_may_run_in_any_thread(server: Server, invoke: Callable[..., str]) -> None:
-    """Nothing in a command needs the main thread's event loop."""
+    """No command depends on the event loop of the main thread."""
     outputs: list[str] = []
     thread = threading.Thread(target=lambda: outputs.append(invoke("list", "--json")))
     thread.start()

@@ -1,4 +1,4 @@
-"""Beside the real `rsmq` from npm, on the same queues, in both directions."""
+"""tampu and the real `rsmq` from npm on the same queues, in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from servers.process import Server
 
-#: JavaScript's client knows no Cluster.
+#: The JavaScript client does not support Cluster.
 pytestmark = pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 
 
@@ -39,12 +39,12 @@ def as_js(message: Any) -> dict[str, Any]:
 
 def attributes_as_js(attributes: Any) -> dict[str, Any]:
     fields = asdict(attributes)
-    # What a second that begins between the two questions may change.
+    # Fields that may differ if a new second starts between the two reads.
     return {name: fields[name] for name in fields if name not in ("visiblemsgs", "looks_like_milliseconds")}
 
 
 async def both_read(js: JsRsmq, ours: Rsmq, qname: str) -> dict[str, Any]:
-    """The attributes as both sides read them."""
+    """Return the attributes as both clients read them."""
     while True:
         first = attributes_as_js(await ours.get_queue_attributes(qname))
         theirs = await js.call("getQueueAttributes", qname=qname)
@@ -138,7 +138,7 @@ async def test_both_wait_out_the_delays_and_the_vt_of_the_other(js: JsRsmq, ours
     assert as_js(again) == {**first, "rc": 2}
 
 
-#: Calls that go wrong, by our name and by theirs.
+#: Calls that fail, in tampu's and in JavaScript's form.
 MISTAKES: list[tuple[str, str, dict[str, Any]]] = [
     ("create_queue", "createQueue", {"qname": "there"}),
     ("create_queue", "createQueue", {"qname": "a b"}),
@@ -196,7 +196,7 @@ async def test_realtime_both_ways(js: JsRsmq, ours: Rsmq, server: Server) -> Non
     await asyncio.gather(listening, return_exceptions=True)
 
 
-async def test_finding_40_javascripts_own_queue_called_queues_does_not_hurt_us(js: JsRsmq, ours: Rsmq) -> None:
+async def test_finding_40_javascripts_queue_named_queues_does_not_break_tampu(js: JsRsmq, ours: Rsmq) -> None:
     await ours.create_queue("q")
     await js.call("createQueue", qname="QUEUES")
     assert await ours.list_queues() == ["QUEUES", "q"]

@@ -1,4 +1,4 @@
-"""`listen`: woken by the channel, by what becomes due, and by the clock."""
+"""`listen`: wakes for notifications, for messages that become due, and to poll."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from servers.process import Server
     from tampu.rsmq import RsmqMessage
 
-#: So rarely that a test which gets its message by polling fails.
+#: A polling interval that makes tests fail which depend on polling.
 NEVER = 3600.0
 
 
 class Ear:
-    """Listens in a task and keeps what it hears."""
+    """Listens in a task and keeps the messages."""
 
     def __init__(self, messages: AsyncIterator[RsmqMessage[Any]]) -> None:
         self.heard: list[Any] = []
@@ -44,21 +44,19 @@ class Ear:
 
 
 def subscribers(server: Server | Cluster, channel: str = "rsmq:rt:q") -> int:
-    """How many hear the channel."""
+    """Return the number of subscribers of the channel."""
     nodes = getattr(server, "nodes", [server])
     return sum(count for node in nodes for _, count in node.client().pubsub_numsub(channel))
 
 
 @pytest.mark.servers
-async def test_a_listener_wakes_on_the_channel_and_receives_until_the_queue_is_empty(
-    server: Server | Cluster, ns: str
-) -> None:
+async def test_a_notified_listener_receives_until_the_queue_is_empty(server: Server | Cluster, ns: str) -> None:
     async with Rsmq(RsmqOptions(url=server.url, ns=ns, realtime=True)) as rsmq:
         await rsmq.create_queue("q")
         await rsmq.send_messages("q", ["there", "before"])
         ear = Ear(rsmq.listen("q", poll_secs=NEVER))
         await until(lambda: subscribers(server, f"{ns}:rt:q") == 1, "it listens")
-        await until(lambda: len(ear.heard) == 2, "what was there is received")
+        await until(lambda: len(ear.heard) == 2, "waiting messages are received")
         await rsmq.send_message("q", "one")
         await until(lambda: len(ear.heard) == 3, "it wakes")
         await rsmq.send_messages("q", ["two", "three"])
@@ -73,13 +71,13 @@ async def test_without_realtime_a_listener_polls(rsmq: Rsmq, server: Server | Cl
     await rsmq.create_queue("q")
     ear = Ear(rsmq.listen("q", poll_secs=0.02))
     await until(lambda: subscribers(server, f"{ns}:rt:q") == 1, "it listens")
-    await rsmq.send_message("q", "nobody was told")
-    await until(lambda: ear.heard == ["nobody was told"], "it looks by itself")
+    await rsmq.send_message("q", "no notification")
+    await until(lambda: ear.heard == ["no notification"], "it polls")
     await ear.stop()
 
 
 async def test_a_listener_wakes_when_a_message_becomes_due(rsmq: Rsmq) -> None:
-    """Nobody publishes when a delay or a vt has passed."""
+    """There is no notification when a delay or a vt has passed."""
     await rsmq.create_queue("q")
     await rsmq.send_message("q", "delayed", delay=1)
     ear = Ear(rsmq.listen("q", vt=1, poll_secs=NEVER))
@@ -87,27 +85,27 @@ async def test_a_listener_wakes_when_a_message_becomes_due(rsmq: Rsmq) -> None:
     await ear.stop()
 
 
-async def test_a_message_sent_just_after_the_look_into_the_queue_wakes_the_listener(
+async def test_a_message_sent_just_after_a_receive_wakes_the_listener(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with Rsmq(RsmqOptions(url=server.url, realtime=True)) as rsmq, Rsmq(rsmq.options) as sender:
         await rsmq.create_queue("q")
         receive = rsmq._receive
-        looks = 0
+        receives = 0
 
-        async def look_and_miss(*arguments: Any) -> Any:
-            nonlocal looks
-            looks += 1
-            answer = await receive(*arguments)
-            if looks == 2:  # it is subscribed, and nothing is there
-                (heard,) = rsmq._listeners.values()
+        async def receive_and_miss(*arguments: Any) -> Any:
+            nonlocal receives
+            receives += 1
+            reply = await receive(*arguments)
+            if receives == 2:  # it is subscribed, and the queue is empty
+                (wake,) = rsmq._listeners.values()
                 await sender.send_message("q", "missed")
-                await until(heard.is_set, "it is told")
-            return answer
+                await until(wake.is_set, "the notification arrives before the reply")
+            return reply
 
-        monkeypatch.setattr(rsmq, "_receive", look_and_miss)
+        monkeypatch.setattr(rsmq, "_receive", receive_and_miss)
         ear = Ear(rsmq.listen("q", poll_secs=NEVER))
-        await until(lambda: ear.heard == ["missed"], "it looks again")
+        await until(lambda: ear.heard == ["missed"], "it receives again")
         await ear.stop()
 
 
@@ -125,7 +123,7 @@ async def test_listening_in_batches(rsmq: Rsmq) -> None:
         rsmq.listen_batches("q", max=1000)
 
 
-async def test_a_batch_is_told_as_if_each_message_had_been_sent_alone(server: Server) -> None:
+async def test_a_batch_publishes_one_notification_per_message(server: Server) -> None:
     async with Rsmq(RsmqOptions(url=server.url, realtime=True)) as rsmq:
         await rsmq.create_queue("q")
         pubsub = server.client().pubsub()
@@ -153,14 +151,14 @@ async def test_a_channel_that_an_acl_forbids_does_not_fail_the_send(server: Serv
         async with Rsmq(RsmqOptions(url=url, realtime=True)) as rsmq:
             await rsmq.create_queue("q")
             assert len(await rsmq.send_message("q", "x")) == 32
-            ear = Ear(rsmq.listen("q", poll_secs=0.02))  # nor a listener: it polls
+            ear = Ear(rsmq.listen("q", poll_secs=0.02))  # nor the listener, which polls
             await until(lambda: ear.heard == ["x"], "it is received")
             await ear.stop()
     finally:
         client.execute_command("ACL", "DELUSER", "mute")
 
 
-async def test_a_subscription_that_breaks_is_made_again(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_broken_subscription_is_restored(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     async with Rsmq(RsmqOptions(url=server.url, realtime=True)) as rsmq:
         await rsmq.create_queue("q")
         ear = Ear(rsmq.listen("q", poll_secs=NEVER))
@@ -170,26 +168,26 @@ async def test_a_subscription_that_breaks_is_made_again(server: Server, caplog: 
             await until(lambda number=number: len(ear.heard) == number + 1, "it wakes")
             server.client().client_kill_filter(_type="pubsub")
         await ear.stop()
-    assert sum("is not heard" in record.getMessage() for record in caplog.records) <= 3
+    assert (
+        sum("subscription to rsmq:rt:q lost; polling instead" in record.getMessage() for record in caplog.records) <= 3
+    )
 
 
-async def test_what_was_sent_while_nobody_heard_is_received_when_the_subscription_is_back(server: Server) -> None:
+async def test_messages_missed_while_unsubscribed_are_received_on_resubscribe(server: Server) -> None:
     async with Proxy(server.address) as proxy, Rsmq(RsmqOptions(url=server.url, realtime=True)) as sender:
         await sender.create_queue("q")
         async with Rsmq(RsmqOptions(url=proxy.url)) as rsmq:
             ear = Ear(rsmq.listen("q", poll_secs=NEVER))
             await until(lambda: subscribers(server) == 1, "it listens")
             proxy.shut()
-            await until(lambda: subscribers(server) == 0, "it is deaf")
+            await until(lambda: subscribers(server) == 0, "it is not subscribed")
             await sender.send_message("q", "meanwhile")
             proxy.reopen()
-            await until(lambda: ear.heard == ["meanwhile"], "it looks when it hears again")
+            await until(lambda: ear.heard == ["meanwhile"], "it receives when it is subscribed again")
             await ear.stop()
 
 
-async def test_a_subscription_to_a_server_that_hangs_is_given_up(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_subscription_to_a_hanging_server_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listen_module, "PING_EVERY_SECS", 0.1)
     async with Proxy(server.address) as proxy, Rsmq(RsmqOptions(url=server.url, realtime=True)) as sender:
         await sender.create_queue("q")
@@ -199,7 +197,7 @@ async def test_a_subscription_to_a_server_that_hangs_is_given_up(
             connections = len(proxy.links)
             asked = proxy.link.request_bytes
             await until(lambda: proxy.link.request_bytes >= asked + 4 * len("*1\r\n$4\r\nPING\r\n"), "it asks")
-            assert len(proxy.links) == connections  # a quiet channel is no dead one
+            assert len(proxy.links) == connections  # a quiet channel must not look dead
             silent = next(link for link in proxy.links if not link.is_cut and link is proxy.link)
             silent.requests_held = True
             await until(lambda: len(proxy.links) > connections, "a new subscription is made")
@@ -209,22 +207,26 @@ async def test_a_subscription_to_a_server_that_hangs_is_given_up(
             await ear.stop()
 
 
-async def test_a_listener_goes_on_when_its_server_was_away(fresh_server: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_listener_continues_after_a_server_restart(fresh_server: Any, caplog: pytest.LogCaptureFixture) -> None:
     server: Server = fresh_server(appendonly="yes", appendfsync="always")
     async with Rsmq(RsmqOptions(url=server.url, realtime=True, patience_secs=0.2)) as rsmq:
         await rsmq.create_queue("q")
         ear = Ear(rsmq.listen("q", poll_secs=0.05))
         await until(lambda: subscribers(server) == 1, "it listens")
         server.stop()
-        await until(lambda: "cannot be received from" in caplog.text, "it notices")
+        await until(lambda: "cannot receive from RSMQ queue q; retrying" in caplog.text, "it notices")
         server.start()
         sender = Rsmq(server.url)
         await sender.send_message("q", "after the restart")
         await sender.close()
-        await until(lambda: ear.heard == ["after the restart"], "it goes on")
+        await until(lambda: ear.heard == ["after the restart"], "it continues")
         await ear.stop()
-    levels = [record.levelno for record in caplog.records if "cannot be received" in record.getMessage()]
-    assert levels == [logging.WARNING]  # once for the whole time
+    levels = [
+        record.levelno
+        for record in caplog.records
+        if "cannot receive from RSMQ queue q; retrying" in record.getMessage()
+    ]
+    assert levels == [logging.WARNING]  # logged once per outage
 
 
 @pytest.mark.parametrize("client", [Rsmq, PooledRsmq])
@@ -251,13 +253,13 @@ async def test_leaving_the_loop_and_closing_the_client_leaves_nothing_behind(ser
     await until(lambda: len(client.client_list()) == before, "no connection is left")
 
 
-async def test_a_queue_that_is_not_there_is_told_to_its_listener(rsmq: Rsmq) -> None:
+async def test_listening_to_a_missing_queue_raises(rsmq: Rsmq) -> None:
     with pytest.raises(QueueNotFound):
         async for _ in rsmq.listen("nope"):
             pass
 
 
-async def test_a_message_that_cannot_be_decoded_is_told_to_the_listener(rsmq: Rsmq) -> None:
+async def test_a_message_that_cannot_be_decoded_raises_in_the_listener(rsmq: Rsmq) -> None:
     await rsmq.create_queue("q")
     await rsmq.send_message("q", "no number")
     with pytest.raises(CannotDecodeMessage):

@@ -1,4 +1,4 @@
-"""What holds when the connection breaks in the middle of an operation."""
+"""What happens when the connection breaks during an operation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def through(proxy: Proxy, **settings: Any) -> RsmqOptions:
 
 
 async def bodies(server: Server, qname: str = "q") -> list[str]:
-    """All bodies in the queue, in order."""
+    """Return all bodies in the queue, in order."""
     async with Rsmq(server.url) as rsmq:
         return [message.message for message in await rsmq.receive_messages(qname, max=10_000, vt=0)]
 
@@ -42,14 +42,14 @@ async def bodies(server: Server, qname: str = "q") -> list[str]:
 # --- send
 
 
-async def test_a_send_whose_answer_is_lost_says_that_nobody_knows(server: Server, proxy: Proxy) -> None:
+async def test_a_send_whose_reply_is_lost_has_an_unknown_outcome(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         proxy.cut_replies_after(1)
-        with pytest.raises(OutcomeUnknownError, match="may be there or not") as unknown:
+        with pytest.raises(OutcomeUnknownError, match="may or may not have been sent") as unknown:
             await rsmq.send_message("q", "x")
         (part,) = unknown.value.ids
-        # The random part that the error names tells whether it is there.
+        # The random part in the error identifies the message.
         async with Rsmq(server.url) as other:
             message = await other.receive_message("q", vt=0)
         assert message is not None
@@ -59,7 +59,7 @@ async def test_a_send_whose_answer_is_lost_says_that_nobody_knows(server: Server
 
 
 @pytest.mark.parametrize("client", [Rsmq, PooledRsmq])
-async def test_with_send_once_a_send_whose_answer_is_lost_is_not_doubled(
+async def test_with_send_once_a_send_whose_reply_is_lost_is_not_duplicated(
     server: Server, proxy: Proxy, client: type[Rsmq | PooledRsmq]
 ) -> None:
     async with client(through(proxy, send_once=True)) as rsmq:
@@ -73,9 +73,7 @@ async def test_with_send_once_a_send_whose_answer_is_lost_is_not_doubled(
         assert (await rsmq.get_queue_attributes("q")).totalsent == 2
 
 
-async def test_with_send_once_a_send_is_not_doubled_when_it_was_consumed_meanwhile(
-    server: Server, proxy: Proxy
-) -> None:
+async def test_with_send_once_a_consumed_message_is_not_sent_again(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy, send_once=True)) as rsmq, Rsmq(server.url) as consumer:
         await rsmq.create_queue("q")
         proxy.hold_replies()
@@ -114,7 +112,7 @@ async def test_with_send_once_many_sends_at_once_survive_cut_after_cut(server: S
         assert (await rsmq.get_queue_attributes("q")).totalsent == 300
 
 
-async def test_with_send_once_a_batch_is_not_doubled(server: Server, proxy: Proxy) -> None:
+async def test_with_send_once_a_batch_is_not_duplicated(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy, send_once=True)) as rsmq:
         await rsmq.create_queue("q")
         proxy.cut_replies_after(1)
@@ -122,7 +120,7 @@ async def test_with_send_once_a_batch_is_not_doubled(server: Server, proxy: Prox
         assert [message.id for message in await rsmq.receive_messages("q", max=1000)] == ids
 
 
-async def test_the_marker_of_send_once_is_the_only_other_key_and_goes_by_itself(server: Server) -> None:
+async def test_the_marker_of_send_once_is_the_only_extra_key_and_expires(server: Server) -> None:
     client = server.client()
     async with Rsmq(RsmqOptions(url=server.url, send_once=True)) as rsmq:
         await rsmq.create_queue("q")
@@ -132,10 +130,10 @@ async def test_the_marker_of_send_once_is_the_only_other_key_and_goes_by_itself(
     (marker,) = set(client.scan_iter("*")) - {b"rsmq:q", b"rsmq:q:Q", b"rsmq:QUEUES"}
     assert marker.startswith(b"rsmq:q:sent:")
     assert 0 < client.pttl(marker) <= 60_000
-    assert client.hlen(marker) <= MAX_IN_FLIGHT + 1  # one slot for each send under way, and no more
+    assert client.hlen(marker) <= MAX_IN_FLIGHT + 1  # one slot for each send in flight
 
 
-async def test_with_send_once_the_outcome_is_unknown_when_the_server_stays_away(server: Server, proxy: Proxy) -> None:
+async def test_with_send_once_the_outcome_is_unknown_if_the_server_stays_down(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy, send_once=True, patience_secs=0.3)) as rsmq:
         await rsmq.create_queue("q")
         proxy.hold_requests()
@@ -144,7 +142,7 @@ async def test_with_send_once_the_outcome_is_unknown_when_the_server_stays_away(
         proxy.shut()
         with pytest.raises(OutcomeUnknownError):
             await sending
-        with pytest.raises(Unreachable):  # this one was never sent, and the error says so
+        with pytest.raises(Unreachable):  # this one was never sent, so its outcome is known
             await rsmq.send_message("q", "x")
 
 
@@ -163,7 +161,7 @@ def test_after_a_fork_the_child_leaves_the_parents_marker_alone() -> None:
     os.close(writing)
 
 
-async def test_a_batch_without_send_once_tells_what_is_in_and_what_is_unknown(server: Server, proxy: Proxy) -> None:
+async def test_a_batch_without_send_once_reports_sent_and_unknown_messages(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         proxy.cut_replies_after(MAX_CALL_ENTRIES * 39 + 500)  # in the answer to the second step
@@ -174,7 +172,7 @@ async def test_a_batch_without_send_once_tells_what_is_in_and_what_is_unknown(se
         assert len(failed.value.__cause__.ids) == MAX_CALL_ENTRIES
 
 
-async def test_callers_that_travelled_together_learn_each_its_own_unknown_message(server: Server, proxy: Proxy) -> None:
+async def test_each_caller_of_a_batch_gets_its_own_unknown_message(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         proxy.hold_replies()
@@ -192,7 +190,7 @@ async def test_callers_that_travelled_together_learn_each_its_own_unknown_messag
     assert await bodies(server) == [str(number) for number in range(40)]
 
 
-async def test_a_lost_batch_tells_each_caller_of_its_own_message(server: Server, proxy: Proxy) -> None:
+async def test_a_lost_batch_reports_each_callers_own_message(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         before = proxy.link.reply_bytes
@@ -226,17 +224,17 @@ async def test_the_first_callers_get_what_was_popped_before_the_connection_broke
     assert len(await bodies(server)) == 2
 
 
-async def test_a_pop_whose_answer_is_lost_is_not_repeated(server: Server, proxy: Proxy) -> None:
+async def test_a_pop_whose_reply_is_lost_is_not_repeated(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         await rsmq.send_messages("q", ["lost", "kept"])
         proxy.cut_replies_after(1)
-        with pytest.raises(OutcomeUnknownError, match="lost then"):
+        with pytest.raises(OutcomeUnknownError, match="may have been popped from queue 'q' and lost"):
             await rsmq.pop_message("q")
     assert await bodies(server) == ["kept"]
 
 
-async def test_a_receive_whose_answer_is_lost_loses_nothing(server: Server, proxy: Proxy) -> None:
+async def test_a_receive_whose_reply_is_lost_loses_nothing(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         first, second = await rsmq.send_messages("q", ["a", "b"])
@@ -248,14 +246,14 @@ async def test_a_receive_whose_answer_is_lost_loses_nothing(server: Server, prox
         assert (again.id, again.rc) == (first, 2)
 
 
-async def test_a_delete_or_a_change_whose_answer_is_lost_is_done(server: Server, proxy: Proxy) -> None:
+async def test_a_delete_or_change_whose_reply_is_lost_is_done(server: Server, proxy: Proxy) -> None:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         message_id = await rsmq.send_message("q", "x")
         proxy.cut_replies_after(1)
         assert await rsmq.change_message_visibility("q", message_id, 0) is True
         proxy.cut_replies_after(1)
-        assert await rsmq.delete_message("q", message_id) is False  # the first try did it
+        assert await rsmq.delete_message("q", message_id) is False  # the first attempt deleted it
         assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 
@@ -263,7 +261,7 @@ async def test_operations_wait_for_a_server_that_restarts(server: Server, proxy:
     async with Rsmq(through(proxy)) as rsmq:
         await rsmq.create_queue("q")
         proxy.shut()
-        await until(lambda: rsmq._client.connection is None, "the loss is noticed")
+        await until(lambda: rsmq._client.connection is None, "the connection is lost")
         sending = asyncio.create_task(rsmq.send_message("q", "patience"))
         listing = asyncio.create_task(rsmq.list_queues())
         await asyncio.sleep(0)
@@ -272,7 +270,7 @@ async def test_operations_wait_for_a_server_that_restarts(server: Server, proxy:
     assert await bodies(server) == ["patience"]
 
 
-async def test_a_server_that_is_not_there_is_told_in_time() -> None:
+async def test_a_missing_server_is_reported_in_time() -> None:
     rsmq = Rsmq(RsmqOptions(url="redis://127.0.0.1:1", patience_secs=0.1))
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         await rsmq.send_message("q", "x")
@@ -281,7 +279,7 @@ async def test_a_server_that_is_not_there_is_told_in_time() -> None:
 
 
 @pytest.mark.parametrize("client", [Rsmq, PooledRsmq])
-async def test_a_closed_client_refuses_work(server: Server, client: type[Rsmq | PooledRsmq]) -> None:
+async def test_a_closed_client_raises_shutdown_error(server: Server, client: type[Rsmq | PooledRsmq]) -> None:
     rsmq = await client.connect(server.url)
     await rsmq.create_queue("q")
     await rsmq.quit()
@@ -306,7 +304,7 @@ def test_a_client_may_be_used_in_one_event_loop_after_another(server: Server) ->
     assert asyncio.run(count()) == 40
 
 
-def test_calls_in_flight_when_their_event_loop_ended_do_not_block_the_next_loop(server: Server) -> None:
+def test_calls_in_flight_in_a_closed_event_loop_do_not_block_the_next(server: Server) -> None:
     rsmq = Rsmq(server.url)
     asyncio.run(rsmq.create_queue("q"))
     ended_loop = asyncio.new_event_loop()

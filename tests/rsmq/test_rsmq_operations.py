@@ -1,4 +1,4 @@
-"""What the operations do, one by one and in batches, on every server."""
+"""The operations, one by one and in batches, on every server."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from rsmq_vectors import server_ms
 
+from support.proxy import Proxy
 from support.waiting import until
 from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import RedisError
@@ -149,10 +150,10 @@ async def test_a_queue_is_created_once_and_deleted_once(rsmq: Rsmq) -> None:
         ("change_message_visibility", [ID, 5]),
     ],
 )
-async def test_finding_44_a_queue_that_is_not_there_is_told_and_nothing_is_written(
+async def test_finding_44_a_missing_queue_is_an_error_and_nothing_is_written(
     rsmq: Rsmq, server: Server | Cluster, method: str, arguments: list[Any]
 ) -> None:
-    """JavaScript looks the queue up first: one deleted in between got orphaned keys."""
+    """JavaScript looks the queue up in a separate step: if it is deleted in between, orphaned keys remain."""
     with pytest.raises(QueueNotFound):
         await getattr(rsmq, method)("gone", *arguments)
     assert list(server.client().scan_iter("*")) == []
@@ -162,7 +163,7 @@ async def test_finding_44_a_queue_that_is_not_there_is_told_and_nothing_is_writt
 async def test_finding_44_a_queue_missing_from_the_index_is_put_back(
     rsmq: Rsmq, server: Server | Cluster, ns: str
 ) -> None:
-    """JavaScript enters it in a step of its own: after a crash in between nobody sees the queue."""
+    """JavaScript adds it to the index in a separate step: after a crash in between the queue is not listed."""
     await rsmq.create_queue("q")
     server.client().delete(f"{ns}:QUEUES")
     with pytest.raises(QueueExists):
@@ -171,7 +172,7 @@ async def test_finding_44_a_queue_missing_from_the_index_is_put_back(
 
 
 @pytest.mark.servers
-async def test_attributes_are_set_and_told(rsmq: Rsmq) -> None:
+async def test_attributes_are_set_and_returned(rsmq: Rsmq) -> None:
     await rsmq.create_queue("q")
     attributes = await rsmq.set_queue_attributes("q", vt=7, maxsize=2048, delay=3)
     assert (attributes.vt, attributes.maxsize, attributes.delay) == (7, 2048, 3)
@@ -192,7 +193,7 @@ async def test_finding_47_visible_messages_are_counted_exactly(rsmq: Rsmq) -> No
 
 @pytest.mark.servers
 async def test_hidden_messages_are_counted_as_javascript_counts_them(rsmq: Rsmq, server: Server | Cluster) -> None:
-    """Those of the current second are among them, though they are visible."""
+    """Those that became visible in the current second are included."""
     await rsmq.create_queue("q")
     client = server.client()
     while True:
@@ -280,7 +281,7 @@ async def test_a_server_at_its_maxmemory_can_still_be_drained(rsmq: Rsmq, server
 
 
 @pytest.mark.parametrize("counter", ["totalrecv", "rc"])
-async def test_a_counter_that_somebody_ruined_does_not_lose_a_message(rsmq: Rsmq, server: Server, counter: str) -> None:
+async def test_a_corrupt_counter_does_not_lose_a_message(rsmq: Rsmq, server: Server, counter: str) -> None:
     await rsmq.create_queue("q")
     message_id = await rsmq.send_message("q", "x")
     field = counter if counter == "totalrecv" else f"{message_id}:rc"
@@ -291,7 +292,7 @@ async def test_a_counter_that_somebody_ruined_does_not_lose_a_message(rsmq: Rsmq
     assert len(await rsmq.send_message("q", "y")) == 32
     popped = await rsmq.pop_message("q")
     assert popped is not None
-    assert server.client().hget("rsmq:q:Q", "totalsent") == b"ruined"  # nobody knows what it should be
+    assert server.client().hget("rsmq:q:Q", "totalsent") == b"ruined"  # its true value is unknown
     if counter == "totalrecv":
         assert server.client().hget("rsmq:q:Q", "totalrecv") == b"ruined"
 
@@ -326,7 +327,7 @@ async def test_a_key_of_the_wrong_type_stops_every_operation_before_it_writes(
         assert {name: client.dump(name) for name in client.scan_iter("*")} == before, method
 
 
-async def test_what_the_server_refuses_is_not_asked_for_twice(rsmq: Rsmq, server: Server) -> None:
+async def test_a_refused_command_is_not_sent_twice(rsmq: Rsmq, server: Server) -> None:
     client = server.client()
     client.set("rsmq:q:Q", "no hash")
     client.config_resetstat()
@@ -336,7 +337,7 @@ async def test_what_the_server_refuses_is_not_asked_for_twice(rsmq: Rsmq, server
 
 
 @pytest.mark.servers("cluster86")
-async def test_a_cluster_reached_by_the_url_of_one_node_works_with_a_hash_tag_and_says_when_there_is_none(
+async def test_a_cluster_with_the_url_of_one_node_needs_a_hash_tag(
     server: Cluster,
 ) -> None:
     from tampu.errors import ConfigError
@@ -385,7 +386,7 @@ async def test_a_batch_with_vt_0_has_each_message_once(rsmq: Rsmq, own: bool) ->
     assert len(received) >= MAX_CALL_ENTRIES
 
 
-async def test_a_batch_of_large_messages_is_taken_in_steps(rsmq: Rsmq) -> None:
+async def test_a_batch_of_large_messages_takes_several_calls(rsmq: Rsmq) -> None:
     await rsmq.create_queue("q", maxsize=-1)
     bodies = [bytes([number]) * (MAX_CALL_BYTES // 3) for number in range(7)] + [b"x" * (MAX_CALL_BYTES * 2)]
     ids = await rsmq.send_messages("q", bodies)
@@ -404,31 +405,19 @@ async def test_a_message_too_long_anywhere_in_a_batch_stops_all_of_it(rsmq: Rsmq
     assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 
-async def test_a_batch_that_fails_half_way_tells_what_was_sent(rsmq: Rsmq, monkeypatch: pytest.MonkeyPatch) -> None:
-    await rsmq.create_queue("q")
-    steps = 0
-    ask = rsmq._ask
+async def test_a_batch_that_fails_half_way_reports_what_was_sent(server: Server) -> None:
+    async with Proxy(server.address) as proxy, Rsmq(proxy.url) as rsmq:
+        await rsmq.create_queue("q")
+        proxy.refuse("OOM command not allowed", skip=2)
+        with pytest.raises(BatchInterrupted, match=f"^{2 * MAX_CALL_ENTRIES} of 1000 messages were sent") as failed:
+            await rsmq.send_messages("q", ["x"] * 1000)
+        assert isinstance(failed.value.__cause__, ServerError)
+        received = await rsmq.receive_messages("q", max=1000)
+        assert [message.id for message in received] == failed.value.ids
 
-    async def fail_third(packed: bytes, *, resend: bool = True) -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 3:
-            raise ServerError("OOM command not allowed")
-        return await ask(packed, resend=resend)
-
-    monkeypatch.setattr(rsmq, "_ask", fail_third)
-    with pytest.raises(BatchInterrupted, match=f"^{2 * MAX_CALL_ENTRIES} of 1000 messages were sent") as failed:
-        await rsmq.send_messages("q", ["x"] * 1000)
-    assert isinstance(failed.value.__cause__, ServerError)
-    received = await rsmq.receive_messages("q", max=1000)
-    assert [message.id for message in received] == failed.value.ids
-
-    await rsmq.send_messages("q", ["x"] * 600)
-    steps = 1
-
-    with monkeypatch.context() as patched:
-        patched.setattr(rsmq, "_ask", fail_third)
-        assert len(await rsmq.receive_messages("q", max=600)) == MAX_CALL_ENTRIES  # never dropped
+        await rsmq.send_messages("q", ["x"] * 600)
+        proxy.refuse("OOM command not allowed", skip=1)
+        assert len(await rsmq.receive_messages("q", max=600)) == MAX_CALL_ENTRIES  # those received are returned
 
 
 # --- what a message is
@@ -481,7 +470,7 @@ async def test_a_queue_may_have_an_encoder_and_a_decoder(rsmq: Rsmq) -> None:
 
 
 @pytest.mark.parametrize("operation", ["receive_message", "pop_message", "receive_messages"])
-async def test_a_body_that_cannot_be_decoded_reaches_the_caller_all_the_same(rsmq: Rsmq, operation: str) -> None:
+async def test_a_body_that_cannot_be_decoded_still_reaches_the_caller(rsmq: Rsmq, operation: str) -> None:
     await rsmq.create_queue("q")
     message_id = await rsmq.send_message("q", "no json")
     with pytest.raises(CannotDecodeMessage, match=message_id) as failed:
@@ -517,7 +506,7 @@ async def test_receiving_deletes_when_the_block_succeeds_only(rsmq: Rsmq) -> Non
     assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 
-def test_the_clients_are_what_the_protocol_says(options: RsmqOptions) -> None:
+def test_the_clients_implement_the_protocol(options: RsmqOptions) -> None:
     def accepts(connection: RsmqConnection) -> None:
         assert isinstance(connection, RsmqConnection)
 

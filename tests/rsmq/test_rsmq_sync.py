@@ -1,4 +1,4 @@
-"""`RsmqSync`: without an event loop, from threads, and across a fork."""
+"""`RsmqSync`: synchronous code, threads and forks."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_operations_work_without_an_event_loop(rsmq_sync: RsmqSync) -> None:
         rsmq.send_message("a b", "x")
 
 
-def test_it_is_what_the_protocol_says(rsmq_sync: RsmqSync) -> None:
+def test_the_synchronous_client_implements_the_protocol(rsmq_sync: RsmqSync) -> None:
     def accepts(connection: RsmqConnectionSync) -> None:
         assert isinstance(connection, RsmqConnectionSync)
 
@@ -130,7 +130,7 @@ def test_threads_share_one_client(rsmq_sync: RsmqSync) -> None:
     assert sorted(message.id for message in received if message) == sorted(ids)
 
 
-def test_a_closed_client_ends_its_thread_and_refuses_work(server: Server) -> None:
+def test_closing_a_client_ends_its_thread_and_later_calls_raise(server: Server) -> None:
     before = threading.active_count()
     rsmq = RsmqSync.connect(server.url)
     assert threading.active_count() == before + 1
@@ -142,7 +142,7 @@ def test_a_closed_client_ends_its_thread_and_refuses_work(server: Server) -> Non
     assert threading.active_count() == before
 
 
-def test_stopping_the_loop_releases_those_who_wait_for_it() -> None:
+def test_stopping_the_loop_releases_waiting_threads() -> None:
     loop = LoopThread()
     started = threading.Event()
     outcomes: list[BaseException] = []
@@ -166,7 +166,7 @@ def test_stopping_the_loop_releases_those_who_wait_for_it() -> None:
 
 
 def in_child(work: Any) -> dict[str, Any]:
-    """What `work` returns in a forked child, or the error it raised."""
+    """Return the result of `work` in a forked child, or the error it raised."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
@@ -183,9 +183,9 @@ def in_child(work: Any) -> dict[str, Any]:
     return json.loads(said)
 
 
-# From Python 3.12 on, forking a process with threads is warned of; that it works here is what is tested.
+# Python 3.12 and later warn about forking a process with threads; these tests show that it works here.
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_connects_anew(rsmq_sync: RsmqSync, server: Server) -> None:
+def test_a_forked_child_opens_its_own_connection(rsmq_sync: RsmqSync, server: Server) -> None:
     rsmq_sync.create_queue("q")
     rsmq_sync.send_message("q", "of the parent")
     connected_before = server.client().info("stats")["total_connections_received"]
@@ -201,7 +201,7 @@ def test_a_forked_child_connects_anew(rsmq_sync: RsmqSync, server: Server) -> No
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_while_other_threads_are_at_work_hurts_nobody(rsmq_sync: RsmqSync) -> None:
+def test_a_fork_while_other_threads_are_sending_is_safe(rsmq_sync: RsmqSync) -> None:
     rsmq_sync.create_queue("q")
     stop = threading.Event()
     sent: list[str] = []

@@ -1,4 +1,4 @@
-"""Queues in other units: Rust's milliseconds in the hash, and scores in microseconds (break-js-comp)."""
+"""Queues with other units: Rust's milliseconds in the hash, and scores in microseconds (break-js-comp)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def rust_16_creates(server: Server | Cluster, ns: str, qname: str, vt_ms: int, delay_ms: int = 0) -> None:
-    """What rsmq_async 16 writes: milliseconds, and counters from the start."""
+    """Create a queue as rsmq_async 16 does: with milliseconds, and with counters from the start."""
     client = server.client()
     now = server_ms(client) // 1000
     fields = {"vt": vt_ms, "delay": delay_ms, "maxsize": 65536, "created": now, "modified": now}
@@ -40,7 +40,7 @@ def test_values_that_look_like_seconds(value: int) -> None:
 
 
 @pytest.mark.servers
-async def test_finding_41_a_queue_of_rust_16_is_read_and_its_unit_is_remarked_on(
+async def test_finding_41_a_queue_of_rust_16_is_read_with_a_warning(
     rsmq: Rsmq, server: Server | Cluster, ns: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     rust_16_creates(server, ns, "rusty", 30_000)
@@ -58,7 +58,7 @@ async def test_finding_41_a_queue_of_rust_16_is_read_and_its_unit_is_remarked_on
     assert "duration_unit='ms'" in warnings[0]
 
 
-async def test_finding_41_also_a_delay_that_is_used_is_remarked_on(
+async def test_finding_41_a_delay_in_milliseconds_is_logged_too(
     rsmq: Rsmq, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
     rust_16_creates(server, "rsmq", "rusty", 30, 5000)
@@ -69,9 +69,7 @@ async def test_finding_41_also_a_delay_that_is_used_is_remarked_on(
 
 
 @pytest.mark.parametrize("item", ["vt", "delay"])
-async def test_a_value_of_the_hash_that_is_out_of_range_is_refused_as_javascript_does(
-    rsmq: Rsmq, server: Server, item: str
-) -> None:
+async def test_a_stored_value_out_of_range_is_rejected_as_in_javascript(rsmq: Rsmq, server: Server, item: str) -> None:
     rust_16_creates(server, "rsmq", "rusty", 30, 0)
     server.client().hset("rsmq:rusty:Q", item, 86_400_000)
     call = rsmq.receive_message if item == "vt" else rsmq.send_message
@@ -141,13 +139,13 @@ async def test_with_precision_us_a_short_vt_passes(server: Server) -> None:
         assert (again.id, again.rc) == (message_id, 2)
 
 
-async def test_the_unit_of_the_hash_follows_the_precision_unless_it_is_said() -> None:
+async def test_the_default_duration_unit_depends_on_the_precision() -> None:
     assert RsmqOptions().unit == "s"
     assert RsmqOptions(precision="us").unit == "ms"
     assert RsmqOptions(precision="us", duration_unit="s").unit == "s"
 
 
-async def test_attributes_that_somebody_ruined_are_still_told(rsmq: Rsmq, server: Server) -> None:
+async def test_corrupt_attributes_are_still_returned(rsmq: Rsmq, server: Server) -> None:
     await rsmq.create_queue("q")
     server.client().hset("rsmq:q:Q", mapping={"vt": "soon", "totalsent": "many"})
     attributes = await rsmq.get_queue_attributes("q")

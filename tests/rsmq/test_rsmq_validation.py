@@ -1,4 +1,4 @@
-"""Bad input: every rule and text of the JavaScript client, before anything is sent."""
+"""Invalid input: every rule and error message of the JavaScript client, checked before anything is sent."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tampu.rsmq import (
 )
 from tampu.rsmq.validate import check_duration, check_id, check_maxsize, check_qname, parse_int
 
-#: Nobody listens there: a test that sends something fails.
+#: No server listens there: a test that sends something fails.
 NOWHERE = "redis://127.0.0.1:1"
 ID = "a" * 32
 
 
 @pytest.mark.parametrize("value", ["", None, 0])
-def test_a_name_that_is_missing_is_called_missing(value: Any) -> None:
+def test_an_empty_name_is_a_missing_parameter(value: Any) -> None:
     with pytest.raises(MissingParameter, match=r"^No qname supplied$"):
         check_qname(value)
     with pytest.raises(MissingParameter, match=r"^No id supplied$"):
@@ -100,7 +100,7 @@ def test_a_timedelta_is_a_duration() -> None:
     assert check_duration("vt", timedelta(milliseconds=1500), "ms") == 1500
 
 
-def test_half_a_second_is_refused_rather_than_made_nothing() -> None:
+def test_half_a_second_is_rejected_instead_of_truncated() -> None:
     with pytest.raises(InvalidValue, match="whole seconds"):
         check_duration("vt", timedelta(milliseconds=500))
 
@@ -176,7 +176,7 @@ async def test_listening_and_receiving_refuse_bad_input_at_once() -> None:
 
 
 @pytest.mark.parametrize("most", [0, -1, 1.5, True, None])
-async def test_a_batch_size_that_is_no_positive_whole_number_is_refused(most: Any) -> None:
+async def test_a_batch_size_must_be_a_positive_whole_number(most: Any) -> None:
     with pytest.raises(ConfigError, match="max"):
         await Rsmq(NOWHERE).receive_messages("q", most)
 
@@ -192,7 +192,7 @@ async def test_an_encoder_that_makes_neither_text_nor_bytes_is_refused() -> None
     assert refused.value.value == 5
 
 
-async def test_nothing_to_set_is_found_out_before_the_name() -> None:
+async def test_a_missing_attribute_is_reported_before_a_bad_name() -> None:
     with pytest.raises(NoAttributeSupplied):
         await Rsmq(NOWHERE).set_queue_attributes("")
 

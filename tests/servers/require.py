@@ -1,4 +1,4 @@
-"""What a test needs and a laptop may lack: the test is skipped with a line saying so; with CI=true it fails."""
+"""Requirements of tests that a laptop may lack: the test is skipped with a message, and fails with CI=true."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from servers.binaries import KINDS, has_tls, server_binary
 
-#: Tools by the name tests use: the names of their programs, and how to get them.
+#: Tools by the name that tests use: the names of their programs, and how to install them.
 TOOLS = {
     "chromium": (("chromium", "chromium-browser", "google-chrome"), "apt install chromium, or install Chrome"),
     "java": (("java",), "apt install default-jre-headless, or any Java 17 or later"),
@@ -21,7 +21,7 @@ TOOLS = {
 
 
 def require(tool: str) -> str:
-    """The path of a tool's program."""
+    """Return the path of a tool."""
     programs, remedy = TOOLS[tool]
     path = next(filter(None, map(shutil.which, programs)), None)
     if path is None:
@@ -30,18 +30,18 @@ def require(tool: str) -> str:
 
 
 def require_server(kind: str, *, tls: bool = False) -> str:
-    """The path of a server's executable, with TLS built in if that is needed."""
+    """Return the path of a server's executable, built with TLS if that is needed."""
     binary = server_binary(kind)
     if binary is None:
         unavailable(KINDS[kind].title, KINDS[kind].remedy)
     if tls and not has_tls(binary):
-        unavailable(f"{KINDS[kind].title} with TLS", "see what `make servers` says about libssl-dev")
+        unavailable(f"{KINDS[kind].title} with TLS", "see the output of `make servers` about libssl-dev")
     return str(binary)
 
 
 def unavailable(what: str, remedy: str) -> NoReturn:
-    """Skips the test; with CI=true fails it, as a test that silently does not run in CI protects nothing."""
+    """Skip the test. With CI=true fail it instead: a test that is silently skipped in CI protects nothing."""
     line = f"{what} is missing: {remedy}"
     if os.environ.get("CI") == "true":
-        pytest.fail(f"{line} (skipped on a laptop, a failure with CI=true)", pytrace=False)
+        pytest.fail(f"{line} (skipped elsewhere, a failure with CI=true)", pytrace=False)
     pytest.skip(line)

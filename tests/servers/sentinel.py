@@ -1,4 +1,4 @@
-"""A master, its replica and the sentinels that watch over them."""
+"""A master, its replica and the sentinels that monitor them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class SentinelNode(Server):
-    """A server that runs as a sentinel; its `settings` are written after the port and the folder."""
+    """A server that runs as a sentinel; its `settings` follow the port and the folder in the configuration file."""
 
     def _configuration(self) -> dict[str, str]:
         return {"bind": HOST, "port": str(self.port), "dir": f'"{self.data_dir}"', **self.settings}
@@ -25,12 +25,12 @@ class SentinelNode(Server):
 
 @dataclass
 class SentinelSetup:
-    """`start` returns when every sentinel knows the master, its replica and all the other sentinels."""
+    """A Sentinel setup. `start` waits until every sentinel knows the master, its replica and all other sentinels."""
 
     binary: Path
     data_dir: Path
     sentinel_count: int = 1
-    #: The name under which the sentinels know the master.
+    #: The name of the master in the sentinels' configuration.
     name: str = "tampu-test"
     master: Server = field(init=False)
     replica: Server = field(init=False)
@@ -46,7 +46,7 @@ class SentinelSetup:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Of the sentinels."""
+        """Addresses of the sentinels."""
         return [sentinel.address for sentinel in self.sentinels]
 
     @property
@@ -55,7 +55,7 @@ class SentinelSetup:
         return f"redis+sentinel://{places}/{self.name}"
 
     def current_master(self) -> Server:
-        """The server the sentinels call master now."""
+        """Return the server that the sentinels currently report as master."""
         with self.sentinels[0]._connect(decode_responses=True) as client:
             _, port = client.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self.name)
         return self.master if int(port) == self.master.port else self.replica
@@ -64,7 +64,7 @@ class SentinelSetup:
         self.master.start()
         self.replica.settings["replicaof"] = f"{HOST} {self.master.port}"
         self.replica.start()
-        # A sentinel asks its master for replicas at once, then only every 10 s: the replica must be there by then.
+        # A sentinel asks its master for replicas at once and then every 10 s, so the replica must be there first.
         with self.master._connect() as client:
             eventually(lambda: self._has_replica(client), "the replica is online")
         for sentinel in self.sentinels:

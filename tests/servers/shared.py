@@ -1,4 +1,4 @@
-"""Makes servers by kind: those of one test, and those all tests of a run share, each started when first asked for."""
+"""Creates servers by kind: private ones, and those shared by all tests of a run, each started on first use."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from servers.tls import make_certificates
 def make_server(
     kind: str, data_dir: Path, *, tls: bool = False, replicas: int = 0, **settings: Any
 ) -> Server | Cluster:
-    """A server that is not started yet. `settings` are those of its configuration file, an underscore for a hyphen.
+    """Create a server without starting it. `settings` go to its configuration file, with underscores for hyphens.
 
-    `tls=True` gives it a certificate of a private authority; `replicas` is per master, for a Cluster only;
+    `tls=True` gives it a certificate from a private authority; `replicas` is per master, for a Cluster only;
     `replicaof` takes another `Server`.
     """
     binary = Path(require_server(kind, tls=tls))
@@ -27,26 +27,26 @@ def make_server(
             lines["masterauth"] = master.password
     if kind == "cluster86":
         if tls:
-            raise ValueError("the Cluster of the tests has no TLS")
+            raise ValueError("the test Cluster does not support TLS")
         return Cluster(kind, binary, data_dir, replicas, lines)
     if replicas:
-        raise ValueError("replicas=... is for cluster86; for others start a second server with replicaof=...")
+        raise ValueError("replicas=... is only for cluster86; for others start a second server with replicaof=...")
     certificates = make_certificates(data_dir / "tls") if tls else None
     return Server(kind, binary, data_dir, lines, certificates)
 
 
 class SharedServers:
-    """One server of each kind for the whole run, made as new for each test."""
+    """One server of each kind for the whole run, reset for each test."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._running: dict[str, Server | Cluster] = {}
 
     def get(self, kind: str) -> Server | Cluster:
-        """The server of that kind, up and empty."""
+        """Return the server of that kind, up and empty."""
         if kind not in self._running:
             server = make_server(kind, self._folder / kind)
-            self._running[kind] = server  # before it starts: a Cluster that half came up is stopped too
+            self._running[kind] = server  # before it starts, so that a partly started Cluster is stopped too
             server.start()
         self._running[kind].reset()
         return self._running[kind]

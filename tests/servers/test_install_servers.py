@@ -1,4 +1,4 @@
-"""`make servers`: where Debian packages are fetched from, and what is said when a server cannot be had."""
+"""`make servers`: where Debian packages are fetched from, and the message when a server is unavailable."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ def test_a_disabled_source_is_not_used(debian_archive: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("ci", "exit_code"), [("", 0), ("true", 1)])
-def test_what_cannot_be_had_takes_one_line_and_fails_only_in_ci(tmp_path: Path, ci: str, exit_code: int) -> None:
-    # A machine without apt, compiler or make, and with nothing in its cache.
+def test_a_missing_server_takes_one_line_and_fails_only_in_ci(tmp_path: Path, ci: str, exit_code: int) -> None:
+    # A machine without apt, compiler or make, and with an empty cache.
     environment = {"PATH": str(tmp_path), "TAMPU_CACHE": str(tmp_path / "cache"), "CI": ci}
     command = [sys.executable, str(SCRIPTS / "install_servers.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

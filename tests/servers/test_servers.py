@@ -1,4 +1,4 @@
-"""The servers the other tests stand on: each is what it says it is, starts empty, and leaves nothing behind."""
+"""The servers used by the other tests: each has the right version, starts empty, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def nodes_of(server: Server | Cluster) -> list[Server]:
 
 
 @pytest.mark.servers
-def test_every_kind_is_the_version_it_says(server: Server | Cluster, server_kind: str) -> None:
+def test_every_kind_has_the_right_version(server: Server | Cluster, server_kind: str) -> None:
     for node in nodes_of(server):
         client = node.client()
         assert client.ping()
@@ -61,7 +61,7 @@ def test_every_test_gets_an_empty_server(server: Server | Cluster, turn: str) ->
 
 
 @pytest.mark.parametrize("turn", ["first", "second"])
-def test_what_a_test_does_to_the_shared_server_is_undone(server: Server, turn: str) -> None:
+def test_changes_to_the_shared_server_are_undone(server: Server, turn: str) -> None:
     assert server.client().config_get("maxmemory") == {"maxmemory": "0"}
     assert server.is_running
     server.config_set(maxmemory="1mb")
@@ -69,7 +69,7 @@ def test_what_a_test_does_to_the_shared_server_is_undone(server: Server, turn: s
         server.pause()
 
 
-def test_a_server_a_test_killed_is_up_again_for_the_next(server: Server) -> None:
+def test_a_server_killed_by_a_test_is_up_again_for_the_next(server: Server) -> None:
     server.kill()
     server.reset()
     assert server.client().ping()
@@ -80,9 +80,7 @@ def test_without_the_mark_a_test_runs_on_the_embedded_valkey(server: Server) -> 
 
 
 @pytest.mark.servers
-def test_a_server_that_is_stopped_leaves_no_process_behind(
-    fresh_server: Callable[..., Server], server_kind: str
-) -> None:
+def test_a_stopped_server_leaves_no_process_behind(fresh_server: Callable[..., Server], server_kind: str) -> None:
     server = fresh_server(server_kind)
     pids = [node.pid for node in nodes_of(server)]
     assert all(is_alive(pid) for pid in pids)
@@ -90,7 +88,7 @@ def test_a_server_that_is_stopped_leaves_no_process_behind(
     assert not any(is_alive(pid) for pid in pids)
 
 
-# A server of a test's own
+# Private servers
 
 
 def test_two_servers_get_different_ports_and_folders(fresh_server: Callable[..., Server]) -> None:
@@ -102,7 +100,7 @@ def test_two_servers_get_different_ports_and_folders(fresh_server: Callable[...,
 
 
 @ALONE
-def test_a_killed_server_keeps_what_its_append_only_file_has(
+def test_a_killed_server_keeps_the_data_of_its_append_only_file(
     fresh_server: Callable[..., Server], server_kind: str
 ) -> None:
     server = fresh_server(server_kind, appendonly="yes", appendfsync="always")
@@ -140,7 +138,7 @@ def test_a_paused_server_can_be_stopped(fresh_server: Callable[..., Server]) -> 
     assert not is_alive(pid)
 
 
-def test_a_taken_port_is_given_up_for_another(
+def test_another_port_is_used_if_the_first_is_taken(
     fresh_server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = fresh_server()
@@ -151,7 +149,7 @@ def test_a_taken_port_is_given_up_for_another(
     assert second.client().ping()
 
 
-def test_a_server_that_does_not_come_up_shows_its_log(fresh_server: Callable[..., Server]) -> None:
+def test_a_server_that_does_not_start_shows_its_log(fresh_server: Callable[..., Server]) -> None:
     with pytest.raises(ServerFailed, match="no-such-setting"):
         fresh_server(no_such_setting="1")
 
@@ -179,7 +177,7 @@ def test_a_replica_follows_its_master(fresh_server: Callable[..., Server]) -> No
     eventually(lambda: replica.client().get("copied") == b"yes", "the key arrives at the replica")
 
 
-def test_a_killed_test_run_takes_its_servers_with_it(tmp_path: Path) -> None:
+def test_the_servers_of_a_killed_test_run_are_stopped(tmp_path: Path) -> None:
     run = textwrap.dedent(f"""
         import os, signal, sys
         from pathlib import Path
@@ -226,7 +224,7 @@ def test_sentinels_promote_the_replica_of_a_killed_master(fresh_sentinel: Callab
     eventually(lambda: setup.replica.client().info("replication")["role"] == "master", "the replica was promoted")
 
 
-# What is missing
+# Missing servers and tools
 
 
 @pytest.mark.parametrize(("ci", "outcome"), [("true", pytest.fail.Exception), (None, pytest.skip.Exception)])
@@ -249,7 +247,7 @@ def test_a_missing_tool_skips_its_tests_but_fails_them_in_ci(
         require("node")
 
 
-def test_a_tool_that_is_there_is_found_under_any_of_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_tool_is_found_under_any_of_its_names(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     browser = tmp_path / "google-chrome"
     browser.write_text("#!/bin/sh\n")
@@ -264,7 +262,7 @@ def test_a_server_without_tls_counts_as_missing_for_a_tls_test(monkeypatch: pyte
         require_server("valkey", tls=True)
 
 
-def test_the_cache_is_where_the_environment_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_environment_variables_set_the_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("TAMPU_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)

@@ -1,4 +1,4 @@
-"""A private certificate authority and a certificate for a server on the loopback, made with the openssl command."""
+"""Creates a private certificate authority and a certificate for a loopback server, with the openssl command."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Certificates:
     key: Path
 
     def settings(self) -> dict[str, str]:
-        """Lines for a server's configuration file."""
+        """Return the lines for a server's configuration file."""
         return {
             "tls-cert-file": f'"{self.certificate}"',
             "tls-key-file": f'"{self.key}"',
@@ -32,7 +32,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """Valid for a day, for 127.0.0.1 and localhost."""
+    """Create certificates for 127.0.0.1 and localhost that are valid for one day."""
     program = require("openssl")
     folder.mkdir(parents=True, exist_ok=True)
 

@@ -1,25 +1,25 @@
-"""Helpers for tests: one for each purpose. (Servers to test against are fixtures: see `tests/conftest.py`.)
+"""Helpers for tests, one per purpose. (The servers under test are fixtures: see `tests/conftest.py`.)
 
-| to have                                                        | use                                       |
+| you need                                                       | use                                       |
 |----------------------------------------------------------------|-------------------------------------------|
-| a connection that breaks, stalls or is refused at a given byte | `proxy.Proxy`; it keeps what was sent     |
-| a server whose replies the test makes up                       | `peer.Peer`                               |
-| replies in an order that no server can be made to give         | `clients.StandInClient`                   |
+| a connection that breaks, stalls or is refused at a given byte | `proxy.Proxy`; it records what was sent   |
+| a server with scripted replies                                 | `peer.Peer`                               |
+| replies in an order that no real server would give             | `clients.StandInClient`                   |
 | a client of the queue `q`                                      | `clients.open_client`                     |
-| a producer; small windows, a short patience, what it sent      | `producers`                               |
+| a producer; small windows, a short timeout, its requests       | `producers`                               |
 | a promoter, scheduler or consumer that runs for a block        | `parts.running`, `parts.consuming`        |
-| one of them in its own process, to pause or to kill            | `parts.PartProcess`                       |
-| a consumer with short waits, or workers in processes           | `consume.workers`                         |
-| a `Worker` with short waits                                    | `api.workers.working`                     |
+| one of them in its own process, to pause or kill               | `parts.PartProcess`                       |
+| a consumer with short intervals, or workers in processes       | `consume.workers`                         |
+| a `Worker` with short intervals                                | `api.workers.working`                     |
 | a delayed job, due when the test says                          | `delayed.delay`, `delayed.member_of`      |
-| a repeatable job, due when the test says                       | `repeating`                               |
-| a user with limited rights                                     | `users.acl_user`                          |
+| a schedule, due when the test says                             | `repeating`                               |
+| a user with limited permissions                                | `users.acl_user`                          |
 
-| to know                                                        | use                                       |
+| you want to check                                              | use                                       |
 |----------------------------------------------------------------|-------------------------------------------|
-| what is in a queue, and what its server has seen               | `queues.QueueView`                        |
-| what is logged as a warning or an error                        | the fixture `troubles.troubles`           |
-| when a condition holds, while the event loop runs              | `waiting.until`                           |
-| when a condition holds, without an event loop                  | `servers.process.eventually`              |
-| where a request or a reply ends, and what is in it             | `resp`                                    |
+| the contents of a queue, and the requests its server got       | `queues.QueueView`                        |
+| the warnings and errors logged                                 | the fixture `troubles.troubles`           |
+| a condition, while the event loop runs                         | `waiting.until`                           |
+| a condition, without an event loop                             | `servers.process.eventually`              |
+| where a request or reply ends, and what it contains            | `resp`                                    |
 """

@@ -1,4 +1,4 @@
-"""Clients for tests: closed in the end, with settings changed where a test cannot wait for the defaults."""
+"""Clients for tests: closed afterwards, with shorter timeouts where a test cannot wait for the defaults."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TAG = "{chasqui:q}"
 async def open_client(
     url: str, *, scripts: Sequence[Script] = (), credential_provider: Any = None, **settings: Any
 ) -> AsyncIterator[Client]:
-    """`async with open_client(server.url, response_timeout_secs=0.1) as client:`"""
+    """Open a client: `async with open_client(server.url, response_timeout_secs=0.1) as client:`."""
     client = Client(replace(parse_url(url, credential_provider=credential_provider), **settings), TAG.encode(), scripts)
     try:
         yield client
@@ -30,9 +30,9 @@ async def open_client(
 
 
 class StandInClient:
-    """Stands in for a client and its connection: keeps requests until the test answers them, in whatever order.
+    """Replaces a client and its connection: stores requests until the test answers them, in any order.
 
-    For races that no server can be made to run: `answers` holds the function that takes the reply to each request.
+    For races that cannot be provoked on a real server. `answers` holds a function per request that takes its reply.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Delayed sets to promote: members as producers write them, put there directly so that they are due when we say."""
+"""Members of the delayed set as producers write them, added directly so that a test decides when they are due."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tampu.wire.payload import encode_slot
 if TYPE_CHECKING:
     from support.queues import QueueView
 
-#: In 1970: due by any clock.
+#: In 1970: due according to any clock.
 LONG_AGO_MS = 1_000_000
 
 

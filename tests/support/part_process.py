@@ -21,7 +21,7 @@ def end_with_the_test_run() -> None:
 
 
 def pause_before(script_name: str) -> None:
-    """Stop this process just before the first call of a script, after everything it is based on was read."""
+    """Stop this process just before the first call of a script, after it has read everything the call depends on."""
     run = Client.run
     has_paused = False
 

@@ -1,4 +1,4 @@
-"""Parts of the engine at work: in the test's own event loop, or in a process of their own to be killed or paused."""
+"""Runs parts of tampu in the test's own event loop, or in a separate process that can be killed or paused."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
     from types import TracebackType
 
-#: How long a part may take to stop; it takes milliseconds.
+#: How long a part may take to stop, in seconds; normally it takes milliseconds.
 STOP_SECS = 20.0
 
 
@@ -33,14 +33,14 @@ class Part(Protocol):
 
 @contextlib.asynccontextmanager
 async def running(*parts: Part) -> AsyncIterator[asyncio.Event]:
-    """`async with running(Promoter(url, config)):` they run until the block ends, or until the event given is set."""
+    """Run parts until the block ends or the event is set: `async with running(Promoter(url, config)):`."""
     async with _running(*(part.run for part in parts)) as shutdown:
         yield shutdown
 
 
 @contextlib.asynccontextmanager
 async def consuming(url: str, handler: Callable[..., Any], **config: Any) -> AsyncIterator[asyncio.Event]:
-    """A consumer at work until the block ends, with its defaults; `consume.workers` has one with short waits."""
+    """Run a consumer with default settings until the block ends; `consume.workers` has one with short intervals."""
     consumer = Consumer(url, ConsumerConfig(**{"shutdown_deadline_secs": 2, "block_ms": 1000} | config))
     async with _running(partial(consumer.run, handler)) as shutdown:
         yield shutdown
@@ -58,15 +58,15 @@ async def _running(*runs: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) 
 
 
 class PartProcess:
-    """`with PartProcess("promoter", url, queue_name="q"):` the same in a process of its own.
+    """Runs a part in a separate process: `with PartProcess("promoter", url, queue_name="q"):`.
 
-    `pause_before="fire"` has it stop itself (SIGSTOP) just before it calls that script for the first time.
+    With `pause_before="fire"`, it stops itself (SIGSTOP) just before it calls that script for the first time.
     """
 
     def __init__(self, part: str, url: str, *, pause_before: str = "", **config: Any) -> None:
         script = Path(__file__).with_name("part_process.py")
         command = [sys.executable, str(script), part, url, json.dumps(config), pause_before]
-        # Its standard input ends with this process: it does not outlive a test run that was killed.
+        # Its stdin closes when this process ends, so it does not outlive a killed test run.
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE)
 
     @property
@@ -75,7 +75,7 @@ class PartProcess:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it is stopped, by itself or by `pause`."""
+        """True while it is stopped, by itself or by `pause`."""
         state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
         return state in "Tt"
 
@@ -90,7 +90,7 @@ class PartProcess:
         self.process.wait(STOP_SECS)
 
     def terminate(self) -> int:
-        """SIGTERM, on which it stops in good order; its exit code."""
+        """Send SIGTERM, on which it shuts down cleanly; return its exit code."""
         self.process.terminate()
         return self.process.wait(STOP_SECS)
 

@@ -1,4 +1,4 @@
-"""A scripted server: speaks RESP and answers as a test tells it. For replies a real server cannot be made to give."""
+"""A scripted server that speaks RESP, for replies that a real server cannot be made to give."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from support.resp import parse_request, request_end
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    #: Gets a command and says what to answer; None = nothing at all.
+    #: Takes a command and returns the reply; None = no reply.
     Answer = Callable[[list[bytes]], bytes | None]
 
 OK = b"+OK\r\n"
 
 
 class Peer(Listener):
-    """`async with Peer(answer) as peer:`; keeps what it was asked in `commands`, greetings left out."""
+    """Runs a scripted server: `async with Peer(answer) as peer:`. `commands` holds the commands after the handshake."""
 
     GREETINGS = frozenset({b"AUTH", b"SELECT", b"CLIENT", b"SCRIPT"})
 
@@ -26,7 +26,7 @@ class Peer(Listener):
         super().__init__()
         self.answer = answer
         self.commands: list[list[bytes]] = []
-        #: How many connections were made.
+        #: Number of connections accepted.
         self.connections = 0
         self.transports: set[asyncio.Transport] = set()
 

@@ -1,4 +1,4 @@
-"""Producers for tests: closed in the end, with small windows, short patience, and a look at what they sent."""
+"""Producers for tests: closed afterwards, with small windows or a short timeout, and access to what they sent."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ QUEUE = "q"
 async def open_producer(
     url: str, *, settings: dict[str, Any] | None = None, credential_provider: Any = None, **config: Any
 ) -> AsyncIterator[Producer[Any]]:
-    """`async with open_producer(server.url, max_stream_len=10) as producer:`; `settings`: the connection's."""
+    """Open a producer: `async with open_producer(server.url, max_stream_len=10) as producer:`.
+
+    `settings` are those of the connection, `config` those of the producer.
+    """
     connection = replace(parse_url(url, credential_provider=credential_provider), **(settings or {}))
     producer: Producer[Any] = Producer(connection, ProducerConfig(**({"queue_name": QUEUE} | config)))
     try:
@@ -36,18 +39,18 @@ async def open_producer(
 
 
 def unopened_producer(url: str, **config: Any) -> Producer[Any]:
-    """A producer that connects when it is first used, and that the test closes."""
+    """Return a producer that connects on first use; the test must close it."""
     return Producer(parse_url(url), ProducerConfig(**({"queue_name": QUEUE} | config)))
 
 
 def use_small_windows(monkeypatch: pytest.MonkeyPatch, jobs: int) -> None:
-    """Have windows hold at most `jobs` jobs, so that a few jobs make many windows."""
+    """Limit windows to `jobs` jobs, so that a few jobs make many windows."""
     monkeypatch.setattr("tampu.produce.adder.MAX_CALL_ENTRIES", jobs)
     monkeypatch.setattr("tampu.produce.window.MAX_CALL_ENTRIES", jobs)
 
 
 def use_patience(monkeypatch: pytest.MonkeyPatch, secs: float) -> None:
-    """Have producers made from now on give up after `secs`; `retry_for_secs` counts whole seconds only."""
+    """Make new producers give up after `secs`; `retry_for_secs` only takes whole seconds."""
 
     def make(*args: Any, **options: Any) -> Chain:
         return Chain(*args, **options | {"patience_secs": secs})
@@ -56,12 +59,12 @@ def use_patience(monkeypatch: pytest.MonkeyPatch, secs: float) -> None:
 
 
 def chain_of(producer: Producer[Any]) -> Chain:
-    """The producer's chain, for its counters `windows_sent_again` and `windows_lost_by_server`."""
+    """Return the producer's chain, for its counters `windows_sent_again` and `windows_lost_by_server`."""
     return producer._chain
 
 
 def ids_in(call: bytes) -> list[str]:
-    """The ids of the jobs in a packed window, in order; empty for any other command."""
+    """Return the IDs of the jobs in an encoded window, in order; empty for any other command."""
     ids = []
     for part in parse_request(call):
         with contextlib.suppress(DecodeError):

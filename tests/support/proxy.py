@@ -1,22 +1,22 @@
 """A TCP proxy on the test's own event loop that breaks a connection at an exact byte, or answers for the server.
 
-| to have                                      | call                                    |
+| you need                                     | call                                    |
 |----------------------------------------------|-----------------------------------------|
 | the connection cut inside a request          | `cut_requests_after(bytes)`             |
 | the connection cut inside a reply            | `cut_replies_after(bytes)`              |
-| a request refused that the server never sees | `refuse(error, skip=0)`                 |
+| a request refused before the server sees it  | `refuse(error, skip=0)`                 |
 | requests or replies held back for a while    | `hold_requests()`, `hold_replies()`     |
 | requests that arrive after the client is gone | `hold_requests()`, `link.strand()`, `link.deliver()` |
 
-| to know                                      | look at                                 |
+| you want to check                            | look at                                 |
 |----------------------------------------------|-----------------------------------------|
-| the script calls a client has sent           | `calls`, also those that are held back  |
-| how many of them were under way at once      | `most_unanswered`                       |
+| the script calls a client has sent           | `calls`, including those held back      |
+| the number of calls in flight at once        | `most_unanswered`                       |
 | whether a refusal was given                  | `refusals_left`                         |
 | what a connection is used for                | `link.commands`                         |
 
-A request that has wholly passed before a cut is carried out by the server: its end of the connection is closed only
-after it has answered. Faults concern the newest connection, and the requests on it from now on.
+The server executes a request that has passed completely before a cut: its end of the connection is closed only after it
+has answered. Faults apply to the newest connection, and to requests sent on it from then on.
 """
 
 from __future__ import annotations
@@ -34,58 +34,63 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-#: Small, so that a client whose requests pass slowly notices.
+#: Small, so that slow requests cause backpressure in the client.
 RECEIVE_BUFFER_BYTES = 64 * 1024
 
 
 class Link:
-    """One connection through the proxy: the client's side and the server's side."""
+    """One connection through the proxy, with a client side and a server side."""
 
     def __init__(self, proxy: Proxy) -> None:
         self.proxy = proxy
         self.client: asyncio.Transport | None = None
         self.server: asyncio.Transport | None = None
-        #: Bytes that have passed.
+        #: Number of bytes passed on.
         self.request_bytes = 0
         self.reply_bytes = 0
-        #: Bytes that may still pass; None = any number.
+        #: Number of bytes that may still pass; None = unlimited.
         self.request_budget: int | None = None
         self.reply_budget: int | None = None
         self.requests_held = False
         self.replies_held = False
-        #: The script calls that have arrived, packed, in order; those held back or refused included.
+        #: Script calls received, encoded and in order, including those held back or refused.
         self.calls: list[bytes] = []
-        #: The names of the commands that have arrived, in order.
+        #: Names of the commands received, in order.
         self.commands: list[bytes] = []
-        #: Most script calls that waited for their answers at the same time.
+        #: Maximum number of script calls in flight at the same time.
         self.most_unanswered = 0
         self.is_cut = False
         self.is_stranded = False
-        #: Done when the server has seen everything that was let through.
+        #: Set when the server has received everything that was passed on.
         self.server_is_done = asyncio.Event()
-        self._early = bytearray()  # requests that came before the server's side was there, or while held
-        self._late = bytearray()  # replies while held
+        self._early = bytearray()  # requests received before the server side is connected, or while held back
+        self._late = bytearray()  # replies received while held back
         self._refusals: deque[tuple[int, bytes]] = deque()
-        self._arriving = bytearray()  # the request that has not wholly arrived
+        self._arriving = bytearray()  # a request that has not arrived completely
         self._answered_calls = 0
         self._unread_requests = bytearray()
-        #: Bytes of the first unread request that were passed on already.
+        #: Number of bytes of the first unread request that were already passed on.
         self._sent_ahead = 0
         self._unread_replies = bytearray()
-        #: One item per request under way: whether it is a script call, and the proxy's own answer, if any.
+        #: One item per request in flight: whether it is a script call, and the proxy's own answer, if any.
         self._expected: deque[tuple[bool, bytes | None]] = deque()
 
     @property
+    def unanswered(self) -> int:
+        """Requests that were passed on and whose replies have not come back."""
+        return len(self._expected)
+
+    @property
     def has_held_requests(self) -> bool:
-        """True while requests wait to be passed on."""
+        """True while requests are held back."""
         return bool(self._early)
 
     @property
     def refusals_left(self) -> int:
-        """How many refusals have not been given yet."""
+        """Number of refusals not given yet."""
         return len(self._refusals)
 
-    # --- the client's side
+    # --- client side
 
     def on_request(self, data: bytes) -> None:
         if self.is_cut:
@@ -108,7 +113,7 @@ class Link:
         self._unread_requests += data
         passing = bytearray()
         for request in whole(self._unread_requests, request_end):
-            # One that is on its way in part already cannot be refused any more.
+            # A request that was partly passed on can no longer be refused.
             answer = None if self._sent_ahead else self._refusal_of(request)
             self._expected.append((_is_call(request), answer))
             if answer is None:
@@ -147,7 +152,7 @@ class Link:
         self._refusals.popleft()
         return answer
 
-    # --- the server's side
+    # --- server side
 
     def on_reply(self, data: bytes) -> None:
         if self.is_cut or self.is_stranded:
@@ -159,7 +164,7 @@ class Link:
         self._answer()
 
     def _answer(self) -> None:
-        """Pass replies on in the order of the requests, the proxy's own among them."""
+        """Pass replies on in the order of the requests, including the proxy's own answers."""
         while self._expected and not self.is_cut and not self.replies_held:
             is_call, own = self._expected[0]
             if own is None:
@@ -213,16 +218,16 @@ class Link:
         if self.client is not None:
             self.client.close() if gently else self.client.abort()
         if self.server is not None and self.server.can_write_eof():
-            self.server.write_eof()  # the server reads what was let through, answers into the void, and closes
+            self.server.write_eof()  # the server reads what was passed on, answers, and closes
 
     def strand(self) -> None:
-        """Cut the client's side only: what was held back is still under way to the server."""
+        """Cut the client side only: held-back requests are still in flight to the server."""
         self.is_stranded = not self.is_cut
         if self.client is not None:
             self.client.abort()
 
     def deliver(self) -> None:
-        """What was still under way arrives."""
+        """Deliver the requests that are still in flight."""
         if self.is_cut:
             return
         early, self._early = bytes(self._early), bytearray()
@@ -250,7 +255,7 @@ def _is_call(request: bytes) -> bool:
 
 
 def whole(buffer: bytearray, end_of: object) -> Iterator[bytes]:
-    """Takes whole messages out of the front of a buffer."""
+    """Remove whole messages from the front of a buffer and yield them."""
     while buffer:
         end = end_of(buffer)  # type: ignore[operator]
         if end is None:
@@ -294,7 +299,7 @@ class _Side(asyncio.Protocol):
 
 
 class Listener:
-    """Listens on a free port of this host, on the test's own event loop: a `Proxy` or a `Peer`."""
+    """Base of `Proxy` and `Peer`: listens on a free loopback port, on the test's own event loop."""
 
     def __init__(self) -> None:
         self.port = 0
@@ -305,11 +310,11 @@ class Listener:
         return f"redis://{HOST}:{self.port}"
 
     def session(self) -> asyncio.Protocol:
-        """What serves one connection."""
+        """Return the protocol for one connection."""
         raise NotImplementedError
 
     async def close_sessions(self) -> None:
-        """End the connections there are."""
+        """Close all connections."""
         raise NotImplementedError
 
     async def __aenter__(self) -> Self:
@@ -331,21 +336,21 @@ class Listener:
 
 
 class Proxy(Listener):
-    """`async with Proxy(server.address) as proxy:`; clients connect to `proxy.url`."""
+    """A proxy in front of a server: `async with Proxy(server.address) as proxy:`; clients connect to `proxy.url`."""
 
     def __init__(self, address: tuple[str, int], *, delay_secs: float = 0.0) -> None:
         super().__init__()
         self.target = address
-        #: How long requests, and replies, take to pass.
+        #: Latency of requests and of replies, in seconds.
         self.delay_secs = delay_secs
-        #: How fast requests pass; None: as they come. Set before clients connect.
+        #: Throughput of requests; None = unlimited. Set it before clients connect.
         self.request_bytes_per_sec: float | None = None
         self.links: list[Link] = []
         #: While False, connections are accepted and closed at once.
         self.is_open = True
-        #: Faults for connections yet to be made: (bytes of request, bytes of reply).
+        #: Faults for future connections: (bytes of requests, bytes of replies).
         self.next_budgets: deque[tuple[int | None, int | None]] = deque()
-        #: Refusals for connections yet to be made: of each script call the error, or None to let it pass.
+        #: Refusals for future connections: for each script call the error, or None to let it pass.
         self.next_refusals: deque[list[str | None]] = deque()
         self._dials: set[asyncio.Task[None]] = set()
 
@@ -356,12 +361,12 @@ class Proxy(Listener):
 
     @property
     def calls(self) -> list[bytes]:
-        """The script calls that have arrived over all connections, packed."""
+        """Script calls received over all connections, encoded."""
         return [call for link in self.links for call in link.calls]
 
     @property
     def most_unanswered(self) -> int:
-        """Most script calls that waited for their answers at the same time, on one connection."""
+        """Maximum number of script calls in flight at the same time on one connection."""
         return max((link.most_unanswered for link in self.links), default=0)
 
     def session(self) -> asyncio.Protocol:
@@ -377,15 +382,15 @@ class Proxy(Listener):
     # --- faults
 
     def cut_requests_after(self, size: int) -> None:
-        """Let so many more bytes of requests through, then cut."""
+        """Let `size` more bytes of requests pass, then cut."""
         self.link.request_budget = size
 
     def cut_replies_after(self, size: int) -> None:
-        """Let so many more bytes of replies through, then cut."""
+        """Let `size` more bytes of replies pass, then cut."""
         self.link.reply_budget = size
 
     def refuse(self, error: str, *, skip: int = 0) -> None:
-        """Answer the next script call, or the one `skip` after it, with this error; the server does not see it."""
+        """Answer the next script call, or the one `skip` after it, with this error; the server never sees it."""
         self.link.refuse(b"-%b\r\n" % error.encode(), skip)
 
     def hold_requests(self) -> None:
@@ -403,7 +408,7 @@ class Proxy(Listener):
         self.link.cut()
 
     def shut(self) -> None:
-        """Take no more connections, and cut the one there is."""
+        """Accept no more connections, and cut the existing ones."""
         self.is_open = False
         for link in self.links:
             link.cut()
@@ -412,13 +417,13 @@ class Proxy(Listener):
         self.is_open = True
 
     def forget_faults(self) -> None:
-        """Let everything pass, on this connection and on those to come."""
+        """Let everything pass, on this and on future connections."""
         self.is_open = True
         self.next_budgets.clear()
         self.next_refusals.clear()
         self.link.forget_faults()
 
-    # --- inner workings
+    # --- internals
 
     def accepted(self, link: Link) -> None:
         if not self.is_open:

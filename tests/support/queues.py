@@ -1,4 +1,4 @@
-"""A look into a queue from outside, with redis-py: what is really there."""
+"""Shows the contents of a queue from outside, with redis-py."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class QueueView:
 
     def __post_init__(self) -> None:
         self.keys = QueueKeys(self.name)
-        #: The server that holds the queue: all its keys are on one node of a Cluster, so a plain client will do.
+        #: The server that holds the queue. All keys of a queue are on one Cluster node, so a plain client is enough.
         self.node: Server = self.server.node_of(self.keys.tag) if hasattr(self.server, "node_of") else self.server
         self.client: Any = self.node.client()
 
     def entries(self) -> list[tuple[bytes, list[bytes]]]:
-        """The stream's entries as they are: id, then fields and values in their order."""
+        """Return the raw entries of the stream: the ID, then fields and values in order."""
         raw = self.client.execute_command("XRANGE", self.keys.stream, "-", "+", NEVER_DECODE=[])
         return [(entry_id, flat_fields(fields)) for entry_id, fields in raw]
 
     def jobs(self) -> list[Job[Any]]:
-        """The jobs in the stream, in order."""
+        """Return the jobs in the stream, in order."""
         jobs = []
         for _, fields in self.entries():
             values = dict(zip(fields[::2], fields[1::2], strict=True))
@@ -57,7 +57,7 @@ class QueueView:
     # --- delayed jobs
 
     def delayed(self) -> list[tuple[bytes, int]]:
-        """Members and scores of the delayed set, the earliest first."""
+        """Return members and scores of the delayed set, earliest first."""
         return [(member, int(score)) for member, score in self.client.zrange(self.keys.delayed, 0, -1, withscores=True)]
 
     def delayed_jobs(self) -> list[Job[Any]]:
@@ -70,15 +70,15 @@ class QueueView:
     def delayed_ids(self) -> list[str]:
         return [job.id for job in self.delayed_jobs()]
 
-    # --- what workers left
+    # --- written by workers
 
     def flat(self, key: str) -> list[list[str]]:
-        """A stream's entries, each as its fields and values in their order, as text."""
+        """Return the entries of a stream as text, each as its fields and values in order."""
         raw = self.client.execute_command("XRANGE", key, "-", "+", NEVER_DECODE=[])
         return [[part.decode(errors="replace") for part in flat_fields(fields)] for _, fields in raw]
 
     def events(self, job_id: str | None = None) -> list[dict[str, str]]:
-        """The events, of one job or of all."""
+        """Return the events of one job or of all."""
         found = [dict(zip(one[::2], one[1::2], strict=True)) for one in self.flat(self.keys.events)]
         return found if job_id is None else [event for event in found if event["id"] == job_id]
 
@@ -90,7 +90,7 @@ class QueueView:
         return [decode_dlq_fields(entry_id.decode(), flat_fields(fields)) for entry_id, fields in raw]
 
     def pending(self, group: str = "default") -> list[dict[str, Any]]:
-        """The pending list: message_id, consumer, time_since_delivered, times_delivered; empty without a group."""
+        """Return the pending list: message_id, consumer, time_since_delivered, times_delivered."""
         try:
             return self.client.xpending_range(self.keys.stream, group, "-", "+", 10_000)
         except redis.ResponseError as error:
@@ -105,7 +105,7 @@ class QueueView:
         return [one["name"].decode() for one in self.client.xinfo_groups(self.keys.stream)]
 
     def is_settled(self) -> bool:
-        """Nothing waits, nothing is pending, nothing is to be retried."""
+        """Return whether no job is waiting, pending or delayed."""
         return self.length() == 0 and not self.pending() and not self.delayed()
 
     def result(self, job_id: str) -> bytes | None:
@@ -114,7 +114,7 @@ class QueueView:
     # --- the server
 
     def all_keys(self) -> dict[str, int]:
-        """Every key of the queue, without the tag, and its TTL in seconds (-1: none)."""
+        """Return every key of the queue, without its tag, and the TTL in seconds (-1: none)."""
         tag = self.keys.tag
         found = sorted(self.client.scan_iter(f"{tag}*", count=1000))
         with self.client.pipeline(transaction=False) as pipeline:
@@ -126,34 +126,34 @@ class QueueView:
         return [key for key in self.all_keys() if key.startswith(":pseq:")]
 
     def errors_given(self) -> Counter[str]:
-        """How often the server has answered with an error since it started, by kind: `NOSCRIPT`, `OOM`."""
+        """Return the number of errors the server has returned since it started, by kind: `NOSCRIPT`, `OOM`."""
         stats = self.client.info("errorstats")
         return Counter({name.removeprefix("errorstat_"): stat["count"] for name, stat in stats.items()})
 
     def connections(self) -> list[dict[str, str]]:
-        """The connections that clients of tampu have to the server now."""
+        """Return the open connections of tampu clients to the server."""
         return [client for client in self.client.client_list() if client["name"] == "tampu"]
 
     def waiting_reads(self) -> int:
-        """How many reads of workers wait at the server for entries."""
+        """Return the number of worker reads that are blocked on the server."""
         return sum(one["cmd"] == "xreadgroup" and "b" in one["flags"] for one in self.connections())
 
     def times_run(self, command: str) -> int:
-        """How often the server has run a command since it started: `xadd`, `client|unblock`."""
+        """Return how often the server has run a command since it started: `xadd`, `client|unblock`."""
         return self.client.info("commandstats").get(f"cmdstat_{command}", {"calls": 0})["calls"]
 
     def connections_made(self) -> int:
-        """How many connections the server has accepted since it started."""
+        """Return the number of connections that the server has accepted since it started."""
         return self.client.info("stats")["total_connections_received"]
 
     def now_ms(self) -> int:
-        """The clock of the server that holds the queue."""
+        """Return the clock of the server that holds the queue."""
         seconds, microseconds = self.client.time()
         return seconds * 1000 + microseconds // 1000
 
 
 def flat_fields(fields: Any) -> list[bytes]:
-    """An entry's fields and values in their order, whether redis-py gave them as a dict or as a list."""
+    """Return an entry's fields and values in order, whether redis-py returned a dict or a list."""
     if isinstance(fields, dict):
         return [part for pair in fields.items() for part in pair]
     return list(fields)

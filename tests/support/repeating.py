@@ -1,4 +1,4 @@
-"""Repeatables to fire: registered by a producer, then made due when a test says."""
+"""Schedules for tests: created by a producer, then made due when the test says."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 async def register(view: QueueView, pattern: RepeatPattern, name: str = "tick", **spec: Any) -> str:
-    """Registers a repeatable; its key."""
+    """Create a schedule and return its key."""
     async with open_producer(view.server.url, queue_name=view.name, idempotency="off") as producer:
         return await producer.upsert_repeatable(RepeatableSpec(name, pattern, {"k": 1}, **spec))
 
 
 def write_spec(view: QueueView, spec: StoredSpec, due_ms: float) -> None:
-    """A repeatable as another process would leave it, whatever a producer would say to it."""
+    """Write a schedule directly, as another process might leave it, even if a producer would refuse it."""
     view.client.hset(view.keys.repeat_spec(spec.key), "spec", encode_spec(spec))
     make_due(view, spec.key, due_ms)
 
@@ -39,5 +39,5 @@ def fired(view: QueueView, key: str) -> int:
 
 
 def repeat_keys(view: QueueView) -> set[str]:
-    """What is left of repeatables on the server."""
+    """Return the keys of schedules that are left on the server."""
     return {name for name in view.all_keys() if name.startswith(":repeat")}

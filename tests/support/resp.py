@@ -1,10 +1,10 @@
-"""Just enough of RESP to tell where a request or a reply ends, and to play a server's part."""
+"""Just enough of RESP to find the end of a request or reply, and to act as a server."""
 
 from __future__ import annotations
 
 
 def request_end(data: bytes | bytearray, start: int = 0) -> int | None:
-    """Where the command that begins at `start` ends; None while it is incomplete."""
+    """Return the end of the command that starts at `start`, or None while it is incomplete."""
     line_end = data.find(b"\r\n", start)
     if line_end < 0:
         return None
@@ -18,7 +18,7 @@ def request_end(data: bytes | bytearray, start: int = 0) -> int | None:
 
 
 def reply_end(data: bytes | bytearray, start: int = 0) -> int | None:
-    """Where the reply that begins at `start` ends; None while it is incomplete."""
+    """Return the end of the reply that starts at `start`, or None while it is incomplete."""
     line_end = data.find(b"\r\n", start)
     if line_end < 0:
         return None
@@ -36,7 +36,7 @@ def reply_end(data: bytes | bytearray, start: int = 0) -> int | None:
 
 
 def parse_request(packed: bytes) -> list[bytes]:
-    """The arguments of one whole command."""
+    """Return the arguments of one complete command."""
     parts: list[bytes] = []
     position = packed.index(b"\r\n") + 2
     while position < len(packed):
@@ -48,6 +48,6 @@ def parse_request(packed: bytes) -> list[bytes]:
 
 
 def command_name(packed: bytes | bytearray) -> bytes:
-    """The first argument of a command, such as EVALSHA, in upper case."""
+    """Return the first argument of a command, such as EVALSHA, in upper case."""
     start = packed.index(b"\r\n", packed.index(b"\r\n") + 2) + 2
     return bytes(packed[start : packed.index(b"\r\n", start)]).upper()

@@ -1,4 +1,4 @@
-"""What the engine complains about, for tests that say it must, or must not, or only once."""
+"""Collects logged warnings and errors, for tests that expect them, or expect none."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Troubles(list[str]):
-    """The texts logged at warning and above, in order."""
+    """Messages logged at level warning and above, in order."""
 
     def about(self, word: str) -> list[str]:
         return [text for text in self if word in text]
@@ -20,7 +20,7 @@ class Troubles(list[str]):
 
 @pytest.fixture
 def troubles() -> Iterator[Troubles]:
-    """Fills while the test runs."""
+    """Collect messages while the test runs."""
     texts = Troubles()
 
     class Listener(logging.Handler):

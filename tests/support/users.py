@@ -1,4 +1,4 @@
-"""ACL users that are gone when the test is over, as the servers are shared."""
+"""ACL users that are deleted after the test, because servers are shared between tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def acl_user(server: Server, name: str, password: str, *rules: str) -> Iterator[None]:
-    """`with acl_user(server, "ada", "pw", "~*", "+@all", "-set"):`; may do everything unless told otherwise."""
+    """Create a user with these rules, by default all: `with acl_user(server, "ada", "pw", "~*", "+@all", "-set"):`."""
     server.client().execute_command("ACL", "SETUSER", name, "on", f">{password}", *(rules or ("~*", "+@all")))
     try:
         yield

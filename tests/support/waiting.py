@@ -1,4 +1,4 @@
-"""Waiting on conditions, without blocking the event loop that has to bring them about."""
+"""Waits for conditions without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: How long a condition may take on a busy machine; it takes milliseconds on a quiet one.
+#: How long a condition may take on a busy machine, in seconds; on an idle one it takes milliseconds.
 PATIENCE_SECS = 20.0
 
 
 async def until(condition: Callable[[], Any], what: str, within_secs: float = PATIENCE_SECS) -> Any:
-    """Waits until the condition, a function or a coroutine function, is truthy; returns its value."""
+    """Wait until the condition, a function or a coroutine function, is truthy, and return its value."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + within_secs
     while True:

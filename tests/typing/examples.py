@@ -1,6 +1,6 @@
-"""Typed use of the API: what a type checker must accept, and, on the lines marked `# E`, what it must refuse.
+"""Typed use of the API: code that a type checker must accept and, on the lines marked `# E`, must report.
 
-Never run; checked by mypy --strict and by pyright in strict mode, see test_typing.py.
+Never run; test_typing.py checks it with mypy --strict and with pyright in strict mode.
 """
 
 # ruff: noqa: B018 - expressions that show a type
@@ -39,7 +39,7 @@ from tampu.testing import run_until_empty
 queue = Queue("emails")
 
 tampu.Quue  # E
-tampu.Queue("a name that is loaded when it is used is typed all the same", max_delay_secs="1")  # E
+tampu.Queue("lazily loaded names are typed too", max_delay_secs="1")  # E
 
 
 @dataclass
@@ -146,7 +146,7 @@ def kinds() -> None:
     print(by_name, coroutine, function, wrong)
 
 
-# --- the drop-in level
+# --- the chasquimq-compatible API
 
 
 async def by_name() -> None:
@@ -190,7 +190,7 @@ async def events() -> None:
             assert_type((entry_id, event), tuple[str, QueueEvent])
 
 
-# --- the level of the seeds
+# --- the low-level API
 
 
 async def producer() -> None:
@@ -200,7 +200,7 @@ async def producer() -> None:
     ConsumerConfig(concurrency="5")  # E
 
 
-# --- RSMQ: a decoder says what a message is
+# --- RSMQ: the decoder determines the type of a message
 
 
 async def rsmq(client: Rsmq, pooled: PooledRsmq) -> None:

@@ -1,4 +1,4 @@
-"""examples.py, checked by mypy and pyright: an error on each line marked `# E`, and on no other."""
+"""Checks examples.py with mypy and pyright: they must report an error on each line marked `# E` and on no other."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from servers.binaries import cache_dir
 
 EXAMPLES = Path(__file__).with_name("examples.py")
 PROJECT = Path(__file__).parents[2]
-#: Installed by npm into the cache folder, outside the checkout, when it is first needed.
+#: Installed by npm on first use, in the cache folder outside the checkout.
 PYRIGHT = "1.1.414"
 
 
@@ -27,10 +27,10 @@ def marked() -> set[int]:
 def told(found: dict[int, str]) -> str:
     missing = sorted(marked() - found.keys())
     unexpected = {line: text for line, text in sorted(found.items()) if line not in marked()}
-    return f"not refused: lines {missing}; refused though right: {json.dumps(unexpected, indent=1)}"
+    return f"not reported: lines {missing}; reported without a mark: {json.dumps(unexpected, indent=1)}"
 
 
-def test_mypy_refuses_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
+def test_mypy_reports_exactly_the_marked_lines(tmp_path: Path) -> None:
     command = ["--strict", "--no-error-summary", "--show-error-codes", "--config-file=", f"--cache-dir={tmp_path}"]
     environment = os.environ | {"MYPYPATH": str(PROJECT / "src")}
     done = subprocess.run(
@@ -45,20 +45,20 @@ def test_mypy_refuses_what_is_wrong_and_nothing_else(tmp_path: Path) -> None:
     assert found.keys() == marked(), told(found) + done.stderr
 
 
-def test_pyright_in_strict_mode_refuses_the_same(tmp_path: Path) -> None:
+def test_pyright_in_strict_mode_reports_the_same_lines(tmp_path: Path) -> None:
     program = pyright()
     configuration = {
         "include": [EXAMPLES.name],
         "extraPaths": [str(PROJECT / "src")],
         "typeCheckingMode": "strict",
         "pythonVersion": "3.11",
-        # Expressions that only show a type, and coroutines that are refused before anybody could await them.
+        # Expressions that only show a type, and coroutines that are never awaited because the call is an error.
         "reportUnusedExpression": False,
         "reportUnusedCoroutine": False,
     }
     path = tmp_path / "pyrightconfig.json"
     path.write_text(json.dumps(configuration))
-    shutil.copy(EXAMPLES, tmp_path)  # it looks at nothing outside the folder of its configuration
+    shutil.copy(EXAMPLES, tmp_path)  # pyright only checks files below the folder of its configuration
     done = subprocess.run(
         [program, "--outputjson", "--pythonpath", sys.executable, "-p", str(path)], capture_output=True, text=True
     )
@@ -73,7 +73,7 @@ def test_pyright_in_strict_mode_refuses_the_same(tmp_path: Path) -> None:
 
 
 def pyright() -> str:
-    """The program, installed if need be; skips with a line when it cannot be had."""
+    """Return the path of pyright, installed if necessary; skip the test if it cannot be installed."""
     folder = cache_dir() / f"pyright-{PYRIGHT}"
     program = folder / "node_modules" / ".bin" / "pyright"
     if program.exists():

@@ -1,4 +1,4 @@
-"""Counts the vectors of ChasquiMQ 1.3.0 that passed and prints them as a table behind the results."""
+"""Count the vectors of ChasquiMQ 1.3.0 that passed and print them as a table after the results."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pytest
 
-#: By group, then by number: "passed", "excepted" or "failed". One vector may serve several tests: the worst counts.
+#: By group, then by number: "passed", "excepted" or "failed"; the worst of all tests that use the vector.
 _outcomes: dict[str, dict[int, str]] = {}
 
 

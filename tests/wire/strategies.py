@@ -1,4 +1,4 @@
-"""What hypothesis draws for the codecs: values that must survive the wire, and bytes no writer ever wrote."""
+"""Hypothesis strategies for the codecs: values that must survive a round trip, and bytes that no writer produces."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound="Callable[..., Any]")
 
-#: TAMPU_EXAMPLES=5000 looks at that many random examples instead of few that are always the same.
+#: TAMPU_EXAMPLES=5000 runs that many random examples instead of a few fixed ones.
 _ASKED_FOR = os.environ.get("TAMPU_EXAMPLES")
 
 
 def examples(count: int) -> Callable[[F], F]:
-    """How many examples a property is tried on."""
+    """Return a decorator that sets the number of examples of a property."""
     return settings(
         max_examples=int(_ASKED_FOR or count),
         derandomize=_ASKED_FOR is None,
@@ -140,7 +140,7 @@ event_extras = st.dictionaries(
 )
 
 
-# --- bytes no writer ever wrote ---------------------------------------------------------------------------------------
+# --- bytes that no writer produces ------------------------------------------------------------------------------------
 
 
 def _sized(lead: int, width: int) -> Callable[[bytes], bytes]:
@@ -173,7 +173,7 @@ def _containers(inner: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
         children.map(lambda slots: bytes([0x90 + len(slots)]) + b"".join(slots))
         | children.map(lambda slots: b"\xdd" + len(slots).to_bytes(4, "big") + b"".join(slots))
         | children.map(lambda slots: bytes([0x80 + len(slots) // 2]) + b"".join(slots[: len(slots) // 2 * 2]))
-        # A claim that is not kept, one way or the other.
+        # The header claims too few or too many values.
         | st.tuples(
             st.sampled_from([b"\x95", b"\x85", b"\xdc\xff\xff", b"\xdf\xff\xff\xff\xff", b"\x91"]), children
         ).map(lambda pair: pair[0] + b"".join(pair[1]))
@@ -186,7 +186,7 @@ odd_messagepack = st.recursive(_atoms, _containers, max_leaves=15)
 
 @st.composite
 def damaged(draw: st.DrawFn, sound: st.SearchStrategy[bytes]) -> bytes:
-    """Sound bytes with a few of them changed, removed, doubled or cut off."""
+    """Draw valid bytes with a few of them changed, removed, doubled or cut off."""
     data = bytearray(draw(sound))
     for _ in range(draw(st.integers(1, 4))):
         position = draw(st.integers(0, len(data)))

@@ -1,4 +1,4 @@
-"""Retries: how long the next one waits, against what ChasquiMQ 1.3.0 waited, and what may not be asked for."""
+"""Retries: the delay before the next one, compared with ChasquiMQ 1.3.0, and settings that are rejected."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def most_jitter(below: int) -> int:
 
 
 def spec_of(text: str) -> BackoffSpec | None:
-    """A spec from how the vectors write it: a repr of the shim's class or of a dict."""
+    """Parse a spec of the vectors: the repr of the shim's class or of a dict."""
     if text == "None":
         return None
     fields = (
@@ -52,7 +52,7 @@ def test_the_first_wait_is_in_the_captured_range(vector: dict[str, Any]) -> None
     least = backoff_ms(1, spec, DEFAULTS, no_jitter)
     most = backoff_ms(1, spec, DEFAULTS, most_jitter)
     assert least <= vector["min"] <= vector["max"] <= most
-    # 150 draws do not reach every value, but they come near both ends: the ranges are the same.
+    # The captured 150 draws do not include every value, but come near both ends: the ranges are the same.
     assert vector["min"] - least <= 3
     assert most - vector["max"] <= 3
     draws = {backoff_ms(1, spec, DEFAULTS, random.Random(seed).randrange) for seed in range(500)}
@@ -90,7 +90,7 @@ def test_an_unknown_kind_waits_like_an_exponential_one() -> None:
         assert backoff_ms(n, unknown, DEFAULTS, no_jitter) == backoff_ms(n, exponential, DEFAULTS, no_jitter)
 
 
-def test_what_the_job_leaves_open_is_the_queues() -> None:
+def test_fields_that_the_job_leaves_out_use_the_workers_settings() -> None:
     queue = RetryConfig(initial_backoff_ms=5, max_backoff_ms=40, multiplier=3, jitter_ms=2)
     assert [backoff_ms(n, None, queue, most_jitter) for n in (1, 2, 3, 4)] == [6, 16, 41, 41]
     spec = BackoffSpec("exponential", 7)  # type: ignore[arg-type]  # a plain str does too
@@ -109,7 +109,7 @@ any_float = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 
     st.none() | st.integers(0, MAX_U64),
 )
 @examples(150)
-def test_whatever_is_on_the_wire_the_wait_stays_between_0_and_the_cap_plus_jitter(
+def test_any_delay_from_the_wire_is_between_0_and_cap_plus_jitter(
     n: int, kind: str, delay_ms: int, max_delay_ms: int | None, multiplier: float | None, jitter_ms: int | None
 ) -> None:
     spec = read_backoff(WireBackoff(kind, delay_ms, max_delay_ms, multiplier, jitter_ms))
@@ -120,8 +120,8 @@ def test_whatever_is_on_the_wire_the_wait_stays_between_0_and_the_cap_plus_jitte
     assert backoff_ms(n, spec, DEFAULTS, most_jitter) == least + max(jitter - 1, 0)
 
 
-def test_a_huge_attempt_is_answered_at_once_though_the_multiplier_was_given_as_a_whole_number() -> None:
-    # 2 ** 4294967295 as a whole number would take half a gigabyte.
+def test_an_int_multiplier_with_a_huge_attempt_is_computed_at_once() -> None:
+    # As an int, 2 ** 4294967295 would take half a gigabyte.
     assert backoff_ms(MAX_U32, None, RetryConfig(multiplier=2), no_jitter) == 30_000
     assert isinstance(RetryConfig(multiplier=2).multiplier, float)
 
@@ -161,13 +161,13 @@ def test_what_makes_no_sense_is_refused(make: Any, says: str, value: str) -> Non
 @pytest.mark.parametrize(
     "vector", [v for v in vectors("cmq_captures.json", "refusals") if "retry" in v.values[0]["name"]]
 )
-def test_what_1_3_0_refuses_of_a_retry_is_refused(vector: dict[str, Any]) -> None:
+def test_retries_that_1_3_0_rejects_are_rejected(vector: dict[str, Any]) -> None:
     options = ast.literal_eval(vector["input"]["opts"])
     with pytest.raises(ConfigError):
         JobRetryOverride(options.get("attempts"), BackoffSpec(**options["backoff"]) if "backoff" in options else None)
 
 
-def test_a_negative_multiplier_of_1_3_0_is_read_though_we_refuse_to_write_it() -> None:
+def test_a_negative_multiplier_of_1_3_0_is_read_but_never_written() -> None:
     entries = [e for e in load("cmq_captures.json")["job_entries"] if e["from"] == "retry_multiplier_negative"]
     job = decode_job(bytes.fromhex(entries[0]["fields_hex"][1]))
     assert job.retry is not None

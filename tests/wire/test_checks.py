@@ -1,4 +1,4 @@
-"""Arguments are refused in one voice: the field, the value given, what is allowed."""
+"""Every rejected argument is reported the same way: the field, what is allowed, the value given."""
 
 from __future__ import annotations
 
@@ -159,6 +159,6 @@ def test_an_int_no_float_can_hold_is_refused() -> None:
         check_float("multiplier", 10**400)
 
 
-def test_a_number_beyond_64_bits_is_told_the_limit() -> None:
+def test_the_error_for_a_number_beyond_64_bits_names_the_limit() -> None:
     with pytest.raises(ConfigError, match="18446744073709551615; got 18446744073709551616"):
         check_int("limit", 2**64)

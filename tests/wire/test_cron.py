@@ -1,4 +1,4 @@
-"""Cron schedules: the vectors taken from ChasquiMQ 1.3.0, what differs from it and why, the rules of clock changes."""
+"""Cron schedules: the vectors of ChasquiMQ 1.3.0, where tampu differs and why, and clock changes."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ NEW_YEAR_2027 = 1798761600000  # a Friday
 
 # --- the vectors -----------------------------------------------------------------------------------------------------
 
-SUB_SECOND = "1.3.0: the milliseconds of the start are kept for ever; our fires are at whole seconds"
+SUB_SECOND = "1.3.0: every fire keeps the milliseconds of the start; tampu fires at whole seconds"
 TWICE = "1.3.0: a daily job in the hour before a gap fires a second time at the end of the gap"
 HOLE = "1.3.0: a repeated hour has no fires; a cadence fires in both passes"
-PAST = "1.3.0: from within the second pass the next fire lies in the past"
+PAST = "1.3.0: in the second pass the next fire is in the past"
 OFFSET = "1.3.0: minutes of an offset are not checked"
 
 
 @dataclass(frozen=True)
 class Instead:
-    """How our fires differ from a vector's: those we never fire, those only we fire; or that we refuse."""
+    """How tampu differs from a vector: fires it leaves out, fires it adds, or that it rejects the expression."""
 
     reason: str
     never: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class Instead:
     refused: bool = False
 
 
-# Every vector we do not follow, by expression, zone and start.
+# Every vector that tampu does not follow, by expression, zone and start.
 EXCEPTIONS: dict[tuple[str, str | None, str], Instead] = {
     ("* * * * * *", None, "2027-01-01T00:00:00.500Z"): Instead(
         SUB_SECOND,
@@ -199,7 +199,7 @@ def test_all_but_twelve_of_the_vectors_are_followed() -> None:
         ("@YEARLY", "2028-01-01T00:00:00Z"),
         (" @daily ", "2027-01-02T00:00:00Z"),
         ("0\n0\u00a0*\t* *", "2027-01-02T00:00:00Z"),
-        # There the next one never fires: 7 is Sunday except before L.
+        # In 1.3.0 the next one never fires: 7 is Sunday except before L.
         ("0 0 * * 7L", "2027-01-31T00:00:00Z"),
         ("0 0 * * 7#L", "2027-01-31T00:00:00Z"),
     ],
@@ -223,7 +223,7 @@ def test_an_expression_of_the_dialect_fires_first_at(expression: str, first: str
         ("0 0 1 1 * 2030", "day of week", "2030", "from 0 to 7"),
         ("9999999999999999999 * * * *", "minute", "9999999999999999999", "from 0 to 59"),
         ("5,10,x * * * *", "minute", "X", "with values from 0 to 59"),
-        ("0 22-2 * * *", "hour", "22-2", "an ascending range (past the end it takes two: 22-23,0-2)"),
+        ("0 22-2 * * *", "hour", "22-2", "an ascending range (to wrap around, use two: 22-23,0-2)"),
         ("*/0 * * * *", "minute", "*/0", "a step from 1 to 65535"),
         ("*/65536 * * * *", "minute", "*/65536", "a step from 1 to 65535"),
         ("*,5 * * * *", "minute", "*", "or a list of n"),
@@ -246,8 +246,8 @@ def test_an_expression_of_the_dialect_fires_first_at(expression: str, first: str
         ("0 0 * * 1-5L", "day of week", "1-5L", "nL or n#L (the last n)"),
         ("0 0 * * MONDAY", "day of week", "MONDAY", "SUN to SAT"),
         ("0 0 * JANUARY *", "month", "JANUARY", "JAN to DEC"),
-        ("0 0 13 * ++5", "day of week", "+5", "+ before all"),
-        # ChasquiMQ takes these, each for something nobody can have meant.
+        ("0 0 13 * ++5", "day of week", "+5", "a leading + (day of month must match too)"),
+        # ChasquiMQ accepts these, but with an absurd meaning.
         ("0 0 * MON *", "month", "MON", "JAN to DEC"),
         ("JAN 0 * * *", "minute", "JAN", "or a list of n"),
         ("0 0 * JANFEB *", "month", "JANFEB", "JAN to DEC"),
@@ -325,7 +325,7 @@ def test_a_schedule_is_a_frozen_value_parsed_once() -> None:
     ],
 )
 @pytest.mark.parametrize("tz", [None, "America/New_York"])
-def test_what_never_comes_is_none(expression: str, tz: str | None) -> None:
+def test_a_schedule_that_never_fires_returns_none(expression: str, tz: str | None) -> None:
     assert next_fire(expression, tz, NEW_YEAR_2027) is None
 
 
@@ -358,7 +358,7 @@ def test_a_fire_is_strictly_after_the_start_even_by_a_millisecond() -> None:
 
 
 def local_fires(expression: str, tz: str, after: str, until: str) -> list[str]:
-    """Fires as the wall clock of the zone shows them, with the offset; `after` and `until` are such times too."""
+    """Return fires as local times with their offset; `after` and `until` are local times too."""
     zone = ZoneInfo(tz)
     start, end = (int(datetime.fromisoformat(text).replace(tzinfo=zone).timestamp() * 1000) for text in (after, until))
     found = fires_until(expression, tz, start, end)
@@ -390,9 +390,7 @@ NEW_YORK_AUTUMN = ("America/New_York", "2027-11-07T00:30", "2027-11-07T02:30")  
         ("20 */2,3 * * *", ["14 03:20 -0400", "14 04:20 -0400"]),
     ],
 )
-def test_times_that_a_gap_leaves_out_fire_once_at_its_end_unless_the_hour_has_a_star(
-    expression: str, expected: list[str]
-) -> None:
+def test_times_skipped_by_a_gap_fire_once_at_its_end_unless_a_cadence(expression: str, expected: list[str]) -> None:
     assert local_fires(expression, *NEW_YORK_SPRING) == expected
 
 
@@ -410,9 +408,7 @@ def test_times_that_a_gap_leaves_out_fire_once_at_its_end_unless_the_hour_has_a_
         ("30 */3,1 * * *", ["07 01:30 -0400", "07 01:30 -0500"]),
     ],
 )
-def test_a_repeated_hour_fires_in_its_first_pass_and_in_the_second_if_the_hour_has_a_star(
-    expression: str, expected: list[str]
-) -> None:
+def test_a_repeated_hour_fires_in_the_second_pass_only_for_a_cadence(expression: str, expected: list[str]) -> None:
     assert local_fires(expression, *NEW_YORK_AUTUMN) == expected
 
 
@@ -435,7 +431,7 @@ def test_a_repeated_hour_fires_in_its_first_pass_and_in_the_second_if_the_hour_h
         ("0 0 * * * *", "2027-11-07T05:59:59Z", "2027-11-07T06:00:00Z"),
     ],
 )
-def test_finding_23_from_within_a_repeated_hour_the_next_fire_is_never_in_the_past(
+def test_finding_23_in_a_repeated_hour_the_next_fire_is_in_the_future(
     expression: str, after: str, expected: str
 ) -> None:
     assert utc(next_fire(expression, "America/New_York", ms(after))) == expected
@@ -489,7 +485,7 @@ def test_a_last_hour_of_the_day_that_repeats_fires_once() -> None:
 
 
 def test_a_day_that_does_not_exist_fires_once_at_its_end() -> None:
-    # Samoa left out 2011-12-30.
+    # Samoa skipped 2011-12-30.
     window = ("Pacific/Apia", "2011-12-29T20:00", "2011-12-31T20:00")
     assert local_fires("0 12 30 * *", *window) == ["31 00:00 +1400"]
     assert local_fires("0 8,12,16 30 * *", *window) == ["31 00:00 +1400"]
@@ -506,8 +502,8 @@ def test_a_shift_by_an_odd_number_of_seconds_is_found_to_the_second() -> None:
     assert utc(next_fire("30 * * * *", "Africa/Monrovia", ms("1972-01-07T00:14:30Z"))) == "1972-01-07T01:30:00Z"
 
 
-def test_cadences_that_meet_only_a_gap_go_on_to_the_next_day_that_has_the_time() -> None:
-    # The first Sunday of September at half past midnight is left out in Santiago whenever it is the 5th.
+def test_a_cadence_skipped_by_a_gap_fires_on_the_next_day_with_that_time() -> None:
+    # Santiago skips 00:30 on the first Sunday of September; here it must also be the 5th.
     first = next_fire("30 */24 5 9 *", "America/Santiago", ms("2027-01-01T00:00Z"))
     assert utc(first) == "2028-09-05T03:30:00Z"
     assert date(2027, 9, 5).strftime("%A") == "Sunday"
@@ -565,7 +561,7 @@ def test_finding_25_a_misspelt_zone_is_refused_with_the_right_spelling(tz: str, 
 @pytest.mark.parametrize(
     "tz", ["z", "5:30", "−05:00", "Factory", "localtime", "../UTC", "posix/UTC", "UTC\x00", "UTC+5"]
 )
-def test_what_is_no_zone_is_refused(tz: str) -> None:
+def test_an_unknown_zone_is_rejected(tz: str) -> None:
     with pytest.raises(ConfigError, match=r"^tz must be UTC, an offset such as \+05:30, or an IANA name"):
         parse_zone(tz)
 
@@ -602,5 +598,5 @@ def test_the_rarest_fire_is_found_within_a_millisecond(expression: str, tz: str 
         schedule.next_after(after_ms, zone)
         return time.perf_counter() - started
 
-    # The best of several: others may be using the machine.
+    # The best of several runs: the machine may be busy.
     assert min(timed() for _ in range(20)) < 0.001

@@ -1,4 +1,4 @@
-"""Properties of cron schedules, against a reference that looks at every minute (or second) of a window one by one."""
+"""Properties of cron schedules, compared with a reference that checks every minute (or second) of a time range."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ ODD_CHANGES = [
 
 @dataclass(frozen=True)
 class Pattern:
-    """An expression together with the values it stands for, drawn together so that the reference parses nothing."""
+    """An expression and the values it stands for, drawn together so that the reference needs no parser."""
 
     expression: str
     is_cadence: bool
@@ -66,14 +66,14 @@ class Pattern:
 
 @cache
 def walk(tz: str, start: datetime, end: datetime, step: timedelta) -> list[tuple[datetime, datetime]]:
-    """Every instant of the window with what the wall clock of the zone shows then, without its offset."""
+    """Yield every instant of the range with the local time in the zone, without its offset."""
     zone = ZoneInfo(tz)
     instants = [start + step * n for n in range(int((end - start) / step) + 1)]
     return [(instant, instant.astimezone(zone).replace(tzinfo=None)) for instant in instants]
 
 
 def naive_fires(pattern: Pattern, tz: str, start: datetime, end: datetime, step: timedelta) -> list[datetime]:
-    """The fires after `start` and up to `end`, found by looking at the wall clock at every step in real time."""
+    """Return the fires after `start` and up to `end`, found by checking the local time at every step."""
     found: list[datetime] = []
     moments = walk(tz, start, end, step)
     seen = {moments[0][1]}
@@ -91,7 +91,7 @@ def naive_fires(pattern: Pattern, tz: str, start: datetime, end: datetime, step:
 
 
 def between(earlier: datetime, later: datetime, step: timedelta) -> Iterator[datetime]:
-    """The readings that a clock going from `earlier` to `later` in one step did not show."""
+    """Return the readings that a clock skips when it goes from `earlier` to `later` in one step."""
     reading = earlier + step
     while reading < later:
         yield reading
@@ -113,7 +113,7 @@ def our_fires(expression: str, tz: str, start: datetime, end: datetime) -> list[
 
 
 def spans(low: int, high: int) -> st.SearchStrategy[tuple[str, frozenset[int]]]:
-    """The text and the values of `a`, `a-b`, `a-b/n`, `a/n` or `*/n`."""
+    """Draw the text and the values of `a`, `a-b`, `a-b/n`, `a/n` or `*/n`."""
     value, step = st.integers(low, high), st.integers(1, high - low + 3)
     pair = st.tuples(value, value).map(sorted)
     return st.one_of(
@@ -128,7 +128,7 @@ def spans(low: int, high: int) -> st.SearchStrategy[tuple[str, frozenset[int]]]:
 
 
 def fields(low: int, high: int, *, max_items: int = 3) -> st.SearchStrategy[tuple[str, frozenset[int]]]:
-    """A list of spans, or `*`."""
+    """Draw a list of spans, or `*`."""
     lists = st.lists(spans(low, high), min_size=1, max_size=max_items).map(
         lambda items: (",".join(text for text, _ in items), frozenset().union(*(values for _, values in items)))
     )
@@ -231,7 +231,7 @@ def test_fires_increase_and_match_their_pattern_in_any_zone(
         assert fire is not None
         assert fire > after_ms
         assert fire % 1000 == 0
-        # From wherever we ask before a fire, it is the same fire.
+        # Any start before a fire finds the same fire.
         assert schedule.next_after(after_ms + int(within * (fire - after_ms)), zone) == fire
         instant = datetime.fromtimestamp(fire // 1000, UTC)
         wall = instant.astimezone(ZoneInfo(tz))
@@ -261,7 +261,7 @@ def nearest_weekday(year: int, month: int, to: int) -> date | None:
 
 @dataclass(frozen=True)
 class DayRule:
-    """One item of a day field: `kind` is its form, `n` its day, `k` which of the month."""
+    """One item of a day field: `kind` is its form, `n` its day, `k` its number in the month."""
 
     kind: str
     n: int = 0

@@ -1,4 +1,4 @@
-"""Members of the delayed set, against those ChasquiMQ 1.3.0 wrote."""
+"""Members of the delayed set, compared with those of ChasquiMQ 1.3.0."""
 
 from __future__ import annotations
 
@@ -53,20 +53,20 @@ def test_any_member_comes_back(name: str, envelope: bytes) -> None:
 @pytest.mark.parametrize(
     ("member", "why"),
     [
-        (b"", "got 0 bytes"),
-        (b"\x00\x00", "got 2 bytes"),  # stopped 1.3.0's promoter for good
+        (b"", "got only 0 bytes"),
+        (b"\x00\x00", "got only 2 bytes"),  # stopped 1.3.0's promoter for good
         (b"\xff\xff\x00\x00abc", "claims a name of 65535 bytes"),
         (b"\xff\xff\xff\xff", "claims a name of 4294967295 bytes"),
         (b"\x01\x00\x00\x00\xffE", "not UTF-8"),
     ],
 )
-def test_a_member_that_does_not_add_up_is_a_decode_error(member: bytes, why: str) -> None:
+def test_a_member_with_a_wrong_length_is_a_decode_error(member: bytes, why: str) -> None:
     with pytest.raises(DecodeError, match=why):
         decode_delayed_member(member)
 
 
 def test_a_name_utf8_cannot_carry_is_an_encode_error() -> None:
-    with pytest.raises(EncodeError, match=r"name '.ud800' cannot be written as UTF-8"):
+    with pytest.raises(EncodeError, match=r"name '.ud800' cannot be encoded as UTF-8"):
         encode_delayed_member("\ud800", b"")
 
 
@@ -79,5 +79,5 @@ def test_the_quick_id_is_the_id_that_decoding_gives(name: str, job_id: str, slot
 
 
 @pytest.mark.parametrize("member", [b"", b"\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\x94\xba" + b"x" * 40])
-def test_what_is_no_member_has_no_quick_id(member: bytes) -> None:
+def test_an_invalid_member_has_no_quick_id(member: bytes) -> None:
     assert quick_job_id(member) is None

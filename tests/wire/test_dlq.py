@@ -1,4 +1,4 @@
-"""Dead letters, against those ChasquiMQ 1.3.0 wrote."""
+"""Dead letters, compared with those of ChasquiMQ 1.3.0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_other_dead_letter_seen_is_read_and_written(vector: dict[str, Any]
 
 
 @pytest.mark.parametrize("vector", vectors("cmq_captures.json", "peeks"))
-def test_peeking_tells_what_1_3_0_tells(vector: dict[str, Any]) -> None:
+def test_peeking_returns_what_1_3_0_returns(vector: dict[str, Any]) -> None:
     told = vector["returned"]
     entry = decode_dlq_fields(told["dlq_id"], unhex(vector["fields_hex"]))
     assert {name: getattr(entry, name) for name in told} == told | {"payload": bytes.fromhex(told["payload"])}
@@ -51,7 +51,7 @@ def test_any_dead_letter_comes_back(entry: DlqEntry) -> None:
 
 @given(dead_letters)
 @examples(30)
-def test_ours_come_behind_the_fields_of_the_wire(entry: DlqEntry) -> None:
+def test_tampus_fields_follow_the_fields_of_the_wire_format(entry: DlqEntry) -> None:
     names = encode_dlq_fields(entry)[::2]
     wire = [b"d", *([b"n"] if entry.name else []), b"source_id", b"reason"]
     if entry.detail is not None:
@@ -78,7 +78,7 @@ def test_peeking_never_fails(fields: list[bytes]) -> None:
     decode_dlq_fields("1-0", fields)
 
 
-def test_what_cannot_be_read_is_left_out() -> None:
+def test_unreadable_fields_are_left_out() -> None:
     entry = decode_dlq_fields(
         "1-0",
         [b"d", b"x", b"n", b"\xff", b"attempts", b"many", b"ts", b"9" * 21, b"original", b"\xc1", b"reason", b"\xff"],

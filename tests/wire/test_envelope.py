@@ -1,4 +1,4 @@
-"""The job envelope: written byte for byte as ChasquiMQ 1.3.0 writes it, read as 1.3.0 reads it and a little more."""
+"""The job envelope: encoded byte for byte as by ChasquiMQ 1.3.0; decoding accepts what 1.3.0 accepts, and more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def packed(value: Any) -> bytes:
 
 
 def retry_of(form: Any) -> JobRetryOverride | None:
-    """An override from how the vectors write it."""
+    """Parse an override of the vectors."""
     if form == "ABSENT":
         return None
     max_attempts, backoff = form
@@ -89,12 +89,12 @@ def test_a_replayed_dead_letter_is_the_envelope_with_attempt_0(vector: dict[str,
 
 # --- what 1.3.0 reads ------------------------------------------------------------------------------------------------
 
-INLINE = "1.3.0's Python worker reads wrapped payloads only; we read inline ones as well"
-OCTETS = "1.3.0 takes an inline array of numbers for bytes; we read a list, since our own inline lists must come back"
-NESTED = "1.3.0 gives up at 1024 levels; we skip what is unknown whatever its depth"
-INT_KEY = "1.3.0's worker refuses keys that are not text; we read what it and we can write"
+INLINE = "1.3.0's Python worker reads only payloads in a bin; tampu also reads inline ones"
+OCTETS = "1.3.0 reads an inline array of numbers as bytes; tampu reads a list, because its inline lists must survive"
+NESTED = "1.3.0 fails at 1024 levels; tampu skips unknown values of any depth"
+INT_KEY = "1.3.0's worker rejects keys that are not text; tampu reads every key that both can write"
 
-#: Vectors we do not follow, why, and the payload we read.
+#: Vectors that tampu does not follow, why, and the payload that it reads.
 EXCEPTIONS: dict[str, tuple[str, Any]] = {
     "decode_payload_inline_int": (INLINE, 1),
     "decode_payload_inline_map": (INLINE, {"a": 1}),
@@ -220,7 +220,7 @@ def test_a_map_in_any_order_reads_as_the_array(job: Job[Any], shuffler: Any) -> 
 
 
 def msgpack_slots(data: bytes) -> list[bytes]:
-    """An array's slots, cut by msgpack-python."""
+    """Return an array's slots, split by msgpack-python."""
     unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
     unpacker.feed(data)
     slots = []
@@ -298,8 +298,8 @@ def test_ids_1_3_0_takes_are_read_though_we_would_not_make_them() -> None:
     [
         (b"", "array or map"),
         (packed("x"), "array or map"),
-        (packed(["a", b"\x01"]), "array of 3 to 5; got 2"),
-        (packed({"id": "a"}), "missing payload, created_at_ms"),
+        (packed(["a", b"\x01"]), "array of 3 to 5 values; got 2"),
+        (packed({"id": "a"}), "missing fields: payload, created_at_ms"),
         (packed(["a", b"\x01", 1.5]), "got `float`"),
         (packed(["a", b"\x01", 5, 2**32]), "4294967295"),
         (packed(["a", b"\x01", 5, 0, [1, ["fixed", -1, None, None, None]]]), "Expected `int` >= 0"),

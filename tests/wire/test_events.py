@@ -1,4 +1,4 @@
-"""Events, against those ChasquiMQ 1.3.0 wrote."""
+"""Events, compared with those of ChasquiMQ 1.3.0."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def test_reading_an_event_never_fails(fields: list[bytes]) -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"-1", b"1.5", b"many", b"\xc2\xb2", "٣".encode(), b"9" * 21, b" 1", b"1_0"])
-def test_a_number_that_is_none_stays_text(text: bytes) -> None:
+def test_an_invalid_number_is_kept_as_text(text: bytes) -> None:
     assert decode_event_fields([b"e", b"active", b"attempt", text]).fields == {"attempt": text.decode()}
 
 
-def test_of_a_doubled_field_the_first_counts() -> None:
+def test_the_first_value_of_a_repeated_field_is_used() -> None:
     event = decode_event_fields([b"e", b"active", b"e", b"failed", b"attempt", b"1", b"attempt", b"2"])
     assert (event.name, event.fields) == ("active", {"attempt": 1})
 
@@ -71,5 +71,5 @@ def test_texts_lose_what_utf8_cannot_carry_but_names_and_ids_are_refused() -> No
         ("failed", "a", 1, "\ud800", {}),
         ("failed", "a", 1, "n", {"\ud800": 1}),
     ):
-        with pytest.raises(EncodeError, match="cannot be written as UTF-8"):
+        with pytest.raises(EncodeError, match="cannot be encoded as UTF-8"):
             encode_event_fields(*arguments)

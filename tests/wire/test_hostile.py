@@ -1,6 +1,4 @@
-"""Bytes nobody should send: no decoder answers with anything but a value or `DecodeError`, in time and memory that are
-linear in the bytes given.
-"""
+"""Hostile bytes: every decoder returns a value or raises `DecodeError`, in time and memory linear in the input."""
 
 from __future__ import annotations
 
@@ -42,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def read_job(data: bytes) -> None:
-    """A job and everything that is done with one that was read."""
+    """Decode a job and do everything that is done with a decoded job."""
     job = decode_job(data)
     assert decode_job(encode_job(job)) == job or has_nan(job)
     repr(job)
@@ -53,13 +51,13 @@ def read_job(data: bytes) -> None:
 
 
 def has_nan(job: Job[Any]) -> bool:
-    """Two jobs with the multiplier nan are not equal, as two nans are not."""
+    """Return whether a job's multiplier is nan: such jobs are never equal."""
     backoff = job.retry.backoff if job.retry else None
     return backoff is not None and backoff.multiplier is not None and backoff.multiplier != backoff.multiplier
 
 
 def read_spec(data: bytes) -> None:
-    """A spec and everything a scheduler does with one that was read."""
+    """Decode a spec and do everything that a scheduler does with it."""
     spec = decode_spec(data)
     assert decode_spec(encode_spec(spec)) == spec
     spec.pattern.next_fire_ms(1_794_770_000_000)
@@ -180,7 +178,7 @@ NESTS = {
 
 
 def around(bomb: bytes) -> dict[str, bytes]:
-    """A bomb in every place of an envelope and of a spec where a value can be."""
+    """Return envelopes and specs with a bomb in every place where a value can be."""
     envelope = [packed("a"), packed(b"\x01"), packed(5), packed(0), packed([None, None])]
     places = {
         f"slot {place}": b"\x95" + b"".join([*envelope[:place], bomb, *envelope[place + 1 :]]) for place in range(5)
@@ -310,7 +308,7 @@ def read_all(data: bytes) -> None:
 
 
 def peak_memory(*inputs: bytes) -> int:
-    """The most that reading any of them took."""
+    """Return the largest amount of memory that reading any of them took."""
     tracemalloc.start()
     try:
         for data in inputs:
@@ -321,7 +319,7 @@ def peak_memory(*inputs: bytes) -> int:
 
 
 def calls_made(data: bytes) -> int:
-    """Calls of functions, in Python and in C: a count that does not depend on how busy the machine is."""
+    """Return the number of calls of functions, in Python and C, which does not depend on the machine's load."""
     count = 0
 
     def counting(_frame: Any, event: str, _argument: Any) -> None:

@@ -1,4 +1,4 @@
-"""A job as producers make it: what is refused, what is kept, what a copy changes."""
+"""Jobs as producers create them: what is rejected, what is kept, what a copy changes."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def test_a_new_job_has_an_id_of_its_creation_time() -> None:
     assert one.id != other.id
 
 
-def test_a_job_may_bring_its_own_id() -> None:
+def test_a_job_may_have_an_explicit_id() -> None:
     job = Job.with_id("welcome:alice", 42, now_ms=lambda: 7)
     assert (job.id, job.payload, job.created_at_ms) == ("welcome:alice", 42, 7)
 
 
-def test_data_and_attempts_made_are_other_names() -> None:
+def test_data_and_attempts_made_are_aliases() -> None:
     job = Job("a", "n", [1], 3)
     assert job.data is job.payload
     assert job.attempts_made == job.attempt == 3
@@ -44,7 +44,7 @@ def test_a_copy_changes_one_thing_and_leaves_the_original() -> None:
     assert job != "a"
 
 
-def test_a_slot_without_a_value_shows_only_when_it_is_read() -> None:
+def test_an_invalid_slot_raises_only_when_it_is_read() -> None:
     job: Job[Any] = Job.from_wire("a", wrap_bin(b"\xc1"), 0, 0, None)
     assert job.with_attempt(1).payload_slot == b"\xc4\x01\xc1"
     assert job.payload_format == "bin"
@@ -59,13 +59,13 @@ def test_a_payload_is_decoded_once() -> None:
     assert job.payload_format == "inline"
 
 
-def test_an_id_tells_whether_it_is_new() -> None:
+def test_an_id_knows_whether_it_is_new() -> None:
     assert JobId("a").is_new
     assert not DuplicateJobId("a").is_new
     assert JobId("a") == DuplicateJobId("a") == "a"
 
 
-#: What a job is made of, what is wrong with it, and what the error must say.
+#: Arguments of a job, the invalid field, and the expected error.
 BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"id": ""}, "id", "not blank"),
     ({"id": " \t"}, "id", "not blank"),

@@ -1,4 +1,4 @@
-"""The names of a queue's keys, against those ChasquiMQ 1.3.0 used."""
+"""The names of a queue's keys, compared with those of ChasquiMQ 1.3.0."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The payload slot: what comes back the same is written, all else is refused; both formats are read."""
+"""The payload slot: only values that decode to equal values are encoded; both formats are decoded."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_value_that_would_not_come_back_the_same_is_refused_and_named(value: A
 @pytest.mark.parametrize("wrap", [lambda inner: [inner], lambda inner: {"x": inner}, lambda inner: (inner,)])
 def test_nesting_too_deep_to_be_read_back_is_refused(wrap: Any, depth: int) -> None:
     value = reduce(lambda inner, _: wrap(inner), range(depth - 1), wrap("x"))
-    # Later versions of Python do not recurse on the interpreter's stack, and read all that can be packed.
+    # Later versions of Python do not recurse on the interpreter's stack: they read everything that can be packed.
     if depth <= MAX_NESTING or (sys.version_info >= (3, 12) and depth <= 1000):
         assert encode_value(decode_value(encode_value(value))) == encode_value(value)
     else:
@@ -175,7 +175,7 @@ def test_values_are_written_as_msgpack_python_writes_them(value: Any) -> None:
     assert encode_slot(value) == msgpack.packb(packed, use_bin_type=True)
 
 
-def test_bytes_cannot_be_written_inline_since_they_would_be_read_as_wrapped() -> None:
+def test_bytes_cannot_be_inline_because_they_would_be_read_as_bin() -> None:
     for value in (b"\x01", bytearray(b"\x01"), b"x" * 300, b"x" * 70_000):
         with pytest.raises(EncodeError, match="payload_format 'bin'"):
             encode_slot(value, "inline")
@@ -188,7 +188,7 @@ def test_the_bin_header_is_the_smallest(size: int) -> None:
     assert wrap_bin(bytes(size)) == msgpack.packb(bytes(size), use_bin_type=True)
 
 
-def test_the_format_of_a_slot_is_told_by_its_first_byte() -> None:
+def test_the_first_byte_determines_the_format_of_a_slot() -> None:
     assert [slot_format(wrap_bin(bytes(size))) for size in (0, 300, 70_000)] == ["bin"] * 3
     assert [slot_format(encode_slot(value, "inline")) for value in (None, 1, "x", [], {})] == ["inline"] * 5
     assert check_payload_format("bin") == "bin"
@@ -229,7 +229,7 @@ def test_a_slot_that_holds_no_value_is_a_decode_error(slot: bytes) -> None:
 @pytest.mark.parametrize(
     "vector", [v for v in vectors("cmq_captures.json", "refusals") if v.values[0]["name"].startswith("plain_add_bad")]
 )
-def test_what_1_3_0_refuses_to_encode_is_refused(vector: dict[str, Any]) -> None:
+def test_values_that_1_3_0_cannot_encode_are_rejected(vector: dict[str, Any]) -> None:
     text = vector["input"]["python_repr"]
     with pytest.raises(EncodeError):
         encode_value(object() if text.startswith("<object") else ast.literal_eval(text))

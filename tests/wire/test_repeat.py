@@ -1,4 +1,4 @@
-"""Repeatables as producers make them: keys, copies, and what is refused."""
+"""Repeatable specs as producers create them: keys, copies, and what is rejected."""
 
 from __future__ import annotations
 
@@ -58,15 +58,23 @@ BAD: list[tuple[Any, str, str]] = [
     (lambda: RepeatPattern.every(1.5), "pattern.interval_ms must be a whole number", "1.5"),
     (lambda: RepeatPattern.every(True), "pattern.interval_ms must be a whole number", "True"),
     (lambda: RepeatPattern("weekly"), "pattern.kind must be 'cron' or 'every'", "'weekly'"),
-    (lambda: RepeatPattern("every", interval_ms=5, tz="UTC"), "pattern.expression and tz must be left out", "'UTC'"),
-    (lambda: RepeatPattern("cron", "* * * * *", interval_ms=5), "pattern.interval_ms must be left out", "5"),
+    (
+        lambda: RepeatPattern("every", interval_ms=5, tz="UTC"),
+        "pattern.expression and tz must be None in an 'every' pattern",
+        "'UTC'",
+    ),
+    (
+        lambda: RepeatPattern("cron", "* * * * *", interval_ms=5),
+        "pattern.interval_ms must be None in a cron pattern",
+        "5",
+    ),
     (lambda: RepeatPattern.cron(7), "pattern.expression must be a str", "7"),
     (lambda: RepeatPattern.cron("  "), "pattern.expression must be text that is not blank", "'  '"),
     (lambda: RepeatPattern.cron("* * * * *", tz=5), "pattern.tz must be a str", "5"),
     (lambda: RepeatPattern.cron("* * * * *", tz="U\x00TC"), "pattern.tz must be text without NUL", "'U\\x00TC'"),
     (lambda: MissedFiresPolicy.fire_all(0), "missed_fires.max_catchup must be a whole number from 1", "0"),
     (lambda: MissedFiresPolicy.fire_all(2**32), "missed_fires.max_catchup must be a whole number from 1", "4294967296"),
-    (lambda: MissedFiresPolicy("skip", 3), "missed_fires.max_catchup must be left out", "3"),
+    (lambda: MissedFiresPolicy("skip", 3), "missed_fires.max_catchup must be None for 'skip'", "3"),
     (lambda: MissedFiresPolicy("later"), "missed_fires.kind must be 'skip', 'fire-once' or 'fire-all'", "'later'"),
     (lambda: spec(job_name="n" * 257), "job_name must be at most 256 bytes", "'nnn"),
     (lambda: spec(job_name=None), "job_name must be a str", "None"),
@@ -91,7 +99,7 @@ def test_what_makes_no_sense_is_refused(make: Any, says: str, value: str) -> Non
 @pytest.mark.parametrize(
     "vector", [v for v in vectors("cmq_captures.json", "refusals") if v.values[0]["name"].startswith("rep_")]
 )
-def test_what_1_3_0_refuses_of_a_pattern_is_refused(vector: dict[str, Any]) -> None:
+def test_patterns_that_1_3_0_rejects_are_rejected(vector: dict[str, Any]) -> None:
     makes = {
         "rep_every_0": lambda: RepeatPattern.every(0),
         "rep_every_neg": lambda: RepeatPattern.every(-5),

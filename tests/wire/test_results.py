@@ -1,4 +1,4 @@
-"""Result values, against those ChasquiMQ 1.3.0 stored."""
+"""Results, compared with those of ChasquiMQ 1.3.0."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tampu.wire import decode_result, encode_result
 from .strategies import examples, values
 from .vectors import vectors
 
-NONE = "1.3.0 stores nothing for None; we store nil, so that 'finished' and 'not yet' differ"
+NONE = "1.3.0 stores nothing for None; tampu stores nil, to distinguish a finished job from a pending one"
 
 
 @pytest.mark.parametrize("vector", vectors("codec.json", "result_values", but={"None"}))
@@ -46,7 +46,7 @@ def test_any_result_comes_back(value: Any) -> None:
     assert decode_result(encode_result(value)) == value
 
 
-def test_what_is_no_result_is_refused() -> None:
+def test_bytes_that_are_not_a_result_are_rejected() -> None:
     with pytest.raises(EncodeError):
         encode_result(object())
     for stored in (b"", b"\xc1", b"\x01\x02"):

@@ -1,4 +1,4 @@
-"""Walking MessagePack without building values."""
+"""Scanning MessagePack without building values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def packed(value: Any) -> bytes:
     return msgpack.packb(value, use_bin_type=True, datetime=True)
 
 
-#: One of every leading byte that tells its size by a number or a table.
+#: A value for each leading byte whose size comes from a number or a table.
 ONE_OF_EACH: list[Any] = [
     *(None, True, False, 0, 127, -1, -32, 1.5, 128, 2**8, 2**16, 2**32, 2**64 - 1, -33, -129, -(2**15) - 1, -(2**63)),
     *("", "x" * 31, "x" * 32, "x" * 256, "x" * 65536, b"", b"x" * 256, b"x" * 65536),
@@ -76,7 +76,7 @@ def test_the_end_is_within_the_bytes_or_there_is_none(data: bytes) -> None:
 @pytest.mark.parametrize(
     "data", [b"", b"\xc1", b"\x91\xc1", b"\xdd\x00", b"\xdf\x00\x00\x00\x01\x01", b"\xc7\x01", b"\x92\x01"]
 )
-def test_what_is_no_whole_value_is_a_decode_error(data: bytes) -> None:
+def test_a_truncated_value_is_a_decode_error(data: bytes) -> None:
     with pytest.raises(DecodeError):
         end_of_value(data)
 
@@ -90,7 +90,7 @@ def test_a_container_that_claims_more_than_there_is_has_no_slots(data: bytes) ->
 
 
 class Watched(bytes):
-    """Bytes that count how often one of them is looked at."""
+    """Bytes that count how often they are read."""
 
     looks = 0
 
@@ -100,7 +100,7 @@ class Watched(bytes):
 
 
 @pytest.mark.parametrize("lead", [b"\xdc\xff\xff", b"\xdd\xff\xff\xff\xff", b"\xde\xff\xff", b"\xdf\xff\xff\xff\xff"])
-def test_a_claim_that_cannot_be_kept_is_refused_before_the_values_are_walked(lead: bytes) -> None:
+def test_an_impossible_count_is_rejected_before_values_are_read(lead: bytes) -> None:
     data = Watched(lead + b"\x01" * 50_000)
     with pytest.raises(DecodeError):
         end_of_value(data)

@@ -1,4 +1,4 @@
-"""Structs and enums in every form serde reads."""
+"""Structs and enums in every form that serde accepts."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ def test_bytes_behind_a_struct_are_ignored() -> None:
     assert fields(packed([1, 2]) + b"\xc1") == {"a": b"\x01", "b": b"\x02"}
 
 
-def test_an_unknown_key_that_is_no_utf8_is_ignored() -> None:
+def test_an_unknown_key_that_is_not_utf8_is_ignored() -> None:
     assert fields(b"\x82" + packed("a") + b"\x01" + b"\xa1\xff\x02") == {"a": b"\x01"}
 
 
 @pytest.mark.parametrize(
     ("form", "why"),
     [
-        ([1], "array of 2 to 3; got 1"),
-        ([1, 2, 3, 4], "array of 2 to 3; got 4"),
-        ({"b": 2}, "missing a"),
-        (b"\x82" + packed("a") + b"\x01" + packed("a") + b"\x02", "'a' is there twice"),
-        (b"\x82" + packed("a") + b"\x01" + b"\x00" + b"\x02", "'a' is there twice"),
-        ({None: 1, "a": 1}, "neither text nor a number"),
-        ({1.5: 1, "a": 1}, "neither text nor a number"),
-        ({-1: 1, "a": 1}, "neither text nor a number"),
-        ({True: 1, "a": 1}, "neither text nor a number"),
-        ({(): 1, "a": 1}, "neither text nor a number"),
+        ([1], "array of 2 to 3 values; got 1"),
+        ([1, 2, 3, 4], "array of 2 to 3 values; got 4"),
+        ({"b": 2}, "missing fields: a"),
+        (b"\x82" + packed("a") + b"\x01" + packed("a") + b"\x02", "duplicate field 'a'"),
+        (b"\x82" + packed("a") + b"\x01" + b"\x00" + b"\x02", "duplicate field 'a'"),
+        ({None: 1, "a": 1}, "must be text or a number"),
+        ({1.5: 1, "a": 1}, "must be text or a number"),
+        ({-1: 1, "a": 1}, "must be text or a number"),
+        ({True: 1, "a": 1}, "must be text or a number"),
+        ({(): 1, "a": 1}, "must be text or a number"),
         (7, "array or map"),
         (b"", "array or map"),
     ],
@@ -79,7 +79,7 @@ def test_an_unknown_variant_has_no_name(form: Any) -> None:
 
 
 @pytest.mark.parametrize("form", [None, True, 1.5, -1, [], ["A"], {None: 1}])
-def test_what_cannot_name_a_variant_is_a_decode_error(form: Any) -> None:
+def test_a_key_that_cannot_name_a_variant_is_a_decode_error(form: Any) -> None:
     with pytest.raises(DecodeError):
         variant_of(packed(form), ("A", "B"))
 

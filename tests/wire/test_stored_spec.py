@@ -1,4 +1,4 @@
-"""Stored repeatables: written byte for byte as ChasquiMQ 1.3.0 writes them, read as 1.3.0 reads them."""
+"""Stored repeatable specs: encoded byte for byte as by ChasquiMQ 1.3.0, and decoded as by 1.3.0."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_captured_spec_is_written_and_read(vector: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("vector", [v for v in vectors("codec.json", "stored_spec") if "long_name" not in str(v.id)])
 def test_a_spec_made_from_its_parts_has_the_captured_key_and_bytes(vector: dict[str, Any]) -> None:
-    # The one left out has a name of 300 bytes, which 1.3.0 does not check on this path and we refuse.
+    # One vector is left out: its name of 300 bytes, which 1.3.0 does not check on this path, is rejected by tampu.
     spec = RepeatableSpec(
         vector["job_name"],
         pattern_of(vector["pattern"]),
@@ -83,12 +83,12 @@ def test_every_spec_seen_is_read_and_written_and_lies_under_its_key(vector: dict
 
 # --- what 1.3.0 reads ------------------------------------------------------------------------------------------------
 
-INLINE = "1.3.0's Python worker reads wrapped payloads only; we read inline ones as well"
-OCTETS = "1.3.0 takes an inline array of numbers for bytes; we read a list, since our own inline lists must come back"
-NO_VALUE = "1.3.0 reads the spec, fails to make a job of it at every tick and keeps it; for us it is no spec"
+INLINE = "1.3.0's Python worker reads only payloads in a bin; tampu also reads inline ones"
+OCTETS = "1.3.0 reads an inline array of numbers as bytes; tampu reads a list, because its inline lists must survive"
+NO_VALUE = "1.3.0 reads the spec and fails to fire it at every tick; tampu rejects it"
 OFFSET = "1.3.0 does not check the minutes of an offset"
 
-#: Vectors we do not follow, why, and the payload we read (or DecodeError).
+#: Vectors that tampu does not follow, why, and the payload that it reads (or DecodeError).
 EXCEPTIONS: dict[str, tuple[str, Any]] = {
     "payload_inline": (INLINE, 1),
     "payload_list_inner": (OCTETS, [1]),
@@ -169,7 +169,7 @@ def test_specs_are_those_of_msgpack_python(spec: StoredSpec) -> None:
 @given(specs())
 @examples(30)
 def test_the_payload_of_a_spec_fits_into_an_envelope(spec: StoredSpec) -> None:
-    """A fire copies the slot as it is, so that a spec that reads must never make an envelope that does not."""
+    """A fire copies the slot: a spec that can be read must never produce an envelope that cannot."""
     job = decode_job(encode_envelope("a", decode_spec(encode_spec(spec)).payload_slot, 5))
     assert (job.payload_slot, job.created_at_ms) == (spec.payload_slot, 5)
 

@@ -1,4 +1,4 @@
-"""ULIDs, against those ChasquiMQ 1.3.0 minted."""
+"""ULIDs, compared with those of ChasquiMQ 1.3.0."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_every_random_character_is_equally_likely() -> None:
 @pytest.mark.parametrize(
     "text", ["", "0" * 25, "0" * 27, "O" + "0" * 25, "0" * 25 + "l", "01m7ga6sf90w0p6h8nhcb3rczj", "8" + "0" * 25]
 )
-def test_text_that_is_no_ulid_is_a_decode_error(text: str) -> None:
+def test_text_that_is_not_a_ulid_is_a_decode_error(text: str) -> None:
     with pytest.raises(DecodeError):
         decode_ulid_time(text)
 

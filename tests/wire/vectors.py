@@ -1,4 +1,4 @@
-"""Loads `tests/vectors` as parameters of tests, marked so that `conftest.py` can count them."""
+"""Load `tests/vectors` as parameters of tests, marked so that `conftest.py` can count them."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ def load(file: str) -> Any:
 
 
 def vectors(file: str, group: str | None = None, *, only: Collection[str] = (), but: Collection[str] = ()) -> list[Any]:
-    """The vectors of one group of a file as parameters: `only` those named, or all `but` those named.
+    """Return the vectors of one group of a file as parameters: `only` those named, or all `but` those named.
 
-    `only` is for vectors we do not follow, so they are counted as excepted.
+    `only` is for vectors that tampu does not follow; they are counted as excepted.
     """
     items = load(file) if group is None else load(file)[group]
     label = file.removesuffix(".json") if group is None else f"{file.removesuffix('.json')}: {group}"

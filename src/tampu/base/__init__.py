@@ -1,1 +1,1 @@
-"""What everything stands on: argument checks, limits, the clock, event-loop helpers. Imports nothing but `errors`."""
+"""Foundations used everywhere: argument checks, limits, the clock, event loops. Imports only `errors`."""

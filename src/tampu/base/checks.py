@@ -1,6 +1,6 @@
-"""Checks of arguments, so that bad input is refused in one voice: what was given, what is allowed.
+"""Argument checks with uniform error messages: the value given and the values allowed.
 
-Every check returns the value it accepted and raises `ConfigError` otherwise; nothing has been sent then.
+Every check returns the value if it is valid and raises `ConfigError` otherwise, before anything is sent.
 """
 
 from __future__ import annotations
@@ -10,32 +10,32 @@ from datetime import UTC, datetime, timedelta
 
 from tampu.errors import ConfigError
 
-#: Longest job name, in bytes of UTF-8. A limit of the wire format, shared by all implementations.
+#: Maximum length of a job name, in bytes of UTF-8. Part of the wire format, shared by all implementations.
 MAX_NAME_BYTES = 256
 
-#: Largest value of the wire's unsigned integers.
+#: Maximum values of the unsigned integers on the wire.
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
-#: Latest time in milliseconds: scores of sorted sets are floats, exact up to here (some 285,000 years).
+#: Latest time in milliseconds: scores of sorted sets are floats, which are exact up to here (about 285,000 years).
 MAX_TIME_MS = 2**53
 
 
 def shown(value: object, limit: int = 80) -> str:
-    """The value as text for an error message, cut so that a huge one does not drown the message."""
+    """Return a value as text for an error message, cut to `limit` characters."""
     try:
         text = repr(value)
-    except Exception as error:  # a hostile or broken __repr__, or an int too long to be written
+    except Exception as error:  # a broken __repr__, or an int with too many digits
         text = f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
     return text if len(text) <= limit else f"{text[:limit]}... ({len(text)} characters)"
 
 
 def invalid(field: str, value: object, allowed: str) -> ConfigError:
-    """Return the error for a value that is not allowed: `raise invalid(...)`."""
+    """Return the error for an invalid value, to be raised by the caller."""
     return ConfigError(f"{field} must be {allowed}; got {shown(value)}")
 
 
 def check_int(field: str, value: object, *, low: int = 0, high: int = MAX_U64) -> int:
-    """A whole number in [low, high]. A bool is not a number here: `True` is nearly always a misplaced argument."""
+    """Check an int in [low, high]. A bool is refused: it is nearly always a misplaced argument."""
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         is_too_large = isinstance(value, int) and value > high
         bounds = f"of {low} or more" if high == MAX_U64 and not is_too_large else f"from {low} to {high}"
@@ -44,11 +44,11 @@ def check_int(field: str, value: object, *, low: int = 0, high: int = MAX_U64) -
 
 
 def check_float(field: str, value: object, *, low: float = 0.0) -> float:
-    """A finite number of `low` or more."""
+    """Check a finite number of at least `low`."""
     if not isinstance(value, bool) and isinstance(value, int | float):
         try:
             number = float(value)
-        except OverflowError:  # an int beyond all floats
+        except OverflowError:  # an int that is too large for a float
             number = math.inf
         if math.isfinite(number) and number >= low:
             return number
@@ -56,14 +56,14 @@ def check_float(field: str, value: object, *, low: float = 0.0) -> float:
 
 
 def check_bool(field: str, value: object) -> bool:
-    """Exactly True or False: a truthy string in a setting is a mistake."""
+    """Check for exactly True or False: a truthy string in a setting is a mistake."""
     if not isinstance(value, bool):
         raise invalid(field, value, "True or False")
     return value
 
 
 def check_text(field: str, value: object, *, blank_ok: bool = False) -> str:
-    """A str that UTF-8 can carry, without NUL, and not blank unless allowed."""
+    """Check a str that can be encoded as UTF-8, contains no NUL, and is not blank unless `blank_ok`."""
     if not isinstance(value, str):
         raise invalid(field, value, "a str")
     if "\x00" in value:
@@ -78,7 +78,7 @@ def check_text(field: str, value: object, *, blank_ok: bool = False) -> str:
 
 
 def check_queue_name(value: object, field: str = "queue_name") -> str:
-    """A queue's name. Braces are refused: they would break the hash tag that keeps a queue in one Cluster slot."""
+    """Check a queue name. Braces are refused: they would break the hash tag that keeps a queue in one Cluster slot."""
     name = check_text(field, value)
     if "{" in name or "}" in name:
         raise invalid(field, value, "text without { or } (they would split the queue over Cluster slots)")
@@ -86,7 +86,7 @@ def check_queue_name(value: object, field: str = "queue_name") -> str:
 
 
 def check_job_name(value: object, field: str = "name") -> str:
-    """A job's name: empty, or up to 256 bytes of UTF-8."""
+    """Check a job name: empty, or up to 256 bytes of UTF-8."""
     name = check_text(field, value, blank_ok=True)
     size = len(name.encode())
     if size > MAX_NAME_BYTES:
@@ -95,19 +95,19 @@ def check_job_name(value: object, field: str = "name") -> str:
 
 
 def check_job_id(value: object, field: str = "id") -> str:
-    """An explicit job id: any text that is not blank and has no NUL."""
+    """Check an explicit job ID: text that is not blank and contains no NUL."""
     return check_text(field, value)
 
 
 def check_delay_ms(value: object, field: str = "delay") -> int:
-    """A delay, as a `timedelta` or in seconds, to whole milliseconds."""
+    """Check a delay, given as a `timedelta` or in seconds, and return whole milliseconds."""
     if isinstance(value, timedelta):
         value = value.total_seconds()
     return _to_ms(field, value)
 
 
 def check_instant_ms(value: object, field: str = "run_at") -> int:
-    """An instant, as a `datetime` (naive means UTC) or epoch seconds, to epoch milliseconds."""
+    """Check a point in time, given as a `datetime` (naive means UTC) or epoch seconds; return epoch milliseconds."""
     if isinstance(value, datetime):
         value = (value if value.tzinfo is not None else value.replace(tzinfo=UTC)).timestamp()
     return _to_ms(field, value)

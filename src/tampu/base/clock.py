@@ -1,6 +1,6 @@
-"""Where the time and random bytes come from when a caller passes none.
+"""Default sources of time and random bytes.
 
-Everything else takes them as parameters, so that every rule can be tested without sleeping.
+All other code takes them as parameters, so that every rule can be tested without sleeping.
 """
 
 from __future__ import annotations

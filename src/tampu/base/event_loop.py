@@ -1,4 +1,4 @@
-"""Event loops: the factory that prefers uvloop, and a loop in its own thread for synchronous programs."""
+"""Event loops: a factory that prefers uvloop, and a loop in its own thread for synchronous programs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines for any thread, and waits for them. The thread is started at the first use."""
+    """Runs coroutines for any thread and waits for them. The thread starts on first use."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
@@ -26,7 +26,7 @@ class LoopThread:
         _all_threads.add(self)
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result. An interrupt (Ctrl-C) cancels it."""
+        """Run a coroutine and return its result. Ctrl-C cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._running_loop())
         try:
             return future.result()
@@ -36,13 +36,13 @@ class LoopThread:
             raise
 
     def stop(self) -> None:
-        """End the thread; the next `run` starts another. Those who wait for a coroutine get a CancelledError."""
+        """Stop the thread; the next `run` starts another. Callers that wait for a coroutine get a CancelledError."""
         with self._guard:
             loop, thread = self._loop, self._thread
             self._loop = self._thread = None
         if loop is None or thread is None:
             return
-        # A loop that just stopped would leave the threads that wait for something waiting for ever.
+        # Cancel the tasks before stopping the loop: otherwise threads that wait for them would wait forever.
         asyncio.run_coroutine_threadsafe(_end_tasks(), loop).result()
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
@@ -52,13 +52,13 @@ class LoopThread:
         with self._guard:
             if self._loop is None:
                 self._loop = new_event_loop()
-                # A daemon: a program that forgets to close must end all the same.
+                # A daemon thread: a program that forgets to close must still exit.
                 self._thread = threading.Thread(target=self._loop.run_forever, name="tampu-loop", daemon=True)
                 self._thread.start()
             return self._loop
 
     def _forget(self) -> None:
-        """In a forked child there is no such thread, and the lock may be held by one that is not there either."""
+        """Reset in a forked child: the thread does not exist there, and the lock may have been held during the fork."""
         self._guard = threading.Lock()
         if self._loop is not None:
             _left_alone.append(self._loop)
@@ -90,23 +90,23 @@ async def _end_tasks() -> None:
 def close_runner(runner: asyncio.Runner, patience_secs: float = 1.0) -> None:
     """Close a runner and its event loop. Tasks that ignore their cancellation are abandoned after `patience_secs`.
 
-    `Runner.close` waits for them for ever.
+    `Runner.close` would wait for them forever.
     """
     if is_in_a_task():
-        return  # a runner refuses to run inside an event loop, and has made none
+        return  # a runner cannot run inside an event loop, so it has not created one
     loop = runner.get_loop()
     stubborn = loop.run_until_complete(_cancel_others(patience_secs))
     if not stubborn:
         runner.close()
         return
     for task in stubborn:
-        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is left behind on purpose
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # it is abandoned on purpose
     loop.run_until_complete(loop.shutdown_asyncgens())
     loop.close()
 
 
 async def _cancel_others(patience_secs: float) -> set[asyncio.Task[Any]]:
-    """Cancel all other tasks; return those that have not ended in time."""
+    """Cancel all other tasks; return those that did not end in time."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
@@ -120,12 +120,12 @@ def is_in_a_task() -> bool:
     """Return whether this code runs in a task of an event loop."""
     try:
         return asyncio.current_task() is not None
-    except RuntimeError:  # no event loop runs
+    except RuntimeError:  # no running event loop
         return False
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Create an event loop: uvloop's where it is installed. Serves as a `loop_factory`."""
+    """Create an event loop, from uvloop if it is installed. Can be used as a `loop_factory`."""
     try:
         import uvloop
     except ImportError:
@@ -134,7 +134,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 _all_threads: weakref.WeakSet[LoopThread] = weakref.WeakSet()
-#: Loops of the parent process, kept from the garbage collector: it would close sockets that the parent uses.
+#: Loops of the parent process. Kept alive: garbage collection would close sockets that the parent uses.
 _left_alone: list[asyncio.AbstractEventLoop] = []
 
 

@@ -1,7 +1,4 @@
-"""Limits that several parts share.
-
-A script must not keep the server busy for more than a few milliseconds, so one call carries a bounded number of bytes.
-"""
+"""Limits that several parts share. A script must not block the server for more than a few milliseconds."""
 
 from __future__ import annotations
 
@@ -12,9 +9,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Most entries (jobs, messages, dead letters) in one script call.
+#: Maximum number of entries (jobs, messages, dead letters) per script call.
 MAX_CALL_ENTRIES = 256
-#: Most bytes of payload in one script call. A larger entry travels alone.
+#: Maximum payload bytes per script call. A larger entry is sent alone.
 MAX_CALL_BYTES = 256 * 1024
 #: How long the mark of a cancelled job is kept, in seconds. A job that no worker has taken by then runs.
 CANCEL_TTL_SECS = 86_400

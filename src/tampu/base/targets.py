@@ -1,4 +1,4 @@
-"""Loads what `module:attribute` names, such as `app:queue`, from the current folder or the installed packages."""
+"""Loads the object named by `module:attribute`, such as `app:queue`, from the current folder or installed packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class TargetError(ConfigError):
-    """A target names nothing. `module` is the module that lacks the attribute, if there is one."""
+    """A target does not exist. `module` is the module that lacks the attribute, if it could be imported."""
 
     def __init__(self, message: str, module: ModuleType | None = None) -> None:
         super().__init__(message)
@@ -25,19 +25,19 @@ class TargetError(ConfigError):
 
 
 def load_target(target: str) -> Any:
-    """Return the object that `module:attribute` names; the attribute may have dots.
+    """Return the object named by `module:attribute`; the attribute may contain dots.
 
-    Raises TargetError when there is no such thing, and ImportError when the module cannot be imported.
+    Raises TargetError if there is no such object, and ImportError if the module cannot be imported.
     """
     module_name, _, attribute = target.partition(":")
     if "/" in module_name or module_name.endswith(".py"):
         written = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise TargetError(f"{target!r} is a path: write the module's name, {written}:{attribute or 'queue'}")
+        raise TargetError(f"{target!r} is a path; use the module name: {written}:{attribute or 'queue'}")
     if not module_name or not all(part.isidentifier() for part in module_name.split(".")):
-        raise TargetError(f"{target!r} is no module:attribute, such as app:queue")
+        raise TargetError(f"{target!r} is not of the form module:attribute, such as app:queue")
     module = import_module_from_cwd(module_name)
     if not attribute:
-        raise TargetError(f"{target!r} names a module only: write {module_name}:NAME", module)
+        raise TargetError(f"{target!r} names only a module; add an attribute: {module_name}:NAME", module)
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -47,30 +47,30 @@ def load_target(target: str) -> Any:
 
 
 def import_module_from_cwd(name: str) -> ModuleType:
-    """Import a module, looked for in the current folder before the installed packages.
+    """Import a module from the current folder, or else from the installed packages.
 
-    Raises TargetError when there is no such module, and ImportError, in one line, when importing it fails.
+    Raises TargetError if there is no such module, and ImportError with a one-line message if importing it fails.
     """
     here = os.getcwd()
     if here not in sys.path:
         sys.path.insert(index_behind_stdlib(), here)
     if name.partition(".")[0] in sys.stdlib_module_names:
-        raise TargetError(f"{name!r} is a module of Python's own, which a file of that name cannot replace: rename it")
+        raise TargetError(f"{name!r} is the name of a standard-library module; rename your file")
     importlib.invalidate_caches()
     try:
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(f"{missing}.")):
-            raise TargetError(f"there is no module {missing!r} in {here} or among the installed ones") from error
+            raise TargetError(f"no module {missing!r} in {here} or the installed packages") from error
         raise ImportError(f"importing {name} failed: {_described(error)}", name=name) from error
 
 
 def _described(error: BaseException) -> str:
-    """Return an error with the place in the user's code it comes from."""
+    """Return an error with its location in the user's code."""
     if isinstance(error, SyntaxError):
         return f"SyntaxError: {error.msg} ({error.filename}, line {error.lineno})"
-    # The innermost line that does not belong to Python's import machinery.
+    # The innermost frame outside Python's import machinery.
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "importlib" not in frame.filename]
     place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if len(frames) > 1 else ""
     return f"{type(error).__name__}: {error}{place}"

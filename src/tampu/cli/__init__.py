@@ -1,22 +1,22 @@
-"""The command line, `tampu ...`: reads arguments, calls the packages below, and shows the result.
+"""The command line, `tampu ...`: parses arguments, calls the packages below, and prints the result.
 
-`commands/` has the commands; the table in its `__init__.py` says which module has which. The modules beside it are what
-they share:
+The commands are in `commands/`; the table in its `__init__.py` maps each command to its module. The modules in this
+folder are shared by all commands:
 
 | module | what it does |
 |---|---|
 | `main` | runs the command that the arguments name, and turns errors into one line and an exit code |
-| `options` | options and arguments that several commands have, and the question before something is destroyed |
+| `options` | options and arguments shared by several commands, and the confirmation before a destructive action |
 | `session` | `CommonOptions` and `Session`, a command's connection to the server |
-| `output`, `tables` | lines, JSON, progress bars; tables that fit the terminal |
+| `output`, `tables` | lines, JSON and progress bars; tables that fit the terminal |
 | `units`, `payloads` | durations, sizes and times; payloads and results as JSON and as text |
-| `errors`, `logs` | exit codes and error lines; logs of commands that run for long |
+| `errors`, `logs` | exit codes and error lines; logs of long-running commands |
 
 To add a command:
 
 1. Write `commands/NAME.py` with a function whose parameters are typer's arguments and options. Its docstring is the
-   help. If it talks to a server, its first parameter is `common: CommonOptions`, which gives it --json, --url and
-   --timeout; `common.run(work, ...)` calls `work(session, ...)`. For subcommands, write a `typer.Typer` named `app`.
+   help text. If it talks to a server, its first parameter is `common: CommonOptions`, which adds --json, --url and
+   --timeout; `common.run(work, ...)` calls `work(session, ...)`. For subcommands, define a `typer.Typer` named `app`.
 2. Add a line to the table in `commands/__init__.py`.
 3. Add tests in `tests/cli/`.
 """

@@ -1,17 +1,17 @@
-"""Where the program `tampu` starts, also as `python -m tampu.cli`.
+"""Entry point of the `tampu` program, also run by `python -m tampu.cli`.
 
-Importing the rest takes a moment, in which Ctrl-C must be one line and not a traceback. So only modules that Python
-has loaded anyway may be imported at the top.
+Importing the rest takes a moment, and Ctrl-C during that moment must print one line and not a traceback. For that
+reason this module imports only what Python itself has already loaded.
 """
 
 import os
 
-#: The same as `tampu.cli.errors.INTERRUPTED`, which may not be loaded yet.
+#: Equal to `tampu.cli.errors.INTERRUPTED`, which may not be loaded yet.
 INTERRUPTED = 130
 
 
 def main() -> None:
-    """Run the command that the arguments name; ends the process."""
+    """Run the command named by the arguments, then end the process."""
     try:
         from tampu.cli.main import main as run
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def _end_at_once_on_interrupt() -> None:
-    """The command is done: a Ctrl-C while Python cleans up ends the process silently."""
+    """End the process silently if Ctrl-C is pressed during Python's own cleanup: the command is done by then."""
     from signal import SIG_DFL, SIGINT, signal
 
     signal(SIGINT, SIG_DFL)

@@ -1,11 +1,11 @@
-"""How a command ends: its exit code, and what went wrong in one line.
+"""How a command ends: its exit code, and its error as one line.
 
 | code | meaning |
 |---|---|
-| 0 | done; also when the reader of a pipe has seen enough |
-| 1 | an error: no server, no such queue, a handler that had to be abandoned |
-| 2 | usage: an argument or an option that cannot be |
-| 3 | a threshold was breached, or `doctor` found something wrong |
+| 0 | success; also when the reader of the output closed the pipe |
+| 1 | error: no server, no such queue, a job that had to be abandoned |
+| 2 | usage: an invalid argument or option |
+| 3 | a threshold was exceeded, or `doctor` found a problem |
 | 130, 143 | ended by Ctrl-C, by SIGTERM |
 """
 
@@ -26,30 +26,30 @@ BREACHED = 3
 INTERRUPTED = 130
 TERMINATED = 143
 
-#: Set to anything to see the traceback of an error.
+#: Set this environment variable to any value to print the traceback of an error.
 TRACEBACK_VARIABLE = "TAMPU_TRACEBACK"
 
 
 class CliError(Exception):
-    """A command cannot go on; the text is the one line people see."""
+    """A command failed; the text is the one line shown to the user."""
 
     exit_code = ERROR
 
 
 class UsageError(CliError):
-    """The command was called in a way that cannot be."""
+    """A command was called with an invalid argument or option."""
 
     exit_code = USAGE
 
 
 def check_choice(option: str, value: str | None, allowed: Sequence[str]) -> None:
-    """Refuse a value that is not allowed; None is not given."""
+    """Raise `UsageError` if the value is not allowed. None means that the option was not given."""
     if value is not None and value not in allowed:
         raise UsageError(f"{option} must be one of {', '.join(allowed)}; got {value!r}")
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code for an error that ended a command."""
+    """Return the exit code for an error that ended a command."""
     if isinstance(error, CliError):
         return error.exit_code
     if isinstance(error, ConfigError):
@@ -60,25 +60,27 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def line_of(error: BaseException) -> str:
-    """An error in one line."""
-    from redis.exceptions import RedisError as RedisPyError  # a command that went well need not load it
+    """Return an error as one line."""
+    from redis.exceptions import RedisError as RedisPyError  # imported here: only failing commands need it
 
     from tampu.redis.faults import Unreachable
 
     text = " ".join(str(error).split())
     if isinstance(error, Unreachable):
-        return f"{text}; is a server running there? --url or TAMPU_URL says where to look"
+        return f"{text}; check that a server is running there, or set --url or TAMPU_URL"
     if isinstance(error, Error | CliError):
         return text
     if isinstance(error, RedisPyError):
-        return f"the server could not be asked: {text}"
+        return f"the request to the server failed: {text}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, OSError):
         return text
-    return f"{type(error).__name__}: {text} (this is a fault of tampu; {TRACEBACK_VARIABLE}=1 shows where)"
+    return (
+        f"internal error (please report it): {type(error).__name__}: {text}; set {TRACEBACK_VARIABLE}=1 for a traceback"
+    )
 
 
 def wants_traceback() -> bool:
-    """Whether errors are shown with their traceback."""
+    """Return whether errors are printed with their traceback."""
     return bool(os.environ.get(TRACEBACK_VARIABLE))

@@ -1,4 +1,4 @@
-"""Logs of long-running commands, on stderr: a line for people, or one JSON object a line for programs."""
+"""Logs of long-running commands, written to stderr as text lines or as one JSON object per line."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ LEVELS = ("debug", "info", "warning", "error")
 
 
 def check_log_options(log_format: str, level: str) -> None:
-    """Refuse an unknown format or level."""
+    """Raise `UsageError` for an unknown log format or level."""
     check_choice("--log", log_format, FORMATS)
     check_choice("--log-level", level, LEVELS)
 
 
 def set_up_logs(log_format: str, level: str, role: str) -> None:
-    """Send all logs of this process to stderr. `role` names the process: `worker`, `worker-2`."""
+    """Send all logs of this process to stderr. `role` names the process, for example `worker` or `worker-2`."""
     check_log_options(log_format, level)
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json(role) if log_format == "json" else _Text(role))
@@ -32,18 +32,18 @@ def set_up_logs(log_format: str, level: str, role: str) -> None:
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.raiseExceptions = False  # nobody can be told that stderr is closed
+    logging.raiseExceptions = False  # if stderr is closed, there is nowhere to report it
     logging.captureWarnings(True)
 
 
 def silence_py4j() -> None:
-    """Log nothing of the bridge to Java: a signal cuts off its calls, which is no error."""
+    """Silence the logs of the bridge to Java: a signal interrupts its calls, which is not an error."""
     for name in ("py4j", "py4j.clientserver", "py4j.java_gateway"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def fields(**values: object) -> dict[str, object]:
-    """`logger.info("...", extra=fields(job_id=...))`: fields of their own in JSON logs."""
+    """Return extra fields for a JSON log line: `logger.info("...", extra=fields(job_id=...))`."""
     return {"fields": values}
 
 

@@ -1,4 +1,4 @@
-"""The program `tampu`: finds the command that the arguments name, runs it, and reports an error in one line."""
+"""The `tampu` program: finds the command named by the arguments, runs it, and reports an error in one line."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from tampu.cli.output import printable, use_lenient_streams
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: What typer raises for a wrong argument. (The class has no public name in all versions.)
+#: Raised by typer for an invalid argument. (The class has no public name in all versions.)
 _ArgumentError: Any = typer.BadParameter.__mro__[2]
 
 
-class ReaderGone(Exception):  # noqa: N818 - what happened, not a kind of error
-    """The reader of our output has closed the pipe (`| head`)."""
+class ReaderGone(Exception):  # noqa: N818 - names what happened, not a kind of error
+    """The process that reads our output has closed the pipe (`| head`)."""
 
 
 class RootGroup(TyperGroup):
-    """Knows every command's name and help line; imports the one that is run."""
+    """Lists every command by name and help line, and imports only the one that runs."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
@@ -43,16 +43,16 @@ class RootGroup(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError as error:  # left to typer, this would be exit code 1
+        except BrokenPipeError as error:  # typer would turn this into exit code 1
             raise ReaderGone from error
 
 
 def load_command(command: Command) -> Any:
-    """Import a command and return it as typer's command or group."""
+    """Import a command and return it as a typer command or group."""
     module, _, attribute = command.target.partition(":")
     found = getattr(import_module(f"tampu.cli.commands.{module}"), attribute)
     holder = typer.Typer(add_completion=False)
-    holder.callback()(_do_nothing)  # without a callback, typer would turn a holder of one command into that command
+    holder.callback()(_do_nothing)  # without a callback, typer collapses a group of one command into that command
     if isinstance(found, typer.Typer):
         for subcommand in found.registered_commands:
             subcommand.callback = spread_options(subcommand.callback) if subcommand.callback else None
@@ -63,7 +63,7 @@ def load_command(command: Command) -> Any:
 
 
 def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a parameter that is a dataclass of options, such as `CommonOptions`, by its fields, behind the others."""
+    """Replace a parameter that is a dataclass of options, such as `CommonOptions`, with its fields, placed last."""
     hints = get_type_hints(function, include_extras=True)
     name = next((name for name, hint in hints.items() if is_dataclass(hint)), None)
     if name is None:
@@ -85,7 +85,7 @@ def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
         values = {option.name: given.pop(option.name) for option in options}
         return function(**given, **{name: group(**values)})
 
-    call.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]  # what typer reads
+    call.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]  # typer reads this attribute
     call.__annotations__ = hints
     return call
 
@@ -97,7 +97,7 @@ def _do_nothing() -> None:
 app = typer.Typer(
     name="tampu",
     cls=RootGroup,
-    help="A job queue on Redis Streams: run workers, look into queues, repair them.",
+    help="A job queue on Redis Streams: run workers, inspect queues and repair them.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -114,7 +114,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -125,7 +125,7 @@ for command in COMMANDS.values():
 
 
 def main() -> None:
-    """What the program `tampu` runs; always ends with SystemExit."""
+    """Run the `tampu` program; always raises SystemExit."""
     _open_missing_streams()
     use_lenient_streams()
     logging.basicConfig(level=logging.WARNING, format="tampu: %(message)s")
@@ -133,14 +133,14 @@ def main() -> None:
 
 
 def run_command(arguments: list[str]) -> int:
-    """Run one command; its exit code. Whatever goes wrong is told in one line on stderr."""
+    """Run one command and return its exit code. Any error is printed as one line on stderr."""
     try:
         code = app(arguments, prog_name="tampu", standalone_mode=False)
-        sys.stdout.flush()  # here and not at exit, where a closed pipe would be a traceback
+        sys.stdout.flush()  # here rather than at exit, where a closed pipe would print a traceback
     except (ReaderGone, BrokenPipeError):
         _let_go_of_stdout()
         return OK
-    except typer.Abort:  # a question that was answered with Ctrl-C or the end of the input
+    except typer.Abort:  # a prompt was answered with Ctrl-C or end of input
         code = INTERRUPTED
     except _ArgumentError as error:
         return _refuse_arguments(error)
@@ -171,7 +171,7 @@ def _complain(line: str) -> None:
 
 
 def _let_go_of_stdout() -> None:
-    """What is still in the buffer and cannot be written must not become a traceback when Python ends."""
+    """Discard output that cannot be written, so that Python does not print a traceback when it exits."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError):
@@ -182,7 +182,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Started with a closed stdout or stderr (`>&-`), Python has none: then what is written goes nowhere."""
+    """Open /dev/null for a missing stdout or stderr: Python has neither when started with `>&-`."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - stays open for the life of the process

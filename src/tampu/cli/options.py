@@ -1,6 +1,6 @@
-"""Options that many commands share, each said once: flag, environment variable, help.
+"""Options that many commands share, each defined once: flag, environment variable, help.
 
-Options that only one command has get their variable from its name: `tampu dlq peek --limit` is `TAMPU_DLQ_PEEK_LIMIT`.
+Options of a single command get their variable from its name: `tampu dlq peek --limit` reads `TAMPU_DLQ_PEEK_LIMIT`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from tampu.cli.errors import UsageError
 from tampu.cli.output import printable, say
 from tampu.errors import Error
 
-#: How long a Tab waits for the server, in seconds.
+#: How long shell completion waits for the server, in seconds.
 COMPLETION_TIMEOUT_SECS = 1.0
 
 
 def complete_queue(incomplete: str) -> list[str]:
-    """Return the names of queues that start like this; none when the server cannot be reached."""
+    """Return the names of queues that start with `incomplete`; none if the server cannot be reached."""
     from tampu.cli.session import CommonOptions, Session
 
     try:
@@ -36,7 +36,7 @@ Url = Annotated[
         envvar="TAMPU_URL",
         show_default="redis://127.0.0.1:6379",
         metavar="URL",
-        help="The server: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:///path.",
+        help="Server URL: redis://, rediss://, unix://, redis+sentinel://, redis+cluster:// or embedded:///path.",
     ),
 ]
 Timeout = Annotated[
@@ -47,15 +47,17 @@ Timeout = Annotated[
 ]
 DEFAULT_TIMEOUT_SECS = 3.0
 
-AsJson = Annotated[bool, typer.Option("--json", envvar="TAMPU_JSON", help="Write JSON, for programs.")]
-Raw = Annotated[bool, typer.Option("--raw", envvar="TAMPU_RAW", help="Show payloads as the bytes they are.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", envvar="TAMPU_YES", help="Do it without asking.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", envvar="TAMPU_DRY_RUN", help="Only say how many it would touch.")]
+AsJson = Annotated[bool, typer.Option("--json", envvar="TAMPU_JSON", help="Print JSON.")]
+Raw = Annotated[bool, typer.Option("--raw", envvar="TAMPU_RAW", help="Show payloads as undecoded bytes.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", envvar="TAMPU_YES", help="Do not ask for confirmation.")]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", envvar="TAMPU_DRY_RUN", help="Only print how many would be affected.")
+]
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="The queue's name.", autocompletion=complete_queue)]
+QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Queue name.", autocompletion=complete_queue)]
 OptionalQueueName = Annotated[
     str | None,
-    typer.Argument(metavar="QUEUE", help="The queue's name; all queues without it.", autocompletion=complete_queue),
+    typer.Argument(metavar="QUEUE", help="Queue name. Default: all queues.", autocompletion=complete_queue),
 ]
 QueueOption = Annotated[
     str | None,
@@ -63,13 +65,11 @@ QueueOption = Annotated[
         "--queue",
         "-q",
         metavar="QUEUE",
-        help="The job's queue; all are searched without it.",
+        help="The job's queue. Default: search all queues.",
         autocompletion=complete_queue,
     ),
 ]
-LogFormat = Annotated[
-    str, typer.Option("--log", envvar="TAMPU_LOG", metavar="text|json", help="Logs for people or for programs.")
-]
+LogFormat = Annotated[str, typer.Option("--log", envvar="TAMPU_LOG", metavar="text|json", help="Log format.")]
 LogLevel = Annotated[
     str,
     typer.Option("--log-level", envvar="TAMPU_LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error."),
@@ -77,22 +77,23 @@ LogLevel = Annotated[
 
 
 def confirm(question: str, count: int, *, yes: bool, dry_run: bool) -> bool:
-    """Return whether to go ahead with `question`, which reads like "remove 12 dead letters of emails".
+    """Ask for confirmation of a destructive action and return whether to go ahead.
 
-    It is asked on a terminal unless `--yes` answers it; `--dry-run` only says it.
+    `question` reads like "remove 12 dead letters from emails". With `yes` it is not asked; with `dry_run` it is only
+    printed. Raise `UsageError` if there is no terminal to ask on.
     """
     if dry_run:
         say(f"would {question}")
         return False
     if count == 0:
-        say(f"nothing to do: would {question}")
+        say("no matching jobs; nothing was changed")
         return False
     if yes:
         say(f"{question} ...")
         return True
     if not sys.stdin.isatty():
-        raise UsageError(f"would {question}: say --yes, as nobody can be asked here, or --dry-run")
+        raise UsageError(f"would {question}; not a terminal, so pass --yes to confirm or --dry-run to only print this")
     if not typer.confirm(f"{printable(question)}?", err=True):
-        say("nothing was done")
+        say("nothing was changed")
         return False
     return True

@@ -1,7 +1,7 @@
-"""Payloads, results and other values from the wire, as JSON and as one line for people.
+"""Converts payloads, results and other wire values to JSON and to one line of text.
 
-MessagePack knows more than JSON: bytes become `{"$base64": "..."}`, extension types `{"$ext": code, "$base64": ...}`,
-numbers that JSON has none of become text, and so do keys.
+MessagePack has types that JSON lacks: bytes become `{"$base64": "..."}`, extension types
+`{"$ext": code, "$base64": ...}`; NaN, infinities and keys that are not strings become text.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from tampu.wire.envelope import decode_job
 if TYPE_CHECKING:
     from tampu.wire.job import Job
 
-#: Longest payload shown in a line for people, in characters.
+#: Maximum length of a payload shown in one line, in characters.
 MAX_SHOWN = 120
-#: Levels of lists and dicts shown; what is deeper is named as such.
+#: Maximum nesting depth shown; deeper values are replaced by the name of their type.
 MAX_LEVELS = 200
 
 
 def jsonable(value: Any, level: int = 0) -> Any:
-    """A value as JSON can carry it. Never refuses."""
+    """Return a value that JSON can represent. Never raises."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, Enum):
@@ -58,7 +58,7 @@ def _key(key: Any) -> str:
 
 
 def payload_of(job: Job[Any], *, raw: bool) -> Any:
-    """A job's payload; its bytes when they are asked for; what is wrong with it when it cannot be read."""
+    """Return a job's payload, its bytes if `raw`, or a description of the error if it cannot be decoded."""
     if raw:
         return job.payload_slot
     try:
@@ -68,7 +68,7 @@ def payload_of(job: Job[Any], *, raw: bool) -> Any:
 
 
 def envelope_of(packed: bytes, name: str = "") -> Job[Any] | None:
-    """The job in an envelope; None when there is none."""
+    """Return the job in an envelope, or None if the bytes are not an envelope."""
     try:
         return decode_job(packed, name)
     except DecodeError:
@@ -76,11 +76,11 @@ def envelope_of(packed: bytes, name: str = "") -> Job[Any] | None:
 
 
 def one_line(value: Any, limit: int = MAX_SHOWN) -> str:
-    """A value in one line for people, cut when it is long."""
+    """Return a value as one line of text, cut to `limit` characters."""
     if isinstance(value, bytes):
         text = repr(value)
     elif isinstance(value, dict) and "$undecodable" in value:
-        text = f"not readable: {value['$undecodable']}"
+        text = f"cannot be decoded: {value['$undecodable']}"
     else:
         text = json.dumps(jsonable(value), ensure_ascii=False)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

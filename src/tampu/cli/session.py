@@ -1,4 +1,4 @@
-"""One command's way to the server: finds it quickly or says why not, and closes what it opened."""
+"""A command's connection to the server: connects or fails within the timeout, and closes what it opened."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Where commands about the server and not about a queue are sent on a Cluster: to whoever serves this key.
+#: Routing key for commands about the server rather than a queue: on a Cluster they go to the node that owns this key.
 ANY_KEY = b"{chasqui:}"
-#: Queues named in an error's text.
+#: Maximum number of queues listed in an error message.
 MOST_NAMED = 10
-#: The keys that make a queue end in one of these letters; results and indexes of ULIDs do not, so that of a million
-#: results none is sent to us.
+#: Matches the keys that make up a queue by their last letter. Results and job indexes end differently, so a million
+#: results on the server are filtered out there and not sent to us.
 PATTERN = "{chasqui:*}:*[mdqst]"
 _KEY = re.compile(rb"\{chasqui:(?P<name>.*)\}:(?:stream|delayed|dlq|events|repeat|paused)", re.DOTALL)
-#: Keys the server looks at in one step.
+#: Keys the server examines per SCAN call.
 SCAN_COUNT = 2000
 
 
 def run(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
-    """Run a command's work. Ctrl-C cancels it and raises KeyboardInterrupt."""
+    """Run a command's coroutine. Ctrl-C cancels it and raises KeyboardInterrupt."""
     with asyncio.Runner(loop_factory=loop_factory) as runner:
         return runner.run(work)
 
 
 @dataclass(frozen=True, slots=True)
 class CommonOptions:
-    """The options that nearly every command has; a command takes them as its first parameter."""
+    """Options that nearly every command has; a command takes them as its first parameter."""
 
     as_json: AsJson = False
     url: Url = None
     timeout: Timeout = DEFAULT_TIMEOUT_SECS
 
     def run(self, work: Callable[Concatenate[Session, P], Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return what `work(session, *args, **kwargs)` returns; the session is closed afterwards."""
+        """Run `work(session, *args, **kwargs)`, close the session, and return the result."""
 
         async def open_and_work() -> T:
             async with Session(self.url, self.timeout) as session:
@@ -61,7 +61,7 @@ class CommonOptions:
 
 
 class Session:
-    """`async with Session(url, timeout_secs) as session:`"""
+    """Connections to the server for one command: `async with Session(url, timeout_secs) as session:`."""
 
     def __init__(self, url: str | None, timeout_secs: float) -> None:
         self._url = resolve_url(url)
@@ -73,7 +73,7 @@ class Session:
 
     @property
     def place(self) -> str:
-        """The server's address, fit to be shown: without password."""
+        """Return the server's address without the password, for messages."""
         if self.settings.kind == "embedded":
             return f"embedded://{self.settings.data_dir or ''}"
         return ", ".join(map(str, self.settings.addresses))
@@ -87,20 +87,20 @@ class Session:
         await self._closing.aclose()
 
     async def new_queue(self, name: str) -> Queue:
-        """A queue, connected, whether it exists or not."""
+        """Return a connected queue, whether or not it exists on the server."""
         queue = Queue(name, url=self._url)
         self._closing.push_async_callback(queue.close)
         await queue.producer.ready_client().up(self._timeout_secs)
         return queue
 
     async def queue(self, name: str) -> Queue:
-        """A queue that exists; an error that names those that do otherwise."""
+        """Return an existing queue; otherwise raise `CliError` with the names of the queues that exist."""
         queue = await self.new_queue(name)
         await self._require(queue.producer.ready_client(), queue.keys)
         return queue
 
     async def views(self, name: str | None) -> list[tuple[Client, QueueKeys]]:
-        """Return (client, keys) for looking: of the queue `name`, or of every queue there is."""
+        """Return (client, keys) for reading: of the queue `name`, or of every queue."""
         if name is None:
             return [await self.view(found) for found in (await self.find_queues()).names]
         view = await self.view(name)
@@ -108,7 +108,7 @@ class Session:
         return [view]
 
     async def view(self, name: str) -> tuple[Client, QueueKeys]:
-        """The same of one queue, whether it exists or not."""
+        """Return (client, keys) for reading one queue, whether or not it exists on the server."""
         keys = QueueKeys(name)
         if self.settings.kind == "cluster":
             return await self._open(Client(self.settings, keys.tag.encode())), keys
@@ -121,26 +121,26 @@ class Session:
         there = (await self.find_queues()).names
         known = ", ".join(there[:MOST_NAMED]) + (" ..." if len(there) > MOST_NAMED else "")
         raise CliError(
-            f"there is no queue {keys.queue_name!r} at {self.place}; "
-            + (f"there are: {known}" if there else "there is none yet")
+            f"no queue {keys.queue_name!r} at {self.place}; "
+            + (f"existing queues: {known}" if there else "there are no queues yet")
         )
 
     def follow(self, name: str, last_event_id: str) -> QueueEvents:
-        """The events of a queue behind that id."""
+        """Return a queue's events after the given entry ID."""
         return QueueEvents(name, url=self._url, last_event_id=last_event_id)
 
     async def find_queues(self) -> FoundQueues:
-        """The queues on all nodes."""
+        """Return the queues on all nodes."""
         return await find_queues([client for _, client in await self.nodes()])
 
     async def client(self) -> Client:
-        """A client for commands about the server and not about a queue."""
+        """Return a client for commands about the server rather than a queue."""
         if self._client is None:
             self._client = await self._open(Client(self.settings, ANY_KEY))
         return self._client
 
     async def nodes(self) -> list[tuple[str, Client]]:
-        """The name of, and a client to, each server that holds data: one, or the masters of a Cluster."""
+        """Return the name of, and a client for, each server with data: a single one, or a Cluster's masters."""
         client = await self.client()
         if self.settings.kind != "cluster":
             return [(self.place, client)]
@@ -163,14 +163,14 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class FoundQueues:
-    """Names in order; `unusable` are those that no client of ours can open: not UTF-8, or with braces."""
+    """Sorted names of queues; `unusable` holds names that tampu cannot open: not UTF-8, or with braces."""
 
     names: list[str]
     unusable: list[bytes]
 
 
 async def find_queues(clients: Sequence[Client]) -> FoundQueues:
-    """The queues on these servers."""
+    """Return the queues on these servers."""
     raw: set[bytes] = set()
     for client in clients:
         async for key in scan_keys(client, PATTERN):
@@ -187,7 +187,7 @@ async def find_queues(clients: Sequence[Client]) -> FoundQueues:
 
 
 async def scan_keys(client: Client, pattern: str | bytes) -> AsyncIterator[bytes]:
-    """All keys of a server that match, in no order; one that moves meanwhile may come twice."""
+    """Yield all keys of a server that match, in no order; a key may be returned twice."""
     cursor = b"0"
     while True:
         cursor, keys = await client.call("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
@@ -198,12 +198,12 @@ async def scan_keys(client: Client, pattern: str | bytes) -> AsyncIterator[bytes
 
 
 def literal_glob(text: str) -> str:
-    """Return the pattern that matches only this text."""
+    """Return a glob pattern that matches exactly this text."""
     return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)
 
 
 def parse_info(text: bytes) -> dict[str, str]:
-    """Return the lines of INFO as a dict."""
+    """Return the reply of INFO as a dict."""
     lines = text.decode(errors="replace").splitlines()
     return dict(line.split(":", 1) for line in lines if ":" in line and not line.startswith("#"))
 

@@ -1,6 +1,6 @@
 """Tables that fit the terminal: a narrow one gets fewer columns, or one list instead of two side by side.
 
-Cut off in the middle, a number is wrong and a queue's name is gone. In a pipe nothing is left out.
+Columns are dropped whole, because a truncated number is wrong. Output to a pipe is never shortened.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def table(*columns: str, title: str | None = None, numbers: tuple[str, ...] = ()) -> Table:
-    """A table in the one style; columns named in `numbers` stand to the right."""
+    """Return a table in the common style; columns named in `numbers` are right-aligned."""
     made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
     for column in columns:
         made.add_column(column, justify="right" if column in numbers else "left", no_wrap=column in numbers)
@@ -28,7 +28,7 @@ def table(*columns: str, title: str | None = None, numbers: tuple[str, ...] = ()
 
 
 def fact_table(facts: Iterable[tuple[str, object]]) -> Table:
-    """Return a table of labels and values; a value that is None or empty is left out."""
+    """Return a table of labels and values; values that are None or empty are left out."""
     made = table("", "")
     made.show_header = False
     for label, value in facts:
@@ -38,7 +38,7 @@ def fact_table(facts: Iterable[tuple[str, object]]) -> Table:
 
 
 class FittingTable:
-    """A table that leaves out the columns in `spare`, the first of them first, until the rest has room."""
+    """A table that drops the columns in `spare`, in this order, until the rest fits."""
 
     def __init__(self, *columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = ()) -> None:
         self._columns = columns
@@ -47,7 +47,7 @@ class FittingTable:
         self._rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
-        """One cell for each column."""
+        """Add a row with one cell per column."""
         self._rows.append(cells)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -66,7 +66,7 @@ class FittingTable:
 
 
 class Facts:
-    """Labels with their values: two lists side by side, or one below the other where there is no room."""
+    """Labels with values: two lists side by side, or one below the other if the terminal is narrow."""
 
     def __init__(self, left: list[tuple[str, Text]], right: list[tuple[str, Text]]) -> None:
         self._left = left

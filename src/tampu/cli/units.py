@@ -1,4 +1,4 @@
-"""Durations, sizes and instants: as people write them, and as they read them."""
+"""Parses and formats durations, sizes and times."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def parse_duration(text: str) -> float:
-    """Seconds from `90`, `90s`, `1.5h`, `500ms`, `1h 30m`."""
+    """Return the seconds in `90`, `90s`, `1.5h`, `500ms` or `1h 30m`."""
     total_ms = 0.0
     position = 0
     while position < len(text) or not text:
         found = _DURATION.match(text, position)
         if found is None:
-            raise UsageError(f"{text!r} is no duration: write seconds, or 500ms, 90s, 15m, 2h, 7d")
+            raise UsageError(f"{text!r} is not a valid duration; use seconds or 500ms, 90s, 15m, 2h, 7d")
         total_ms += float(found[1]) * _UNITS_MS[found[2]]
         position = found.end()
     return total_ms / 1000
 
 
 def duration(ms: float | None) -> str:
-    """`40 µs`, `850 ms`, `12.3 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format milliseconds: `40 µs`, `850 ms`, `12.3 s`, `4 min 10 s`, `2 h 5 min`, `3 d 4 h`."""
     if ms is None:
         return "-"
     if ms < 0:
@@ -43,11 +43,11 @@ def duration(ms: float | None) -> str:
             large, rest = divmod(seconds, size)
             small = int(rest // small_size)
             return f"{large:.0f} {name} {small} {small_name}" if small else f"{large:.0f} {name}"
-    raise AssertionError("the last unit takes all")
+    raise AssertionError("unreachable: days have no upper limit")
 
 
 def size(count: int | None) -> str:
-    """`512 B`, `1.5 MiB`."""
+    """Format bytes: `512 B`, `1.5 MiB`."""
     if count is None:
         return "-"
     amount = float(count)
@@ -55,11 +55,11 @@ def size(count: int | None) -> str:
         if amount < 1024 or unit == _SIZES[-1]:
             return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
         amount /= 1024
-    raise AssertionError("the last unit takes all")
+    raise AssertionError("unreachable: the last unit has no upper limit")
 
 
 def rate(per_sec: float | None) -> str:
-    """`0`, `0.4/s`, `12.5/s`, `1,200/s`."""
+    """Format a rate: `0`, `0.4/s`, `12.5/s`, `1,200/s`."""
     if per_sec is None:
         return "-"
     if per_sec == 0:
@@ -68,17 +68,17 @@ def rate(per_sec: float | None) -> str:
 
 
 def number(count: int | None) -> str:
-    """`1,234`."""
+    """Format an integer with thousands separators: `1,234`."""
     return "-" if count is None else f"{count:,}"
 
 
 def plural(count: int, thing: str, things: str = "") -> str:
-    """`1 dead letter`, `2 dead letters`."""
+    """Format a count with its noun: `1 dead letter`, `2 dead letters`."""
     return f"{count:,} {thing if count == 1 else things or thing + 's'}"
 
 
 def instant(ms: float) -> str:
-    """An instant in local time, to the millisecond; a number no clock shows stays a number."""
+    """Format an epoch time as local time with milliseconds; one that is out of range stays a number."""
     try:
         return datetime.fromtimestamp(ms / 1000, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
     except (OverflowError, ValueError, OSError):
@@ -86,12 +86,12 @@ def instant(ms: float) -> str:
 
 
 def time_of_day(ms: float) -> str:
-    """The same without the date."""
+    """Format an epoch time as local time of day with milliseconds."""
     return instant(ms).rpartition(" ")[2]
 
 
 def iso(ms: float | None) -> str | None:
-    """The same for programs: ISO 8601 in UTC."""
+    """Format an epoch time as ISO 8601 in UTC, for JSON output."""
     if ms is None:
         return None
     try:

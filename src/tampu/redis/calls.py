@@ -1,7 +1,7 @@
-"""Each Lua script as a function: its signature is the script's KEYS and ARGV, its result the script's reply.
+"""Call the Lua scripts: one function each, with the script's KEYS and ARGV as parameters and its reply as the result.
 
-The head of each file in `lua/` says what the script does and what its reply means. The scripts that run for every
-window of jobs are packed where the windows are, in `tampu.produce.window` and `tampu.consume.settle`.
+The header of each file in `lua/` documents the script and its reply. The scripts that run for every window of jobs are
+packed where the windows are built, in `tampu.produce.window` and `tampu.consume.settle`.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ MARK_STARTED = load_script("mark_started")
 HAND_BACK = load_script("hand_back")
 FORGET_CONSUMER = load_script("forget_consumer")
 
-#: Added to the delivery count of an entry when its last attempt begins.
+#: Added to the delivery count of an entry when its last attempt starts.
 START_MARK = 1_000_000_000
 
-#: The scripts that a client needs for each of these parts.
+#: The scripts that each of these parts needs.
 PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
 SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
 INSPECT_SCRIPTS = (CANCEL, CANCEL_JOB, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
@@ -48,13 +48,13 @@ CONSUMER_SCRIPTS = (RENEW_LEASES, RECLAIM, MARK_STARTED, HAND_BACK, FORGET_CONSU
 
 
 async def lead(client: Client, lock: str, *, holder: str, ttl_secs: int) -> int:
-    """Take or renew a lock. Return 0 if it is ours, else for how many ms it is another's; -1 if it has no TTL."""
+    """Acquire or renew a lock. Return 0 if `holder` has it, else the ms until it expires; -1 if it has no TTL."""
     others_for_ms: int = await client.run(LEAD, (lock,), (holder, ttl_secs), patience_secs=ttl_secs)
     return others_for_ms
 
 
 async def resign(client: Client, lock: str, *, holder: str, patience_secs: float) -> None:
-    """Release a lock if it is ours."""
+    """Release a lock if `holder` has it."""
     await client.run(RESIGN, (lock,), (holder,), patience_secs=patience_secs)
 
 
@@ -62,36 +62,36 @@ async def resign(client: Client, lock: str, *, holder: str, patience_secs: float
 
 
 class Due(NamedTuple):
-    """Members of the delayed set whose time has come, by the server's clock."""
+    """The members of the delayed set that are due by the server's clock."""
 
     now_ms: int
-    #: Members in the set.
+    #: Total number of members in the set.
     depth: int
-    #: When the first member is due; infinity when the set is empty.
+    #: When the first member is due, in epoch ms; infinity if the set is empty.
     earliest_ms: float
     members: list[bytes]
 
     @property
     def lag_ms(self) -> float:
-        """For how long the earliest has been due."""
+        """How long the earliest member has been due."""
         return max(self.now_ms - self.earliest_ms, 0.0)
 
 
 class Promoted(NamedTuple):
-    """What one call moved."""
+    """The result of one call."""
 
     promoted: int = 0
-    #: Unreadable members that became dead letters.
+    #: Unreadable members that were dead-lettered.
     buried: int = 0
     is_full: bool = False
-    #: Why an unreadable member could not become a dead letter; '' if none failed.
+    #: Why an unreadable member could not be dead-lettered; '' if none failed.
     failure: str = ""
 
 
 async def due(client: Client, delayed: str, *, max_members: int, max_bytes: int) -> Due:
     """Read the members that are due."""
     now, depth, earliest, members = await client.run(DUE, (delayed,), (max_members, max_bytes))
-    # A score may be anything a double can be.
+    # Other clients can store any double as a score, including negative ones.
     return Due(int(now), depth, max(float(earliest), 0.0) if earliest else float("inf"), members)
 
 
@@ -112,8 +112,8 @@ async def promote(
 ) -> Promoted:
     """Move due members into the stream.
 
-    `index_keys` has one key for each of `members`; `facts`, only if events are kept, the job id and creation time (ms)
-    of each; `unreadable` pairs a member with what is wrong with it.
+    `index_keys` has one key for each of `members`. `facts` has the job id and creation time (ms) of each, and is empty
+    if events are off. `unreadable` pairs each unreadable member with the error.
     """
     reply = await client.run(
         PROMOTE,
@@ -142,10 +142,10 @@ async def fire(
     job_name: str,
     fires: Iterable[tuple[int, bytes]],
 ) -> tuple[int, str]:
-    """Write the jobs of a repeatable, each with its fire time (ms), and its next fire; None if there is none.
+    """Write the jobs of a repeatable, each with its fire time (ms), and its next fire (None = it does not fire again).
 
-    `score` and `spec` are those that were read. Return the number of jobs, -1 if the spec has changed meanwhile, and
-    why the next one could not be written, '' if none failed. `limit` 0 means no limit.
+    `score` and `spec` are those that were read; `limit` 0 means no limit. Return the number of jobs written, -1 if the
+    spec has changed since it was read, and the error of the first job that could not be written, '' if none failed.
     """
     count, _, failure = await client.run(
         FIRE,
@@ -158,24 +158,24 @@ async def fire(
 async def set_aside(
     client: Client, repeat: str, spec_hash: bytes, *, spec_key: bytes, score: bytes, spec: bytes
 ) -> bool:
-    """Take an unreadable repeatable out of the schedule; False if it was replaced meanwhile."""
+    """Remove an unreadable repeatable from the schedule. Return False if it was replaced since it was read."""
     return bool(await client.run(SET_ASIDE, (repeat, spec_hash), (spec_key, score, spec)))
 
 
 async def upsert_repeatable(
     client: Client, repeat: str, spec_hash: str, *, next_ms: int, spec_key: str, spec: bytes, keep_identical: bool
 ) -> bool:
-    """Register a repeatable; False if an identical one was there and is kept."""
+    """Register a repeatable. Return False if an identical one existed and was kept."""
     arguments = (next_ms, spec_key, spec, "1" if keep_identical else "0")
     return bool(await client.run(UPSERT_REPEATABLE, (repeat, spec_hash), arguments))
 
 
 async def remove_repeatable(client: Client, repeat: str, spec_hash: str, *, spec_key: str) -> bool:
-    """Remove a repeatable; False if there was none."""
+    """Remove a repeatable. Return False if it did not exist."""
     return bool(await client.run(REMOVE_REPEATABLE, (repeat, spec_hash), (spec_key,)))
 
 
-# --- jobs that wait, and dead letters
+# --- waiting jobs and dead letters
 
 
 async def replay(
@@ -188,10 +188,10 @@ async def replay(
     counts_ttl_secs: int,
     letters: Iterable[tuple[str, bytes, str, str]],
 ) -> tuple[int, bool]:
-    """Move dead letters back into the stream: the id, envelope, job name and job id of each.
+    """Move dead letters back into the stream. `letters` has the id, envelope, job name and job id of each.
 
-    Return how many were moved, and whether the stream is full. Sent again after a lost reply it finds the letters gone
-    and moves nothing twice; only the count is lost.
+    Return how many were moved, and whether the stream is full. A resend after a lost reply finds the letters gone and
+    moves nothing twice, but its count is then too low.
     """
     arguments = (max_stream_len, counts_ttl_secs, *_flat(letters))
     moved, is_full = await client.run(REPLAY, (dlq, stream, replays), arguments)
@@ -199,7 +199,10 @@ async def replay(
 
 
 async def cancel(client: Client, delayed: str, index: str, marker: str, *, member: bytes | None = None) -> bool | None:
-    """Cancel a delayed job; None if it has no index and `member` was not given. Not sent again: it may have worked."""
+    """Cancel a delayed job and return whether it was still delayed; None if it has no index and `member` is needed.
+
+    Not resent after a lost connection: a second call could not know whether the first one cancelled the job.
+    """
     reply = await client.run(CANCEL, (delayed, index, marker), (_or_empty(member),), resend=False)
     return None if reply == -1 else bool(reply)
 
@@ -231,7 +234,7 @@ async def purge(
 ) -> tuple[int, int, bytes]:
     """Delete up to `most` waiting and `most` delayed jobs.
 
-    Return how many were deleted, and `delayed_to_go` and `last` for the next call. The first call says -1 and b"+".
+    Return how many were deleted, and `delayed_to_go` and `last` for the next call. The first call passes -1 and b"+".
     """
     deleted, delayed_to_go, last = await client.run(PURGE, (stream, delayed), (tag, most, delayed_to_go, last))
     return deleted, delayed_to_go, last
@@ -241,7 +244,7 @@ async def purge(
 
 
 class Membership(NamedTuple):
-    """A consumer in its group, and the times by which the group notices a stall of the server."""
+    """A consumer of a group, and the durations with which the group detects a stall of the server."""
 
     stream: str
     alive: str
@@ -250,9 +253,9 @@ class Membership(NamedTuple):
     owner: str
     group: str
     consumer: str
-    #: Without a renewal by any worker for this long, the server has stalled.
+    #: If no worker renewed a lease for this long, the server has stalled.
     stall_ms: int
-    #: How long live workers may take to renew their leases after a stall.
+    #: How long live workers have to renew their leases after a stall.
     grace_ms: int
 
     @property
@@ -265,11 +268,11 @@ class Membership(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """What came of a renewal."""
+    """The result of a renewal."""
 
-    #: Whether the last renewal in this consumer's name was made with another token.
+    #: True if another process (another token) made the last renewal under this consumer's name.
     by_other: bool
-    #: The ids that are no longer ours.
+    #: The ids of entries that the consumer no longer owns.
     lost: list[bytes]
 
 
@@ -282,7 +285,7 @@ async def renew_leases(
     everything: bool = False,
     patience_secs: float,
 ) -> Renewed:
-    """Renew the leases of these entries, oldest first, or of `everything` pending. `token` identifies the process."""
+    """Renew the leases of `ids` (oldest first), or of `everything` that is pending. `token` identifies the process."""
     keys = (*member._keys, member.owner)
     arguments = (*member._arguments, "1" if everything else "0", token, *ids)
     by_other, lost = await client.run(RENEW_LEASES, keys, arguments, patience_secs=patience_secs)
@@ -290,24 +293,24 @@ async def renew_leases(
 
 
 async def find_lost(client: Client, stream: str, *, group: str, consumer: str, ids: Sequence[bytes]) -> list[bytes]:
-    """Return those of these entries that are no longer ours."""
+    """Return the ids of those entries that the consumer no longer owns."""
     lost: list[bytes] = await client.run(MARK_STARTED, (stream,), (group, consumer, 0, *ids))
     return lost
 
 
 def packed_start_mark(stream: str, *, group: str, consumer: str, entry_id: bytes) -> bytes:
-    """Return the call that marks that the last attempt of an entry begins."""
+    """Return the packed call that marks the start of an entry's last attempt."""
     return MARK_STARTED.packed_call((stream,), (group, consumer, START_MARK, entry_id))
 
 
 class Reclaimed(NamedTuple):
-    """What one call took over."""
+    """The entries that one call reclaimed."""
 
     #: The server's time.
     now_ms: int
-    #: Entry id, fields and earlier deliveries of each; with `START_MARK` added when its last attempt had begun.
+    #: Entry id, fields and earlier deliveries of each. Deliveries include `START_MARK` if the last attempt had started.
     entries: list[tuple[bytes, list[bytes], int]]
-    #: Pending ids whose entries are gone.
+    #: Number of pending ids whose entries no longer exist.
     swept: int
 
 
@@ -322,9 +325,9 @@ async def reclaim(
     room: tuple[int, int, int],
     except_ids: Iterable[bytes],
 ) -> Reclaimed:
-    """Take over entries that have been idle for `min_idle_ms`, unless the server's time is later than `not_after_ms`.
+    """Reclaim entries that have been idle for `min_idle_ms`, unless the server's time is later than `not_after_ms`.
 
-    `room` is how many of each class fit; `wanted_class` 0 takes the class of the first.
+    `room` is the maximum number of entries of each class; `wanted_class` 0 takes the class of the first entry.
     """
     times = (not_after_ms, min_idle_ms, START_MARK, alone_ms)
     arguments = (*member._arguments, *times, wanted_class, *room, *except_ids)
@@ -340,21 +343,21 @@ async def hand_back(
     has_xackdel: bool,
     entries: Iterable[tuple[bytes, bytes]],
 ) -> None:
-    """Give entries back that were not started: the id of each, and its new envelope, b"" to keep the old one.
+    """Hand back entries that were not started. `entries` has the id and the new envelope (b"" = unchanged) of each.
 
-    Not sent again when the reply is lost: by then it was done, or the lease will see to it.
+    Not resent after a lost connection: if the call was not executed, the entries are reclaimed after their leases.
     """
     arguments = (group, consumer, "1" if has_xackdel else "0", *_flat(entries))
     await client.run(HAND_BACK, (stream,), arguments, resend=False)
 
 
 async def forget_consumer(client: Client, stream: str, *, group: str, consumer: str) -> None:
-    """Delete a consumer's name if nothing is pending in it."""
+    """Delete a consumer's name if it has no pending entries."""
     await client.run(FORGET_CONSUMER, (stream,), (group, consumer, 0))
 
 
 async def forget_idle_consumers(client: Client, stream: str, *, group: str, min_idle_ms: int) -> None:
-    """Delete all names that have been idle for `min_idle_ms` and have nothing pending."""
+    """Delete all consumer names that have been idle for `min_idle_ms` and have no pending entries."""
     await client.run(FORGET_CONSUMER, (stream,), (group, "", min_idle_ms))
 
 

@@ -1,4 +1,4 @@
-"""What a server can do: tried out on a key that does not exist, never guessed from its version."""
+"""Detect what a server supports, by trying commands on a key that does not exist. Versions are never compared."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Commands and forms that not every server knows."""
+    """Commands and options that not every server supports."""
 
     #: XACKDEL: acknowledge and delete in one command (Redis 8.2).
     xackdel: bool
-    #: XREADGROUP ... CLAIM: idle entries of others come with the read (Redis 8.4).
+    #: XREADGROUP ... CLAIM: a read also returns idle entries of other consumers (Redis 8.4).
     read_claim: bool
-    #: XADD ... IDMP: the server remembers ids of recent adds (Redis 8.6).
+    #: XADD ... IDMP: the server remembers the ids of recent adds (Redis 8.6).
     xadd_idmp: bool
-    #: Scripts may say `flags=allow-oom` (Redis 7.0).
+    #: Scripts may declare `flags=allow-oom` (Redis 7.0).
     script_flags: bool
 
 
 async def probe_capabilities(connection: Connection, routing_key: str, *, adds: bool = True) -> Capabilities:
-    """Try each on a key of the queue's slot that is not there; nothing is written.
+    """Try each capability on a missing key in the queue's slot; nothing is written.
 
-    Whoever adds nothing need not try XADD, about which a server without memory cannot tell.
+    `adds=False` skips XADD, which a server out of memory refuses whether it supports IDMP or not.
     """
     probe = f"{routing_key}:probe"
     attempts: list[tuple[Part, ...]] = [
@@ -46,7 +46,7 @@ def _is_known(reply: Reply) -> bool:
     if isinstance(reply, ServerError) and reply.kind in ("ERR", "NOPERM"):
         return False
     if isinstance(reply, ServerError) and reply.kind == "NOGROUP":
-        return True  # understood, only that the group is not there
+        return True  # the command is supported; only the group does not exist
     if isinstance(reply, BaseException):
-        raise reply  # a replica, or a server without memory: it cannot tell now
+        raise reply  # a replica, or a server out of memory: unknown for now
     return True

@@ -1,7 +1,7 @@
-"""The Client: a connection to the server of one queue that is made again whenever it breaks.
+"""The `Client`: a connection to the server of one queue that reconnects whenever it breaks.
 
-Many callers share one Client; what they send in one turn of the event loop leaves together. It finds the right server
-(sentinel, Cluster slot), logs in with fresh credentials, loads the scripts, and says when it is up again.
+Many callers share one Client; requests of one event loop iteration are sent together. The Client finds the right server
+(sentinel, Cluster slot), logs in with fresh credentials, loads the scripts, and notifies its users of new connections.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import random
 import weakref
 from dataclasses import replace
 
-# asyncio looks up names in threads, and these need Python's own queue: a queue.py in its place is named now, not then.
+# asyncio resolves host names in threads, which import `queue`. Importing it here reports a user's queue.py that shadows
+# the standard library right away, not at the first connection.
 from queue import SimpleQueue  # noqa: F401
 from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.lease import EmbeddedLease
 from tampu.errors import ConfigError, RedisError, ShutdownError
-from tampu.redis.connection import ByteBudget, Connection, Part, Reply, future_setter, pack_command
+from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.discovery import locate
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
 from tampu.redis.settings import Address, ConnectionSettings, credentials_for
@@ -29,17 +30,17 @@ if TYPE_CHECKING:
 
     from tampu.redis.scripts import Script
 
-#: Waits between attempts to connect, in seconds: doubling from the first to the last, less up to half by chance.
+#: Backoff between attempts to connect, in seconds: doubles from the first to the last, with up to 50% jitter.
 FIRST_BACKOFF_SECS = 0.05
 LAST_BACKOFF_SECS = 2.0
-#: How long callers wait for a connection, or for a passing fault to pass, unless they say otherwise.
+#: Default for how long a call waits for a connection, or for a temporary error to pass, in seconds.
 DEFAULT_PATIENCE_SECS = 10.0
-#: Bytes of calls that are sent and not answered; the others wait. (The windows of a chain have a bound of their own.)
+#: Maximum bytes of calls in flight; further calls wait. (Windows of a chain have their own limit.)
 MAX_BYTES_IN_FLIGHT = 1024 * 1024
 
 
 def backoff_secs(attempt: int) -> float:
-    """How long to wait before attempt `attempt` (0 = at once)."""
+    """Return the delay before attempt `attempt`, in seconds; 0 for attempt 0."""
     if attempt == 0:
         return 0.0
     full = min(FIRST_BACKOFF_SECS * 2.0 ** min(attempt - 1, 16), LAST_BACKOFF_SECS)
@@ -47,7 +48,7 @@ def backoff_secs(attempt: int) -> float:
 
 
 class Client:
-    """One connection at a time to wherever `routing_key` is served."""
+    """Keeps one connection to the server that holds `routing_key`."""
 
     def __init__(
         self,
@@ -64,6 +65,8 @@ class Client:
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
         self._moved_to: Address | None = None
+        #: The connection that follows ASK redirects, and its address.
+        self._asking: tuple[Address, Connection] | None = None
         self._last_error: RedisError | None = None
         self._closed = False
         self._budget = ByteBudget(MAX_BYTES_IN_FLIGHT)
@@ -71,13 +74,13 @@ class Client:
         self._prepare: Callable[[Connection], Awaitable[None]] = _nothing
         self._up_callbacks: list[Callable[[Connection], None]] = []
         self._loss_callbacks: list[Callable[[], None]] = []
-        #: How often a connection was made; the first one included.
+        #: Number of connections made so far, including the first.
         self.connections_made = 0
         _open_clients.add(self)
 
     @property
     def connection(self) -> Connection | None:
-        """The live connection; None while there is none."""
+        """The live connection; None while disconnected."""
         connection = self._connection
         return connection if connection is not None and connection.is_up else None
 
@@ -86,47 +89,50 @@ class Client:
         self._prepare = prepare
 
     def on_up(self, callback: Callable[[Connection], None]) -> None:
-        """Have `callback` called with each new connection, after its login and preparation, before other requests."""
+        """Call `callback` with each new connection, after login and preparation, before other requests."""
         self._up_callbacks.append(callback)
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when a connection breaks, after its requests have been told."""
+        """Call `callback` when a connection breaks, after its requests have failed."""
         self._loss_callbacks.append(callback)
 
     async def up(self, patience_secs: float = DEFAULT_PATIENCE_SECS, since: float | None = None) -> Connection:
-        """Return the live connection, made if need be. Raises what stood in the way when that takes too long.
+        """Return the live connection; connect if necessary. Raises `Unreachable` after `patience_secs`.
 
-        The error counts the time waited from `since`, by the event loop's clock; by default from now.
+        The error reports the time since `since`, by the event loop's clock (default: now).
         """
         connection = self.connection
         if connection is not None:
             return connection
         if self._closed:
-            raise ShutdownError("the connection was closed by its owner")
+            raise ShutdownError("the connection is closed")
         task = self.connect_in_background()
         loop = asyncio.get_running_loop()
         since = loop.time() if since is None else since
         try:
-            # Not wait_for: before Python 3.12 it swallows a cancellation that comes together with the result.
+            # Not wait_for: before Python 3.12 it swallows a cancellation that arrives together with the result.
             async with asyncio.timeout(patience_secs):
                 return await asyncio.shield(task)
         except TimeoutError:
             where = ", ".join(map(str, self._settings.addresses)) or "the embedded server"
             waited = round(loop.time() - since, 1)
             raise Unreachable(
-                f"no connection to {where} within {waited:g} s: {self._last_error or 'no answer'}"
+                f"no connection to {where} within {waited:g} s: {self._last_error or 'no reply'}"
             ) from self._last_error
 
     def connect_in_background(self) -> asyncio.Task[Connection]:
-        """Start connecting unless that is under way; the task ends with the connection or a hopeless error."""
+        """Start connecting, unless already in progress. The task ends with the connection or a permanent error."""
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.get_running_loop().create_task(self._connect(), name="tampu-connect")
-            # Somebody may or may not wait for it: either way its error has been seen.
+            # Retrieve the error, or asyncio logs it when no caller awaits the task.
             self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._connecting
 
     async def call(self, *parts: Part, resend: bool = True, patience_secs: float = DEFAULT_PATIENCE_SECS) -> Reply:
-        """One command and its reply. Passing faults are waited out; `resend=False` for what must not run twice."""
+        """Send one command and return its reply, waiting up to `patience_secs` for temporary errors to pass.
+
+        `resend=False` raises `ConnectionLost` instead of sending again, for commands that must not run twice.
+        """
         return await self.send(pack_command(parts), resend=resend, patience_secs=patience_secs)
 
     async def run(
@@ -138,13 +144,13 @@ class Client:
         resend: bool = True,
         patience_secs: float = DEFAULT_PATIENCE_SECS,
     ) -> Reply:
-        """One script call and its reply, under the same rules as `call`."""
+        """Call a script and return its reply, with the options of `call`."""
         return await self.send(script.packed_call(keys, args), resend=resend, patience_secs=patience_secs)
 
     async def call_many(
         self, commands: Sequence[tuple[Part, ...]], *, patience_secs: float = DEFAULT_PATIENCE_SECS
     ) -> list[Reply]:
-        """Several commands that may run twice, sent together; their replies in order."""
+        """Send several commands together and return their replies in order. They may run twice."""
         return list(await asyncio.gather(*(self.call(*parts, patience_secs=patience_secs) for parts in commands)))
 
     async def server_time_ms(self) -> int:
@@ -153,7 +159,7 @@ class Client:
         return int(seconds) * 1000 + int(microseconds) // 1000
 
     async def send(self, packed: bytes, *, resend: bool = True, patience_secs: float = DEFAULT_PATIENCE_SECS) -> Reply:
-        """One packed command and its reply, under the rules of `call`."""
+        """Send one packed command and return its reply, with the options of `call`."""
         await self._budget.take(len(packed))
         try:
             return await self._send(packed, resend, patience_secs)
@@ -186,14 +192,14 @@ class Client:
             attempt += 1
 
     async def apply_remedy(self, error: RedisError, attempt: int, deadline: float, seen_on: Connection | None) -> bool:
-        """Do what the error's remedy says. False when there is none, or no time left for it.
+        """Apply the remedy of an error. Return False if there is none, or the deadline is too close.
 
-        `seen_on` is the connection the error came over: one made since is left alone.
+        `seen_on` is the connection on which the error occurred: a newer connection is not closed.
         """
         remedy = remedy_of(error)
         if remedy in (Remedy.NONE, Remedy.MAKE_GROUP):
             return False
-        # What only time cures needs some from the start; everything else is tried at once the first time.
+        # An error that only needs time gets a pause even before the first retry; the others are retried at once.
         pause = backoff_secs(attempt + 1 if remedy is Remedy.WAIT else attempt)
         if pause and asyncio.get_running_loop().time() + pause > deadline:
             return False
@@ -204,18 +210,18 @@ class Client:
         if pause:
             await asyncio.sleep(pause)
         if remedy is Remedy.LOAD_SCRIPTS:
-            with contextlib.suppress(ConnectionLost):  # the next connection loads them anyway
+            with contextlib.suppress(ConnectionLost):  # the next connection loads them again
                 await self.load_scripts()
         return True
 
     def _note_move(self, error: RedisError) -> None:
-        """A MOVED names the server to go to; everything else means looking for it."""
+        """Remember the address in a MOVED error; for other errors the server is located again."""
         words = str(error).split()
         if isinstance(error, ServerError) and error.kind == "MOVED" and len(words) >= 3:
             self._moved_to = _moved_address(words[2], self._settings)
 
     async def load_scripts(self) -> None:
-        """Load this client's scripts again, after the server forgot them."""
+        """Load this client's scripts again, after the server lost them."""
         connection = await self.up()
         for script in self._scripts:
             await connection.ask("SCRIPT", "LOAD", script.text)
@@ -228,17 +234,18 @@ class Client:
         if task is not None and not task.done():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+        self._stop_asking()
         if self._connection is not None:
             self._connection.close()
-            await asyncio.sleep(0)  # lets the transport close its socket
+            await asyncio.sleep(0)  # the transport closes its socket in the next iteration
         if self._lease is not None:
             await self._lease.release()
 
     def abandon(self) -> None:
-        """Leave the connection to the parent of a fork, or to an event loop that has ended: the next use makes one."""
-        if self._connection is not None and not self._connection.detach():
-            _left_alone.append(self._connection)
-        self._connection = None
+        """Drop the connection of the parent of a fork, or of an event loop that has ended; the next use reconnects."""
+        connections = (self._connection, self._asking and self._asking[1])
+        _left_alone.extend(each for each in connections if each is not None and not each.detach())
+        self._connection = self._asking = None
         self._connecting = None
         self._budget.reset()
 
@@ -253,7 +260,7 @@ class Client:
                 self._moved_to = None
                 connection = await self._open(address)
             except ServerError as error:
-                # Who is not logged in after the greeting never will be.
+                # NOAUTH directly after logging in will not go away by retrying.
                 if error.remedy is Remedy.NONE or error.kind == "NOAUTH":
                     raise
                 self._last_error = error
@@ -261,6 +268,7 @@ class Client:
                 self._last_error = error
             else:
                 self._connection = connection
+                self._stop_asking()
                 self._last_error = None
                 self.connections_made += 1
                 for callback in self._up_callbacks:
@@ -290,46 +298,73 @@ class Client:
             requests.append(connection.ask("ROLE"))
         courtesy = connection.ask("CLIENT", "SETNAME", settings.client_name)
         loads = [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
-        # The login's error comes first: all others follow from it.
+        # The login's error is reported first: it causes the others.
         replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
         if isinstance(replies[-1], ServerError) and replies[-1].kind != "NOAUTH":
-            replies.pop()  # an ACL may forbid CLIENT: the name is a courtesy
+            replies.pop()  # an ACL may forbid CLIENT, and the name is optional
         for reply in replies:
             if isinstance(reply, BaseException):
                 raise reply
         if settings.kind == "sentinel" and requests[-1].result()[0] != b"master":
-            # The sentinels have not all heard of the failover yet.
+            # Not all sentinels know about the failover yet.
             raise Unreachable(f"{address} is not a master")
 
     async def _follow_ask(self, error: ServerError, packed: bytes) -> Reply:
-        """A key that has moved ahead of its slot: this one request goes to where the server says."""
+        """Send one request to the node that an ASK error names."""
+        connection = await self.asking(error)
+        future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        connection.request(packed, future_setter(future))
+        return await future
+
+    async def asking(self, error: ServerError) -> Connection:
+        """Return a connection to the node that an ASK error names: the keys have moved, their slot has not yet.
+
+        Send only requests on it that got the error: for a key that has not moved, the node would create a second one.
+        """
         address = _moved_address(str(error).split()[2], self._settings)
-        connection = await open_connection(self._settings, address, self._response_timeout)
+        if (known := self._known_asking(address)) is not None:
+            return known
+        connection = await open_connection(self._settings, address, self._response_timeout, AskingConnection)
         try:
-            greetings = await _login(connection, self._settings, address)
-            greetings += [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
-            greetings.append(connection.ask("ASKING"))
-            future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-            connection.request(packed, future_setter(future))
-            replies = await asyncio.gather(*greetings, future, return_exceptions=True)
-            for reply in replies:
-                if isinstance(reply, BaseException):
-                    raise reply
-            return replies[-1]
-        finally:
+            requests = await _login(connection, self._settings, address)
+            await asyncio.gather(
+                *requests, *(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts)
+            )
+        except BaseException:
             connection.close()
+            raise
+        if (known := self._known_asking(address)) is not None or self._closed:  # another caller was faster
+            connection.close()
+            return known or connection
+        self._stop_asking()
+        self._asking = (address, connection)
+        return connection
+
+    def _known_asking(self, address: Address) -> Connection | None:
+        asking = self._asking
+        return asking[1] if asking is not None and asking[0] == address and asking[1].is_up else None
+
+    def _stop_asking(self) -> None:
+        asking, self._asking = self._asking, None
+        if asking is not None:
+            asking[1].close()
 
 
 async def _nothing(connection: Connection) -> None:
-    """Prepare nothing."""
+    """Do nothing: the default preparation."""
 
 
-async def open_connection(settings: ConnectionSettings, address: Address, response_timeout_secs: float) -> Connection:
-    """A bare connection to this address; `Unreachable` when there is none to be had."""
+async def open_connection(
+    settings: ConnectionSettings,
+    address: Address,
+    response_timeout_secs: float,
+    kind: type[Connection] = Connection,
+) -> Connection:
+    """Open a connection to this address, without logging in. Raises `Unreachable`."""
     loop = asyncio.get_running_loop()
 
     def protocol() -> Connection:
-        return Connection(loop, response_timeout_secs, str(address))
+        return kind(loop, response_timeout_secs, str(address))
 
     options: dict[str, Any] = {"ssl": settings.ssl_context}
     try:
@@ -349,20 +384,20 @@ async def _login(connection: Connection, settings: ConnectionSettings, address: 
     username, password = await credentials_for(settings, str(address))
     if password is None:
         if username is not None:
-            raise ConfigError(f"the URL names user {username!r} but no password")
+            raise ConfigError(f"the URL has user {username!r} but no password; use redis://user:password@host")
         return []
     return [connection.ask("AUTH", username, password) if username else connection.ask("AUTH", password)]
 
 
 def _moved_address(text: str, settings: ConnectionSettings) -> Address:
     host, _, port = text.rpartition(":")
-    # An empty host means "the one you are talking to".
+    # An empty host means the host of the current connection.
     fallback = settings.addresses[0] if settings.addresses else Address()
     return replace(fallback, host=host or fallback.host, port=int(port))
 
 
 _open_clients: weakref.WeakSet[Client] = weakref.WeakSet()
-#: Kept from the garbage collector, whose finalisers would touch sockets and loops that are not ours.
+#: Kept alive: garbage collection would touch sockets and loops that belong to another process or thread.
 _left_alone: list[Connection] = []
 
 

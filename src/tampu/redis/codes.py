@@ -1,4 +1,4 @@
-"""The one-letter codes that Python and the Lua scripts exchange. The heads of the scripts say what each one carries."""
+"""The one-letter codes that Python and the Lua scripts exchange. The headers of the scripts document each one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import Enum, StrEnum
 
 
 class AddKind(bytes, Enum):
-    """What a window asks of the add script for a run of jobs."""
+    """How the add script adds a run of jobs in a window."""
 
     NOW = b"n"
     NOW_WITH_ID = b"i"
@@ -15,20 +15,20 @@ class AddKind(bytes, Enum):
 
 
 class AddCode(StrEnum):
-    """What the add script answers for one job."""
+    """The add script's result for one job."""
 
     ADDED = "a"
     DUPLICATE = "d"
-    #: The queue is full: not added.
+    #: Not added: the queue is full.
     FULL = "f"
-    #: The server refused it; the window's failure says why.
+    #: The server rejected it; the error of the window says why.
     ERROR = "e"
-    #: Set by the client, not by the script: added, or perhaps added; the window's error says more.
+    #: Set by the client, not by the script: it is not known whether the job was added; see the error of the window.
     UNKNOWN = "u"
 
 
 class OutcomeKind(bytes, Enum):
-    """How a run of a job ended, as the settle script knows it."""
+    """The outcome of an attempt, as the settle script knows it."""
 
     SUCCESS = b"s"
     #: Success with a result to store.
@@ -39,11 +39,11 @@ class OutcomeKind(bytes, Enum):
 
 
 class SettleCode(StrEnum):
-    """What the settle script answers for one outcome."""
+    """The settle script's result for one outcome."""
 
     #: Written and acknowledged.
     WRITTEN = "k"
-    #: The entry belongs to another consumer by now: nothing was written.
+    #: Not written: the entry now belongs to another consumer.
     LOST = "l"
-    #: It could not be written: the outcome is kept here and sent again later.
+    #: Could not be written; the worker keeps the outcome and sends it again later.
     HELD = "h"

@@ -1,4 +1,4 @@
-"""One connection to a server: packed requests out, replies in, in order. It never reconnects; the Client does that."""
+"""One connection to a server: sends packed requests and receives replies in order. The `Client` does reconnects."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tampu.redis.faults import ConnectionLost, ServerError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: How often a connection that waits for an answer is looked at, per response timeout.
+#: How often a connection that waits for a reply is checked, per response timeout.
 LOOKS_PER_TIMEOUT = 4
 
-#: What comes back for a request: a value, or an error as a value. Never raised inside the protocol.
+#: The reply to a request: a value, or an error as a value. The protocol itself never raises it.
 Reply = Any
 
 #: One argument of a command.
@@ -28,7 +28,7 @@ Part = bytes | str | float
 
 
 def pack_command(parts: tuple[Part, ...]) -> bytes:
-    """A command as RESP."""
+    """Encode a command as RESP."""
     packed: bytes = hiredis.pack_command(parts)  # type: ignore[arg-type]  # its stub allows tuples of one only
     return packed
 
@@ -36,8 +36,8 @@ def pack_command(parts: tuple[Part, ...]) -> bytes:
 class Connection(asyncio.Protocol):
     """The protocol object of one connection.
 
-    A request is bytes and a function that is called once with its reply: a value, a `ServerError` or `ConnectionLost`.
-    What is requested in one turn of the event loop leaves in two writes: the first at once, the rest together.
+    A request is bytes and a function that is called once with the reply: a value, a `ServerError` or `ConnectionLost`.
+    The requests of one event loop iteration are sent in two writes: the first at once, the rest together.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, response_timeout_secs: float, peer: str = "the server") -> None:
@@ -52,21 +52,21 @@ class Connection(asyncio.Protocol):
         self._gathers = False
         self._response_timeout = response_timeout_secs
         self._last_heard = 0.0
-        #: Bytes given to the transport, and how many of them had left when that was last looked at.
+        #: Bytes passed to the transport, and how many of them had been sent at the last check.
         self._written = 0
         self._left = 0
         self._watchdog: asyncio.TimerHandle | None = None
         self._lost_callbacks: list[Callable[[], None]] = []
         self.loss: ConnectionLost | None = None
-        #: How long the server had been silent when the connection was given up, in seconds; 0 if it broke.
+        #: How long the server had been silent when the connection timed out, in seconds; 0 if it broke otherwise.
         self.silent_secs = 0.0
-        #: Gets the replies nobody asked for: the messages of a subscription. By default one ends the connection.
+        #: Receives replies without a request, such as messages of a subscription. By default one closes the connection.
         self.on_push: Callable[[Reply], None] = self._refuse_push
 
     # --- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # TCP, TLS and unix transports all are
+        self._transport = cast("asyncio.Transport", transport)  # true for TCP, TLS and unix transports
         self.is_up = True
 
     def data_received(self, data: bytes) -> None:
@@ -79,7 +79,7 @@ class Connection(asyncio.Protocol):
                 on_reply = waiting.popleft() if waiting else self.on_push
                 on_reply(reply)
         except hiredis.ProtocolError as error:
-            self._lose(f"the server sent something that is not RESP: {error}")
+            self._lose(f"the server sent invalid RESP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lose(str(error) if error else "the server closed the connection")
@@ -87,14 +87,14 @@ class Connection(asyncio.Protocol):
     # --- requests
 
     def request(self, packed: bytes, on_reply: Callable[[Reply], None]) -> None:
-        """Send one packed command and have its reply delivered."""
+        """Send one packed command; `on_reply` is called once with its reply."""
         if not self.is_up:
             on_reply(self.loss or ConnectionLost("the connection is closed"))
             return
         if self._gathers:
             self._outgoing.append(packed)
         elif self._transport is not None:
-            # The first of a turn leaves at once; what follows in the same turn is gathered.
+            # The first request of an iteration is sent at once; later ones of the same iteration are gathered.
             self._transport.write(packed)
             self._written += len(packed)
             self._gathers = True
@@ -106,34 +106,35 @@ class Connection(asyncio.Protocol):
         self._waiting.append(on_reply)
 
     def ask(self, *parts: Part) -> asyncio.Future[Reply]:
-        """Send one command; the future gets its reply, or the error as an exception."""
+        """Send one command and return a future of its reply, or of the error as an exception."""
         future: asyncio.Future[Reply] = self._loop.create_future()
         self.request(pack_command(parts), future_setter(future))
         return future
 
     def on_loss(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when the connection breaks, after every waiting request has been told."""
+        """Call `callback` when the connection breaks, after every request in flight has failed."""
         self._lost_callbacks.append(callback)
 
     def close(self) -> None:
-        """Close it; requests under way are told that the connection is lost."""
+        """Close the connection; requests in flight fail with `ConnectionLost`."""
         self._lose("closed by this side")
 
     def detach(self) -> bool:
-        """Let go of a connection whose event loop has ended, or that is the parent's after a fork.
+        """Drop a connection whose event loop has ended, or that belongs to the parent of a fork.
 
-        Whether its socket is closed: if not, it must not be collected as garbage, which would touch what is not ours.
+        Return whether its socket is closed. If not, keep a reference: garbage collection would touch the other owner's
+        socket and loop.
         """
         self.is_up = False
         if self._made_in == os.getpid() and self._transport is not None:
-            # Nobody else's: the server need not keep its end. (The loop that could close ours is gone.)
-            with contextlib.suppress(Exception):  # uvloop has closed it with the loop
+            # Not shared with another process: release the server's end. (The loop that could close ours is gone.)
+            with contextlib.suppress(Exception):  # uvloop has closed it together with the loop
                 self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._waiting.clear()
         self._outgoing.clear()
         return self._made_in == os.getpid() and self._loop.is_closed() and _close_socket(self._transport)
 
-    # --- inner workings
+    # --- internals
 
     def _flush(self) -> None:
         self._gathers = False
@@ -145,9 +146,9 @@ class Connection(asyncio.Protocol):
         outgoing.clear()
 
     def _watch(self) -> None:
-        """Give up on a peer that vanished without a word, which would keep the connection open for minutes.
+        """Give up on a server that vanished without closing the connection: TCP would keep it open for minutes.
 
-        A large request over a slow link is progress as long as its bytes leave this machine.
+        A large request over a slow link counts as progress while its bytes are being sent.
         """
         self._watchdog = None
         if not self.is_up or not self._waiting or self._transport is None:
@@ -160,13 +161,13 @@ class Connection(asyncio.Protocol):
         silent_for = now - self._last_heard
         if silent_for >= self._response_timeout:
             self.silent_secs = silent_for
-            self._lose(f"no answer for {silent_for:.1f} s from {self._peer}")
+            self._lose(f"no reply from {self._peer} for {silent_for:.1f} s")
             return
         wait_secs = min(self._response_timeout - silent_for, self._response_timeout / LOOKS_PER_TIMEOUT)
         self._watchdog = self._loop.call_later(wait_secs, self._watch)
 
     def _refuse_push(self, reply: Reply) -> None:
-        self._lose("the server sent a reply nobody asked for")
+        self._lose("the server sent a reply without a request")
 
     def _lose(self, why: str) -> None:
         if self.loss is not None:
@@ -186,8 +187,19 @@ class Connection(asyncio.Protocol):
             callback()
 
 
+class AskingConnection(Connection):
+    """A connection to a Cluster node that imports a slot: sends ASKING before each request."""
+
+    def request(self, packed: bytes, on_reply: Callable[[Reply], None]) -> None:
+        super().request(_ASKING, lambda reply: None)
+        super().request(packed, on_reply)
+
+
+_ASKING = pack_command(("ASKING",))
+
+
 class ByteBudget:
-    """Limits the bytes of requests under way; callers over budget wait in FIFO order. A larger request goes alone."""
+    """Limits the bytes of requests in flight. Callers over budget wait in FIFO order; a larger request goes alone."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -203,19 +215,19 @@ class ByteBudget:
                 await place
             except asyncio.CancelledError:
                 if not place.cancelled():
-                    self._call_next()  # it was our turn, and we leave: the next one takes it
+                    self._call_next()  # woken and cancelled at once: pass the turn on
                 raise
         self._taken += size
         if self._taken < self._size:
             self._call_next()
 
     def give_back(self, size: int) -> None:
-        """Return what a request took, once it has its reply."""
+        """Release the bytes of a request that has its reply."""
         self._taken -= size
         self._call_next()
 
     def reset(self) -> None:
-        """Forget all takers and waiters: they belong to the parent of a fork, or to an event loop that has ended."""
+        """Forget all holders and waiters: they belong to the parent of a fork, or to an event loop that has ended."""
         self._taken = 0
         self._line.clear()
 
@@ -228,10 +240,10 @@ class ByteBudget:
 
 
 def _unsent_bytes(transport: asyncio.Transport) -> int:
-    """Return the bytes that the kernel has taken and the peer has not acknowledged; 0 where it does not say."""
+    """Return the bytes in the kernel's send buffer that the peer has not acknowledged; 0 if not available."""
     if sys.platform != "linux":
         return 0
-    import fcntl  # here: not on Windows
+    import fcntl  # not available on Windows
     import termios
 
     found = transport.get_extra_info("socket")
@@ -242,14 +254,14 @@ def _unsent_bytes(transport: asyncio.Transport) -> int:
 
 
 def _close_socket(transport: Any) -> bool:
-    """Close the socket of a transport whose event loop is closed, which can do so no more.
+    """Close the socket of a transport whose event loop is closed and can no longer do it.
 
-    A program that runs one event loop after the other (a synchronous view that calls asyncio.run) would run out of
-    file descriptors. uvloop closes them with the loop.
+    Without this a program that runs one event loop after another (a synchronous view that calls asyncio.run) runs out
+    of file descriptors. uvloop closes them with the loop.
     """
     protocol = getattr(transport, "_ssl_protocol", None)
     if protocol is not None:
-        transport._closed = True  # or it complains when it is collected
+        transport._closed = True  # avoids its ResourceWarning
         transport = protocol._transport
     found = getattr(transport, "_sock", None)
     if found is not None:
@@ -259,7 +271,7 @@ def _close_socket(transport: Any) -> bool:
 
 
 def future_setter(future: asyncio.Future[Reply]) -> Callable[[Reply], None]:
-    """A receiver of a reply that resolves a future; a waiter that went away is no trouble."""
+    """Return a callback that resolves a future with a reply; ignores it if the waiter was cancelled."""
 
     def set_reply(reply: Reply) -> None:
         if future.done():

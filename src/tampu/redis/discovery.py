@@ -1,7 +1,7 @@
-"""Finds the address to connect to: as given, embedded, what the sentinels say, or the Cluster node of a key's slot.
+"""Find the address to connect to: the given one, the embedded server, the sentinels' master, or a slot's Cluster node.
 
-Sentinels and Clusters are asked through redis-py, which is imported only then: that takes longer than importing all of
-this package.
+Sentinels and Clusters are queried with redis-py. It is imported only then, because that takes longer than importing all
+of tampu.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tampu.redis.settings import Address, ConnectionSettings, parse_url, resolve
 if TYPE_CHECKING:
     from redis.credentials import CredentialProvider
 
-#: How long a question to a Cluster may still take after it was cancelled, in seconds.
+#: How long a Cluster query may still run after it was cancelled, in seconds.
 LAST_ANSWER_SECS = 1.0
-#: The nodes a Cluster consisted of when it was last asked, by the addresses of its URL, which may all be down by now.
+#: The nodes of a Cluster at its last query, by the addresses of its URL: those may all be down by now.
 _learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
 
 
 async def locate(settings: ConnectionSettings, routing_key: bytes, lease: EmbeddedLease | None = None) -> Address:
-    """Return where `routing_key` is served right now; `Unreachable` if that cannot be found out.
+    """Return the address that currently serves `routing_key`. Raises `Unreachable`.
 
-    An embedded server runs from now on, until its `lease` is released or, without one, until the process ends.
+    Starts an embedded server, which runs until `lease` is released or, without a lease, until the process ends.
     """
     if settings.kind == "embedded":
         server = await (lease or EmbeddedLease(settings.data_dir)).running()
@@ -49,7 +49,7 @@ async def ask_sentinels(settings: ConnectionSettings) -> Address:
         sentinel_kwargs={
             "username": settings.sentinel_username,
             "password": settings.sentinel_password,
-            "retry": Retry(NoBackoff(), 0),  # one that is down is not worth seconds: ask the next
+            "retry": Retry(NoBackoff(), 0),  # do not wait for a sentinel that is down: ask the next
             **_common_options(settings),
         },
     )
@@ -57,7 +57,7 @@ async def ask_sentinels(settings: ConnectionSettings) -> Address:
         host, port = await sentinel.discover_master(settings.master_name)
     except (RedisPyError, OSError) as error:
         asked = ", ".join(map(str, settings.addresses))
-        raise Unreachable(f"no sentinel of {asked} knows a master {settings.master_name!r}: {error}") from error
+        raise Unreachable(f"no sentinel at {asked} knows a master named {settings.master_name!r}: {error}") from error
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
@@ -65,7 +65,7 @@ async def ask_sentinels(settings: ConnectionSettings) -> Address:
 
 
 async def ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
-    """Return the node of a key's slot. If cancelled, let the question end first: redis-py would leave sockets open."""
+    """Return the node of a key's slot. If cancelled, let the query finish first: redis-py would leak sockets."""
     asking = asyncio.ensure_future(_ask_for_slots(settings, routing_key))
     try:
         return await asyncio.shield(asking)
@@ -93,14 +93,15 @@ async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Ad
         _learned_nodes[settings.addresses] = [Address(str(each.host), int(each.port)) for each in cluster.get_nodes()]
     except (RedisPyError, RedisClusterException, OSError) as error:  # the second is not a subclass of the first
         refusal = error.__cause__
-        if isinstance(refusal, AuthenticationError):  # redis-py takes the first word off
+        if isinstance(refusal, AuthenticationError):  # redis-py removes the first word
             kind = "NOAUTH" if "required" in str(refusal) else "WRONGPASS"
             raise ServerError(f"{kind} {refusal}") from error
-        raise Unreachable(f"no node of {', '.join(map(str, settings.addresses))} tells the slots: {error}") from error
+        asked = ", ".join(map(str, settings.addresses))
+        raise Unreachable(f"no Cluster node at {asked} returned the slots: {error}") from error
     finally:
         await cluster.aclose()
     if node is None:
-        raise Unreachable("the cluster does not serve the queue's slot at the moment")
+        raise Unreachable("the Cluster does not currently serve the queue's slot")
     return Address(str(node.host), int(node.port))
 
 
@@ -129,7 +130,7 @@ def _login_options(settings: ConnectionSettings) -> dict[str, Any]:
 
 
 def _as_provider(source: Any) -> CredentialProvider:
-    """Return redis-py's form of what the user gave: one of its providers, or a callback."""
+    """Return a redis-py provider for the user's provider or callback."""
     from redis.credentials import CredentialProvider
 
     if isinstance(source, CredentialProvider):

@@ -1,6 +1,6 @@
-"""What can go wrong with a server, and what each part does about it: one table for all of them.
+"""Errors of a server and what to do about them: one table for all parts of tampu.
 
-A `Remedy` says what has to happen before the same request may be sent again; `NONE` means it may not.
+A `Remedy` is what must happen before the same request may be sent again; `NONE` means it must not be resent.
 """
 
 from __future__ import annotations
@@ -12,67 +12,68 @@ from tampu.errors import RedisError
 
 
 class Remedy(Enum):
-    """What makes a resend sensible."""
+    """What to do before a request is sent again."""
 
-    #: Nothing: the request is refused for good, or until somebody changes the server.
+    #: Do not send it again: the request is refused until it, or the server's configuration, changes.
     NONE = auto()
-    #: Time: the same request to the same server, a little later.
+    #: Wait a little and send it to the same server.
     WAIT = auto()
-    #: A new connection, with fresh credentials.
+    #: Reconnect, with fresh credentials.
     RECONNECT = auto()
-    #: A new look at who serves these keys, then a new connection.
+    #: Find the server of these keys again and connect to it.
     REDISCOVER = auto()
-    #: Loading the scripts again.
+    #: Load the scripts again.
     LOAD_SCRIPTS = auto()
-    #: Making the consumer group again.
+    #: Create the consumer group again.
     MAKE_GROUP = auto()
 
 
-#: Errors a server answers with, by their first word. What is not listed is `NONE`: a request that is simply wrong.
+#: Errors of a server, by their first word. Errors that are not listed are `NONE`: the request itself is wrong.
 REMEDIES: dict[str, Remedy] = {
-    "LOADING": Remedy.WAIT,  # it reads its data from disk
-    "BUSY": Remedy.WAIT,  # a script of somebody's runs too long
-    "TRYAGAIN": Remedy.WAIT,  # the slot is on the move and its keys are on two nodes
-    "ASK": Remedy.WAIT,  # the same, and the key is on the other node already
-    "UNBLOCKED": Remedy.WAIT,  # a blocked read was ended by CLIENT UNBLOCK or by a failover
+    "LOADING": Remedy.WAIT,  # the server is reading its data from disk
+    "BUSY": Remedy.WAIT,  # another script has been running for too long
+    "TRYAGAIN": Remedy.WAIT,  # the slot is migrating and the keys are on two nodes
+    "ASK": Remedy.WAIT,  # the slot is migrating and the key is already on the other node
+    "UNBLOCKED": Remedy.WAIT,  # CLIENT UNBLOCK or a failover ended a blocked read
     "CLUSTERDOWN": Remedy.REDISCOVER,
     "MASTERDOWN": Remedy.REDISCOVER,
-    "READONLY": Remedy.REDISCOVER,  # a replica: the master is elsewhere by now
+    "READONLY": Remedy.REDISCOVER,  # this server is now a replica: the master is elsewhere
     "MOVED": Remedy.REDISCOVER,
-    "NOAUTH": Remedy.RECONNECT,  # credentials expired, or were set while we were connected
+    "NOAUTH": Remedy.RECONNECT,  # credentials expired, or were set after connecting
     "NOSCRIPT": Remedy.LOAD_SCRIPTS,
     "NOGROUP": Remedy.MAKE_GROUP,
     "OOM": Remedy.NONE,
-    "MISCONF": Remedy.NONE,  # it cannot save and refuses writes
+    "MISCONF": Remedy.NONE,  # the server cannot save and refuses writes
     "NOREPLICAS": Remedy.NONE,
     "WRONGPASS": Remedy.NONE,
     "NOPERM": Remedy.NONE,
     "WRONGTYPE": Remedy.NONE,
 }
 
-#: Refusals that pass by themselves: a worker, which must not give up, tries again; a producer tells its caller.
+#: Refusals that can pass without a change of the request: a worker retries, because it must not give up; a producer
+#: raises the error.
 PASSING = frozenset({"OOM", "MISCONF", "NOREPLICAS"})
 
 _ADVICE: dict[str, str] = {
-    "OOM": "the server is at its maxmemory: raise it, or let workers drain the queue",
-    "MISCONF": "the server cannot save its data and refuses writes: look at its disk and its log",
-    "NOREPLICAS": "the server demands replicas (min-replicas-to-write) and has too few",
-    "WRONGPASS": "user name or password is wrong",
-    "NOAUTH": "the server demands a password: put it into the URL, redis://user:password@host",
-    "NOPERM": "the ACL user lacks a permission: it needs the queue's keys ({chasqui:*) and the commands named",
+    "OOM": "the server has reached its maxmemory: raise it, or let workers drain the queue",
+    "MISCONF": "the server cannot save its data and refuses writes: check its disk and its log",
+    "NOREPLICAS": "the server has fewer replicas than min-replicas-to-write requires",
+    "WRONGPASS": "wrong user name or password",
+    "NOAUTH": "the server requires a password: add it to the URL, redis://user:password@host",
+    "NOPERM": "the ACL user lacks a permission: it needs the queue's keys ({chasqui:*) and this command",
     "READONLY": "this is a replica: connect to the master, or through redis+sentinel:// or redis+cluster://",
     "LOADING": "the server is still reading its data from disk",
-    "CLUSTERDOWN": "the cluster does not serve this slot at the moment",
+    "CLUSTERDOWN": "the Cluster does not currently serve this slot",
     "MASTERDOWN": "the replica has lost its master",
 }
 
 
-#: What Redis before 7 says when a command fails inside a script: the error itself comes last.
+#: How Redis before 7 reports an error of a command inside a script: the error itself comes last.
 _IN_SCRIPT = re.compile(r"(?:ERR Error running script .*?)?(@user_script: ?\d+: )+-?(?P<error>[A-Z]+ .*)", re.DOTALL)
 
 
 class ServerError(RedisError):
-    """The server answered a request with an error. `kind` is its first word, such as OOM."""
+    """The server replied with an error. `kind` is its first word, such as OOM."""
 
     def __init__(self, text: str) -> None:
         if wrapped := _IN_SCRIPT.match(text):
@@ -83,24 +84,24 @@ class ServerError(RedisError):
 
     @property
     def remedy(self) -> Remedy:
-        """What makes a resend sensible."""
+        """What to do before the request is sent again."""
         return REMEDIES.get(self.kind, Remedy.NONE)
 
 
 class ConnectionLost(RedisError):  # noqa: N818 - what happened, not a kind of error
-    """The connection broke, or nothing came back in time; a request under way may or may not have been carried out."""
+    """The connection broke, or no reply arrived in time; the server may or may not have executed the request."""
 
     remedy = Remedy.RECONNECT
 
 
 class Unreachable(RedisError):  # noqa: N818
-    """No connection could be made at all; nothing was sent."""
+    """No connection could be made; nothing was sent."""
 
     remedy = Remedy.RECONNECT
 
 
 def remedy_of(error: BaseException) -> Remedy:
-    """The remedy for any error; `NONE` for those that are not about a server."""
+    """Return the remedy for any error; `NONE` if it does not come from a server or a connection."""
     if isinstance(error, ServerError | ConnectionLost | Unreachable):
         return error.remedy
     return Remedy.NONE

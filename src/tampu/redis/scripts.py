@@ -1,7 +1,7 @@
-"""Loads the Lua scripts, one file each under `lua/`: sent once per connection, and called by their SHA.
+"""Load the Lua scripts from `lua/`, one file each. A script is sent once per connection and called by its SHA.
 
-A line `--@include lib/name.lua` stands for what that file defines. It becomes one line, so that the line number in a
-server's error is the line of the script's file. In the files of `lib/` a comment has its line to itself.
+A line `--@include lib/name.lua` is replaced by that file, joined into one line, so that line numbers in the server's
+errors match the script's file. Therefore comments in `lib/` must be on their own lines; they are removed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INCLUDE = "--@include "
 
 
 class Script:
-    """One script's text and the bytes that load and call it."""
+    """The text and the SHA of one script."""
 
     __slots__ = ("name", "sha", "text")
 
@@ -33,13 +33,13 @@ class Script:
         self.sha = hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
     def packed_call(self, keys: Sequence[bytes | str], args: Sequence[Part]) -> bytes:
-        """The command that runs it."""
+        """Return the packed command that calls the script."""
         return pack_command(("EVALSHA", self.sha, len(keys), *keys, *args))
 
 
 @cache
 def load_script(name: str) -> Script:
-    """Return the script in `lua/<name>.lua`, with what it includes."""
+    """Return the script in `lua/<name>.lua`, with its includes resolved."""
     lines = (LUA / f"{name}.lua").read_text().splitlines()
     return Script(name, "\n".join(map(_resolved, lines)) + "\n")
 

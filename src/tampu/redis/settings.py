@@ -1,13 +1,13 @@
-"""Where a server is and how to talk to it, from a URL.
+"""Connection settings, parsed from a URL.
 
 | URL | server |
 |---|---|
 | `redis://[user:password@]host[:6379][/db]` | one server |
-| `rediss://...` | the same over TLS; `?ssl_ca_certs=ca.pem&ssl_certfile=...&ssl_keyfile=...&ssl_check_hostname=false` |
-| `unix:///path/to.sock[?db=0]` | one server on a socket |
-| `redis+sentinel://host1:26379,host2:26379/mymaster[/db]` | the master that the sentinels name (or `rediss+...`) |
-| `redis+cluster://host1:6379,host2:6379` | a Cluster; each queue lives on the node of its slot (`rediss+cluster://`) |
-| `embedded://`, `embedded:///var/lib/x` | a Valkey of its own, with throw-away data or with data kept there |
+| `rediss://...` | over TLS; `?ssl_ca_certs=ca.pem&ssl_certfile=...&ssl_keyfile=...&ssl_check_hostname=false` |
+| `unix:///path/to.sock[?db=0]` | one server on a Unix socket |
+| `redis+sentinel://host1:26379,host2:26379/mymaster[/db]` | the sentinels' current master (`rediss+sentinel://`) |
+| `redis+cluster://host1:6379,host2:6379` | a Cluster; each queue is on the node of its slot (`rediss+cluster://`) |
+| `embedded://`, `embedded:///var/lib/x` | its own Valkey server, with temporary data or with data in that directory |
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 Kind = Literal["single", "sentinel", "cluster", "embedded"]
 Credentials = tuple[str | None, str | None]
-#: Called with "host:port" before each AUTH: (user or None, password or None).
+#: Called with "host:port" before each AUTH; returns (user or None, password or None).
 CredentialCallback = Callable[[str | None], Credentials | Awaitable[Credentials]]
 
 DEFAULT_URL = "redis://127.0.0.1:6379"
-#: The environment variable with the URL of those who give none.
+#: The environment variable with the default URL.
 URL_VARIABLE = "TAMPU_URL"
 DEFAULT_PORT = 6379
 DEFAULT_SENTINEL_PORT = 26379
@@ -52,7 +52,7 @@ _SCHEMES: dict[str, tuple[Kind, bool]] = {
     "rediss+cluster": ("cluster", True),
     "embedded": ("embedded", False),
 }
-#: Each scheme of a server in the network, and what it is with TLS.
+#: Each network scheme, and the corresponding scheme with TLS.
 _WITH_TLS = {
     **{scheme: scheme.replace("redis", "rediss", 1) for scheme in ("redis", "redis+sentinel", "redis+cluster")},
     **{scheme: scheme for scheme in ("rediss", "rediss+sentinel", "rediss+cluster", "valkeys")},
@@ -60,16 +60,16 @@ _WITH_TLS = {
 }
 _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname")
 _OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", "response_timeout", *_TLS_OPTIONS)
-#: Schemes whose path names a file; in the others it is a database.
+#: Schemes whose path is a file path; in the others it is a database number.
 _SCHEMES_OF_PATHS = ("unix", "embedded")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]:\s]*))(?::(?P<port>\d{0,5}))?")
-_ENCODE = " (in a user name or password, / ? # @ : are written %2F %3F %23 %40 %3A)"
+_ENCODE = " (in a user name or password, write / ? # @ : as %2F %3F %23 %40 %3A)"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One place to connect to: a host and a port, or a socket's path."""
+    """The address of a server: a host and a port, or the path of a Unix socket."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
@@ -81,7 +81,7 @@ class Address:
 
 @dataclass(frozen=True, kw_only=True)
 class ConnectionSettings:
-    """Everything needed to reach a server; made by `parse_url`."""
+    """Everything needed to connect to a server; created by `parse_url`."""
 
     kind: Kind
     addresses: tuple[Address, ...]
@@ -93,17 +93,17 @@ class ConnectionSettings:
     certfile: str | None = None
     keyfile: str | None = None
     check_hostname: bool = True
-    #: Sentinel: the name of the master, and the sentinels' own credentials.
+    #: Sentinel: the name of the master, and the credentials for the sentinels themselves.
     master_name: str = ""
     sentinel_username: str | None = None
     sentinel_password: str | None = field(default=None, repr=False)
-    #: Embedded: where the data is kept; None = nowhere.
+    #: Embedded: the data directory; None = temporary data.
     data_dir: str | None = None
     credential_provider: CredentialProvider | CredentialCallback | None = field(default=None, repr=False)
-    #: How long one attempt to connect may take, in seconds.
+    #: Timeout of one attempt to connect, in seconds.
     connect_timeout_secs: float = 5.0
-    #: How long a request may stay without an answer, or its bytes without leaving, before the connection counts as
-    #: lost, in seconds.
+    #: The connection counts as lost when a request gets no reply and none of its bytes are sent for this long, in
+    #: seconds.
     response_timeout_secs: float = 15.0
     client_name: str = "tampu"
 
@@ -119,21 +119,21 @@ class ConnectionSettings:
                 context.load_cert_chain(self.certfile, self.keyfile)
         except (OSError, ssl.SSLError) as error:
             raise ConfigError(
-                f"TLS files cannot be read: {error} (ssl_ca_certs={self.ca_certs}, ssl_certfile={self.certfile})"
+                f"cannot read the TLS files: {error} (ssl_ca_certs={self.ca_certs}, ssl_certfile={self.certfile})"
             ) from error
         return context
 
 
 def resolve_url(url: str | None, redis_url: str | None = None, *, tls: bool = False) -> str:
-    """The URL to use: as given, else `TAMPU_URL`, else a server on this machine. `tls` turns redis:// into rediss://."""
+    """Return the given URL, else `TAMPU_URL`, else that of a local server. `tls` turns redis:// into rediss://."""
     if url is not None and redis_url is not None and url != redis_url:
-        raise ConfigError("url and redis_url are two names for the same thing: give one")
+        raise ConfigError("url and redis_url are aliases and differ: pass only one of them")
     found = url or redis_url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
     if tls:
         scheme, _, rest = found.partition("://")
         if scheme.lower() not in _WITH_TLS:
             raise ConfigError(
-                "tls=True goes with a URL such as redis://, valkey://, redis+sentinel:// or redis+cluster://"
+                "tls=True requires a URL such as redis://, valkey://, redis+sentinel:// or redis+cluster://"
             )
         found = f"{_WITH_TLS[scheme.lower()]}://{rest}"
     return found
@@ -142,13 +142,13 @@ def resolve_url(url: str | None, redis_url: str | None = None, *, tls: bool = Fa
 def parse_url(
     url: str, *, credential_provider: CredentialProvider | CredentialCallback | None = None
 ) -> ConnectionSettings:
-    """Settings from a URL; `ConfigError` names the part that is wrong. Passwords never appear in an error."""
+    """Parse a URL. Raises `ConfigError`, which names the invalid part and never contains a password."""
     if not isinstance(url, str):
         raise ConfigError(f"url must be a str such as 'redis://127.0.0.1:6379'; got a {type(url).__name__}")
     scheme, _, rest = url.partition("://")
     scheme = scheme.lower()
     if scheme not in _SCHEMES:
-        # Without a scheme this may be the whole URL, password and all.
+        # Without a scheme this may be the whole URL, including the password.
         given = scheme if _SCHEME.fullmatch(scheme) else "something else"
         raise invalid("url scheme", given, f"one of {', '.join(f'{known}://' for known in _SCHEMES)}")
     kind, tls = _SCHEMES[scheme]
@@ -156,7 +156,7 @@ def parse_url(
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
     if fragment or ("@" in path and scheme not in _SCHEMES_OF_PATHS):
-        raise ConfigError(f"url has a {'#' if fragment else '/'} where none belongs{_ENCODE}")
+        raise ConfigError(f"url has an unexpected {'#' if fragment else '/'}{_ENCODE}")
     options = _options(query, tls=tls)
     user_info, _, hosts = authority.rpartition("@")
     username, _, password = (unquote(part) for part in user_info.partition(":"))
@@ -206,11 +206,11 @@ def _options(query: str, *, tls: bool) -> dict[str, str]:
         raise ConfigError(f"url options must be name=value, joined by &{_ENCODE}") from None
     for name in options:
         if name not in _OPTIONS:
-            # With an @ behind the ? this may be the second half of a password.
+            # With an @ after the ? this may be the second half of a password.
             given = "something else" if "@" in query else name
             raise invalid("url option", given, f"one of {', '.join(_OPTIONS)}")
         if name in _TLS_OPTIONS and not tls:
-            raise ConfigError(f"url option {name} is about TLS: the scheme must be rediss://, rediss+cluster:// ...")
+            raise ConfigError(f"url option {name} requires TLS: the scheme must be rediss://, rediss+cluster:// ...")
     return options
 
 
@@ -233,7 +233,7 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
         found = _HOST.fullmatch(item)
         port = int(found["port"] or default_port) if found else 0
         if found is None or not 0 < port < 65536:
-            # Not shown: without an @ what stands here may be user:password.
+            # The value is not shown: without an @ it may be user:password.
             raise ConfigError(f"url host must be host, host:port (1 to 65535) or [ipv6]:port{_ENCODE}")
         addresses.append(Address(found["ipv6"] or found["name"] or "127.0.0.1", port))
     return tuple(addresses)
@@ -248,7 +248,7 @@ def _db(text: str) -> int:
 
 
 async def resolve_credentials(source: Any, server: str | None) -> Credentials:
-    """Ask a provider or callback for (user, password); done anew for every connection."""
+    """Return (user, password) from a provider or callback. Called for every connection."""
     if not hasattr(source, "get_credentials_async") and not callable(source):
         raise ConfigError(f"credential_provider must be a callable or a redis-py CredentialProvider; got {source!r}")
     try:
@@ -256,17 +256,17 @@ async def resolve_credentials(source: Any, server: str | None) -> Credentials:
         if inspect.isawaitable(answer):
             answer = await answer
     except Exception as error:
-        # The service behind it may be down for a moment, as any server may.
+        # Temporary: the service behind it may be down for a moment, so connecting is retried.
         raise Unreachable(f"credential_provider failed: {error!r}") from error
     if isinstance(answer, tuple) and len(answer) == 1:
         return None, answer[0]
     if isinstance(answer, tuple) and len(answer) == 2:
         return answer
-    raise ConfigError("credential_provider must give (user or None, password or None)")
+    raise ConfigError("credential_provider must return (user or None, password or None)")
 
 
 async def credentials_for(settings: ConnectionSettings, server: str) -> Credentials:
-    """Return what to send with AUTH to this server; (None, None) if it wants nothing."""
+    """Return (user, password) for AUTH to this server; (None, None) if none are configured."""
     if settings.credential_provider is not None:
         return await resolve_credentials(settings.credential_provider, server)
     return settings.username, settings.password

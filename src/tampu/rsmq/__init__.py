@@ -10,12 +10,12 @@
 
 | client | use it |
 |---|---|
-| `Rsmq` | by default: one connection that all callers share |
-| `PooledRsmq` | for large bodies, which would delay the other callers of a shared connection |
-| `RsmqSync` | without an event loop, and from threads |
+| `Rsmq` | by default: all callers share one connection |
+| `PooledRsmq` | for large messages, which would delay the other callers of a shared connection |
+| `RsmqSync` | from synchronous code and threads |
 
-Every operation is one round trip and one atomic step on the server. `receive_message` with `delete_message`,
-`receiving` and `listen` deliver at least once, `pop_message` at most once.
+Every operation is one round trip and atomic on the server. `receive_message` with `delete_message`, `receiving` and
+`listen` deliver at least once, `pop_message` at most once.
 """
 
 from tampu.rsmq.client import PooledRsmq, Rsmq, TypedQueue

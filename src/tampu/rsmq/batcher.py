@@ -1,8 +1,9 @@
-"""Batches the calls that many tasks make at once, so that they share round trips to the server.
+"""Batch the calls that many tasks make at once, so that they share round trips to the server.
 
-The first calls leave at once, alone. Calls that arrive while `MAX_IN_FLIGHT` are in flight wait until all of these have
-returned, and then leave together as one batch: a few callers never wait for each other, and a hundred need a few script
-calls. While batches hold more than one call, a new call first waits for the others of the same event loop iteration.
+The first calls are sent at once, alone. Calls that arrive while `MAX_IN_FLIGHT` are in flight wait until all of these
+have returned, and are then sent together as one batch: a few callers never wait for each other, and a hundred need only
+a few script calls. While batches have more than one call, a new call first waits for the others of the same event loop
+iteration.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-#: Round trips of one batcher in flight at a time.
+#: Maximum round trips in flight per batcher.
 MAX_IN_FLIGHT = 4
 
 
@@ -41,20 +42,20 @@ class Batcher(Generic[Item, Result]):
 
     @property
     def is_idle(self) -> bool:
-        """Whether no call is in flight or waiting."""
+        """True if no call is in flight or waiting."""
         return not self._in_flight and not self._waiting
 
     def start_alone(self) -> bool:
-        """Return whether the caller may send its item alone, now. If so, it must call `finish` afterwards."""
+        """Return whether the caller may send its item alone, now. It must then call `finish` afterwards."""
         if self._waiting or self._is_crowded or self._in_flight >= MAX_IN_FLIGHT:  # first come, first served
             return False
         self._in_flight += 1
         return True
 
     def finish(self) -> None:
-        """End a round trip."""
+        """Note the end of a round trip."""
         self._in_flight -= 1
-        # Not before all have returned: the larger a batch, the less each call costs.
+        # Wait until all have returned: the larger a batch, the less each call costs.
         if self._waiting and not self._in_flight:
             self._flush_soon()
 
@@ -113,4 +114,4 @@ class Batcher(Generic[Item, Result]):
                 future.set_exception(result)
             else:
                 future.set_result(result)
-        self.finish()  # only now: callers that got a result may call again, and join the next batch
+        self.finish()  # last, so that callers that got a result can join the next batch

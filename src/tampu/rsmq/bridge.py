@@ -1,7 +1,7 @@
-"""Moves the messages of an RSMQ queue into another system, so that old producers keep working during a migration.
+"""Move the messages of an RSMQ queue into another system, so that old producers keep working during a migration.
 
 The bridge adds each message to an `Inlet`, at least once: it deletes a message only after the inlet has accepted it. If
-the bridge dies in between, the message comes again after its vt; the inlet must ignore an id that it has seen.
+the bridge dies in between, the message is received again after its vt; the inlet must ignore ids that it has seen.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ logger = logging.getLogger("tampu.rsmq")
 
 #: Messages moved at a time.
 DEFAULT_BATCH = 100
-#: How long a message stays hidden while it is moved, in seconds: longer than the inlet needs.
+#: How long a message is hidden while it is moved, in seconds. Must be longer than the inlet needs.
 DEFAULT_VT_SECS = 60
 
-#: Transient errors: the message stays in the queue and comes again.
+#: Transient errors: the message stays in the queue and is received again.
 _TRANSIENT = (RedisError, QueueFullError, OutcomeUnknownError)
 
 
@@ -35,7 +35,7 @@ class Inlet(Protocol):
     """The destination of messages."""
 
     async def add(self, message_id: str, body: bytes) -> None:
-        """Store a message, or raise. A message with an id that was added before is ignored."""
+        """Store a message, or raise. Ignore a message whose id was added before."""
 
 
 class Bridge:
@@ -78,7 +78,7 @@ class Bridge:
             *(self._inlet.add(message.id, message.body) for message in batch), return_exceptions=True
         )
         taken = [message.id for message, outcome in zip(batch, outcomes, strict=True) if outcome is None]
-        # After the inlet has them, never before: a crash here only means that they are added again.
+        # Only after the inlet has them: a crash before this line means that they are added again, never lost.
         if taken:
             await self._rsmq.delete_messages(self._qname, taken)
             self.moved += len(taken)
@@ -91,7 +91,7 @@ class Bridge:
             return
         if not self._failures:
             logger.warning(
-                "%d message(s) of RSMQ queue %s were not taken, they come again after %d s: %s",
+                "%d message(s) of RSMQ queue %s could not be moved; retrying after %d s: %s",
                 len(errors),
                 self._qname,
                 self._vt_secs,

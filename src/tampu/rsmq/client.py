@@ -1,4 +1,4 @@
-"""The clients: `Rsmq` on one shared connection, `PooledRsmq` on a pool, and `TypedQueue`, a view of one queue."""
+"""The clients: `Rsmq` with one shared connection, `PooledRsmq` with a pool, and `TypedQueue`, a view of one queue."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ MAX_BATCHERS = 1000
 
 
 class _Client(QueueOperations, SendOperations, ListenOperations):
-    """All operations, and how a client is opened and closed.
+    """All operations, and opening and closing a client.
 
         async with Rsmq("redis://127.0.0.1:6379") as rsmq: ...
         rsmq = await Rsmq.connect(RsmqOptions(ns="shop"))
 
-    Without either it connects at its first use.
+    Otherwise it connects at its first use.
     """
 
     def __init__(self, options: RsmqOptions | str | None = None) -> None:
@@ -51,23 +51,23 @@ class _Client(QueueOperations, SendOperations, ListenOperations):
 
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None) -> Self:
-        """Return a client: `await` it, or use it in `async with`. Both connect, or raise why they cannot."""
+        """Return a client for `await` or `async with`, which connect. `options` may be a URL. Raises `RedisError`."""
         return cls(options)
 
     @abstractmethod
     async def open(self) -> Self:
-        """Connect now, or raise why it cannot."""
+        """Connect now. Raises `RedisError` if the server cannot be reached within `patience_secs`."""
 
     @abstractmethod
     async def close(self) -> None:
         """Close the connection. Listeners end; operations in flight raise."""
 
     async def quit(self) -> None:
-        """Close the connection: JavaScript's name of `close`."""
+        """Close the connection. The JavaScript name of `close`."""
         await self.close()
 
     def queue(self, qname: str, *, encoder: Encoder[T], decoder: Decoder[T]) -> TypedQueue[T]:
-        """Return a view of one queue whose messages are of one type."""
+        """Return a view of one queue whose messages are values of one type; see `TypedQueue`."""
         return TypedQueue(self, qname, encoder, decoder)
 
     def __await__(self) -> Generator[object, None, Self]:
@@ -86,10 +86,10 @@ class _Client(QueueOperations, SendOperations, ListenOperations):
 
 
 class Rsmq(_Client):
-    """RSMQ on one connection that all callers share: the client to start with.
+    """An RSMQ client with one connection that all callers share.
 
-    Sends, receives, pops and deletes that many tasks ask for at once share round trips. Share the client between the
-    tasks of one event loop; threads and synchronous programs use `RsmqSync`. A forked child opens its own connection.
+    Concurrent sends, receives, pops and deletes of many tasks share round trips. Share the client between the tasks of
+    one event loop; use `RsmqSync` from threads and synchronous code. A forked child opens its own connection.
     """
 
     def __init__(self, options: RsmqOptions | str | None = None) -> None:
@@ -104,7 +104,7 @@ class Rsmq(_Client):
         return self
 
     async def close(self) -> None:
-        self._bind_to_loop()  # a connection of a loop that has ended cannot be closed in this one
+        self._bind_to_loop()  # a connection of another event loop cannot be closed in this one
         await self._client.close()
         await self._end_listeners()
 
@@ -112,7 +112,7 @@ class Rsmq(_Client):
         loop = self._bind_to_loop()
         connection = self._client.connection
         if connection is not None:
-            # `Client.send` without its retries and budget: every message takes this path.
+            # The hot path: `Client.send` without its retries and budget.
             future: asyncio.Future[Reply] = loop.create_future()
             connection.request(packed, future_setter(future))
             try:
@@ -130,7 +130,7 @@ class Rsmq(_Client):
             self._explain(error)
             raise
 
-    # A caller that finds the batcher free calls the server directly; the others share a batch.
+    # If the batcher is free, a call goes to the server directly; otherwise it joins a batch.
 
     async def _send_one(self, queue: QueueKeys, body: bytes, size: int | None, delay: int | None) -> str:
         batcher = self._batcher(("send", queue.name, delay)) or self._new_batcher(
@@ -187,7 +187,7 @@ class Rsmq(_Client):
         return batcher
 
     def _bind_to_loop(self) -> asyncio.AbstractEventLoop:
-        """Return the running loop. A connection belongs to one event loop: in another one, start with a new one."""
+        """Return the running loop. A connection belongs to one event loop: in a new loop, drop the old connection."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._loop is not None:
@@ -198,7 +198,7 @@ class Rsmq(_Client):
 
 
 class PooledRsmq(_Client):
-    """RSMQ on a connection pool: for large bodies, which would delay the other callers of a shared connection."""
+    """An RSMQ client with a connection pool, for large messages that would delay others on a shared connection."""
 
     def __init__(self, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> None:
         super().__init__(options)
@@ -206,7 +206,7 @@ class PooledRsmq(_Client):
 
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> Self:
-        """Return a client: `await` it, or use it in `async with`. Both connect, or raise why they cannot."""
+        """Return a client for `await` or `async with`, which connect. `options` may be a URL. Raises `RedisError`."""
         return cls(options, pool)
 
     @property
@@ -232,13 +232,13 @@ class PooledRsmq(_Client):
 
 
 class ConnectionPool:
-    """Clients that each serve one operation at a time. The last used is reused first, so that surplus ones expire."""
+    """Clients that each serve one operation at a time. Reuses the last used one first, so that surplus ones expire."""
 
     def __init__(self, options: PoolOptions, make_client: Callable[[], Client]) -> None:
         self._options = options
         self._make_client = make_client
         self._places = asyncio.Semaphore(options.max_size)
-        #: Idle clients and since when, the longest idle first.
+        #: Idle clients and the time of their last use, longest idle first.
         self._idle: deque[tuple[Client, float]] = deque()
         self._busy: set[Client] = set()
         self._closed = False
@@ -249,7 +249,7 @@ class ConnectionPool:
         return len(self._idle) + len(self._busy)
 
     async def fill(self, patience_secs: float) -> None:
-        """Open `min_idle` connections; at least one, to learn whether the server is reachable."""
+        """Open `min_idle` connections, and at least one, to check that the server is reachable."""
         missing = max(self._options.min_idle, 1) - len(self._idle)
         clients = [self._make_client() for _ in range(missing)]
         now = asyncio.get_running_loop().time()
@@ -258,10 +258,10 @@ class ConnectionPool:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[Client]:
-        """Lend a client for one operation; waits while all are busy."""
+        """Provide a client for one operation; wait while all are busy."""
         async with self._places:
             if self._closed:
-                raise ShutdownError("the pool was closed by its owner")
+                raise ShutdownError("the connection pool is closed")
             client = self._idle.pop()[0] if self._idle else self._make_client()
             self._busy.add(client)
             try:
@@ -272,7 +272,7 @@ class ConnectionPool:
                 await self._close_expired()
 
     async def close(self) -> None:
-        """Close all clients, also busy ones."""
+        """Close all clients, including busy ones."""
         self._closed = True
         clients = [client for client, _ in self._idle] + list(self._busy)
         self._idle.clear()
@@ -286,12 +286,12 @@ class ConnectionPool:
 
 
 class TypedQueue(Generic[T]):
-    """A queue whose messages are of one type; its name, encoder and decoder are given once, to `rsmq.queue(...)`.
+    """A view of one queue with a fixed encoder and decoder. Create it with `rsmq.queue(...)`.
 
         invoices = rsmq.queue("invoices", encoder=msgspec.json.encode, decoder=msgspec.json.Decoder(Invoice).decode)
         await invoices.send(Invoice(...))
 
-    Each method does what the method with the longer name does on the client.
+    Each method calls the method with the longer name on the client: `send` calls `send_message`, and so on.
     """
 
     def __init__(self, rsmq: RsmqConnection, qname: str, encoder: Encoder[T], decoder: Decoder[T]) -> None:
@@ -326,11 +326,11 @@ class TypedQueue(Generic[T]):
         return await self._rsmq.pop_message(self._qname, decoder=self._decoder)
 
     async def delete(self, message: RsmqMessage[T] | str) -> bool:
-        """Delete a message, or the one with this id."""
+        """Delete a message, given as a message or an id. Return False if it does not exist."""
         return await self._rsmq.delete_message(self._qname, message if isinstance(message, str) else message.id)
 
     def receiving(self, vt: Duration | None = None) -> AbstractAsyncContextManager[RsmqMessage[T] | None]:
-        """Receive a message and delete it when the block succeeds."""
+        """Receive a message and delete it after the `async with` block succeeds."""
         return self._rsmq.receiving(self._qname, vt, decoder=self._decoder)
 
     def listen(self, vt: Duration | None = None) -> AsyncGenerator[RsmqMessage[T]]:

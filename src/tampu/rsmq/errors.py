@@ -1,10 +1,10 @@
-"""The errors of RSMQ: the names and texts of the JavaScript client, so that logs and tests of both read alike.
+"""The errors of RSMQ, with the names and messages of the JavaScript client.
 
-`name` is the JavaScript error name, `str(error)` its text to the letter; what was given is in the attributes. Where
-that text alone would mislead, the error has a note (`__notes__`), which tracebacks and the command line show.
+`name` is the JavaScript error name and `str(error)` its exact message; the given value is an attribute. Where that
+message could mislead, the error also has a note (`__notes__`), which tracebacks and the command line show.
 """
 
-# ruff: noqa: N818 - the classes are called as the errors are
+# ruff: noqa: N818 - the classes have the names of the JavaScript errors
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class RsmqError(Error):
-    """Base of the errors that RSMQ itself defines. Those of the server are `tampu.errors.RedisError`."""
+    """Base class of RSMQ's own errors. Errors of the server and the connection are `tampu.errors.RedisError`."""
 
     code = "CMQ-010"
     #: The name of the error in JavaScript.
@@ -30,7 +30,7 @@ class RsmqError(Error):
 
 
 class NoAttributeSupplied(RsmqError):
-    """`set_queue_attributes` was given nothing to set."""
+    """`set_queue_attributes` was called without an attribute."""
 
     name = "noAttributeSupplied"
 
@@ -39,7 +39,7 @@ class NoAttributeSupplied(RsmqError):
 
 
 class MissingParameter(RsmqError):
-    """A name or an id is empty."""
+    """A queue name or a message id is empty."""
 
     name = "missingParameter"
 
@@ -49,7 +49,7 @@ class MissingParameter(RsmqError):
 
 
 class InvalidFormat(RsmqError):
-    """A name or an id has characters it may not have, or too many."""
+    """A queue name or a message id has invalid characters or a wrong length."""
 
     name = "invalidFormat"
 
@@ -60,7 +60,7 @@ class InvalidFormat(RsmqError):
 
 
 class InvalidValue(RsmqError):
-    """A number is out of its range."""
+    """A number is out of range."""
 
     name = "invalidValue"
 
@@ -73,7 +73,7 @@ class InvalidValue(RsmqError):
 
 
 class MessageNotString(RsmqError):
-    """A message is neither str nor bytes, and no encoder was given to make it so."""
+    """A message is neither str nor bytes, and there is no encoder."""
 
     name = "messageNotString"
 
@@ -83,7 +83,7 @@ class MessageNotString(RsmqError):
 
 
 class MessageTooLong(RsmqError):
-    """A message is larger than the queue's `maxsize`; `size` is in bytes, or UTF-16 units if those are counted."""
+    """A message is larger than the queue's `maxsize`; `size` is in bytes, or UTF-16 units with `size_unit="utf16"`."""
 
     name = "messageTooLong"
 
@@ -93,7 +93,7 @@ class MessageTooLong(RsmqError):
 
 
 class QueueNotFound(RsmqError):
-    """There is no such queue."""
+    """The queue does not exist."""
 
     name = "queueNotFound"
 
@@ -103,7 +103,7 @@ class QueueNotFound(RsmqError):
 
 
 class QueueExists(RsmqError):
-    """There is such a queue already."""
+    """The queue already exists."""
 
     name = "queueExists"
 
@@ -113,7 +113,7 @@ class QueueExists(RsmqError):
 
 
 class CannotDecodeMessage(RsmqError):
-    """A decoder refused a message. It was received (or popped: then `body` is all that is left of it)."""
+    """A decoder failed. The message has been received; if it was popped, `body` is the only copy."""
 
     name = "cannotDecodeMessage"
 
@@ -124,9 +124,9 @@ class CannotDecodeMessage(RsmqError):
 
 
 class BatchInterrupted(RsmqError):
-    """A batch of sends failed after some of its calls succeeded. `ids` are those of the messages that were sent.
+    """`send_messages` failed after some of its calls succeeded.
 
-    They are the first messages of the batch. `__cause__` is the error of the call that failed.
+    `ids` are the ids of the messages that were sent: the first ones of the batch. `__cause__` is the error.
     """
 
     name = "batchInterrupted"

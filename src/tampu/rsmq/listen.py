@@ -1,4 +1,4 @@
-"""Listening: `listen`, `listen_batches` and `receiving` consume messages without a polling loop in your code."""
+"""`listen`, `listen_batches` and `receiving`: consume messages without writing a polling loop."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 logger = logging.getLogger("tampu.rsmq")
 
-#: How often a listener that is not notified looks into the queue, in seconds.
+#: How often a listener polls if it is not notified, in seconds.
 DEFAULT_POLL_SECS = 1.0
-#: Interval between PINGs of a subscriber, in seconds, and how long the server has to answer one.
+#: Interval between PINGs of a subscriber, and the timeout for a reply, in seconds.
 PING_EVERY_SECS = 15.0
 
 _PING = pack_command(("PING",))
@@ -64,15 +64,18 @@ class ListenOperations(ReceiveOperations):
         decoder: Decoder[Any] = decode_text,
         poll_secs: float = DEFAULT_POLL_SECS,
     ) -> AsyncGenerator[RsmqMessage[Any]]:
-        """Yield messages as they arrive, each hidden for `vt`. Delete a message when it is processed.
+        """Yield messages as they arrive, each hidden for `vt` seconds (None = the queue's `vt`).
+
+        Delete each message when it has been processed:
 
             async for message in rsmq.listen("mail"):
                 await deliver(message.message)
                 await rsmq.delete_message("mail", message.id)
 
-        It wakes when a sender with `realtime=True` publishes, when a hidden or delayed message becomes due, and every
-        `poll_secs`; then it receives until the queue is empty. It retries while the server is down, and ends when the
-        client is closed. One listener per queue and process is enough: several wake for the same message.
+        The listener wakes when a sender with `realtime=True` publishes, when a hidden or delayed message becomes due,
+        and every `poll_secs` seconds; then it receives until the queue is empty. It retries while the server is down,
+        and ends when the client is closed. Use one listener per queue and process: all of them wake for a message.
+        Raises `QueueNotFound`, and `CannotDecodeMessage` if `decoder` fails.
         """
         queue = self._queues[qname]
         checked_vt = None if vt is None else check_duration("vt", vt, self._options.unit)
@@ -104,7 +107,7 @@ class ListenOperations(ReceiveOperations):
         decoder: Decoder[Any] = decode_text,
         poll_secs: float = DEFAULT_POLL_SECS,
     ) -> AsyncGenerator[list[RsmqMessage[Any]]]:
-        """Yield up to `max` messages at a time, otherwise as `listen`. The vt of all of them begins at once."""
+        """Yield lists of up to `max` messages (1 to 256), otherwise like `listen`. The vt of all starts at once."""
         queue = self._queues[qname]
         check_int("max", max, low=1, high=MAX_CALL_ENTRIES)
         checked_vt = None if vt is None else check_duration("vt", vt, self._options.unit)
@@ -125,7 +128,7 @@ class ListenOperations(ReceiveOperations):
     async def receiving(
         self, qname: str, vt: Duration | None = None, *, decoder: Decoder[Any] = decode_text
     ) -> AsyncGenerator[RsmqMessage[Any] | None]:
-        """Receive a message, or None, and delete it when the block succeeds: at least once.
+        """Receive a message, or None, and delete it after the `async with` block succeeds: at-least-once delivery.
 
             async with rsmq.receiving("mail") as message:
                 if message is not None:
@@ -162,7 +165,7 @@ class ListenOperations(ReceiveOperations):
         failures = 0
         try:
             while True:
-                # Before the receive: a message that is sent after it sets the event again.
+                # Cleared before the receive: a message sent after it sets the event again.
                 wake.clear()
                 try:
                     found, wait = await self._receive(queue, vt, most)
@@ -172,7 +175,7 @@ class ListenOperations(ReceiveOperations):
                     if isinstance(error, ServerError) and error.kind not in PASSING:
                         raise
                     if not failures:
-                        logger.warning("RSMQ queue %s cannot be received from, trying on: %s", queue.name, error)
+                        logger.warning("cannot receive from RSMQ queue %s; retrying: %s", queue.name, error)
                     failures += 1
                     await asyncio.sleep(backoff_secs(failures))
                     continue
@@ -188,7 +191,7 @@ class ListenOperations(ReceiveOperations):
             await self._end(subscription)
 
     async def _end_listeners(self) -> None:
-        """End all subscribers, and wake the listeners: they find the client closed."""
+        """End all subscribers and wake the listeners, which then find the client closed."""
         for subscription, wake in list(self._listeners.items()):
             wake.set()
             await self._end(subscription)
@@ -200,9 +203,9 @@ class ListenOperations(ReceiveOperations):
 
 
 class Subscriber:
-    """Subscribes to the channel of a queue on its own connection, which it restores whenever it breaks.
+    """Subscribes to the channel of a queue on its own connection, and reconnects whenever that breaks.
 
-    It sets `wake` for each notification, and for each new connection: messages may have been sent in between.
+    Sets `wake` for each notification, and for each new connection: messages may have been sent in between.
     """
 
     def __init__(self, settings: ConnectionSettings, channel: bytes, wake: asyncio.Event) -> None:
@@ -223,7 +226,7 @@ class Subscriber:
                     await self._stay(connection)
                 except Error as error:
                     if not self._is_down:
-                        logger.warning("RSMQ channel %s is not heard, polling: %s", self._channel.decode(), error)
+                        logger.warning("subscription to %s lost; polling instead: %s", self._channel.decode(), error)
                     self._is_down = True
                 attempt += 1
                 await asyncio.sleep(backoff_secs(attempt))
@@ -234,7 +237,7 @@ class Subscriber:
         connection.on_push = self._on_reply
         await connection.ask("SUBSCRIBE", self._channel)
         if self._is_down:
-            logger.info("RSMQ channel %s is heard again", self._channel.decode())
+            logger.info("subscription to %s restored", self._channel.decode())
         self._is_down = False
         self._wake.set()
 
@@ -253,6 +256,6 @@ class Subscriber:
             raise connection.loss
 
     def _on_reply(self, reply: Reply) -> None:
-        # The reply to a PING arrives here, too, and may be a notification that the server sent before its PONG.
+        # Replies to PINGs arrive here, too; one may be a notification that the server sent before its PONG.
         if isinstance(reply, list) and reply[0] == b"message":
             self._wake.set()

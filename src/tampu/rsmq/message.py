@@ -1,10 +1,10 @@
-"""A message: its id, its body, and how values become bodies and back.
+"""Messages: ids, bodies, encoders and decoders.
 
-An encoder is any function to str or bytes (`json.dumps`, `msgspec.json.encode`), a decoder any function of bytes
-(`json.loads`, or `bytes` for the raw body). Without them messages are text, or bytes that are sent unchanged.
+An encoder is a function that returns str or bytes (`json.dumps`, `msgspec.json.encode`), a decoder a function that
+takes bytes (`json.loads`, or `bytes` for the raw body). Without them messages are text; bytes are sent unchanged.
 
-An id is the server's time in microseconds in base 36, followed by 22 random characters. A script on the server makes
-the first part. The client makes the second: Lua's random numbers repeat after a restart.
+An id is the server's time in microseconds in base 36, followed by 22 random characters. A script on the server creates
+the first part. The client creates the second: Lua's random numbers repeat after a restart.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Decoder = Callable[[bytes], T]
 
 RANDOM_CHARS = 22
 _ALPHABET = string.ascii_uppercase + string.ascii_lowercase + string.digits
-#: A character for each byte. Some occur a little more often, as 256 is not a multiple of 62: 130.9 bits instead of 131.
+#: Maps a byte to a character. 256 is not a multiple of 62, so some are more likely: 130.9 bits instead of 131.
 _CHARACTERS = bytes(ord(_ALPHABET[byte % len(_ALPHABET)]) for byte in range(256))
-#: The time has ten digits until about the year 2085.
+#: The time part has ten digits until about the year 2085.
 _TIME = re.compile(r"[0-9a-zA-Z]{1,10}")
 
 
@@ -43,16 +43,15 @@ _TIME = re.compile(r"[0-9a-zA-Z]{1,10}")
 class RsmqMessage(Generic[T_co]):
     """A message that was received or popped."""
 
-    #: The argument of `delete_message` and `change_message_visibility`.
+    #: For `delete_message` and `change_message_visibility`.
     id: str
-    #: The decoded body. Without a decoder it is text as JavaScript reads it: bytes that are not UTF-8 are replaced;
-    #: `body` has them.
+    #: The decoded body. Without a decoder: text, with invalid UTF-8 replaced, as in JavaScript; see `body`.
     message: T_co
-    #: How often it was received, this time included.
+    #: How often it has been received, including this time.
     rc: int
     #: When it was first received: Unix time in ms (in microseconds with `precision="us"`).
     fr: int
-    #: The bytes as they were sent.
+    #: The original bytes.
     body: bytes
 
     @property
@@ -67,20 +66,20 @@ def random_part() -> bytes:
 
 
 def sent_ms(message_id: str) -> float:
-    """Return when a message was sent, by its id: Unix time in ms, microseconds as a fraction; NaN if not readable."""
+    """Return the time in a message's id: Unix time in ms, microseconds as a fraction; NaN if the id is not valid."""
     found = _TIME.match(message_id)
     return int(found[0], 36) / 1000 if found else math.nan
 
 
 def encode(message: object, encoder: Encoder[Any] | None, size_unit: SizeUnit) -> tuple[bytes, int | None]:
-    """Return a message's body, and its size if that is not the number of bytes."""
+    """Return a message's body, and its size if `size_unit` does not count bytes."""
     value = message if encoder is None else encoder(message)
     if isinstance(value, str):
         try:
             body = value.encode()
         except UnicodeEncodeError:
-            raise EncodeError(f"the message has lone surrogates, which UTF-8 cannot carry: {shown(value)}") from None
-        # JavaScript's length of a string.
+            raise EncodeError(f"message must not contain lone surrogates; got {shown(value)}") from None
+        # The length of a string in JavaScript.
         return body, None if size_unit == "bytes" else len(value.encode("utf-16-le")) // 2
     if isinstance(value, bytes | bytearray | memoryview):
         body = bytes(value)
@@ -89,16 +88,16 @@ def encode(message: object, encoder: Encoder[Any] | None, size_unit: SizeUnit) -
 
 
 def decode_text(body: bytes) -> str:
-    """Return a body as JavaScript reads it: bytes that are not UTF-8 are replaced."""
+    """Decode a body as JavaScript does: replace invalid UTF-8."""
     return body.decode(errors="replace")
 
 
 def decode(fields: Sequence[Any], decoder: Decoder[T]) -> RsmqMessage[T]:
-    """Return the message that a receive script answers as id, body, receive count, first received."""
+    """Return the message of a receive script's reply: id, body, receive count, first received."""
     raw_id, body, count, first = fields
     message_id = raw_id.decode(errors="surrogateescape")
     try:
         value = decoder(body)
-    except Exception as error:  # a decoder may raise anything; the body must reach the caller all the same
+    except Exception as error:  # a decoder may raise anything, and the caller must still get the body
         raise CannotDecodeMessage(message_id, body, error) from error
     return RsmqMessage(message_id, value, count, int(first), body)

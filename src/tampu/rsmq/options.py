@@ -1,4 +1,4 @@
-"""The settings of an RSMQ client and of its pool, checked when they are built."""
+"""The options of an RSMQ client and of its connection pool."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ SizeUnit = Literal["bytes", "utf16"]
 
 @dataclass(frozen=True, kw_only=True)
 class RsmqOptions:
-    """The server, and how the queues are stored.
+    """The server, and how queues are stored. Raises `ConfigError` if an option is not valid.
 
     | field | default | meaning |
     |---|---|---|
     | `url` | `TAMPU_URL`, or `redis://127.0.0.1:6379` | see `tampu.redis.settings` |
-    | `ns` | `"rsmq"` | prefix of all keys; on a Cluster with a hash tag: `"{rsmq}"` |
+    | `ns` | `"rsmq"` | prefix of all keys; needs a hash tag on a Cluster: `"{rsmq}"` |
     | `realtime` | False | publish each send on the channel `{ns}:rt:{queue}` |
     | `precision` | `"ms"` | unit of scores; `"us"` is Rust's feature break-js-comp |
     | `duration_unit` | `"s"`; with `precision="us"` `"ms"` | unit of `vt` and `delay` in a queue's hash |
-    | `size_unit` | `"bytes"` | what `maxsize` counts; `"utf16"` is JavaScript's rule |
-    | `send_once` | False | sends survive a lost connection, by means of a marker key |
-    | `patience_secs` | 10 | how long an operation waits for a server that is away |
+    | `size_unit` | `"bytes"` | unit of `maxsize`; `"utf16"` as in JavaScript |
+    | `send_once` | False | repeat sends after a lost connection, without duplicates, using a marker key |
+    | `patience_secs` | 10 | how long an operation waits for a server that is down, in seconds |
     """
 
     url: str = field(default_factory=lambda: resolve_url(None))
     ns: str = "rsmq"
-    #: Wakes listeners, at the cost of one PUBLISH for each message.
+    #: Wakes listeners at once, at the cost of one PUBLISH per message.
     realtime: bool = False
-    #: A queue must be used with one precision only: readers in ms see scores in microseconds as far in the future.
+    #: Use one precision per queue: to clients with "ms", scores in microseconds are far in the future.
     precision: Precision = "ms"
-    #: "s" is what JavaScript writes. "ms" shares queues with Rust's rsmq_async 8.0 and later, also those of
-    #: break-js-comp. The arguments `vt` and `delay` are in seconds in either case. None = as fits `precision`.
+    #: "s" is compatible with JavaScript, "ms" with Rust's rsmq_async 8.0 and later, with or without break-js-comp. The
+    #: arguments `vt` and `delay` are in seconds in either case. None = the default for `precision`.
     duration_unit: DurationUnit | None = None
     #: A message of 1024 euro signs has 3072 bytes and 1024 UTF-16 units.
     size_unit: SizeUnit = "bytes"
-    #: Without it a send whose connection broke raises `OutcomeUnknownError`: it may have been done or not. With it the
-    #: sender leaves a key `{ns}:{queue}:sent:{sender}` with a TTL of a minute, which JavaScript does not write, and the
-    #: send is repeated without ever being doubled.
+    #: False: a send whose connection breaks raises `OutcomeUnknownError`, because it may or may not have succeeded.
+    #: True: the send is repeated without duplicates. The sender writes a key `{ns}:{queue}:sent:{sender}` with a TTL of
+    #: one minute, which JavaScript does not.
     send_once: bool = False
     patience_secs: float = DEFAULT_PATIENCE_SECS
-    #: Called for user and password before each connection.
+    #: Returns user and password; called before each connection.
     credential_provider: CredentialProvider | CredentialCallback | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class RsmqOptions:
             raise ConfigError(no_hash_tag(self.ns))
 
     def connection_settings(self) -> ConnectionSettings:
-        """How to reach the server."""
+        """Return the connection settings of `url`."""
         return parse_url(self.url, credential_provider=self.credential_provider)
 
     @property
@@ -79,11 +79,11 @@ class RsmqOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolOptions:
-    """The size of the pool of a `PooledRsmq`."""
+    """The size of a `PooledRsmq`'s connection pool."""
 
-    #: Most connections at once; further operations wait for one.
+    #: Maximum number of connections; further operations wait for one.
     max_size: int = 10
-    #: Connections that are opened at the start and stay open when idle.
+    #: Connections that are opened at the start and kept open when idle.
     min_idle: int = 0
     #: Seconds after which an idle connection beyond `min_idle` is closed.
     idle_secs: float = 600.0
@@ -95,7 +95,7 @@ class PoolOptions:
 
 
 def as_options(given: RsmqOptions | str | None) -> RsmqOptions:
-    """Return the options for the argument of a constructor: options, a URL or nothing."""
+    """Return the options for a constructor's argument: options, a URL or None."""
     if given is None:
         return RsmqOptions()
     if isinstance(given, str):
@@ -106,7 +106,7 @@ def as_options(given: RsmqOptions | str | None) -> RsmqOptions:
 
 
 def has_hash_tag(ns: str) -> bool:
-    """Return whether a non-empty `{...}` puts all keys with this prefix into one slot of a Cluster."""
+    """Return whether `ns` has a non-empty `{...}`, which puts all its keys into one Cluster slot."""
     _, opened, rest = ns.partition("{")
     tag, closed, _ = rest.partition("}")
     return bool(opened and tag and closed)
@@ -115,8 +115,8 @@ def has_hash_tag(ns: str) -> bool:
 def no_hash_tag(ns: str) -> str:
     """Return the error message for a Cluster without a hash tag."""
     return (
-        f"ns must carry a hash tag on a Cluster, such as '{{rsmq}}', so that all keys of a queue are on one node; "
-        f"got {ns!r}. Clients in other languages need the same ns"
+        f"ns must have a hash tag on a Cluster, such as '{{rsmq}}', so that all keys of a queue are on one node; "
+        f"got {ns!r}. Clients in other languages must use the same ns"
     )
 
 

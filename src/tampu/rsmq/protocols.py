@@ -1,7 +1,7 @@
-"""The interfaces of the clients: annotate with these to accept any client, or a fake.
+"""The interfaces of the clients. Use them as annotations to accept any client, or a fake.
 
-`Rsmq` and `PooledRsmq` are an `RsmqConnection`, `RsmqSync` is an `RsmqConnectionSync`. The operations are documented
-where they are implemented, with their defaults: in `queues`, `send`, `receive` and `listen`.
+`Rsmq` and `PooledRsmq` implement `RsmqConnection`, `RsmqSync` implements `RsmqConnectionSync`. The operations and their
+defaults are documented where they are implemented: in `queues`, `send`, `receive` and `listen`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# The names `id` and `max` are those of the operations in every other client.
+# The parameters `id` and `max` have the same names in other clients.
 # ruff: noqa: A002
 
 

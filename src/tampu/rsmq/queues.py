@@ -1,4 +1,4 @@
-"""Queues: create, list, delete, read and change their attributes."""
+"""Operations on queues: create, list, delete, and get or set attributes."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ DEFAULT_MAXSIZE = MAX_MAXSIZE
 class QueueAttributes:
     """The attributes and counters of a queue."""
 
-    #: For how long a received message is hidden, in seconds.
+    #: How long a received message is hidden, in seconds.
     vt: float
-    #: For how long a new message is hidden, in seconds.
+    #: How long a new message is hidden, in seconds.
     delay: float
-    #: Most bytes of a message; -1 = no limit.
+    #: Maximum size of a message in bytes; -1 = no limit.
     maxsize: int
-    #: How often messages were received, ever; repeats included.
+    #: Total number of receives, including repeated ones.
     totalrecv: int
-    #: How many messages were sent, ever.
+    #: Total number of messages sent.
     totalsent: int
     #: When the queue was created and last changed: Unix time in seconds.
     created: int
     modified: int
-    #: Messages in the queue, hidden ones included.
+    #: Messages in the queue, including hidden ones.
     msgs: int
-    #: Hidden messages as JavaScript counts them: those that became visible within the current second included.
+    #: Hidden messages as JavaScript counts them: including those that became visible within the current second.
     hiddenmsgs: int
-    #: Messages that can be received right now, exactly.
+    #: Messages that can be received right now.
     visiblemsgs: int
-    #: Whether `vt` or `delay` look like the milliseconds that Rust's rsmq_async (8.0 and later) writes. JavaScript and
-    #: this client, by default, take them for seconds: 1000 times too long. See `RsmqOptions.duration_unit`.
+    #: True if `vt` or `delay` look like milliseconds, which Rust's rsmq_async (8.0 and later) writes. JavaScript and
+    #: this client, by default, read them as seconds: 1000 times too long. See `RsmqOptions.duration_unit`.
     looks_like_milliseconds: bool = False
 
     @classmethod
@@ -65,7 +65,7 @@ class QueueAttributes:
 
 
 class QueueOperations(Session):
-    """Each operation is one atomic step on the server, and is repeated if the connection breaks."""
+    """Each operation is atomic on the server, and is repeated if the connection breaks."""
 
     async def create_queue(
         self,
@@ -74,12 +74,13 @@ class QueueOperations(Session):
         delay: Duration | None = DEFAULT_DELAY_SECS,
         maxsize: int | None = DEFAULT_MAXSIZE,
     ) -> bool:
-        """Create a queue and return True. Raises `QueueExists`, and changes nothing, if it exists.
+        """Create a queue and return True.
 
-        `vt` is how long a received message stays hidden, `delay` how long a new one does, in seconds (0 to 9999999).
-        `maxsize` is the largest message in bytes, 1024 to 65536, or -1 for no limit. None stands for the default.
+        `vt` is how long a received message is hidden, `delay` how long a new one is, in seconds (0 to 9999999).
+        `maxsize` is the largest message in bytes, 1024 to 65536, or -1 for no limit. None means the default.
 
-        After a lost connection, `QueueExists` may mean that this call created the queue.
+        Raises `QueueExists`, and changes nothing, if the queue exists; `InvalidFormat` or `InvalidValue` for invalid
+        arguments. After a lost connection, `QueueExists` may mean that this call created the queue.
         """
         queue = self._queues[qname]
         unit = self._options.unit
@@ -107,7 +108,7 @@ class QueueOperations(Session):
         return True
 
     async def get_queue_attributes(self, qname: str) -> QueueAttributes:
-        """Return the attributes and counters of a queue."""
+        """Return the attributes and counters of a queue. Raises `QueueNotFound`."""
         return await self._attributes(qname, [])
 
     async def set_queue_attributes(
@@ -117,7 +118,10 @@ class QueueOperations(Session):
         maxsize: int | None = None,
         delay: Duration | None = None,
     ) -> QueueAttributes:
-        """Change the attributes that are given and return all. Messages already in the queue keep their times."""
+        """Change the given attributes and return all of them. Messages already in the queue keep their times.
+
+        Raises `NoAttributeSupplied`, `InvalidValue` or `QueueNotFound`.
+        """
         if vt is None and maxsize is None and delay is None:
             raise NoAttributeSupplied
         _ = self._queues[qname]  # JavaScript checks the name first

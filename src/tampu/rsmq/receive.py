@@ -1,13 +1,13 @@
-"""Receiving: receive, pop, delete, and change the visibility of messages.
+"""Receive, pop and delete messages, and change their visibility.
 
-If the connection breaks meanwhile:
+If the connection breaks during an operation:
 
 | operation | what happens |
 |---|---|
-| `receive_message` | repeated; a message that the first attempt received reappears after its vt: nothing is lost |
-| `pop_message` | `OutcomeUnknownError`: a message may have been removed, and is then lost (at most once) |
-| `delete_message` | repeated; the second attempt may return False though the first one deleted the message |
-| `change_message_visibility` | repeated; the last attempt counts |
+| `receive_message` | repeated; a message that the first attempt received reappears after its vt, so nothing is lost |
+| `pop_message` | raises `OutcomeUnknownError`: a message may have been removed and is then lost (at most once) |
+| `delete_message` | repeated; the second attempt may return False although the first one deleted the message |
+| `change_message_visibility` | repeated; the last attempt wins |
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEFAULT_MAX = 10
 
 #: A message as the server replies it: id, body, receive count, first received.
 RawMessage = list[Any]
-#: A message; or None and the seconds until the next one is due, -1 if there is none.
+#: A message, or None; and the seconds until the next one is due, -1 if there is none.
 Received = tuple[RawMessage | None, float]
 
 
@@ -55,8 +55,9 @@ class ReceiveOperations(Session):
     ) -> RsmqMessage[Any] | None:
         """Return the next message, hidden from others for `vt` seconds (None = the queue's `vt`), or None.
 
-        Delete it when it is processed; otherwise it is received again (at least once). After `vt` another consumer
-        receives the same message, even if this one is still at work.
+        Delete it when it has been processed; otherwise it is received again (at-least-once delivery). After `vt`
+        another consumer receives the same message, even if this one is still processing it. Raises `QueueNotFound`,
+        and `CannotDecodeMessage` if `decoder` fails.
         """
         queue = self._queues[qname]
         found, _ = await self._receive_one(queue, None if vt is None else check_duration("vt", vt, self._options.unit))
@@ -75,15 +76,15 @@ class ReceiveOperations(Session):
     async def receive_messages(
         self,
         qname: str,
-        max: int = DEFAULT_MAX,  # noqa: A002 - the name of the API
+        max: int = DEFAULT_MAX,  # noqa: A002 - the public name
         vt: Duration | None = None,
         *,
         decoder: Decoder[Any] = decode_text,
     ) -> list[RsmqMessage[Any]]:
         """Return up to `max` messages that are due, each hidden for `vt` seconds (None = the queue's `vt`).
 
-        Fewer than `max` messages do not mean that the queue is empty: a call ends at 256 KiB. The vt of all begins now,
-        so receive no more than you can process in that time.
+        Fewer than `max` messages do not mean that the queue is empty: a call returns at most 256 KiB. The vt of all
+        messages starts now, so receive no more than you can process in that time.
         """
         queue = self._queues[qname]
         check_int("max", max, low=1)
@@ -96,7 +97,7 @@ class ReceiveOperations(Session):
             except Error:
                 if not found:
                     raise
-                break  # the messages found so far are hidden from others: the caller must get them
+                break  # the messages received so far are hidden from others: the caller must get them
             # With a vt of 0 the messages stay due, and the next call returns them again.
             repeated = {raw[0] for raw in found[-MAX_CALL_ENTRIES:]}.intersection(raw[0] for raw in received)
             found += [raw for raw in received if raw[0] not in repeated]
@@ -111,24 +112,24 @@ class ReceiveOperations(Session):
     async def pop_message(self, qname: str, *, decoder: Decoder[T]) -> RsmqMessage[T] | None: ...
 
     async def pop_message(self, qname: str, *, decoder: Decoder[Any] = decode_text) -> RsmqMessage[Any] | None:
-        """Remove the next message from the queue and return it, or None if there is none: at most once.
+        """Remove the next message from the queue and return it; None if there is none. At-most-once delivery.
 
-        If the caller fails, the message does not come again. Do not put a timeout around it: a pop that is cancelled
-        in flight loses its message.
+        If the caller fails, the message is lost. Do not wrap this call in a timeout: cancelling a pop in flight loses
+        its message. Raises `QueueNotFound`, and `OutcomeUnknownError` if the connection breaks.
         """
         queue = self._queues[qname]
         try:
             found, _ = await self._receive_one(queue, "pop")
         except ConnectionLost as error:
             raise OutcomeUnknownError(
-                f"{error}; a message may have been popped from queue {queue.name!r}, and is lost then"
+                f"{error}; a message may have been popped from queue {queue.name!r} and lost"
             ) from error
         return decode(found, decoder) if found else None
 
     async def delete_message(self, qname: str, id: str) -> bool:  # noqa: A002 - the name in every other client
-        """Delete a message, received or not. Return False if there is no such message or queue.
+        """Delete a message, received or not. Return False if the message or the queue does not exist.
 
-        There is no receipt: after its vt another consumer may hold the message, and it is deleted all the same.
+        There is no receipt handle: the message is deleted even if its vt has passed and another consumer received it.
         """
         queue = self._queues[qname]
         return await self._delete_one(queue, check_id(id))
@@ -148,7 +149,10 @@ class ReceiveOperations(Session):
         id: str,  # noqa: A002 - the name in every other client
         vt: Duration,
     ) -> bool:
-        """Hide a message for `vt` seconds from now; 0 shows it, behind the waiting ones. Return False if it is gone."""
+        """Hide a message for `vt` seconds from now; with 0 it is due at once, after those already due.
+
+        Return False if the message does not exist. Raises `QueueNotFound`.
+        """
         queue = self._queues[qname]
         message_id = check_id(id)
         reply = await self._ask(self._calls.visibility(queue, message_id, check_duration("vt", vt, self._options.unit)))
@@ -166,7 +170,7 @@ class ReceiveOperations(Session):
         return (await self._delete(queue, (message_id,)))[0]
 
     async def _receive(self, queue: QueueKeys, vt: Hiding, most: int) -> tuple[list[RawMessage], float]:
-        """Receive up to `most` messages in one call; if there are none, return the seconds until there may be."""
+        """Receive up to `most` messages in one call, and return the seconds until the next one if none is due."""
         while True:
             # A second pop would lose the message of the first; a second receive only delays it by its vt.
             reply = await self._ask(self._calls.receive(queue, vt, most), resend=vt != "pop")
@@ -180,10 +184,10 @@ class ReceiveOperations(Session):
                 return [], -1.0
             if reply[1] > 0:
                 return [], reply[1] / (1000 if self._options.precision == "ms" else 1_000_000)
-            # The script found so many members without a body that it stopped early: messages may be behind them.
+            # The script stopped early, at its limit of members without a body: there may be messages after them.
 
     async def _receive_for_callers(self, queue: QueueKeys, vt: Hiding, callers: int) -> Sequence[Received | Exception]:
-        """Receive one message for each of `callers`, as far as there are enough."""
+        """Receive one message for each of `callers`, if there are enough."""
         outcomes: list[Received | Exception] = []
         while len(outcomes) < callers:
             missing = callers - len(outcomes)

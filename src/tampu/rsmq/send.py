@@ -1,7 +1,7 @@
-"""Sending: `send_message`, `send_messages`, and what happens if the connection breaks meanwhile.
+"""`send_message` and `send_messages`, and what happens if the connection breaks during a send.
 
-Without `send_once` the outcome is unknown then, and the send raises `OutcomeUnknownError`. With `send_once=True` the
-send is repeated: a marker key on the server says which sends it has already seen.
+Without `send_once` the outcome is then unknown, and the send raises `OutcomeUnknownError`. With `send_once=True` the
+send is repeated: a marker key on the server records the sends that were already executed.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ class SendOperations(Session):
     ) -> str:
         """Send a message and return its id. `delay` is in seconds; None means the queue's `delay`.
 
-        When it returns, the message is on the server. If the connection breaks it raises `OutcomeUnknownError`: the
-        message may have been sent or not, and sending again may duplicate it. `RsmqOptions(send_once=True)` prevents
-        both.
+        `message` is str or bytes, or any value that `encoder` turns into one. Once this returns, the message is stored
+        on the server. Raises `QueueNotFound`, `MessageTooLong`, `MessageNotString`, and `OutcomeUnknownError` if the
+        connection breaks: the message may or may not have been sent, and sending it again may duplicate it. With
+        `RsmqOptions(send_once=True)` it is repeated safely instead.
         """
         queue = self._queues[qname]
         checked_delay = None if delay is None else check_duration("delay", delay, self._options.unit)
@@ -73,15 +74,15 @@ class SendOperations(Session):
     async def send_messages(
         self, qname: str, messages: Iterable[Any], delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
     ) -> list[str]:
-        """Send messages in this order and return their ids. Nothing is sent if one is invalid or above `maxsize`.
+        """Send messages in order and return their ids. Nothing is sent if one is invalid or larger than `maxsize`.
 
-        Each call sends up to 256 messages (256 KiB), all or none. If a later call fails, `BatchInterrupted` has the ids
-        of the messages that were sent. If the connection breaks, the rules of `send_message` hold.
+        Each script call sends up to 256 messages (256 KiB), all or none. Raises `BatchInterrupted`, with the ids of the
+        messages that were sent, if a later call fails; otherwise the errors of `send_message`.
         """
         queue = self._queues[qname]
         checked_delay = None if delay is None else check_duration("delay", delay, self._options.unit)
         encoded = [encode(message, encoder, self._options.size_unit) for message in messages]
-        # The largest of all messages, so that the first call fails if any of them is too long.
+        # The largest of all messages, so that the first call already fails if any of them is too long.
         largest = max((len(body) if size is None else size for body, size in encoded), default=0)
         ids: list[str] = []
         for bodies in split_into_calls((body, len(body)) for body, _ in encoded):
@@ -100,7 +101,7 @@ class SendOperations(Session):
     async def _send(
         self, queue: QueueKeys, bodies: Sequence[bytes], largest: int | None, delay: int | None
     ) -> list[str]:
-        """Send bodies in one call and return their ids. `largest`: the largest size, if not counted in bytes."""
+        """Send bodies in one call and return their ids. `largest` is the largest size if not counted in bytes."""
         parts = [random_part() for _ in bodies]
         if self._markers is None:
             try:
@@ -112,7 +113,7 @@ class SendOperations(Session):
             marker = (queue.sent + self._markers.sender, slot)
             packed = self._calls.send(queue, delay, largest, parts, bodies, marker)
             reply = await self._resend_until_answered(queue, packed, parts)
-            # Not after an error: the send may still arrive, and its marker must then be intact.
+            # Not released after an error: the send may still arrive and then needs its marker.
             self._markers.release(queue.name, slot)
         if type(reply) is not list:
             self._check_reply(reply, queue, "delay")
@@ -138,7 +139,7 @@ class SendOperations(Session):
             return [OutcomeUnknownError(str(error), ids=[part]) for part in error.ids]
 
     async def _resend_until_answered(self, queue: QueueKeys, packed: bytes, parts: Sequence[bytes]) -> Reply:
-        """Repeat a send until the server replies. The marker in the call keeps it from being done twice."""
+        """Repeat a send until the server replies. The marker in the call prevents duplicates."""
         clock = asyncio.get_running_loop().time
         deadline = clock() + self._options.patience_secs
         attempt = 0
@@ -160,8 +161,8 @@ class SendOperations(Session):
 class SendMarkers:
     """Slots in the marker key of this sender, one for each send in flight.
 
-    A slot holds the random part that a send began with, and its ids. One send at a time uses it, so a repeated send
-    finds its own record there, however many others are in flight.
+    A slot records the first random part of a send, and its ids. Only one send at a time uses a slot, so a repeated send
+    always finds its own record.
     """
 
     def __init__(self) -> None:
@@ -187,8 +188,8 @@ class SendMarkers:
 def _outcome_unknown(queue: QueueKeys, parts: Sequence[bytes], error: Error) -> OutcomeUnknownError:
     names = [part.decode() for part in parts]
     return OutcomeUnknownError(
-        f"{error}; {len(names)} message(s) to queue {queue.name!r} may be there or not (ids end in {names[0]}...). "
-        "RsmqOptions(send_once=True) repeats such sends without doubling them",
+        f"{error}; {len(names)} message(s) to queue {queue.name!r} may or may not have been sent (ids end in "
+        f"{names[0]}...); RsmqOptions(send_once=True) repeats such sends without duplicates",
         ids=names,
     )
 
@@ -197,7 +198,7 @@ _all_markers: weakref.WeakSet[SendMarkers] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    # Parent and child must not share slots: each would overwrite the other's records.
+    # Parent and child must not share slots: they would overwrite each other's records.
     for markers in list(_all_markers):
         markers.sender = random_part()
 

@@ -1,7 +1,7 @@
-"""How operations reach the server: the keys of a queue, the packed script calls, one request and its reply.
+"""Shared base of all operations: the keys of a queue, the packed script calls, and error replies.
 
-The scripts, and what they reply, are in `redis/lua/rsmq_*.lua`. A method of `ScriptCalls` is the signature of a script
-and returns the packed call. Calls that are made for every message are one format string on a prefix that is packed
+The scripts and their replies are documented in `redis/lua/rsmq_*.lua`. Each method of `ScriptCalls` has the signature
+of a script and returns the packed call. Calls made for every message are one format string and a prefix that is packed
 once per queue.
 """
 
@@ -37,16 +37,16 @@ VISIBILITY = load_script("rsmq_visibility")
 DELETE = load_script("rsmq_delete")
 ALL_SCRIPTS = (CREATE, DROP, ATTRIBUTES, SEND, RECEIVE, VISIBILITY, DELETE)
 
-#: How long to hide a received message: in units of the hash, the queue's `vt` (None), or forever ("pop" removes it).
+#: How long to hide a received message: in units of the hash, None for the queue's `vt`, or "pop" to remove it.
 Hiding = int | Literal["pop"] | None
 
-#: Replies of `send` and `receive` besides nil, which means that there is no such queue.
+#: Error replies of `send` and `receive`; a nil reply means that the queue does not exist.
 TOO_LONG = 1
 OUT_OF_RANGE = 2
 
-#: How long a sender's marker outlives its last send, in ms: longer than any client repeats a send.
+#: TTL of a sender's marker after its last send, in ms: longer than any client repeats a send.
 MARKER_TTL_MS = 60_000
-#: Queues whose keys are cached; a program that uses more starts over.
+#: Maximum queues whose keys are cached; then the cache is cleared.
 MAX_CACHED_QUEUES = 10_000
 
 
@@ -57,20 +57,20 @@ class QueueKeys:
 
     def __init__(self, ns: str, name: str) -> None:
         self.name = name
-        #: Sorted set: the ids, by the time from which each may be received.
+        #: Sorted set: the ids, by the time at which each becomes due.
         self.zset = f"{ns}:{name}".encode()
         #: Hash: attributes, counters and bodies.
         self.hash = f"{ns}:{name}:Q".encode()
         #: Sends are published here if `realtime` is set.
         self.channel = f"{ns}:rt:{name}".encode()
-        #: Prefix of the key of a sender's marker. A queue's name has no colon, so it is never the key of a queue.
+        #: Prefix of the keys of senders' markers. Queue names have no colon, so it never collides with a queue.
         self.sent = f"{ns}:{name}:sent:".encode()
         #: Prefixes of packed calls, by script.
         self.prefixes: dict[str, bytes] = {}
 
 
 class Keyring:
-    """The keys of the queues in a namespace. Looking up a name checks it."""
+    """The keys of the queues in a namespace. Looking up a name also validates it."""
 
     def __init__(self, ns: str) -> None:
         self._ns = ns
@@ -79,7 +79,7 @@ class Keyring:
         self._cached: dict[str, QueueKeys] = {}
 
     def __getitem__(self, qname: object) -> QueueKeys:
-        # Only text is looked up: 1 and True are one key of a dict, but not one queue.
+        # Only str is looked up in the cache: 1 and True are the same dict key, but not the same queue name.
         if type(qname) is str and (cached := self._cached.get(qname)) is not None:
             return cached
         keys = QueueKeys(self._ns, check_qname(qname))
@@ -90,27 +90,27 @@ class Keyring:
 
 
 class ScriptCalls:
-    """Packs the script calls of a client, as its options say."""
+    """Packs the script calls of a client, according to its options."""
 
     def __init__(self, options: RsmqOptions) -> None:
         self._precision: Precision = options.precision
         #: Score units in one unit of a duration.
         self._step = (1000 if options.unit == "s" else 1) * (1000 if options.precision == "us" else 1)
         self._realtime = options.realtime
-        #: The scripts default to what JavaScript writes: then these arguments are omitted.
+        #: True if the scripts' defaults, those of JavaScript, apply: then these arguments are omitted.
         self._is_plain = options.precision == "ms" and options.unit == "s"
         self._sends_plain = self._is_plain and options.size_unit == "bytes" and not options.realtime
 
     def create(self, keys: QueueKeys, index: bytes, vt: int, delay: int, maxsize: int) -> bytes:
-        """Reply: 1 created, 0 exists."""
+        """Pack a call of `rsmq_create`. Reply: 1 created, 0 exists."""
         return CREATE.packed_call([keys.hash, index], [vt, delay, maxsize, keys.name])
 
     def drop(self, keys: QueueKeys, index: bytes) -> bytes:
-        """Reply: 1 deleted, 0 no such queue."""
+        """Pack a call of `rsmq_drop`. Reply: 1 deleted, 0 no such queue."""
         return DROP.packed_call([keys.hash, keys.zset, index], [keys.name])
 
     def attributes(self, keys: QueueKeys, changes: Sequence[tuple[str, int]] = ()) -> bytes:
-        """Reply: nil, or the attributes after the changes."""
+        """Pack a call of `rsmq_attributes`. Reply: nil, or the attributes after the changes."""
         fields = [part for change in changes for part in change]
         return ATTRIBUTES.packed_call([keys.hash, keys.zset], [self._precision, *fields])
 
@@ -123,9 +123,9 @@ class ScriptCalls:
         bodies: Sequence[bytes],
         marker: tuple[bytes, int] | None = None,
     ) -> bytes:
-        """Reply: nil, TOO_LONG, OUT_OF_RANGE or [the queue's delay, id, ...].
+        """Pack a call of `rsmq_send`. Reply: nil, TOO_LONG, OUT_OF_RANGE or [the queue's delay, id, ...].
 
-        `parts` are the random parts of the ids; `largest` is None if the largest of `bodies` counts, in bytes.
+        `parts` are the random parts of the ids. `largest` is the size of the largest message, None = bytes of `bodies`.
         """
         if self._sends_plain and delay is None and largest is None and marker is None:
             prefix = keys.prefixes.get("send")
@@ -153,7 +153,10 @@ class ScriptCalls:
         return b"*%d\r\n%b%b" % (count + 2 * len(bodies), prefix, b"".join(messages))
 
     def receive(self, keys: QueueKeys, vt: Hiding, most: int) -> bytes:
-        """Reply: nil, OUT_OF_RANGE, [the queue's vt, wait] or [vt, id, body, receive count, first received, ...]."""
+        """Pack a call of `rsmq_receive`.
+
+        Reply: nil, OUT_OF_RANGE, [the queue's vt, wait] or [vt, id, body, receive count, first received, ...].
+        """
         if vt is None and most == 1 and self._is_plain:
             packed = keys.prefixes.get("receive")
             if packed is None:
@@ -163,11 +166,11 @@ class ScriptCalls:
         return RECEIVE.packed_call([keys.hash, keys.zset], [self._precision, self._step, how, most])
 
     def visibility(self, keys: QueueKeys, message_id: str, vt: int) -> bytes:
-        """Reply: nil, 1 done, 0 no such message."""
+        """Pack a call of `rsmq_visibility`. Reply: nil, 1 done, 0 no such message."""
         return VISIBILITY.packed_call([keys.hash, keys.zset], [self._precision, self._step, vt, message_id])
 
     def delete(self, keys: QueueKeys, message_ids: Sequence[str]) -> bytes:
-        """Reply: one character per id, 1 deleted, 0 no such message."""
+        """Pack a call of `rsmq_delete`. Reply: one character per id, 1 deleted, 0 no such message."""
         prefix = keys.prefixes.get("delete")
         if prefix is None:
             prefix = keys.prefixes["delete"] = _prefix(DELETE, (keys.hash, keys.zset))
@@ -176,32 +179,32 @@ class ScriptCalls:
 
 
 def _prefix(script: Script, keys: Sequence[bytes], *arguments: Part) -> bytes:
-    """Return the first arguments of a call, without the line before them that counts all arguments."""
+    """Return the packed first arguments of a call, without the header that counts all arguments."""
     return pack_command(("EVALSHA", script.sha, len(keys), *keys, *arguments)).partition(b"\r\n")[2]
 
 
 class Session(ABC):
-    """Base of the operations. A client says how a request travels."""
+    """Base of the operations. Clients implement `_ask`, which sends a request."""
 
     def __init__(self, options: RsmqOptions) -> None:
         self._options = options
         self._queues = Keyring(options.ns)
         self._calls = ScriptCalls(options)
-        #: By queue and attribute, the last value that was checked for milliseconds.
+        #: The last value that was checked for milliseconds, by queue and attribute.
         self._checked_units: dict[tuple[str, str], bytes] = {}
 
     @property
     def options(self) -> RsmqOptions:
-        """The options this client was made with."""
+        """The options of this client."""
         return self._options
 
     @abstractmethod
     async def _ask(self, packed: bytes, *, resend: bool = True) -> Reply:
-        """Send one packed command and return its reply. `resend=False`: not again if the connection breaks."""
+        """Send one packed command and return its reply. With `resend=False`, never send it twice."""
 
     def _explain(self, error: ServerError) -> None:
-        """Raise an error that says what to do, where there is one."""
-        if error.kind == "CROSSSLOT":  # a Cluster, reached by the URL of one node
+        """Raise a more helpful error, if there is one."""
+        if error.kind == "CROSSSLOT":  # a Cluster, but the URL is that of a single server
             raise ConfigError(no_hash_tag(self._options.ns)) from error
 
     def _check_reply(self, reply: Reply, queue: QueueKeys, item: str) -> None:
@@ -211,12 +214,12 @@ class Session(ABC):
         if reply == OUT_OF_RANGE:
             raise InvalidValue(
                 *(item, 0, MAX_DURATION_SECS, None),
-                f"the hash of queue {queue.name!r} itself holds a {item} out of range: milliseconds, as Rust writes "
-                f"them? Then use RsmqOptions(duration_unit='ms'); else mend it with set_queue_attributes",
+                f"the stored {item} of queue {queue.name!r} is out of range. If it is in milliseconds, as written by "
+                f"Rust, use RsmqOptions(duration_unit='ms'); otherwise correct it with set_queue_attributes",
             )
 
     def _check_unit(self, queue: QueueKeys, item: str, stored: bytes) -> None:
-        """Warn, once per queue, if its stored vt or delay looks like milliseconds."""
+        """Log a warning, once per queue, if its stored vt or delay looks like milliseconds."""
         if len(stored) < 4 or self._options.unit != "s":  # less than 1000 is a plausible number of seconds
             return
         if self._checked_units.get((queue.name, item)) == stored:
@@ -224,8 +227,8 @@ class Session(ABC):
         self._checked_units[queue.name, item] = stored
         if stored.isdigit() and looks_like_milliseconds(int(stored)):
             logger.warning(
-                "RSMQ queue %s has %s = %s in its hash, taken for seconds. That looks like milliseconds: the unit of "
-                "Rust's rsmq_async. If so, use RsmqOptions(duration_unit='ms'), or set_queue_attributes(%r, %s=...)",
+                "RSMQ queue %s has %s = %s, which is read as seconds but looks like milliseconds, the unit of Rust's "
+                "rsmq_async; if so, use RsmqOptions(duration_unit='ms') or set_queue_attributes(%r, %s=...)",
                 *(queue.name, item, stored.decode()),
                 *(queue.name, item),
             )

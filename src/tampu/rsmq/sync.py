@@ -1,4 +1,4 @@
-"""`RsmqSync`: the operations of `Rsmq` for threads and programs without an event loop."""
+"""`RsmqSync`: the operations of `Rsmq` for synchronous code and threads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 def iterating(
     method: Callable[Concatenate[Rsmq, P], AsyncGenerator[T]],
 ) -> Callable[Concatenate[RsmqSync, P], Iterator[T]]:
-    """Return a method of `RsmqSync` that iterates over this one of `Rsmq`, until the client is closed."""
+    """Return a method of `RsmqSync` that iterates over this method of `Rsmq` until the client is closed."""
 
     @functools.wraps(method)
     def call(self: RsmqSync, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -37,12 +37,12 @@ def iterating(
 
 
 class RsmqSync:
-    """RSMQ for synchronous code. Any number of threads may share it; a forked child opens its own connection.
+    """An RSMQ client for synchronous code. Threads may share it; a forked child opens its own connection.
 
         with RsmqSync("redis://127.0.0.1:6379") as rsmq:
             rsmq.send_message("mail", "hello")
 
-    Each method does what the method of the same name does on `Rsmq`. Inside a coroutine use `Rsmq`: these calls block.
+    The methods are those of `Rsmq`. They block, so use `Rsmq` in coroutines.
     """
 
     def __init__(self, options: RsmqOptions | str | None = None) -> None:
@@ -53,28 +53,28 @@ class RsmqSync:
 
     @property
     def options(self) -> RsmqOptions:
-        """The options this client was made with."""
+        """The options of this client."""
         return self._options
 
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None) -> Self:
-        """Return a connected client, or raise why it cannot connect."""
+        """Return a connected client. Raises `RedisError` if the server cannot be reached."""
         return cls(options).open()
 
     def open(self) -> Self:
-        """Connect now, or raise why it cannot."""
+        """Connect now. Raises `RedisError` if the server cannot be reached."""
         self._run(self._inner.open())
         return self
 
     def close(self) -> None:
-        """Close the connection and end the thread. Listeners in other threads end."""
+        """Close the connection and stop the background thread. Listeners in other threads end."""
         if not self._closed:
             self._closed = True
             self._thread.run(self._inner.close())
             self._thread.stop()
 
     def quit(self) -> None:
-        """Close the connection: JavaScript's name of `close`."""
+        """Close the connection. The JavaScript name of `close`."""
         self.close()
 
     def __enter__(self) -> Self:
@@ -114,7 +114,7 @@ class RsmqSync:
     def receiving(
         self, qname: str, vt: Duration | None = None, *, decoder: Decoder[Any] = decode_text
     ) -> Iterator[RsmqMessage[Any] | None]:
-        """Receive a message, or None, and delete it when the block succeeds."""
+        """Receive a message, or None, and delete it after the `with` block succeeds."""
         message = self.receive_message(qname, vt, decoder=decoder)
         yield message
         if message is not None:
@@ -140,5 +140,5 @@ class RsmqSync:
     def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         if self._closed:
             coroutine.close()
-            raise ShutdownError("the client was closed by its owner")
+            raise ShutdownError("the client is closed")
         return self._thread.run(coroutine)

@@ -1,4 +1,4 @@
-"""The wire format: functions between bytes and values. No I/O; the time and random bytes come in as parameters."""
+"""The wire format: encode values to bytes and back. No I/O; the time and random bytes are passed in as parameters."""
 
 from tampu.wire.dlq import decode_dlq_fields, encode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, encode_delayed_member

@@ -1,7 +1,7 @@
-"""Dead letters: why a job ended there, and the fields of an entry of the dlq stream.
+"""Dead letters: the reason for which a job was dead-lettered, and the fields of an entry of the dlq stream.
 
-`d`, `n`, `source_id`, `reason` and `detail` are the wire's fields. The others are ours, so that a dead letter can be
-understood; other implementations ignore them.
+`d`, `n`, `source_id`, `reason` and `detail` are fields of the ChasquiMQ format. tampu adds the others to help with
+debugging; other implementations ignore them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tampu.wire.payload import decode_value, encode_value
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: `detail` of a malformed entry without a payload field, word for word as other implementations write it.
+#: `detail` of a malformed entry without a payload field, exactly as other implementations write it.
 MISSING_PAYLOAD = "missing or non-bytes payload field"
 
 
@@ -37,11 +37,11 @@ class DlqReason(StrEnum):
         return _CODES[self]
 
     def as_str(self) -> str:
-        """The reason as it is on the wire; fit for a metric's label."""
+        """Return the reason as it is on the wire, which is also its label in metrics."""
         return str(self.value)
 
     def detail(self) -> str | None:
-        """What `malformed` means when nothing more precise is known; None for the others."""
+        """Return the default detail of `malformed`; None for the other reasons."""
         return MISSING_PAYLOAD if self is DlqReason.MALFORMED else None
 
 
@@ -56,24 +56,24 @@ class DlqEntry:
     source_id: str
     reason: str
     detail: str | None = None
-    #: The envelope's bytes as they were; empty when there were none.
+    #: The original envelope; empty if there was none.
     payload: bytes = b""
     name: str = ""
-    #: Type and text of the last error, bounded.
+    #: Type and message of the last error, truncated.
     error_type: str | None = None
     error: str | None = None
-    #: The end of the traceback, bounded.
+    #: The end of the traceback, truncated.
     traceback: str | None = None
-    #: Runs of the handler in all.
+    #: Total number of attempts.
     attempts: int | None = None
     worker: str | None = None
     failed_at_ms: int | None = None
-    #: All fields of a malformed entry, in their order.
+    #: All fields of a malformed entry, in their original order.
     original: tuple[tuple[bytes, bytes], ...] | None = None
 
 
 def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
-    """The fields of a dead letter, in the wire's order, ours behind them. `dlq_id` is the entry's own id."""
+    """Return the fields of a dead letter: the ChasquiMQ fields in their order, then tampu's. Leaves out `dlq_id`."""
     fields = [b"d", entry.payload]
     if entry.name:
         fields += (b"n", exact_text("name", entry.name))
@@ -96,7 +96,7 @@ def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
 
 
 def decode_dlq_fields(dlq_id: str, fields: Sequence[bytes]) -> DlqEntry:
-    """A dead letter of any implementation. Never refuses: what cannot be read is left out, so peeking never fails."""
+    """Decode a dead letter of any implementation. Never raises: unreadable fields are left out."""
     values = first_values(fields)
 
     def text(field: bytes) -> str | None:

@@ -1,4 +1,4 @@
-"""Jobs where they wait: entries of the main stream, and members of the delayed set.
+"""Encode and decode waiting jobs: entries of the main stream and members of the delayed set.
 
 The server returns the fields of an entry as a flat list of names and values. A member of the delayed set is the name's
 length (4 bytes, little-endian), the name, and the envelope.
@@ -19,7 +19,7 @@ _ULID_STARTS = (b"\x94\xba", b"\x95\xba")
 
 
 def first_values(fields: Sequence[bytes]) -> dict[bytes, bytes]:
-    """Return the values by field. Of a repeated field the first counts, as in every implementation."""
+    """Return the values by field. If a field is repeated, the first value is used, as in every implementation."""
     values: dict[bytes, bytes] = {}
     for field, value in zip(fields[::2], fields[1::2], strict=False):
         values.setdefault(field, value)
@@ -27,7 +27,7 @@ def first_values(fields: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 def text_or_empty(value: bytes | None) -> str:
-    """Return a name as text; one that is missing or not UTF-8 counts as empty."""
+    """Return a name as text; an empty string if it is missing or not UTF-8."""
     if not value:
         return ""
     try:
@@ -47,20 +47,20 @@ def read_job_fields(fields: Sequence[bytes]) -> tuple[bytes | None, str]:
 
 
 def job_fields(envelope: bytes, name: str) -> list[bytes]:
-    """Return the fields of an entry of the main stream, without an empty name."""
+    """Return the fields of an entry of the main stream; an empty name is left out."""
     return [b"d", envelope, b"n", exact_text("name", name)] if name else [b"d", envelope]
 
 
 def exact_text(field: str, text: str) -> bytes:
-    """Encode a name or an id as UTF-8. Raises for lone surrogates: replaced, they would name another job."""
+    """Encode a name or an id as UTF-8. Raises `EncodeError` for lone surrogates: replacing them would change the id."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise EncodeError(f"{field} {text!r} cannot be written as UTF-8: {error}") from error
+        raise EncodeError(f"{field} {text!r} cannot be encoded as UTF-8: {error}") from error
 
 
 def any_text(text: str) -> bytes:
-    """Encode text for people, such as an error message, as UTF-8. Never fails: lone surrogates are replaced."""
+    """Encode human-readable text, such as an error message, as UTF-8. Never fails: replaces lone surrogates."""
     return text.encode(errors="replace")
 
 
@@ -71,7 +71,7 @@ def entry_order(entry_id: bytes) -> tuple[int, int]:
 
 
 def encode_delayed_member(name: str, envelope: bytes) -> bytes:
-    """Return a member of the delayed set."""
+    """Return a job as a member of the delayed set."""
     if not name:
         return _NO_NAME + envelope
     encoded = exact_text("name", name)
@@ -81,7 +81,7 @@ def encode_delayed_member(name: str, envelope: bytes) -> bytes:
 def decode_delayed_member(member: bytes) -> tuple[str, bytes]:
     """Return (name, envelope) of a member. Raises `DecodeError` if the length is missing or too large."""
     if len(member) < 4:
-        raise DecodeError(f"a delayed member starts with 4 bytes of length; got {len(member)} bytes in all")
+        raise DecodeError(f"a delayed member must start with 4 bytes of length; got only {len(member)} bytes")
     end = 4 + int.from_bytes(member[:4], "little")
     if end > len(member):
         raise DecodeError(f"a delayed member of {len(member)} bytes claims a name of {end - 4} bytes")
@@ -92,7 +92,7 @@ def decode_delayed_member(member: bytes) -> tuple[str, bytes]:
 
 
 def quick_job_id(member: bytes) -> bytes | None:
-    """Return the id in a member whose id is a ULID; None for others, which need to be decoded."""
+    """Return the job id of a member if it is a ULID; None for other ids, which need decoding."""
     start = 4 + int.from_bytes(member[:4], "little")
     if member[start : start + 2] in _ULID_STARTS and len(member) > start + 28 and member[4:start].isascii():
         return member[start + 2 : start + 28]

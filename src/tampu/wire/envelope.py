@@ -47,7 +47,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def encode_envelope(
     job_id: str, slot: bytes, created_at_ms: int, attempt: int = 0, retry: JobRetryOverride | None = None
 ) -> bytes:
-    """Return an envelope around an encoded payload slot."""
+    """Return the envelope of a job whose payload slot is already encoded."""
     try:
         head = _encode(str(job_id))  # msgspec does not encode subclasses of str, such as JobId
         tail = _encode(created_at_ms) + _encode(attempt)
@@ -61,7 +61,7 @@ def encode_envelope(
 def fresh_envelope(
     job_id: str, payload: bytes | msgspec.Raw, created_at_ms: int, retry: JobRetryOverride | None
 ) -> bytes:
-    """Return the envelope of a new job. Its payload is wrapped in a bin, or stands inline if it is `Raw`."""
+    """Return the envelope of a new job. The payload is wrapped in a bin; `Raw` is written inline."""
     if retry is None:
         return _encode((job_id, payload, created_at_ms, 0))
     return _encode((job_id, payload, created_at_ms, 0, to_wire_retry(retry)))
@@ -73,7 +73,7 @@ def fresh_envelopes(
     created_at_ms: int,
     retry: JobRetryOverride | None = None,
 ) -> list[bytes]:
-    """Return the envelopes of new jobs, without a call of `fresh_envelope` for each."""
+    """Return the envelopes of new jobs. Faster than calling `fresh_envelope` for each."""
     pairs = zip(ids, payloads, strict=True)
     if retry is None:
         return [_encode((job_id, payload, created_at_ms, 0)) for job_id, payload in pairs]
@@ -87,7 +87,7 @@ def encode_job(job: Job[Any]) -> bytes:
 
 
 def decode_job(data: bytes, name: str = "") -> Job[Any]:
-    """Return the job in an envelope, or raise `DecodeError`. `name` is the value of the field `n`."""
+    """Decode an envelope. `name` is the value of the field `n`. Raises `DecodeError`."""
     try:
         envelope = _decode_envelope(data)
     except REFUSALS:
@@ -111,7 +111,7 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
 def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | None:
     """Decode many envelopes in format 'bin', which nearly all writers use.
 
-    Return None if one of them has another form: then `decode_job` decodes each, or raises.
+    Return None if one of them has another form; `decode_job` then decodes each, or raises.
     """
     try:
         return list(map(_decode_bin_envelope, many))  # type: ignore[arg-type]
@@ -120,7 +120,7 @@ def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | No
 
 
 def decode_id_and_time(data: bytes) -> tuple[str, int]:
-    """Return (job id, creation time in ms) of an envelope, or raise `DecodeError`."""
+    """Return (job id, creation time in ms) of an envelope. Raises `DecodeError`."""
     try:
         envelope = _decode_envelope(data)
     except REFUSALS:

@@ -1,4 +1,4 @@
-"""Entries of the events stream: `e`, `id`, `ts`, the name when there is one, then what the event adds."""
+"""Encode and decode entries of the events stream: `e`, `id`, `ts`, `n` if the job has a name, then extra fields."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tampu.wire.entry import any_text, exact_text, first_values
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-#: Extra fields whose text is a number.
+#: Fields whose values are integers.
 INTEGER_FIELDS = frozenset({"attempt", "backoff_ms", "created_at_ms", "delay_ms", "duration_us", "ts"})
 
 
 class EventName(StrEnum):
-    """What can happen to a job."""
+    """The kinds of events."""
 
     WAITING = "waiting"
     ACTIVE = "active"
@@ -32,19 +32,19 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueEvent:
-    """One event. `job_id` is None for events of the whole queue (`drained`) and of entries without a readable id."""
+    """One event. `job_id` is None for queue-wide events (`drained`) and for entries without a readable id."""
 
     name: str
     job_id: str | None
     job_name: str
-    #: Everything else the entry holds, numbers as int.
+    #: All other fields of the entry, numbers as int.
     fields: Mapping[str, str | int] = field(default_factory=dict)
 
 
 def encode_event_fields(
     event: str, job_id: str, ts_ms: int, name: str = "", extra: Mapping[str, str | int] | None = None
 ) -> list[bytes]:
-    """The fields of an event in the wire's order."""
+    """Return the fields of an event in the order of the wire format."""
     fields = [b"e", exact_text("event", event), b"id", exact_text("id", job_id), b"ts", b"%d" % ts_ms]
     if name:
         fields += (b"n", exact_text("name", name))
@@ -54,7 +54,7 @@ def encode_event_fields(
 
 
 def decode_event_fields(fields: Sequence[bytes]) -> QueueEvent:
-    """An event of any implementation. Never refuses: a number that is none stays text."""
+    """Decode an event of any implementation. Never raises: an invalid number is kept as text."""
     texts = {
         key.decode(errors="replace"): value.decode(errors="replace") for key, value in first_values(fields).items()
     }

@@ -1,4 +1,4 @@
-"""A job as producers make it and handlers see it. The payload's bytes are kept and decoded on first use."""
+"""The `Job` that producers create and handlers receive. Its payload is decoded on first use."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def cancelled_error(job_id: str, reason: str) -> JobCancelled:
 
 
 def check_poll_interval(value: float) -> None:
-    """Refuse a bad polling interval, though tampu does not poll: other implementations do."""
+    """Check `poll_interval`, which is accepted for compatibility: tampu does not poll, other implementations do."""
     if isinstance(value, bool) or not value > 0:
         raise invalid("poll_interval", value, "a number of seconds above 0")
 
 
 class JobId(str):
-    """The id of an added job. `is_new` is False if a job with that id existed and nothing was added."""
+    """The id of an added job. `is_new` is False if the id was a duplicate and nothing was added."""
 
-    # On the class, not the instance: a million ids of a bulk cost no more than their text.
+    # A class attribute, so that the ids of a large bulk add take no more memory than their text.
     __slots__ = ()
     is_new: ClassVar[bool] = True
 
 
 class DuplicateJobId(JobId):
-    """The id of a job that existed already."""
+    """The id of a job that was not added, because its id was a duplicate."""
 
     __slots__ = ()
     is_new = False
@@ -66,7 +66,7 @@ class JobContext(Protocol):
     """The queue that added a job, or the worker that runs it."""
 
     async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
-        """Wait for the value that the handler returns."""
+        """Wait for the handler's return value."""
         ...
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
@@ -75,9 +75,9 @@ class JobContext(Protocol):
 
 
 class Job(Generic[T]):
-    """One job: `id`, `payload`, `created_at_ms`, `attempt` (runs that failed so far), `retry`, `name`.
+    """A job: `id`, `name`, `payload`, `created_at_ms`, `attempt` (number of failed attempts so far) and `retry`.
 
-    `data` and `attempts_made` are other names for `payload` and `attempt`.
+    `data` and `attempts_made` are aliases of `payload` and `attempt`.
     """
 
     __slots__ = (
@@ -131,7 +131,7 @@ class Job(Generic[T]):
 
     @classmethod
     def with_id(cls, id: str, payload: T, *, now_ms: Callable[[], int] = wall_clock_ms) -> Job[T]:  # noqa: A002
-        """Return a job with this id, created now."""
+        """Return a job with the given id, created now."""
         return cls(id, "", payload, 0, now_ms())
 
     @classmethod
@@ -145,7 +145,7 @@ class Job(Generic[T]):
         name: str = "",
         tail: bytes = b"",
     ) -> Job[T]:
-        """Return a decoded job. Nothing is checked again, and the payload stays encoded until it is read."""
+        """Return a decoded job. Its fields are not checked, and the payload stays encoded until it is read."""
         job = cls.__new__(cls)
         job.id = id
         job.name = name
@@ -162,7 +162,7 @@ class Job(Generic[T]):
 
     @property
     def payload(self) -> T:
-        """The user's value. Raises `DecodeError` if the slot does not hold MessagePack."""
+        """The value that was added with the job. Raises `DecodeError` if the bytes are not valid MessagePack."""
         if self._payload is _NOT_DECODED:
             try:
                 self._payload = self._decode(self._slot)
@@ -173,33 +173,33 @@ class Job(Generic[T]):
 
     @property
     def data(self) -> T:
-        """The same as `payload`."""
+        """Alias of `payload`."""
         return self.payload
 
     @property
     def attempts_made(self) -> int:
-        """The same as `attempt`."""
+        """Alias of `attempt`."""
         return self.attempt
 
     async def result(self, timeout: float = 30.0) -> Any:  # noqa: ASYNC109 - the argument's name on this level
-        """What the handler returned, once it has: woken by the events stream, not by polling.
+        """Wait for the job to finish and return the handler's return value. Notified by an event; does not poll.
 
-        `TimeoutError` when it takes longer; `JobFailed` when the job became a dead letter. Only for jobs that a queue's
-        `add` gave back, and only when the worker stores results.
+        Works for jobs returned by `Queue.add` if the worker stores results. Raises `TimeoutError` after `timeout`
+        seconds and `JobFailed` if the job was dead-lettered.
         """
         if self._context is None:
-            raise RuntimeError("this job is not connected to a queue: result() is for jobs that Queue.add gave back")
+            raise RuntimeError("this job is not connected to a queue: call result() on a job returned by Queue.add")
         if isinstance(timeout, bool) or not timeout > 0:
             raise invalid("timeout", timeout, "a number of seconds above 0")
         return await self._context.wait_for_result(self.id, timeout)
 
     async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:  # noqa: ASYNC109
-        """The same as `result`; `poll_interval` is accepted, but nothing is polled."""
+        """Call `result(timeout)`. `poll_interval` is accepted for compatibility and not used."""
         check_poll_interval(poll_interval)
         return await self.result(timeout)
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Tell watchers how far this job is (0 to 1); called by its handler, as often as it likes, from any thread."""
+        """Publish this job's progress (0 to 1). For handlers; safe to call often and from any thread."""
         if self._context is None:
             raise RuntimeError("this job is not running: progress() is for a handler's own job")
         if isinstance(fraction, bool) or not 0 <= fraction <= 1:
@@ -231,24 +231,24 @@ class Job(Generic[T]):
 
     @property
     def payload_slot(self) -> bytes:
-        """The payload's exact bytes in the envelope."""
+        """The encoded payload, exactly as in the envelope."""
         return self._slot
 
     @property
     def payload_format(self) -> PayloadFormat:
-        """Which form the payload came in: 'bin' or 'inline'."""
+        """The format of the encoded payload: 'bin' or 'inline'."""
         return slot_format(self._slot)
 
     def with_retry(self, retry: JobRetryOverride) -> Job[T]:
-        """The same job with this override."""
+        """Return a copy with this retry override."""
         return self._replaced(retry=_check_retry(retry))
 
     def with_name(self, name: str) -> Job[T]:
-        """The same job under this name."""
+        """Return a copy with this name."""
         return self._replaced(name=check_job_name(name))
 
     def with_attempt(self, attempt: int) -> Job[T]:
-        """The same job after `attempt` failed runs."""
+        """Return a copy that has failed `attempt` times."""
         return self._replaced(attempt=check_int("attempt", attempt, high=MAX_U32))
 
     def _replaced(self, **changes: Any) -> Job[T]:

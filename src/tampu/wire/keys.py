@@ -1,4 +1,4 @@
-"""The names of a queue's keys. Each starts with the hash tag `{chasqui:Q}`: a queue lives in one Cluster slot."""
+"""The names of a queue's keys. All start with the hash tag `{chasqui:Q}`, which keeps a queue in one Cluster slot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from tampu.base.checks import check_queue_name
 
 
 class QueueKeys:
-    """All keys of one queue, built once. Keys of the wire format first, then those only tampu uses."""
+    """All keys of one queue: first those of the ChasquiMQ format, then those that only tampu uses."""
 
     __slots__ = (
         "cancel_marks",
@@ -38,11 +38,11 @@ class QueueKeys:
         self.cancel_marks = f"{tag}:cancel"
 
     def dedup_marker(self, job_id: str) -> str:
-        """Set while an explicit id may not be added again."""
+        """Return the key that exists while an explicit id must not be added again."""
         return f"{self.tag}:dlid:{job_id}"
 
     def delayed_index(self, job_id: str) -> str:
-        """Holds the exact member of the delayed set, so that cancel need not scan."""
+        """Return the key of the exact member of the delayed set, which lets cancel work without a scan."""
         return f"{self.tag}:didx:{job_id}"
 
     def cancel_mark(self, job_id: str) -> str:
@@ -50,27 +50,27 @@ class QueueKeys:
         return f"{self.tag}:cancel:{job_id}"
 
     def result(self, job_id: str) -> str:
-        """Holds the handler's return value."""
+        """Return the key of the handler's return value."""
         return f"{self.tag}:result:{job_id}"
 
     def repeat_spec(self, spec_key: str) -> str:
-        """Hash of one repeatable: `spec` and the counter `fired`."""
+        """Return the key of a repeatable's hash: `spec` and the counter `fired`."""
         return f"{self.tag}:repeat:spec:{spec_key}"
 
     def alive(self, group: str) -> str:
-        """Lives for a day after the last renewal of a lease by any worker of the group."""
+        """Return the key that expires a day after the last lease renewal by any worker of the group."""
         return f"{self.tag}:alive:{group}"
 
     def grace(self, group: str) -> str:
-        """Exists while no entry of the group may be taken over, after the server was unreachable."""
+        """Return the key that exists while no entry of the group may be reclaimed, after the server was unreachable."""
         return f"{self.tag}:grace:{group}"
 
     def takeovers(self, group: str) -> str:
-        """Hash of the group's dead consumers: which worker takes over their entries, and until when alone."""
+        """Return the key of the hash of dead consumers: which worker takes over each, and until when exclusively."""
         return f"{self.tag}:takeovers:{group}"
 
     def owner(self, group: str, consumer_id: str) -> str:
-        """Holds the token of the process that last renewed leases in this consumer's name."""
+        """Return the key of the token of the process that last renewed leases under this consumer's name."""
         return f"{self.tag}:owner:{group}:{consumer_id}"
 
     def heartbeat(self, group: str, consumer_id: str) -> str:
@@ -78,5 +78,5 @@ class QueueKeys:
         return f"{self.tag}:worker:{group}:{consumer_id}"
 
     def chain(self, chain_id: str) -> str:
-        """State of one producer chain: the last window's number and the replies that may be asked for again."""
+        """Return the key of a producer's chain: the last window's number, and replies that a resend may need."""
         return f"{self.tag}:pseq:{chain_id}"

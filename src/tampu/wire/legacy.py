@@ -1,7 +1,7 @@
-"""Envelopes in forms that no current writer uses but ChasquiMQ 1.3.0 accepts.
+"""Decode envelopes in forms that no current writer produces but ChasquiMQ 1.3.0 accepts.
 
 These are arrays of 3 slots, maps by field name or number, wide integers, ids as bin, and bytes after the envelope.
-The errors of `decode_job` come from here, too: a strict decoder does not say which field is wrong.
+`decode_job` also gets its error messages from here: msgspec's typed decoder does not name the invalid field.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _read_optional_float = reader(float | None)
 
 
 def decode_any_envelope(data: bytes, name: str = "") -> Job[Any]:
-    """Decode an envelope of any accepted form. Slower than `decode_job`, which calls it when its decoder fails."""
+    """Decode an envelope of any accepted form. Slower than `decode_job`, which falls back to it."""
     try:
         slots = fields_of(data, _FIELDS, in_array=3, in_map=3)
         job_id = read_text(slots["id"])
@@ -52,7 +52,7 @@ def _read_backoff(slot: bytes) -> BackoffSpec | None:
     slots = fields_of(slot, _BACKOFF_FIELDS, in_array=5, in_map=2)
     kind, content = variant_of(slots["kind"], _BACKOFF_KINDS)
     if content != NIL:
-        raise DecodeError("a backoff's kind has no content")
+        raise DecodeError("a backoff kind must not have content")
     return from_wire_backoff(
         WireBackoff(
             kind or "unknown",

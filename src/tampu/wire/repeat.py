@@ -1,4 +1,4 @@
-"""Repeatable jobs: when they fire, what happens to missed fires, and how a spec is stored.
+"""Repeatable jobs: patterns, policies for missed fires, and the stored form of a spec.
 
 The stored form is `[key, job_name, pattern, payload, limit, start_after_ms, end_before_ms, fired]`.
 """
@@ -41,7 +41,7 @@ class RepeatPattern:
 
     def __post_init__(self) -> None:
         if self.kind == "cron":
-            # Imported here: cron and its time zones load slowly, and most programs do not use them.
+            # Imported here: the cron modules load slowly, and most programs do not use them.
             from tampu.wire.cron.schedule import parse_cron
             from tampu.wire.cron.zones import parse_zone
 
@@ -49,26 +49,29 @@ class RepeatPattern:
             if self.tz is not None:
                 parse_zone(check_text("pattern.tz", self.tz, blank_ok=True))
             if self.interval_ms is not None:
-                raise invalid("pattern.interval_ms", self.interval_ms, "left out of a cron pattern")
+                raise invalid("pattern.interval_ms", self.interval_ms, "None in a cron pattern")
         elif self.kind == "every":
             check_int("pattern.interval_ms", self.interval_ms, low=1)
             if self.expression is not None or self.tz is not None:
-                raise invalid("pattern.expression and tz", (self.expression, self.tz), "left out of an every pattern")
+                raise invalid("pattern.expression and tz", (self.expression, self.tz), "None in an 'every' pattern")
         else:
             raise invalid("pattern.kind", self.kind, "'cron' or 'every'")
 
     @classmethod
     def cron(cls, expression: str, *, tz: str | None = None) -> Self:
-        """Fire by a cron expression (5 fields, 6 with seconds, 7 with a year) in `tz`: an IANA name or an offset."""
+        """Fire at the times of a cron expression (5 fields, 6 with seconds, 7 with a year) in `tz` (default: UTC).
+
+        `tz` is an IANA name or an offset such as "+05:30": `RepeatPattern.cron("0 9 * * 1-5", tz="Europe/Paris")`.
+        """
         return cls("cron", expression, tz)
 
     @classmethod
     def every(cls, interval_ms: int) -> Self:
-        """Fire every `interval_ms` milliseconds, counted from its registration."""
+        """Fire every `interval_ms` milliseconds, starting one interval after registration."""
         return cls("every", interval_ms=interval_ms)
 
     def signature(self) -> str:
-        """Return the stable text from which a spec's default key is made."""
+        """Return the stable text that a spec's default key is built from."""
         if self.kind == "every":
             return f"every:{self.interval_ms}"
         return f"cron:{self.expression}:{'UTC' if self.tz is None else self.tz}"
@@ -98,7 +101,7 @@ class MissedFiresPolicy:
             check_int("missed_fires.max_catchup", self.max_catchup, low=1, high=MAX_U32)
         elif self.kind in ("skip", "fire-once"):
             if self.max_catchup is not None:
-                raise invalid("missed_fires.max_catchup", self.max_catchup, f"left out with {self.kind!r}")
+                raise invalid("missed_fires.max_catchup", self.max_catchup, f"None for {self.kind!r}")
         else:
             raise invalid("missed_fires.kind", self.kind, "'skip', 'fire-once' or 'fire-all'")
 
@@ -114,7 +117,7 @@ class MissedFiresPolicy:
 
     @classmethod
     def fire_all(cls, max_catchup: int) -> Self:
-        """Make up for each missed fire, oldest first, at most `max_catchup` (1 or more)."""
+        """Fire once for each missed fire, oldest first, at most `max_catchup` (1 or more)."""
         if isinstance(max_catchup, bool) or not isinstance(max_catchup, int):
             raise TypeError(f"max_catchup must be a whole number of 1 or more; got {max_catchup!r}")
         return cls("fire-all", max_catchup)
@@ -125,7 +128,7 @@ class MissedFiresPolicy:
 
     @classmethod
     def from_wire(cls, max_catchup: int) -> Self:
-        """Return `fire_all` as another implementation stored it. There 0 is allowed: all missed fires are dropped."""
+        """Return the `fire_all` that another implementation stored. It may be 0 there: drop all missed fires."""
         policy = object.__new__(cls)
         object.__setattr__(policy, "kind", "fire-all")
         object.__setattr__(policy, "max_catchup", max_catchup)
@@ -140,7 +143,7 @@ def _check_bounds(limit: int | None, start_after_ms: int | None, end_before_ms: 
 
 @dataclass(frozen=True, slots=True)
 class RepeatableSpec(Generic[T]):
-    """A recurring job. Build it with `RepeatableSpec(name, pattern, payload).with_limit(10)` and so on."""
+    """A recurring job, for example `RepeatableSpec("report", RepeatPattern.cron("0 9 * * *"), {}).with_limit(10)`."""
 
     job_name: str
     pattern: RepeatPattern
@@ -170,11 +173,11 @@ class RepeatableSpec(Generic[T]):
         return replace(self, limit=limit)
 
     def with_start_after_ms(self, ms: int) -> Self:
-        """Return a copy that fires only after this instant."""
+        """Return a copy that fires only after this instant (epoch milliseconds)."""
         return replace(self, start_after_ms=ms)
 
     def with_end_before_ms(self, ms: int) -> Self:
-        """Return a copy that does not fire after this instant."""
+        """Return a copy that does not fire after this instant (epoch milliseconds)."""
         return replace(self, end_before_ms=ms)
 
     def with_missed_fires(self, policy: MissedFiresPolicy) -> Self:
@@ -182,15 +185,15 @@ class RepeatableSpec(Generic[T]):
         return replace(self, missed_fires=policy)
 
     def resolved_key(self) -> str:
-        """Return the key under which it is stored."""
+        """Return the key that the spec is stored under."""
         return self.key or f"{self.job_name}::{self.pattern.signature()}"
 
     def stored(self, payload_format: PayloadFormat = "bin") -> StoredSpec:
-        """Return the stored form."""
+        """Return the stored form, with the payload encoded."""
         return self.stored_with(encode_slot(self.payload, payload_format))
 
     def stored_with(self, payload_slot: bytes) -> StoredSpec:
-        """Return the stored form around an encoded payload."""
+        """Return the stored form with an already encoded payload."""
         return StoredSpec(
             key=self.resolved_key(),
             job_name=self.job_name,
@@ -205,7 +208,7 @@ class RepeatableSpec(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class RepeatableMeta:
-    """A repeatable as listings show it: without its payload."""
+    """A repeatable job as returned by listings, without its payload."""
 
     key: str
     job_name: str
@@ -219,7 +222,7 @@ class RepeatableMeta:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredSpec:
-    """A spec as it is stored. `payload_slot` goes into each fire's envelope as it is."""
+    """A spec as it is stored. `payload_slot` is copied into each fire's envelope."""
 
     key: str
     job_name: str
@@ -232,11 +235,11 @@ class StoredSpec:
 
     @property
     def payload(self) -> Any:
-        """The user's value. Raises `DecodeError` if the slot holds none."""
+        """The decoded payload. Raises `DecodeError` if it is not valid MessagePack."""
         return decode_slot(self.payload_slot)
 
     def meta(self, next_fire_ms: int) -> RepeatableMeta:
-        """Return the repeatable as listings show it."""
+        """Return the form used in listings."""
         return RepeatableMeta(
             key=self.key,
             job_name=self.job_name,
@@ -252,8 +255,8 @@ class StoredSpec:
 def encode_spec(spec: StoredSpec) -> bytes:
     """Encode a spec byte for byte as ChasquiMQ 1.3.0 does.
 
-    Enum variants are maps of one to positional arrays: `{"Every": [interval_ms]}`. The slot `fired` is always 0: the
-    counter is a separate field of the hash. The policy for missed fires is a ninth slot unless it is Skip.
+    An enum variant is a one-key map to a positional array: `{"Every": [interval_ms]}`. The slot `fired` is always 0:
+    the counter is a separate field of the hash. The policy for missed fires is a ninth slot, left out for Skip.
     """
     pattern = spec.pattern
     variant = (
@@ -273,10 +276,10 @@ def encode_spec(spec: StoredSpec) -> bytes:
 
 
 def decode_spec(data: bytes) -> StoredSpec:
-    """Decode a spec of any implementation, or raise `DecodeError`: 7 to 9 slots, or a map by field name."""
+    """Decode a spec of any implementation: 7 to 9 slots, or a map by field name. Raises `DecodeError`."""
     try:
         slots = fields_of(data, _FIELDS, in_array=7, in_map=4)
-        _read_u64(slots.get("fired", b"\x00"))  # not used, but checked: it must be a number
+        _read_u64(slots.get("fired", b"\x00"))  # unused, but it must be a number
         return StoredSpec(
             key=read_text(slots["key"]),
             job_name=read_text(slots["job_name"]),
@@ -287,12 +290,12 @@ def decode_spec(data: bytes) -> StoredSpec:
             end_before_ms=_read_optional_u64(slots.get("end_before_ms", NIL)),
             missed_fires=_read_policy(slots["missed_fires"]) if "missed_fires" in slots else MissedFiresPolicy.skip(),
         )
-    except (DecodeError, ConfigError) as error:  # ConfigError: a pattern no scheduler could run
+    except (DecodeError, ConfigError) as error:  # ConfigError: the pattern is not valid
         raise DecodeError(f"not a repeatable spec: {error}") from error
 
 
 def _read_payload(slot: bytes) -> bytes:
-    """Return the one value in the payload, without bytes after it: they would end up inside an envelope."""
+    """Return the payload without bytes after its value, which would corrupt the envelope of each fire."""
     payload = bytes(_read_octets(slot)) if is_array(slot) else _read_bytes(slot)
     return payload[: end_of_value(payload)]
 
@@ -306,7 +309,7 @@ def _read_pattern(slot: bytes) -> RepeatPattern:
         fields = fields_of(content, ("expression", "tz"), in_array=2, in_map=1)
         tz = fields.get("tz", NIL)
         return RepeatPattern.cron(read_text(fields["expression"]), tz=None if tz == NIL else read_text(tz))
-    raise DecodeError("unknown pattern")
+    raise DecodeError("the pattern must be Cron or Every")
 
 
 def _read_policy(slot: bytes) -> MissedFiresPolicy:
@@ -315,5 +318,5 @@ def _read_policy(slot: bytes) -> MissedFiresPolicy:
         fields = fields_of(content, ("max_catchup",), in_array=1, in_map=1)
         return MissedFiresPolicy.from_wire(_read_u32(fields["max_catchup"]))
     if name is None or content != NIL:
-        raise DecodeError("unknown policy for missed fires")
+        raise DecodeError("the policy for missed fires must be Skip, FireOnce or FireAll")
     return MissedFiresPolicy.skip() if name == "Skip" else MissedFiresPolicy.fire_once()

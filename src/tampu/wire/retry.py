@@ -1,4 +1,4 @@
-"""Retries: the per-job override, the backoff curve, and how long the next retry waits."""
+"""Retries: the worker's backoff curve, the per-job override, and the delay before the next retry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DEFAULT_JITTER_MS = 100
 
 
 class BackoffKind(StrEnum):
-    """How the wait grows. `UNKNOWN` stands for a kind of a newer version; it waits like `EXPONENTIAL`."""
+    """How the delay grows. `UNKNOWN` stands for a kind written by a newer version; it is treated as `EXPONENTIAL`."""
 
     FIXED = "fixed"
     EXPONENTIAL = "exponential"
@@ -31,14 +31,14 @@ class BackoffKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetryConfig:
-    """The queue-wide retry curve; a job's own `JobRetryOverride` goes first.
+    """The worker's backoff curve. A job's `JobRetryOverride` takes precedence.
 
     | field | unit | default | meaning |
     |---|---|---|---|
-    | `initial_backoff_ms` | ms | 100 | wait before the first retry |
-    | `max_backoff_ms` | ms | 30000 | the wait never grows beyond this (jitter is added on top) |
-    | `multiplier` | | 2.0 | growth per retry |
-    | `jitter_ms` | ms | 100 | up to this much is added, at random |
+    | `initial_backoff_ms` | ms | 100 | delay before the first retry |
+    | `max_backoff_ms` | ms | 30000 | maximum delay, before jitter |
+    | `multiplier` | | 2.0 | factor by which the delay grows with each retry |
+    | `jitter_ms` | ms | 100 | random jitter added to the delay, up to this |
     """
 
     initial_backoff_ms: int = DEFAULT_INITIAL_BACKOFF_MS
@@ -49,14 +49,14 @@ class RetryConfig:
     def __post_init__(self) -> None:
         check_int("retry.initial_backoff_ms", self.initial_backoff_ms)
         check_int("retry.max_backoff_ms", self.max_backoff_ms)
-        # A float, since a whole number to the power of a large attempt would fill the memory before it is capped.
+        # As a float: an int to the power of a large attempt number would exhaust the memory before it is capped.
         object.__setattr__(self, "multiplier", check_float("retry.multiplier", self.multiplier))
         check_int("retry.jitter_ms", self.jitter_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class BackoffSpec:
-    """A job's own backoff. What is None falls back to the worker's `RetryConfig`; `max_delay_ms` caps both kinds."""
+    """The backoff of one job. Fields that are None use the worker's `RetryConfig`; `max_delay_ms` caps both kinds."""
 
     kind: BackoffKind
     delay_ms: int
@@ -79,7 +79,7 @@ class BackoffSpec:
 
     @classmethod
     def fixed(cls, delay_ms: int, jitter_ms: int | None = None) -> Self:
-        """The same wait before every retry."""
+        """Wait `delay_ms` before every retry."""
         return cls(BackoffKind.FIXED, delay_ms, jitter_ms=jitter_ms)
 
     @classmethod
@@ -91,7 +91,7 @@ class BackoffSpec:
         max_ms: int | None = None,
         jitter_ms: int | None = None,
     ) -> Self:
-        """A wait that grows by `multiplier` with every retry, up to `max_ms`."""
+        """Wait `initial_ms` before the first retry and `multiplier` times longer before each next, up to `max_ms`."""
         return cls(BackoffKind.EXPONENTIAL, initial_ms, max_ms, multiplier, jitter_ms)
 
     def to_dict(self) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class BackoffSpec:
 
 @dataclass(frozen=True, slots=True)
 class JobRetryOverride:
-    """A job's own limit of runs and its own backoff; None means the worker's setting."""
+    """The attempts and the backoff of one job; None means the worker's setting."""
 
     max_attempts: int | None = None
     backoff: BackoffSpec | None = None
@@ -117,9 +117,9 @@ class JobRetryOverride:
 def backoff_ms(
     retry_number: int, spec: BackoffSpec | None, defaults: RetryConfig, random_below: Callable[[int], int]
 ) -> int:
-    """How long to wait before retry `retry_number` (1 = the first). `random_below(n)` gives a number in [0, n).
+    """Return the delay before retry `retry_number` (1 = the first). `random_below(n)` must return a number in [0, n).
 
-    Jitter is only ever added, and after the cap: that is what goes over the wire.
+    Jitter is added after the cap, as in ChasquiMQ.
     """
     if spec is None:
         spec = BackoffSpec(BackoffKind.EXPONENTIAL, defaults.initial_backoff_ms)
@@ -132,16 +132,16 @@ def backoff_ms(
             base *= multiplier ** max(retry_number - 1, 0)
         except OverflowError:
             base = float(cap)
-    # Not min(): 0 * inf is nan, and every comparison with nan is false, which must end at the cap.
+    # Not min(): 0 * inf is nan. Every comparison with nan is false, and nan must give the cap.
     capped = int(base) if 0 <= base <= cap else (0 if base < 0 else cap)
     return capped + (random_below(jitter) if jitter > 0 else 0)
 
 
-# --- The wire forms, for msgspec's typed decoder: arrays of exactly this length, numbers in range.
+# --- The wire forms, for msgspec's typed decoder: arrays of exactly this length, with numbers in range
 
 
 class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """`[kind, delay_ms, max_delay_ms, multiplier, jitter_ms]`, every slot always there."""
+    """`[kind, delay_ms, max_delay_ms, multiplier, jitter_ms]`; all slots are required."""
 
     kind: str
     delay_ms: U64
@@ -151,7 +151,7 @@ class WireBackoff(msgspec.Struct, array_like=True, forbid_unknown_fields=True, f
 
 
 class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, frozen=True, gc=False):
-    """`[max_attempts, backoff]`, both slots always there."""
+    """`[max_attempts, backoff]`; both slots are required."""
 
     max_attempts: U32 | None
     backoff: WireBackoff | None
@@ -160,7 +160,7 @@ class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 _KINDS = {str(kind): kind for kind in BackoffKind}
 _UNKNOWN = BackoffKind.UNKNOWN
 
-# The slots' own setters, past the checks: what another implementation wrote is not ours to refuse.
+# The setters of the slots, which bypass the checks: values that another implementation wrote are accepted as they are.
 _put_kind, _put_delay_ms, _put_max_delay_ms, _put_multiplier, _put_jitter_ms = (
     vars(BackoffSpec)[name].__set__ for name in ("kind", "delay_ms", "max_delay_ms", "multiplier", "jitter_ms")
 )
@@ -169,7 +169,7 @@ _new = object.__new__
 
 
 def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
-    """A spec from the wire, as it is."""
+    """Return a backoff from the wire, without checks."""
     spec = _new(BackoffSpec)
     _put_kind(spec, _KINDS.get(wire.kind, _UNKNOWN))
     _put_delay_ms(spec, wire.delay_ms)
@@ -179,9 +179,9 @@ def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
     return spec
 
 
-@lru_cache(maxsize=1024)  # the jobs of a queue share a few overrides, and each job comes by here
+@lru_cache(maxsize=1024)  # runs for each job, and the jobs of a queue share a few overrides
 def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
-    """An override from the wire, as it is."""
+    """Return an override from the wire, without checks."""
     retry = _new(JobRetryOverride)
     _put_max_attempts(retry, wire.max_attempts)
     _put_backoff(retry, None if wire.backoff is None else from_wire_backoff(wire.backoff))
@@ -189,7 +189,7 @@ def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
 
 
 def to_wire_retry(retry: JobRetryOverride) -> WireRetry:
-    """An override as the wire writes it."""
+    """Return the wire form of an override."""
     backoff = retry.backoff
     return WireRetry(
         retry.max_attempts,

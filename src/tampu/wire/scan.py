@@ -1,11 +1,11 @@
-"""Reads MessagePack that strict decoders refuse: bytes after a value, and every form in which Rust's serde reads it.
+"""Read MessagePack that strict decoders reject: bytes after a value, and every form that Rust's serde accepts.
 
-It finds where a value ends and cuts arrays and maps into slots without building values. Hostile input is safe: no
-recursion, no allocation for lengths that are only claimed, time linear in the bytes given.
+It finds the end of a value and splits arrays and maps into slots without building values. It is safe for hostile input:
+no recursion, no allocation for claimed lengths, time linear in the input.
 
-To serde a struct is an array by position, or a map whose keys are field names (str or bin) or field numbers, in any
-order, with unknown keys ignored and no key twice. An enum is a variant's name or number, alone or in a map of one to
-its content.
+serde reads a struct from an array by position, or from a map whose keys are field names (str or bin) or field numbers,
+in any order; unknown keys are ignored, duplicates rejected. It reads an enum from a variant's name or number, alone or
+as the only key of a map to its content.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from tampu.errors import DecodeError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The wire's numbers. MessagePack has none beyond 64 bits, and msgspec takes no bound beyond int64.
+#: Integers of the wire format. U64 has no upper bound: MessagePack stops at 64 bits, and msgspec's bounds at int64.
 U64 = Annotated[int, msgspec.Meta(ge=0)]
 U32 = Annotated[int, msgspec.Meta(ge=0, le=MAX_U32)]
 U8 = Annotated[int, msgspec.Meta(ge=0, le=255)]
 
-#: Errors that a typed decoder raises on hostile bytes: each means "this is not the expected type".
+#: Errors that a typed decoder raises for hostile bytes; each means "not the expected type".
 REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError, TypeError, OverflowError)
 
 #: The encoded None.
 NIL = b"\xc0"
 
-# For leading bytes whose header holds a number: how many bytes the number has, and what it counts.
+# For leading bytes followed by a number: the size of the number in bytes, and what it counts.
 _BYTES = 1  # bytes of the body
 _CHILDREN = 2  # values that follow
 _PAIRS = 3  # pairs of values that follow
@@ -54,7 +54,7 @@ _FIXED_BODIES = (
 
 
 def _size(lead: int) -> int:
-    """Return the bytes of a value without its children if the leading byte determines them, else 0."""
+    """Return the size of a value without its children if the leading byte determines it, else 0."""
     if 0xA0 <= lead <= 0xBF:
         return 1 + (lead & 0x1F)
     if lead <= 0x9F or lead >= 0xE0:
@@ -69,7 +69,7 @@ def _children(lead: int) -> int:
     return lead & 0x0F if 0x90 <= lead <= 0x9F else 0
 
 
-# By leading byte: hostile input may hold a million values, so one look must do for most of them.
+# Tables by leading byte: hostile input may hold a million values, so most of them must take a single lookup.
 _SIZES = tuple(_size(lead) for lead in range(256))
 _COUNTS = tuple(_children(lead) for lead in range(256))
 
@@ -81,7 +81,7 @@ def _numbered_header(data: bytes, position: int) -> tuple[int, int]:
     """Return (position after the header and body, number of children) of a value whose header holds a number."""
     lead = data[position]
     if lead not in _NUMBERED:
-        raise DecodeError(f"byte {position} is 0x{lead:02x}, which starts no MessagePack value")
+        raise DecodeError(f"byte {position} is 0x{lead:02x}, which is not the start of a MessagePack value")
     width, meaning = _NUMBERED[lead]
     position += 1 + width
     number = int.from_bytes(data[position - width : position], "big")
@@ -97,7 +97,7 @@ def end_of_value(data: bytes, position: int = 0) -> int:
     size = len(data)
     outstanding = 1
     while outstanding:
-        # Every value takes at least a byte, so the loop is bounded by the bytes that are there, not by those claimed.
+        # Every value takes at least a byte, so the size of the input bounds the loop, not the claimed lengths.
         if outstanding > size - position:
             raise DecodeError(f"MessagePack ends after {size} bytes in the middle of a value")
         lead = data[position]
@@ -134,7 +134,7 @@ def _children_of(data: bytes) -> tuple[int, int]:
 
 
 def count_of(data: bytes) -> int:
-    """Return how many values an array claims to hold; a map counts keys and values."""
+    """Return how many values an array claims to contain; for a map, keys plus values."""
     return _children_of(data)[1]
 
 
@@ -162,7 +162,7 @@ def text_content(slot: bytes) -> bytes | None:
 
 
 def reader(kind: Any) -> Callable[[bytes], Any]:
-    """Return a function that reads one slot as `kind`, or raises `DecodeError`."""
+    """Return a function that reads one slot as `kind` and raises `DecodeError` if it cannot."""
     decode = msgspec.msgpack.Decoder(kind).decode
 
     def read(slot: bytes) -> Any:
@@ -188,21 +188,21 @@ def read_text(slot: bytes) -> str:
 def fields_of(data: bytes, names: tuple[str, ...], *, in_array: int, in_map: int) -> dict[str, bytes]:
     """Return a struct's slots by field name. The first `in_array` or `in_map` fields are required."""
     if is_array(data):
-        if not in_array <= (count := count_of(data)) <= len(names):  # before any slot of a hostile array is looked at
+        if not in_array <= (count := count_of(data)) <= len(names):  # checked before reading a hostile array's slots
             wanted = f"{in_array}" if in_array == len(names) else f"{in_array} to {len(names)}"
-            raise DecodeError(f"expected an array of {wanted}; got {count}")
+            raise DecodeError(f"expected an array of {wanted} values; got {count}")
         return dict(zip(names, slots_of(data), strict=False))
     slots = slots_of(data)
     fields: dict[str, bytes] = {}
     for key, value in zip(slots[::2], slots[1::2], strict=True):
         name = _name_of(key, names)
         if name in fields:
-            raise DecodeError(f"field {name!r} is there twice")
+            raise DecodeError(f"duplicate field {name!r}")
         if name is not None:
             fields[name] = value
     missing = [name for name in names[:in_map] if name not in fields]
     if missing:
-        raise DecodeError(f"missing {', '.join(missing)}")
+        raise DecodeError(f"missing fields: {', '.join(missing)}")
     return fields
 
 
@@ -212,18 +212,18 @@ def variant_of(data: bytes, names: tuple[str, ...]) -> tuple[str | None, bytes]:
         return _name_of(data, names), NIL
     slots = slots_of(data) if count_of(data) == 2 else []
     if not slots:
-        raise DecodeError("expected a map of one variant to its content")
+        raise DecodeError("expected a map with one variant as its only key")
     return _name_of(slots[0], names), slots[1]
 
 
 def _name_of(key: bytes, names: tuple[str, ...]) -> str | None:
-    """Return the name that a key spells or numbers; None if there is no such name."""
+    """Return the field that a key names by text or number; None if there is no such field."""
     lead = key[0]
     if lead <= 0x7F or 0xCC <= lead <= 0xCF:
         number = lead if lead <= 0x7F else int.from_bytes(key[1:], "big")
         return names[number] if number < len(names) else None
     content = text_content(key)
     if content is None:
-        raise DecodeError("a key or variant is neither text nor a number")
+        raise DecodeError("a key or variant must be text or a number")
     text = content.decode(errors="replace")
     return text if text in names else None

@@ -1,7 +1,7 @@
-"""A task's arguments and results as MessagePack: checked before they are sent, and again before they are used.
+"""Encode and decode a task's arguments and results as MessagePack. Both directions check the types.
 
-Each parameter is written by its annotation when msgspec knows it (datetime, UUID, Decimal, Enum, dataclass, list[...]);
-what has no annotation, or one that means nothing to it, must be a plain value.
+A parameter is encoded by its annotation if msgspec supports it (datetime, UUID, Decimal, Enum, dataclass, list[...]).
+Without an annotation, or with an unsupported one, the value must be a plain MessagePack value.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _UNSET = msgspec.UNSET
 
 
 class Arguments:
-    """A function's arguments as one payload, a dict by their names."""
+    """Encodes a function's arguments as one payload, a dict by parameter name."""
 
     def __init__(self, function: Callable[..., Any], name: str) -> None:
         self._name = name
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError):
-            raise ConfigError(f"task {name!r}: {function!r} does not tell its parameters; wrap it in a def") from None
+            raise ConfigError(f"task {name!r}: cannot read the signature of {function!r}; wrap it in a def") from None
         hints = _hints(function)
         fields: list[Any] = []
         self._untyped: list[str] = []
@@ -39,8 +39,8 @@ class Arguments:
         for parameter in self._signature.parameters.values():
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
                 raise ConfigError(
-                    f"task {name!r}: parameter {parameter.name!r} has no name on the wire; "
-                    "use parameters that can be passed by keyword"
+                    f"task {name!r}: parameter {parameter.name!r} is positional-only or *args, but arguments are sent "
+                    "by name; use parameters that can be passed by keyword"
                 )
             if parameter.kind is parameter.VAR_KEYWORD:
                 self._rest = parameter.name
@@ -53,7 +53,7 @@ class Arguments:
         self._codec = TypedPayload(msgspec.defstruct(f"call of {name}", fields, kw_only=True))
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """The payload of a call; a `TypeError` or `EncodeError` when the call would not work."""
+        """Encode the arguments of a call. Raises `TypeError` for a wrong signature, `EncodeError` for a wrong type."""
         try:
             bound = self._signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -62,7 +62,7 @@ class Arguments:
         values = dict(bound.arguments)
         rest = values.pop(self._rest, {}) if self._rest is not None else {}
         for name in (*self._untyped, *rest):
-            # What has no type to say how it is written must be plain.
+            # Without a type there is no way to restore anything but a plain value.
             try:
                 encode_value(values[name] if name in values else rest[name])
             except EncodeError as error:
@@ -74,9 +74,10 @@ class Arguments:
         return encode_value(decode_slot(packed) | rest) if rest else packed
 
     def decode(self, slot: bytes) -> dict[str, Any]:
-        """The keyword arguments in a payload; `DecodeError` when they do not fit the function.
+        """Decode a payload to keyword arguments. Raises `DecodeError` if they do not fit the function.
 
-        Those with a default may be missing, and others are ignored: so jobs outlive a change of the function.
+        Parameters with a default may be missing and unknown arguments are ignored, so waiting jobs survive a change of
+        the signature.
         """
         call = self._codec.decode_slot(slot)
         found = {name: value for name in self._names if (value := getattr(call, name)) is not _UNSET}
@@ -86,7 +87,7 @@ class Arguments:
 
 
 class Results:
-    """What a function returns: plain values as they are, others by its annotation."""
+    """Encodes a function's return value: plain values as they are, others by the return annotation."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         hint = _known_hint(_hints(function).get("return", Any))
@@ -94,7 +95,7 @@ class Results:
         self._codec = None if hint is Any else TypedPayload(hint)
 
     def encode(self, value: Any) -> bytes:
-        """The MessagePack of a value; `EncodeError` when it has none that would come back the same."""
+        """Encode a return value. Raises `EncodeError` if it would not decode to an equal value."""
         try:
             return encode_value(value)
         except EncodeError:
@@ -103,7 +104,7 @@ class Results:
             return self._codec.encode(value)
 
     def convert(self, value: Any) -> Any:
-        """A value as it was stored, in the type of the annotation; as it is when the annotation is not true."""
+        """Convert a stored value to the annotated type; return it unchanged if it does not fit."""
         if self._codec is None or value is None:
             return value
         try:
@@ -113,7 +114,7 @@ class Results:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    """The annotations that can be understood; names that exist for type checkers only cost their own."""
+    """Return the annotations that can be resolved; one that exists only for type checkers does not hide the others."""
     try:
         return get_type_hints(function)
     except Exception:
@@ -130,7 +131,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _known_hint(hint: Any) -> Any:
-    """The annotation, or Any when it does not say how a value is written."""
+    """Return the annotation, or Any if it does not determine how a value is encoded."""
     try:
         kind = msgspec.inspect.type_info(hint)
         msgspec.msgpack.Decoder(hint)
@@ -150,5 +151,5 @@ def _field(parameter: inspect.Parameter, hint: Any) -> tuple[Any, ...]:
     if parameter.default is parameter.empty:
         return parameter.name, hint
     if parameter.default is None:
-        hint = Union[hint, None]  # noqa: UP007 - `x: int = None` is everywhere, and means this
-    return parameter.name, Union[hint, msgspec.UnsetType], _UNSET  # noqa: UP007 - a hint may be a text or Annotated
+        hint = Union[hint, None]  # noqa: UP007 - `x: int = None` is common and means `int | None`
+    return parameter.name, Union[hint, msgspec.UnsetType], _UNSET  # noqa: UP007 - a hint may be a str or Annotated

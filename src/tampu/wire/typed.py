@@ -1,7 +1,7 @@
-"""Typed payloads: how values of one type are written, and checked when they are read.
+"""Typed payloads: encode values of one type, and check them when they are decoded.
 
-Dataclasses, msgspec Structs, TypedDicts and whatever else msgspec knows; pydantic models when pydantic is installed,
-also inside the others.
+Supports dataclasses, msgspec Structs, TypedDicts and everything else that msgspec does, and pydantic models, alone or
+inside the others, if pydantic is installed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TypedPayload:
-    """Writes and reads payloads of `payload_type`."""
+    """Encodes and decodes payloads of `payload_type`."""
 
     __slots__ = ("_read", "_write", "payload_type")
 
@@ -33,17 +33,17 @@ class TypedPayload:
             self._write, self._read = _msgspec_codec(payload_type)
 
     def encode(self, value: Any) -> bytes:
-        """The value as MessagePack; `EncodeError` when it is not of the type."""
+        """Encode a value as MessagePack. Raises `EncodeError` if it is not of the type."""
         return self._write(value)
 
     def decode_slot(self, slot: bytes) -> Any:
-        """The value in a payload slot of either format; `DecodeError` when it does not fit the type."""
+        """Decode the value in a payload slot of either format. Raises `DecodeError` if it does not fit the type."""
         content = bin_content(slot)
         return self._read(slot if content is None else content)
 
 
 def inline_only(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """`encode` for format 'inline', where bytes are refused: every reader would take them for a payload in a bin."""
+    """Return `encode` for format 'inline', which rejects bytes: readers would mistake them for format 'bin'."""
 
     def write(value: Any) -> bytes:
         packed = encode(value)
@@ -59,8 +59,8 @@ def _name(payload_type: Any) -> str:
 
 
 def is_pydantic(payload_type: Any) -> bool:
-    """Whether it is a model of pydantic's."""
-    pydantic = sys.modules.get("pydantic")  # its models cannot exist before it was imported
+    """Return whether a type is a pydantic model."""
+    pydantic = sys.modules.get("pydantic")  # no model can exist before pydantic is imported
     return pydantic is not None and isinstance(payload_type, type) and issubclass(payload_type, pydantic.BaseModel)
 
 
@@ -68,13 +68,13 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     try:
         read_packed = msgspec.msgpack.Decoder(payload_type, dec_hook=_from_plain).decode
     except TypeError as error:
-        raise ConfigError(f"payload_type {_name(payload_type)} cannot be written as MessagePack: {error}") from error
+        raise ConfigError(f"payload_type {_name(payload_type)} cannot be encoded as MessagePack: {error}") from error
     pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
 
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
-            # Reading it back is the check: what a worker would refuse must not be sent.
+            # Decode it as a check: a payload that a worker would reject must not be sent.
             read_packed(packed)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodeError(f"payload {shown(value)} is not a {_name(payload_type)}: {error}") from error
@@ -90,7 +90,7 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
 
 
 def convert(value: Any, payload_type: Any) -> Any:
-    """A value that was decoded without a type, brought into the type; `DecodeError` when it does not fit."""
+    """Convert a value that was decoded without a type. Raises `DecodeError` if it does not fit."""
     try:
         return msgspec.convert(value, payload_type, dec_hook=_from_plain)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
@@ -98,24 +98,24 @@ def convert(value: Any, payload_type: Any) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    """How msgspec writes what it does not know."""
+    """Encode a value of a type that msgspec does not support."""
     if is_pydantic(type(value)):
         return value.model_dump(mode="json")
     raise TypeError(f"{type(value).__name__} has no MessagePack form")
 
 
 def _from_plain(wanted: Any, value: Any) -> Any:
-    """How msgspec reads what it does not know."""
+    """Decode a value to a type that msgspec does not support."""
     if is_pydantic(wanted):
         return wanted.model_validate(value)
-    return value  # msgspec looks whether it is one
+    return value  # msgspec checks its type
 
 
 def _pydantic_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[[bytes], Any]]:
     def write(value: Any) -> bytes:
         try:
             return encode_value(payload_type.model_validate(value).model_dump(mode="json"))
-        except ValueError as error:  # pydantic's ValidationError is one
+        except ValueError as error:  # includes pydantic's ValidationError
             raise EncodeError(f"payload {shown(value)} is not a {_name(payload_type)}: {error}") from error
 
     def read(packed: bytes) -> Any:

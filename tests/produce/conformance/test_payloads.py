@@ -119,7 +119,7 @@ async def test_what_does_not_fit_the_type_is_not_sent(server: Server, view: Queu
 
 
 def test_a_type_that_cannot_be_written_is_refused_at_once() -> None:
-    with pytest.raises(ConfigError, match="cannot be written as MessagePack"):
+    with pytest.raises(ConfigError, match="cannot be encoded as MessagePack"):
         TypedPayload(list[int] | set[int])
 
 

@@ -1,4 +1,4 @@
-"""Bronze, silver and gold as declared tables: the very functions that `tampu pipeline run` computes with."""
+"""Bronze, silver and gold as declared tables, with the functions that `tampu pipeline run` uses."""
 
 from __future__ import annotations
 

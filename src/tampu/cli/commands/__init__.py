@@ -1,7 +1,7 @@
 """The commands, one module or folder each, and the table that lists them.
 
 `tampu --help` and shell completion read only this table, so they start fast: a command's module is imported when the
-command runs. Worker processes pass through here too, so this module must import nothing beyond the standard library.
+command runs. Worker processes import this module too, so it must import nothing outside the standard library.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ class Command:
     """One command, or a group of subcommands."""
 
     name: str
-    #: `module:attribute` below this package: a function, or the `typer.Typer` of a group.
+    #: `module:attribute` in this package: a function, or the `typer.Typer` of a group.
     target: str
-    #: Its panel in `tampu --help`.
+    #: Panel of `tampu --help` that lists it.
     panel: str
-    #: Its line in `tampu --help`. A test compares it with the first paragraph of the command's docstring.
+    #: Help line in `tampu --help`. A test compares it with the first paragraph of the command's docstring.
     help: str
 
 
@@ -26,43 +26,43 @@ _TABLE = {
     "Run": {
         "demo": (
             "demo.command:demo",
-            "Watch a small shop's day: orders, flaky payments, retries, delayed jobs, dead letters, a replay.",
+            "Run a small shop for a day: orders, flaky payments, retries, delayed jobs, dead letters and a replay.",
         ),
-        "worker": ("worker.command:worker", "Run the jobs of queues, in one or several supervised processes."),
-        "promoter": ("maintain:promoter", "Move delayed jobs into their queues when their time has come."),
-        "scheduler": ("maintain:scheduler", "Fire repeatable jobs when they are due."),
+        "worker": ("worker.command:worker", "Run jobs from one or more queues, in one or more supervised processes."),
+        "promoter": ("maintain:promoter", "Move delayed jobs into their queues when they are due."),
+        "scheduler": ("maintain:scheduler", "Enqueue the jobs of schedules when they are due."),
     },
-    "Look": {
+    "Inspect": {
         "inspect": (
             "inspect:inspect",
-            "Show what waits, runs, is delayed or dead: of all queues, or of one with its workers.",
+            "Show waiting, running, delayed and dead jobs of all queues, or of one queue with its workers.",
         ),
-        "watch": ("watch:watch", "Watch one queue live: depths, rates, workers, events. Ctrl-C ends it."),
-        "top": ("watch:top", "Watch all queues live, the busiest first. Ctrl-C ends it."),
+        "watch": ("watch:watch", "Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."),
+        "top": ("watch:top", "Watch all queues live, busiest first. Press Ctrl-C to exit."),
         "events": (
             "events:events",
-            "Show events of one queue or of all, oldest first; --json writes one JSON object a line.",
+            "Show events of one queue or all queues, oldest first. --json prints one JSON object per line.",
         ),
         "doctor": (
             "doctor.command:doctor",
-            "Check the server and the queues, each fault with its remedy; exits with 3 when something is wrong.",
+            "Check the server and the queues, and say how to fix each problem. Exits with 3 if there is one.",
         ),
-        "bench": ("bench:bench", "Measure this server with tampu, in a queue of its own that is removed afterwards."),
-        "job": ("job:app", "One job: where it is, and how it came there."),
+        "bench": ("bench:bench", "Benchmark this server with tampu, in a temporary queue."),
+        "job": ("job:app", "Inspect one job: its state and its history."),
     },
-    "Change": {
-        "add": ("add:add", "Add a job; prints its id."),
-        "cancel": ("cancel:cancel", "Cancel delayed jobs: those that wait for their time or their retry."),
-        "queue": ("queue:app", "A queue as a whole: pause it, resume it, empty it."),
-        "dlq": ("dlq:app", "Dead letters: look at them, put them back, throw them away."),
-        "repeatable": ("repeatable:app", "Jobs that recur: list them, remove them, fire one now."),
+    "Manage": {
+        "add": ("add:add", "Add a job and print its ID."),
+        "cancel": ("cancel:cancel", "Cancel delayed jobs, including those waiting for a retry."),
+        "queue": ("queue:app", "Pause, resume or purge a queue."),
+        "dlq": ("dlq:app", "Show, replay or remove dead letters."),
+        "repeatable": ("repeatable:app", "List, remove or fire schedules (repeatable jobs)."),
     },
-    "Others": {
+    "Other": {
         "pipeline": (
             "pipeline:app",
-            "Build a lake of Parquet tables from queues' events with Spark, and a report from it.",
+            "Build Parquet tables from the events of queues with Spark, and a report from the tables.",
         ),
-        "rsmq": ("rsmq:app", "Queues of RSMQ, the simple message queue that JavaScript and Rust share."),
+        "rsmq": ("rsmq:app", "Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients."),
     },
 }
 

@@ -1,4 +1,4 @@
-"""`tampu add`: add a job, and wait for its result if asked to."""
+"""`tampu add`: adds a job and optionally waits for its result."""
 
 import json
 import sys
@@ -18,20 +18,23 @@ from tampu.cli.units import parse_duration
 def add(
     common: CommonOptions,
     queue: QueueName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The job's name: the task's.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Job name, which is the name of its task.")],
     payload: Annotated[
-        str, typer.Argument(metavar="JSON", help="Its payload: a task's arguments; - reads stdin.")
+        str, typer.Argument(metavar="JSON", help="Payload: the task's arguments as JSON; - reads stdin.")
     ] = "{}",
-    delay: Annotated[str | None, typer.Option("--delay", metavar="DURATION", help="Run it after 90s, 15m, 2h.")] = None,
-    job_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="An id; the same is not added again for an hour.")
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="DURATION", help="Run the job after this long (90s, 15m, 2h).")
     ] = None,
-    attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Runs in all, should it fail.")] = None,
+    job_id: Annotated[
+        str | None, typer.Option("--id", metavar="ID", help="Job ID. Ignored if this ID was added in the last hour.")
+    ] = None,
+    attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Maximum number of attempts.")] = None,
     wait: Annotated[
-        str | None, typer.Option("--wait", metavar="DURATION", help="Wait so long for its result, and print that.")
+        str | None,
+        typer.Option("--wait", metavar="DURATION", help="Wait up to this long for the result and print it."),
     ] = None,
 ) -> None:
-    """Add a job; prints its id."""
+    """Add a job and print its ID."""
     value = parse_json(sys.stdin.read() if payload == "-" else payload)
     options: dict[str, Any] = {"job_id": job_id, "attempts": attempts}
     if delay is not None:
@@ -45,7 +48,7 @@ def add(
         if "result" in told:
             show(one_line(told["result"], limit=10_000))
     if not told["is_new"]:
-        say(f"a job of the id {told['id']} was added before: nothing was added", "yellow")
+        say(f"a job with the ID {told['id']} was added before; nothing was added", "yellow")
 
 
 async def _add(
@@ -63,15 +66,17 @@ async def _add(
 
 
 def parse_json(text: str) -> Any:
-    """JSON by the book: NaN and its like are refused, as no other reader would take them."""
+    """Parse strict JSON: NaN and Infinity are refused, because other JSON parsers reject them."""
 
     def refuse(constant: str) -> Any:
-        raise UsageError(f"the payload has {constant}, which is no JSON")
+        raise UsageError(f"the payload contains {constant}, which is not valid JSON")
 
     try:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         shown = text if len(text) <= 40 else f"{text[:40]}..."
-        raise UsageError(f"the payload is no JSON: {error.msg} at character {error.pos + 1} of {shown!r}") from error
+        raise UsageError(
+            f"the payload is not valid JSON: {error.msg} at character {error.pos + 1} of {shown!r}"
+        ) from error
     except RecursionError as error:
-        raise UsageError("the payload is nested too deeply") from error
+        raise UsageError("the payload is nested too deeply to parse") from error

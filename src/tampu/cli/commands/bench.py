@@ -1,6 +1,6 @@
-"""`tampu bench`: how fast this server takes and hands out jobs, from here, in a queue of its own that is removed after.
+"""`tampu bench`: measures how fast this server adds and delivers jobs, in a temporary queue that is removed afterwards.
 
-Scenarios carry the names of the project's benchmarks (docs/benchmarks.md), which compare with other queues as well.
+Scenarios have the names used in the project's benchmarks (docs/benchmarks.md), which also compare other queues.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from tampu.base.event_loop import new_event_loop
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session, literal_glob, parse_info, product_version, run, scan_keys
 from tampu.cli.tables import table
+from tampu.cli.units import plural
 from tampu.config import ConsumerConfig, ProducerConfig
 from tampu.consume.consumer import Consumer
 from tampu.produce.producer import Producer
@@ -27,34 +28,34 @@ from tampu.wire.keys import QueueKeys
 
 #: About 100 bytes.
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
-#: How many entries a worker reads at once here; the default of 64 is a little slower and fairer among workers.
+#: Entries per read. The default of 64 is slightly slower, but shares work more evenly between workers.
 BATCH = 256
-#: Adds one by one take a round trip each: fewer of them are enough.
+#: Adding one by one costs a round trip per job, so these scenarios use 1/20 of the jobs.
 ONE_BY_ONE_SHARE = 20
-#: Keys removed in one command.
+#: Keys deleted per command.
 REMOVED_AT_ONCE = 1000
 AN_HOUR_SECS = 3600.0
-#: Jobs a second of the latency's open loop, and for how long.
+#: Rate of the open-loop latency scenario in jobs per second, and its duration.
 LATENCY_RATE = 200
 LATENCY_SECS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The scenarios, on one queue; each gives a figure."""
+    """The scenarios, on one queue; each returns one figure."""
 
     url: str
     queue_name: str
     jobs: int
 
     def producer(self) -> Any:
-        """A producer for the queue, connected."""
-        # Room enough: a full queue would refuse.
+        """Return a connected producer."""
+        # High enough that the queue is never full, which would raise an error.
         config = ProducerConfig(queue_name=self.queue_name, max_stream_len=self.jobs * 10 + 1_000_000)
         return Producer.connect(self.url, config)
 
     async def ping(self) -> float:
-        """Microseconds."""
+        """Return the round-trip time in microseconds."""
         async with self.producer() as producer:
             began, times = time.perf_counter(), max(self.jobs // ONE_BY_ONE_SHARE, 1)
             for _ in range(times):
@@ -117,7 +118,7 @@ class Bench:
         return rate
 
     async def pickup_p99(self) -> float:
-        """Milliseconds from when a job was due to be added to its handler, at a fixed rate, in an open loop."""
+        """Return the p99 from a job's scheduled add to its handler, in milliseconds, at a fixed rate (open loop)."""
         total = int(LATENCY_RATE * LATENCY_SECS)
         latencies: list[float] = []
         shutdown = asyncio.Event()
@@ -132,7 +133,7 @@ class Bench:
             await producer.client.call("PING")
             began = time.perf_counter() + 0.2
             for number in range(total):
-                # Late or not, the next is added at its time and counts from it: a stall must not hide jobs.
+                # Jobs are added on schedule and measured from their scheduled time, so a stall is not hidden.
                 due = began + number / LATENCY_RATE
                 await asyncio.sleep(max(due - time.perf_counter(), 0))
                 adding.create_task(producer.add(due))
@@ -145,7 +146,7 @@ class Bench:
         return Consumer(self.url, config)
 
     def scenarios(self) -> dict[str, tuple[str, Callable[[], Awaitable[float]]]]:
-        """By name: the unit, and what runs it."""
+        """Return the unit and the coroutine function of each scenario by name."""
         return {
             "ping": ("µs", self.ping),
             "queue-add": ("jobs/s", self.add_one_by_one),
@@ -162,7 +163,7 @@ class Bench:
 
 
 async def _first(waiting: Coroutine[Any, Any, Any], running: asyncio.Task[Any]) -> None:
-    """Wait for the one; an end of the other before it is an error that must show."""
+    """Wait for `waiting`; if `running` ends before it, raise its error."""
     task = asyncio.create_task(waiting)
     try:
         await asyncio.wait((task, running), return_when=asyncio.FIRST_COMPLETED)
@@ -173,7 +174,7 @@ async def _first(waiting: Coroutine[Any, Any, Any], running: asyncio.Task[Any]) 
 
 
 async def remove_queue(client: Client, keys: QueueKeys) -> None:
-    """Delete every key of the queue, whatever wrote it."""
+    """Delete every key of the queue."""
     batch: list[bytes] = []
     async for key in scan_keys(client, f"{literal_glob(keys.tag)}:*"):
         batch.append(key)
@@ -185,14 +186,14 @@ async def remove_queue(client: Client, keys: QueueKeys) -> None:
 
 
 async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | None) -> dict[str, Any]:
-    """Run all scenarios by turns, `rounds` times."""
+    """Run all scenarios in turn, `rounds` times."""
     queue_name = f"tampu-bench-{uuid.uuid4().hex[:12]}"
     bench = Bench(resolve_url(common.url), queue_name, jobs)
     scenarios = bench.scenarios()
     if only:
         chosen = [name.strip() for name in only.split(",")]
         if unknown := [name for name in chosen if name not in scenarios]:
-            raise typer.BadParameter(f"no such scenario: {', '.join(unknown)}; there are {', '.join(scenarios)}")
+            raise typer.BadParameter(f"no such scenario: {', '.join(unknown)}; choose from {', '.join(scenarios)}")
         scenarios = {name: scenarios[name] for name in chosen}
     samples: dict[str, list[float]] = {name: [] for name in scenarios}
     async with Session(common.url, common.timeout) as session:
@@ -206,7 +207,7 @@ async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | Non
                         await remove_queue(client, keys)
                         progress(number * len(scenarios) + position + 1)
         finally:
-            # Also after Ctrl-C: nothing stays behind.
+            # Also after Ctrl-C: leave nothing behind.
             with contextlib.suppress(OSError):
                 await asyncio.shield(remove_queue(client, keys))
         return {
@@ -224,13 +225,13 @@ async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | Non
 
 def bench(
     common: CommonOptions,
-    jobs: Annotated[int, typer.Option("--jobs", min=100, max=1_000_000, help="Jobs in each scenario.")] = 20_000,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="How often; medians are shown.")] = 3,
+    jobs: Annotated[int, typer.Option("--jobs", min=100, max=1_000_000, help="Jobs per scenario.")] = 20_000,
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Number of rounds; the median is shown.")] = 3,
     only: Annotated[
-        str | None, typer.Option("--only", metavar="NAMES", help="Only these scenarios, by commas.")
+        str | None, typer.Option("--only", metavar="NAMES", help="Run only these scenarios, separated by commas.")
     ] = None,
 ) -> None:
-    """Measure this server with tampu, in a queue of its own that is removed afterwards."""
+    """Benchmark this server with tampu, in a temporary queue."""
     found = run(measure(common, jobs, rounds, only), new_event_loop)
     if common.as_json:
         write_json(found)
@@ -242,7 +243,8 @@ def bench(
         rows.add_row(cell(name), *(cell(_number(value)) for value in numbers), cell(figures["unit"], "dim"))
     show(rows)
     say(
-        f"{found['version']} at {found['server']}, {found['jobs']:,} jobs a scenario, {found['rounds']} rounds; removed"
+        f"{found['version']} at {found['server']}, {found['jobs']:,} jobs per scenario, "
+        f"{plural(found['rounds'], 'round')}; the temporary queue was removed"
     )
 
 

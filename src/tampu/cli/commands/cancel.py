@@ -1,4 +1,4 @@
-"""`tampu cancel`: take delayed jobs back out of their queue."""
+"""`tampu cancel`: removes delayed jobs from their queue."""
 
 from typing import Annotated
 
@@ -14,15 +14,15 @@ from tampu.cli.units import plural
 def cancel(
     common: CommonOptions,
     queue: QueueName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="The ids of jobs that wait for their time.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="IDs of delayed jobs.")],
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Cancel delayed jobs: those that wait for their time or their retry."""
+    """Cancel delayed jobs, including those waiting for a retry."""
     states = common.run(_states, queue, ids)
     delayed = [job_id for job_id in ids if states[job_id] == "delayed"]
     cancelled: list[str] = []
-    if confirm(f"cancel {plural(len(delayed), 'delayed job')} of {queue}", len(delayed), yes=yes, dry_run=dry_run):
+    if confirm(f"cancel {plural(len(delayed), 'delayed job')} in {queue}", len(delayed), yes=yes, dry_run=dry_run):
         cancelled = common.run(_cancel, queue, delayed)
     if common.as_json:
         write_json({"matched": len(delayed), "cancelled": cancelled, "states": states, "dry_run": dry_run})
@@ -30,12 +30,16 @@ def cancel(
         show(f"cancelled {plural(len(cancelled), 'job')}")
     missed = [job_id for job_id in ids if job_id not in (delayed if dry_run else cancelled)]
     if missed and (dry_run or not delayed or cancelled):
-        others = ", ".join(f"{job_id} is {_said(states[job_id])}" for job_id in missed)
-        raise CliError(f"not waiting for their time: {others}")
+        others = ", ".join(f"{job_id} {_said(states[job_id])}" for job_id in missed)
+        raise CliError(f"cannot cancel: {others} (only delayed jobs can be cancelled)")
 
 
 def _said(state: str) -> str:
-    return {"unknown": "not there", "delayed": "gone meanwhile"}.get(state, state)
+    return {
+        "unknown": "does not exist",
+        "delayed": "is no longer delayed",
+        "waiting": "is already waiting to run",
+    }.get(state, f"is {state}")
 
 
 async def _states(session: Session, name: str, ids: list[str]) -> dict[str, str]:

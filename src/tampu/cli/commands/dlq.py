@@ -1,4 +1,4 @@
-"""`tampu dlq peek|replay|remove`: dead letters, all or those that options single out."""
+"""`tampu dlq peek|replay|remove`: works on all dead letters, or those selected by options."""
 
 from typing import Annotated, Any
 
@@ -19,21 +19,27 @@ from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
 from tampu.inspect.snapshot import entry_ms
 from tampu.wire.dlq import DlqEntry, DlqReason
 
-app = typer.Typer(help="Dead letters: look at them, put them back, throw them away.", no_args_is_help=True)
+app = typer.Typer(help="Show, replay or remove dead letters.", no_args_is_help=True)
 
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="ID", help="A letter's id or its job's; may be given several times."),
+    typer.Option(
+        "--id", metavar="ID", help="Only this dead letter, by its own ID or its job's ID. Can be given more than once."
+    ),
 ]
 Reason = Annotated[
-    str | None, typer.Option("--reason", metavar="|".join(reason.value for reason in DlqReason), help="Why it died.")
+    str | None,
+    typer.Option("--reason", metavar="|".join(reason.value for reason in DlqReason), help="Only this reason."),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="The name of the job.")]
+Name = Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")]
 OlderThan = Annotated[
-    str | None, typer.Option("--older-than", metavar="DURATION", help="At least so old: 90s, 15m, 2h, 7d.")
+    str | None,
+    typer.Option("--older-than", metavar="DURATION", help="Only dead letters at least this old (90s, 15m, 2h, 7d)."),
 ]
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="At most so many, oldest first.")]
-Full = Annotated[bool, typer.Option("--full", help="Show tracebacks too.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of dead letters, oldest first.")
+]
+Full = Annotated[bool, typer.Option("--full", help="Show tracebacks.")]
 
 
 def _filter(ids: list[str] | None, reason: str | None, name: str | None, older_than: str | None) -> DlqFilter:
@@ -59,18 +65,18 @@ def peek(
     full: Full = False,
     raw: Raw = False,
 ) -> None:
-    """Show dead letters, oldest first, with what killed them."""
+    """Show dead letters and their errors, oldest first."""
     found, total = common.run(_peek, queue, _filter(ids, reason, name, older_than), limit or 20)
     if common.as_json:
         write_json([letter_to_json(letter, raw=raw) for letter in found])
         return
     if not found:
-        say("no dead letters" + (" that fit" if total else ""))
+        say("no matching dead letters" if total else "no dead letters")
         return
     for letter in found:
         show(_letter_view(letter, raw=raw, full=full))
     if len(found) < total:
-        say(f"{plural(len(found), 'letter')} of {total:,}; --limit shows more")
+        say(f"showing {len(found):,} of {plural(total, 'dead letter')}; raise --limit to see more")
 
 
 async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> tuple[list[DlqEntry], int]:
@@ -79,7 +85,7 @@ async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> 
 
 
 def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
-    """A letter for programs. `payload` is what the job was given; None when the envelope cannot be read."""
+    """Return a dead letter for JSON output. `payload` is the job's payload, or None if it cannot be decoded."""
     job = envelope_of(letter.payload, letter.name)
     return {
         "dlq_id": letter.dlq_id,
@@ -108,12 +114,12 @@ def _letter_view(letter: DlqEntry, *, raw: bool, full: bool) -> Group:
         cell(letter.name or "(no name)", "bold"),
         "  ",
         cell(letter.reason, "red"),
-        cell(f" after {plural(letter.attempts, 'run')}" if letter.attempts is not None else ""),
+        cell(f" after {plural(letter.attempts, 'attempt')}" if letter.attempts is not None else ""),
         cell(f"  {time_of_day(died_ms)}", "dim"),
     )
     payload = told["payload"] if told["job_id"] is not None else told["envelope"]
     facts = [
-        ("job", told["job_id"] or "(its envelope cannot be read)"),
+        ("job", told["job_id"] or "(cannot be decoded)"),
         ("letter", letter.dlq_id),
         ("error", f"{letter.error_type}: {letter.error}" if letter.error_type else letter.error or letter.detail),
         ("payload", one_line(payload)),
@@ -139,11 +145,11 @@ def replay(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Put dead letters back into the queue, with their attempts at zero."""
+    """Move dead letters back into the queue, with their attempts reset to zero."""
     wanted = _filter(ids, reason, name, older_than)
     count = common.run(_count, queue, wanted, limit)
     moved = ReplayCount(0)
-    if confirm(f"replay {plural(count, 'dead letter')} of {queue}", count, yes=yes, dry_run=dry_run):
+    if confirm(f"replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
         moved = common.run(_replay, queue, wanted, count)
     if common.as_json:
         told = {"matched": count, "replayed": int(moved), "unreadable": moved.skipped}
@@ -151,9 +157,10 @@ def replay(
     elif moved:
         show(f"replayed {plural(moved, 'dead letter')}")
     if moved.skipped:
-        say(f"{plural(moved.skipped, 'letter')} cannot be read and stay: tampu dlq peek {queue} shows them", "yellow")
+        skipped = plural(moved.skipped, "dead letter")
+        say(f"skipped {skipped} that cannot be decoded; run `tampu dlq peek {queue}` to see them", "yellow")
     if moved.queue_is_full:
-        say("the queue is full: the others stay until there is room", "red")
+        say("the queue is full; run the command again when there is room to replay the rest", "red")
         raise typer.Exit(ERROR)
 
 
@@ -163,7 +170,7 @@ async def _count(session: Session, queue: str, wanted: DlqFilter, limit: int | N
 
 
 async def _replay(session: Session, queue: str, wanted: DlqFilter, total: int) -> ReplayCount:
-    found = await session.queue(queue)  # its client loads scripts, which a client for looking does not
+    found = await session.queue(queue)  # its client loads scripts; a client for reading does not
     dead_letters = DeadLetters(found.producer.ready_client(), found.keys, DEFAULT_MAX_STREAM_LEN)
     with progress_bar("replaying", total) as done:
         return await dead_letters.replay(total, wanted, done)
@@ -181,11 +188,11 @@ def remove(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Throw dead letters away, for good."""
+    """Delete dead letters. This cannot be undone."""
     wanted = _filter(ids, reason, name, older_than)
     count = common.run(_count, queue, wanted, limit)
     removed = 0
-    if confirm(f"remove {plural(count, 'dead letter')} of {queue} for good", count, yes=yes, dry_run=dry_run):
+    if confirm(f"delete {plural(count, 'dead letter')} of {queue} permanently", count, yes=yes, dry_run=dry_run):
         removed = common.run(_remove, queue, wanted, count)
     if common.as_json:
         write_json({"matched": count, "removed": removed, "dry_run": dry_run})

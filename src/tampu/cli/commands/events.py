@@ -1,4 +1,4 @@
-"""`tampu events [QUEUE]`: what happened to jobs, and with `--follow` what happens."""
+"""`tampu events [QUEUE]`: shows what happened to jobs and, with `--follow`, new events as they arrive."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,9 +15,9 @@ from tampu.redis.client import Client
 from tampu.wire.events import EventName, QueueEvent, decode_event_fields
 from tampu.wire.keys import QueueKeys
 
-#: Events read in one step.
+#: Events per read.
 PAGE = 500
-#: How often it is looked for new queues, in seconds.
+#: How often to look for new queues, in seconds.
 FIND_SECS = 3.0
 
 #: (queue, entry id, event)
@@ -27,29 +27,31 @@ Entry = tuple[str, str, QueueEvent]
 def events(
     common: CommonOptions,
     queue: OptionalQueueName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events until Ctrl-C.")] = False,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="|".join(EventName), help="Only such events; may be given several times."),
+        typer.Option(
+            "--name", metavar="|".join(EventName), help="Only events with this name. Can be given more than once."
+        ),
     ] = None,
     job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only events of this job.")] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="The newest so many to begin with; 0 for none.")
+        int, typer.Option("--limit", "-n", min=0, help="Show this many recent events first; 0 for none.")
     ] = 100,
 ) -> None:
-    """Show events of one queue or of all, oldest first; --json writes one JSON object a line."""
+    """Show events of one queue or all queues, oldest first. --json prints one JSON object per line."""
     wanted = _Wanted(frozenset(name or ()), job)
     try:
         common.run(_show_events, queue, wanted, limit, follow, common.as_json)
     except KeyboardInterrupt:
-        if not follow:  # for a follower it is the way to end
+        if not follow:  # with --follow, Ctrl-C is the normal way to exit
             raise
 
 
 class _Wanted:
     def __init__(self, names: frozenset[str], job_id: str | None) -> None:
         for unknown in names - set(EventName):
-            raise typer.BadParameter(f"there is no event {unknown!r}; there are {', '.join(EventName)}")
+            raise typer.BadParameter(f"no event named {unknown!r}; choose from {', '.join(EventName)}")
         self._names = names
         self._job_id = job_id
 
@@ -78,7 +80,7 @@ async def _newest_id(client: Client, keys: QueueKeys) -> str:
 
 
 async def newest_events(client: Client, keys: QueueKeys, last_id: str, matches: Any, limit: int) -> list[Entry]:
-    """The newest events up to `last_id` that match, oldest first; walks back until there are `limit` of them."""
+    """Return the last `limit` events up to `last_id` that match, oldest first; reads backwards until it has enough."""
     found: list[Entry] = []
     end = last_id
     while True:
@@ -95,7 +97,7 @@ async def newest_events(client: Client, keys: QueueKeys, last_id: str, matches: 
 
 
 def _order(entry: Entry) -> tuple[int, int, int]:
-    """By the time that is shown: `active` is written a little later than it happened."""
+    """Sort by the time shown: an `active` event is written a little later than it happened."""
     _, entry_id, event = entry
     ms, _, number = entry_id.partition("-")
     return event_ms(entry_id, event), int(ms), int(number or 0)
@@ -115,7 +117,7 @@ async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, w
             group.create_task(read(name, last_id))
 
         async def find() -> None:
-            """Follow queues that come to be, from their beginning."""
+            """Follow new queues from their beginning."""
             known = set(last_ids)
             while True:
                 await asyncio.sleep(FIND_SECS)
@@ -137,7 +139,7 @@ def _write(entry: Entry, *, with_queue: bool, as_json: bool) -> None:
 
 
 def to_json(entry: Entry) -> dict[str, Any]:
-    """An event for programs."""
+    """Return an event for JSON output."""
     queue, entry_id, event = entry
     return {
         "queue": queue,
@@ -151,7 +153,7 @@ def to_json(entry: Entry) -> dict[str, Any]:
 
 
 def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = instant) -> str:
-    """An event in one line for people; `when` writes its time."""
+    """Return an event as one line of text; `when` formats its time."""
     queue, entry_id, event = entry
     parts = [when(event_ms(entry_id, event))]
     if with_queue:
@@ -161,13 +163,13 @@ def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = inst
 
 
 def event_ms(entry_id: str, event: QueueEvent) -> int:
-    """When it happened: as the event says, else when it was written."""
+    """Return when the event happened: its own timestamp, or else the time it was written."""
     told = event.fields.get("ts")
     return told if isinstance(told, int) else entry_ms(entry_id.encode())
 
 
 def _percent(progress: object) -> str:
-    """A part of one in percent; what others write there stays as it is."""
+    """Return progress as a percentage; values that are not numbers are shown as they are."""
     try:
         return f"{float(str(progress)) * 100:.0f} %"
     except ValueError:
@@ -175,7 +177,7 @@ def _percent(progress: object) -> str:
 
 
 def details(event: QueueEvent) -> str:
-    """What an event adds, in words."""
+    """Return the fields of an event as text."""
     fields = event.fields
     found: list[str] = []
     if "attempt" in fields:

@@ -1,4 +1,4 @@
-"""`tampu inspect [QUEUE]`: what is in the queues right now, and whether it is more than it should be."""
+"""`tampu inspect [QUEUE]`: shows what is in the queues and compares it with thresholds."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,22 +18,28 @@ from tampu.cli.tables import Facts, FittingTable, table
 from tampu.cli.units import duration, number, parse_duration, rate, size
 from tampu.inspect.snapshot import SILENT_MS, GroupView, QueueSnapshot, take_snapshot
 
-#: Characters of a lock holder's name that are shown.
+#: Characters shown of a lock holder's name.
 HOLDER_SHOWN = 12
 
 MaxWaiting = Annotated[
-    int | None, typer.Option("--max-waiting", min=0, metavar="N", help="Exit 3 when more jobs than this wait.")
+    int | None,
+    typer.Option("--max-waiting", min=0, metavar="N", help="Exit with 3 if more jobs than this are waiting."),
 ]
 MaxAge = Annotated[
     str | None,
-    typer.Option("--max-age", metavar="DURATION", help="Exit 3 when a job has waited longer than this (90s, 15m, 2h)."),
+    typer.Option(
+        "--max-age", metavar="DURATION", help="Exit with 3 if a job has waited longer than this (90s, 15m, 2h)."
+    ),
 ]
 MaxDlq = Annotated[
-    int | None, typer.Option("--max-dlq", min=0, metavar="N", help="Exit 3 when there are more dead letters than this.")
+    int | None,
+    typer.Option("--max-dlq", min=0, metavar="N", help="Exit with 3 if there are more dead letters than this."),
 ]
 Sample = Annotated[
     float,
-    typer.Option("--sample", min=0, max=60, metavar="SECONDS", help="Look twice, so far apart, for exact rates."),
+    typer.Option(
+        "--sample", min=0, max=60, metavar="SECONDS", help="Take two samples this far apart and show exact rates."
+    ),
 ]
 
 
@@ -42,7 +48,7 @@ class Flow:
     """Entries per second; None where the server does not count (before Redis 7)."""
 
     added_per_sec: float | None
-    #: Settled: done, retried or dead.
+    #: Settled jobs: completed, retried or dead-lettered.
     settled_per_sec: float | None
 
 
@@ -50,12 +56,12 @@ UNKNOWN_FLOW = Flow(None, None)
 
 
 def flow_between(before: QueueSnapshot | None, after: QueueSnapshot) -> Flow:
-    """What flowed in and out between two looks; an entry leaves the stream only when it is settled."""
+    """Return the rates between two snapshots; an entry leaves the stream only when it is settled."""
     if before is None or before.added_in_all is None or after.added_in_all is None:
         return UNKNOWN_FLOW
     secs = (after.taken_at_ms - before.taken_at_ms) / 1000
     added = after.added_in_all - before.added_in_all
-    if secs <= 0 or added < 0:  # a flush, or a failover to a server that knows less
+    if secs <= 0 or added < 0:  # a flush, or a failover to a server with older data
         return UNKNOWN_FLOW
     settled = max(added - (after.length - before.length), 0)
     return Flow(round(added / secs, 3), round(settled / secs, 3))
@@ -63,13 +69,13 @@ def flow_between(before: QueueSnapshot | None, after: QueueSnapshot) -> Flow:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One queue as it is, and how it flows."""
+    """A snapshot of one queue and its rates."""
 
     snapshot: QueueSnapshot
     flow: Flow = UNKNOWN_FLOW
 
     def to_json(self) -> dict[str, Any]:
-        """Everything, for programs."""
+        """Return all fields for JSON output."""
         fields = asdict(self.snapshot)
         return fields | {
             "workers": self.snapshot.workers,
@@ -87,7 +93,7 @@ def inspect(
     max_dlq: MaxDlq = None,
     sample: Sample = 0.0,
 ) -> None:
-    """Show what waits, runs, is delayed or dead: of all queues, or of one with its workers."""
+    """Show waiting, running, delayed and dead jobs of all queues, or of one queue with its workers."""
     max_age_secs = None if max_age is None else parse_duration(max_age)
     looks, unusable = common.run(_look, queue, sample)
     breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
@@ -100,11 +106,11 @@ def inspect(
         columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "done", "failed", "bytes")
         show(queues_table(looks, columns, spare=("bytes", "due", "failed", "done", "oldest", "workers")))
     else:
-        say('there is no queue yet: tampu add emails welcome \'{"to": "ada@example.com"}\' makes one')
+        say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
-        say(f"note: a queue's name is no UTF-8 or has braces, tampu cannot open it: {name!r}", "yellow")
+        say(f"note: tampu cannot open this queue, its name is not UTF-8 or contains braces: {name!r}", "yellow")
     for breach in breaches:
-        say(f"breached: {breach}", "bold red")
+        say(f"threshold exceeded: {breach}", "bold red")
     if breaches:
         raise typer.Exit(BREACHED)
 
@@ -125,17 +131,17 @@ async def _look(session: Session, name: str | None, sample_secs: float) -> tuple
 def breaches_of(
     snapshot: QueueSnapshot, max_waiting: int | None, max_age_secs: float | None, max_dlq: int | None
 ) -> list[str]:
-    """Which thresholds a queue is over, each as a sentence."""
+    """Return a sentence for each threshold that a queue exceeds."""
     found = []
     if max_waiting is not None and snapshot.waiting > max_waiting:
-        found.append(f"{snapshot.queue}: {snapshot.waiting:,} jobs wait, over --max-waiting {max_waiting:,}")
+        found.append(f"{snapshot.queue}: {snapshot.waiting:,} jobs waiting, --max-waiting is {max_waiting:,}")
     oldest = snapshot.oldest_waiting_ms
     if max_age_secs is not None and oldest is not None and oldest > max_age_secs * 1000:
         found.append(
-            f"{snapshot.queue}: a job has waited {duration(oldest)}, over --max-age {duration(max_age_secs * 1000)}"
+            f"{snapshot.queue}: a job has waited {duration(oldest)}, --max-age is {duration(max_age_secs * 1000)}"
         )
     if max_dlq is not None and snapshot.dlq > max_dlq:
-        found.append(f"{snapshot.queue}: {snapshot.dlq:,} dead letters, over --max-dlq {max_dlq:,}")
+        found.append(f"{snapshot.queue}: {snapshot.dlq:,} dead letters, --max-dlq is {max_dlq:,}")
     return found
 
 
@@ -156,7 +162,7 @@ _COLUMNS: dict[str, Callable[[Look], RenderableType]] = {
 
 
 def queues_table(looks: list[Look], columns: tuple[str, ...], spare: tuple[str, ...]) -> FittingTable:
-    """Return a table with one line for each queue; a narrow terminal gets it without the columns in `spare`."""
+    """Return a table with one row per queue; a narrow terminal gets it without the columns in `spare`."""
     made = FittingTable("queue", *columns, numbers=columns, spare=spare)
     for look in looks:
         one = look.snapshot
@@ -166,7 +172,7 @@ def queues_table(looks: list[Look], columns: tuple[str, ...], spare: tuple[str, 
 
 
 def queue_view(look: Look) -> Group:
-    """One queue in full."""
+    """Return the full view of one queue."""
     one = look.snapshot
     state = Text(" paused", style="yellow") if one.is_paused else Text("")
     parts: list[Any] = [Text.assemble(cell(one.queue, "bold"), state), Facts(_depths(one), _movement(look))]
@@ -183,9 +189,9 @@ def _depths(one: QueueSnapshot) -> list[tuple[str, Text]]:
     return [
         ("waiting", cell(number(one.waiting))),
         ("oldest waiting", cell(duration(one.oldest_waiting_ms))),
-        ("running or held", cell(number(one.pending))),
+        ("running or prefetched", cell(number(one.pending))),
         ("delayed", cell(number(one.delayed) + when)),
-        ("of these due", cell(number(one.due), "yellow" if one.due else "")),
+        ("due now", cell(number(one.due), "yellow" if one.due else "")),
         ("dead letters", cell(number(one.dlq), "red" if one.dlq else "")),
         ("events kept", cell(number(one.events))),
     ]
@@ -195,20 +201,20 @@ def _movement(look: Look) -> list[tuple[str, Text]]:
     one, flow = look.snapshot, look.flow
     rates = one.event_rates
     window = duration(one.rate_window_secs * 1000)
-    added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (--sample 1 measures)"
+    added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (use --sample 1)"
     return [
         ("added", cell(added)),
-        (f"done, last {window}", cell(rate(rates.get("completed", 0.0)))),
-        ("failed", cell(rate(rates.get("failed", 0.0)))),
-        ("retried, dead", cell(f"{rate(rates.get('retry-scheduled', 0.0))}, {rate(rates.get('dlq', 0.0))}")),
-        ("repeatables", cell(number(one.repeatables))),
+        (f"completed, last {window}", cell(rate(rates.get("completed", 0.0)))),
+        ("failed attempts", cell(rate(rates.get("failed", 0.0)))),
+        ("retried, dead-lettered", cell(f"{rate(rates.get('retry-scheduled', 0.0))}, {rate(rates.get('dlq', 0.0))}")),
+        ("schedules", cell(number(one.repeatables))),
         ("promoter, scheduler", cell(f"{_holder(one.promoter)}, {_holder(one.scheduler)}")),
         ("memory", cell(", ".join([size(one.bytes), *(f"{key} {size(n)}" for key, n in one.bytes_by_key.items())]))),
     ]
 
 
 def _holder(name: str | None) -> str:
-    """Who holds a lock; what makes it unique is of no use to people."""
+    """Return the name of a lock holder, without the part that only makes it unique."""
     return "none" if name is None else name.partition(":")[0][:HOLDER_SHOWN]
 
 
@@ -225,5 +231,5 @@ def _group_table(group: GroupView) -> Table:
         style = "dim" if consumer.idle_ms >= SILENT_MS else ""
         made.add_row(cell(consumer.name, style), number(consumer.pending), cell(duration(consumer.idle_ms), style))
     if not group.consumers:
-        made.add_row(cell("no worker at the moment", "yellow"), "", "")
+        made.add_row(cell("no worker connected", "yellow"), "", "")
     return made

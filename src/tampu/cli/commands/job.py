@@ -1,4 +1,4 @@
-"""`tampu job show|why`: one job: where it is, and how it came there."""
+"""`tampu job show|why`: the state and the history of one job."""
 
 from dataclasses import asdict, replace
 from typing import Annotated, Any
@@ -23,9 +23,9 @@ from tampu.wire.entry import read_job_fields
 from tampu.wire.events import EventName, QueueEvent
 from tampu.wire.keys import QueueKeys
 
-app = typer.Typer(help="One job: where it is, and how it came there.", no_args_is_help=True)
+app = typer.Typer(help="Inspect one job: its state and its history.", no_args_is_help=True)
 
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The job's id.")]
+JobId = Annotated[str, typer.Argument(metavar="ID", help="Job ID.")]
 
 _STYLES = {
     "done": "green",
@@ -40,7 +40,7 @@ _STEP_STYLES = {"completed": "green", "failed": "red", "dlq": "bold red", "retry
 
 @app.command("show")
 def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: Raw = False) -> None:
-    """Tell where a job is: waiting, delayed, running, done, dead."""
+    """Show the state of a job: waiting, delayed, running, done or dead."""
 
     async def work(session: Session) -> tuple[str, JobState, dict[str, Any]]:
         client, keys, state = await _find(session, queue, job_id)
@@ -59,7 +59,7 @@ def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: 
 
 @app.command()
 def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None:
-    """Tell a job's whole life, step by step, and why it is where it is."""
+    """Show every step of a job's life, and explain its current state."""
 
     async def work(session: Session) -> tuple[str, JobState, list[Step], list[str]]:
         client, keys, state = await _find(session, queue, job_id)
@@ -70,7 +70,7 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
         state = _state_by_events(state, events)
         reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
         if replays := await client.call("HGET", keys.replays, job_id):
-            reasons.insert(0, f"it was a dead letter and was replayed, {plural(int(replays), 'time')}")
+            reasons.insert(0, f"it was a dead letter and was replayed {plural(int(replays), 'time')}")
         return keys.queue_name, state, steps_of(state, events), reasons
 
     name, state, steps, reasons = common.run(work)
@@ -82,10 +82,10 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
 
 
 async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client, QueueKeys, JobState]:
-    """The job's queue and state; without a name the first queue that knows it."""
+    """Return the job's queue and state; without a queue name, search all queues."""
     views = await session.views(name)
     if not views:
-        raise CliError(f"there is no queue at {session.place} yet")
+        raise CliError(f"there are no queues at {session.place} yet")
     found: tuple[Client, QueueKeys, JobState] | None = None
     for client, keys in views:
         state = await find_job(client, keys, job_id)
@@ -99,11 +99,11 @@ async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client
 async def _find_events(
     session: Session, name: str | None, job_id: str
 ) -> tuple[Client, QueueKeys, list[tuple[str, QueueEvent]]]:
-    """Find the queue whose events name the job: one that is done without a result has left no other trace."""
+    """Find the queue whose events mention the job: a job that completed without a result leaves no other record."""
     for client, keys in await session.views(name):
         if events := await _events(client, keys, job_id):
             return client, keys, events
-    raise CliError(f"nothing is known of the job {job_id!r}: it never was here, or all its traces have expired")
+    raise CliError(f"no such job: {job_id!r} never existed, or its records have expired")
 
 
 async def _events(client: Client, keys: QueueKeys, job_id: str) -> list[tuple[str, QueueEvent]]:
@@ -112,14 +112,14 @@ async def _events(client: Client, keys: QueueKeys, job_id: str) -> list[tuple[st
 
 
 def _state_by_events(state: JobState, events: list[tuple[str, QueueEvent]]) -> JobState:
-    """The state with what events add: its name, and that it is done although no result is stored."""
+    """Return the state completed from events: the job's name, and `done` for a job without a stored result."""
     name = state.name or next((event.job_name for _, event in events if event.job_name), "")
     ended = state.state == "unknown" and bool(events) and events[-1][1].name == EventName.COMPLETED
     return replace(state, name=name, state="done" if ended else state.state)
 
 
 async def _payload(client: Client, keys: QueueKeys, state: JobState, *, raw: bool) -> dict[str, Any]:
-    """The payload of a job that is still in the stream."""
+    """Return the payload of a job that is still in the stream."""
     if state.entry_id is None:
         return {}
     entries = await client.call("XRANGE", keys.stream, state.entry_id, state.entry_id)
@@ -153,19 +153,19 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
         ("queue", queue),
         ("name", state.name),
         ("added", instant(state.created_at_ms) if state.created_at_ms else None),
-        ("runs so far", state.attempt),
-        ("runs at", instant(state.run_at_ms) if state.run_at_ms is not None else None),
+        ("failed attempts", state.attempt),
+        ("due", instant(state.run_at_ms) if state.run_at_ms is not None else None),
         ("worker", f"{state.worker} (group {state.group})" if state.worker else None),
-        ("renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
+        ("lease renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
         ("reason", letter and letter.reason),
         ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),
-        ("letter", letter and letter.dlq_id),
+        ("dead letter", letter and letter.dlq_id),
         ("payload", one_line(told["payload"]) if "payload" in told else None),
         ("result", one_line(told["result"]) if "result" in told else None),
     ]
     rows = fact_table(facts)
     if state.state == "unknown":
-        rows.add_row("", cell(f"nowhere at the moment; tampu job why {state.id} tells what happened to it"))
+        rows.add_row("", cell(f"not in the queue now; run `tampu job why {state.id}` to see what happened to it"))
     return Group(Text.assemble(cell(state.id, "bold"), "  ", cell(state.state, _STYLES[state.state])), rows)
 
 

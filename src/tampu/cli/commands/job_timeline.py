@@ -1,4 +1,4 @@
-"""A job's life from the events stream: every step with how long it took to come, and why the job is where it is."""
+"""Builds a job's timeline from the events stream, and explains why the job is in its current state."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
-#: Events read in one step.
+#: Events per read.
 PAGE = 1000
-#: Steps of progress in a row that are shown each.
+#: Longest run of progress events that is shown in full.
 MOST_PROGRESS = 5
-#: Clocks of producers and servers differ by less, it is hoped, in milliseconds.
+#: Assumed maximum difference between the clocks of producers and servers, in milliseconds.
 CLOCK_SLACK_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened to the job."""
+    """One event in the life of the job."""
 
     at_ms: int
     what: str
     note: str = ""
-    #: Since the step before.
+    #: Time since the previous step.
     after_ms: int = 0
     worker: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the step for JSON output."""
         return {
             "at": iso(self.at_ms),
             "at_ms": self.at_ms,
@@ -54,7 +54,7 @@ class Step:
 async def read_events(
     client: Client, keys: QueueKeys, job_id: str, on_progress: Callable[[int], None]
 ) -> list[tuple[str, QueueEvent]]:
-    """The job's events, oldest first: from the time its id carries on, or all that are kept."""
+    """Return the job's events, oldest first. A ULID's timestamp says where to start; otherwise read all events."""
     found: list[tuple[str, QueueEvent]] = []
     needle = job_id.encode(errors="replace")
     start = _start(job_id)
@@ -81,7 +81,7 @@ def _start(job_id: str) -> str:
 
 
 def steps_of(state: JobState, entries: list[tuple[str, QueueEvent]]) -> list[Step]:
-    """The life of the job, beginning with its adding; what events do not tell, its id does."""
+    """Return the steps in the life of the job, starting when it was added."""
     raw: list[Step] = []
     created_ms = _created_ms(state, entries)
     if created_ms is not None:
@@ -90,7 +90,7 @@ def steps_of(state: JobState, entries: list[tuple[str, QueueEvent]]) -> list[Ste
         raw.append(
             Step(event_ms(entry_id, event), event.name, details(event), worker=str(event.fields.get("worker", "")))
         )
-    # `active` is written a little later than it happened: by time, and what was written first first.
+    # `active` events are written a little later than they happened. The sort is stable, so ties keep their order.
     raw.sort(key=lambda step: step.at_ms)
     _put_starts_before_their_progress(raw)
     steps: list[Step] = []
@@ -101,7 +101,7 @@ def steps_of(state: JobState, entries: list[tuple[str, QueueEvent]]) -> list[Ste
 
 
 def _put_starts_before_their_progress(steps: list[Step]) -> None:
-    """Progress that was told within the start's millisecond was written before the start; it came after it."""
+    """Move an `active` step before progress of the same millisecond, which was written first but happened later."""
     for place, step in enumerate(steps):
         first = place
         while first and steps[first - 1].what == EventName.PROGRESS and steps[first - 1].at_ms == step.at_ms:
@@ -111,14 +111,14 @@ def _put_starts_before_their_progress(steps: list[Step]) -> None:
 
 
 def condensed(steps: list[Step]) -> list[Step]:
-    """For people: of a long row of progress the first and the last, and how many there were in between."""
+    """Shorten long runs of progress to the first, the last, and the number in between."""
     found: list[Step] = []
     for what, row in groupby(steps, key=lambda step: step.what):
         same = list(row)
         if what == EventName.PROGRESS and len(same) > MOST_PROGRESS:
             between = same[1:-1]
             after_ms = sum(step.after_ms for step in between)
-            note = f"{len(between):,} more in between"
+            note = f"{len(between):,} more"
             same = [same[0], replace(between[-1], note=note, after_ms=after_ms), same[-1]]
         found += same
     return found
@@ -138,53 +138,54 @@ def _created_ms(state: JobState, entries: list[tuple[str, QueueEvent]]) -> int |
 
 
 def explain(state: JobState, entries: list[tuple[str, QueueEvent]], queue: QueueSnapshot) -> list[str]:
-    """Why the job is where it is, and what to do about it."""
+    """Return sentences that explain the job's state and say what to do about it."""
     if state.state == "waiting":
         return _why_waiting(queue)
     if state.state == "delayed":
         return _why_delayed(state, entries, queue)
     if state.state == "running":
-        lines = [f"it is with {state.worker} of group {state.group}"]
+        lines = [f"it is held by worker {state.worker} of group {state.group}"]
         if state.idle_ms is not None and state.idle_ms > 60_000:
-            lines.append(f"that worker has not renewed it for {duration(state.idle_ms)}: another one takes it over")
+            lines.append(f"its lease was last renewed {duration(state.idle_ms)} ago; another worker will take it over")
         return lines
     if state.state == "dead":
         return _why_dead(state, entries, queue)
     if state.state == "done":
-        stored = "its result is stored" if state.result is not None else "no result is stored, or it is None or expired"
-        return [f"it is done; {stored}"]
+        stored = "its result is stored" if state.result is not None else "no result is stored (none, or expired)"
+        return [f"it completed; {stored}"]
     names = [event.name for _, event in entries]
     if names:
-        return [f"the last that is known of it is {names[-1]!r}: it was purged, replayed lately, or runs this moment"]
-    return ["nothing is known of it: it never was here, or all its traces have expired"]
+        return [f"its last event is {names[-1]!r}: it was purged, has just been replayed, or is about to run"]
+    return ["no such job: it never existed, or its records have expired"]
 
 
 def _why_waiting(queue: QueueSnapshot) -> list[str]:
     if queue.is_paused:
-        return [f"the queue is paused: tampu queue resume {queue.queue}"]
+        return [f"the queue is paused; run `tampu queue resume {queue.queue}` to continue"]
     if not queue.workers:
-        return ["no worker serves this queue: tampu worker app:queue starts one"]
-    lines = [f"{plural(queue.waiting, 'job')} wait for {plural(queue.workers, 'worker')}"]
+        return ["no worker serves this queue; start one with `tampu worker app:queue`"]
+    lines = [f"{plural(queue.waiting, 'job')} waiting for {plural(queue.workers, 'worker')}"]
     done = queue.event_rates.get("completed", 0.0)
     if done:
-        lines.append(f"{done:.3g} jobs a second are done: it takes up to {duration(queue.waiting / done * 1000)}")
+        wait = duration(queue.waiting / done * 1000)
+        lines.append(f"workers complete {done:.3g} jobs per second: it should start within {wait}")
     return lines
 
 
 def _why_delayed(state: JobState, entries: list[tuple[str, QueueEvent]], queue: QueueSnapshot) -> list[str]:
     left = (state.run_at_ms or 0) - queue.taken_at_ms
     failed = [event for _, event in entries if event.name == "failed"]
-    why = f"it waits for retry {len(failed)}" if failed else "it waits for its time"
-    lines = [f"{why}, in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
+    why = f"it is waiting for retry {len(failed)}" if failed else "it is delayed"
+    lines = [f"{why}, due in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
     if failed:
         reason = str(failed[-1].fields.get("reason", ""))
         lines.append(f"last error: {reason}")
         if reason.startswith("no handler named "):
             lines.append(
-                "it waits for a worker whose app has a task of that name, for an hour; then it is a dead letter"
+                "it is retried for an hour, until a worker with a task of that name runs it; then it is dead-lettered"
             )
     if left < -2000 and queue.promoter is None:
-        lines.append(f"no promoter runs: start a worker, or tampu promoter {queue.queue}")
+        lines.append(f"no promoter is running; start a worker or `tampu promoter {queue.queue}`")
     return lines
 
 
@@ -193,9 +194,9 @@ def _why_dead(state: JobState, entries: list[tuple[str, QueueEvent]], queue: Que
     if letter is None:
         return ["it is a dead letter"]
     error = f"{letter.error_type}: {letter.error}" if letter.error_type else letter.error or letter.detail or ""
-    lines = [f"it became a dead letter: {letter.reason}" + (f" ({error})" if error else "")]
+    lines = [f"it is a dead letter: {letter.reason}" + (f" ({error})" if error else "")]
     reasons = {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}
     if len(reasons) > 1:
-        lines.append(f"it failed in {len(reasons)} different ways")
-    lines.append(f"once the cause is gone: tampu dlq replay {queue.queue} --id {letter.dlq_id}")
+        lines.append(f"its attempts failed with {len(reasons)} different errors")
+    lines.append(f"to retry it once the cause is fixed: `tampu dlq replay {queue.queue} --id {letter.dlq_id}`")
     return lines

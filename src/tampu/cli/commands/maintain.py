@@ -1,6 +1,6 @@
-"""`tampu promoter` and `tampu scheduler`: these parts by themselves, for several queues in one process.
+"""`tampu promoter` and `tampu scheduler`: run only this part, for several queues in one process.
 
-Every worker has both; alone they serve queues whose workers have not, or are away at times.
+Every worker runs both by default. Run them separately for queues whose workers have them disabled or are not always up.
 """
 
 import asyncio
@@ -23,13 +23,13 @@ from tampu.redis.settings import resolve_url
 logger = logging.getLogger("tampu.cli.maintain")
 
 Queues = Annotated[
-    list[str], typer.Argument(metavar="QUEUE...", help="The queues to serve.", autocompletion=complete_queue)
+    list[str], typer.Argument(metavar="QUEUE...", help="Queues to serve.", autocompletion=complete_queue)
 ]
 LockTtl = Annotated[
-    int, typer.Option("--lock-ttl", min=1, metavar="SECONDS", help="A dead leader is replaced after this.")
+    int, typer.Option("--lock-ttl", min=1, metavar="SECONDS", help="Time until a dead leader is replaced.")
 ]
 MaxLength = Annotated[
-    int, typer.Option("--max-stream-len", min=1, help="At this length of the stream jobs wait outside.")
+    int, typer.Option("--max-stream-len", min=1, help="Stop moving jobs while the stream is at least this long.")
 ]
 Part = Callable[[asyncio.Event], Awaitable[None]]
 
@@ -37,9 +37,9 @@ Part = Callable[[asyncio.Event], Awaitable[None]]
 def promoter(
     queues: Queues,
     poll_interval_ms: Annotated[
-        int, typer.Option("--poll-interval-ms", min=1, help="Longest wait between looks.")
+        int, typer.Option("--poll-interval-ms", min=1, help="Maximum time between polls, in milliseconds.")
     ] = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Most jobs moved at once.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Maximum jobs moved per call.")] = 256,
     max_stream_len: MaxLength = 1_000_000,
     lock_ttl: LockTtl = 5,
     events: Annotated[bool, typer.Option("--events/--no-events", help="Write `waiting` events.")] = True,
@@ -48,7 +48,7 @@ def promoter(
     url: Url = None,
     timeout: Timeout = DEFAULT_TIMEOUT_SECS,
 ) -> None:
-    """Move delayed jobs into their queues when their time has come."""
+    """Move delayed jobs into their queues when they are due."""
 
     def make(queue: str) -> Part:
         config = PromoterConfig(
@@ -67,9 +67,9 @@ def promoter(
 def scheduler(
     queues: Queues,
     tick_interval_ms: Annotated[
-        int, typer.Option("--tick-interval-ms", min=1, help="Longest wait between looks.")
+        int, typer.Option("--tick-interval-ms", min=1, help="Maximum time between polls, in milliseconds.")
     ] = 1000,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Most repeatables read at once.")] = 256,
+    batch: Annotated[int, typer.Option("--batch", min=1, help="Maximum schedules read per call.")] = 256,
     max_stream_len: MaxLength = 1_000_000,
     lock_ttl: LockTtl = 5,
     log: LogFormat = "text",
@@ -77,7 +77,7 @@ def scheduler(
     url: Url = None,
     timeout: Timeout = DEFAULT_TIMEOUT_SECS,
 ) -> None:
-    """Fire repeatable jobs when they are due."""
+    """Enqueue the jobs of schedules when they are due."""
 
     def make(queue: str) -> Part:
         config = SchedulerConfig(
@@ -101,9 +101,9 @@ def _serve(
 
 
 async def _until_signal(role: str, queues: list[str], parts: list[Part], session: Session) -> int:
-    """Run all parts until a signal; a second one does not wait for them."""
+    """Run all parts until a signal; a second signal stops without waiting for them."""
     async with session:
-        await session.client()  # raises at once when there is no server
+        await session.client()  # fail at once if there is no server
     loop = asyncio.get_running_loop()
     shutdown = asyncio.Event()
     tasks = [asyncio.ensure_future(part(shutdown)) for part in parts]
@@ -111,13 +111,13 @@ async def _until_signal(role: str, queues: list[str], parts: list[Part], session
 
     def stop() -> None:
         if shutdown.is_set():
-            logger.warning("not waited for")
+            logger.warning("second signal: stopping immediately")
             together.cancel()
         shutdown.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop)
-    logger.info("%s of %s", role, ", ".join(queues))
+    logger.info("%s started: queues %s", role, ", ".join(queues))
     try:
         await together
     except asyncio.CancelledError:

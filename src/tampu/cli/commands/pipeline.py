@@ -1,4 +1,4 @@
-"""`tampu pipeline run` and `tampu pipeline report`: the lake of a queue's history, and the page people look at."""
+"""`tampu pipeline run|report`: builds the lake of a queue's history, and an HTML report from it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="pipeline",
-    help="Build a lake of Parquet tables from queues' events with Spark, and a report from it.",
+    help="Build Parquet tables from the events of queues with Spark, and a report from the tables.",
     no_args_is_help=True,
 )
 
-#: What Java and Spark say goes here, in the lake: dozens of lines, of which people need none as long as all is well.
+#: Log file in the lake for the output of Java and Spark: dozens of lines that only matter when something fails.
 LOG_NAME = "_spark.log"
-#: How long the server may take to answer before Spark is started, in seconds.
+#: How long to wait for the server before Spark is started, in seconds.
 SERVER_PATIENCE_SECS = 5.0
 
-Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", file_okay=False)]
+Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="Folder of the lake.", file_okay=False)]
 
 
 class Stopped(BaseException):
-    """A signal asked the pipeline to end. No Exception: the bridge to Java takes those for a broken connection, and
-    asks again.
+    """A signal asked the pipeline to stop.
+
+    Not an Exception: py4j, the bridge to Java, treats those as a broken connection and retries.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -56,7 +57,11 @@ def run(
     queue: Annotated[
         list[str],
         typer.Option(
-            "--queue", "-q", metavar="QUEUE", help="A queue; may be given again.", autocompletion=complete_queue
+            "--queue",
+            "-q",
+            metavar="QUEUE",
+            help="Queue name. Can be given more than once.",
+            autocompletion=complete_queue,
         ),
     ],
     lake: Lake,
@@ -64,30 +69,32 @@ def run(
     every: Annotated[
         str | None,
         typer.Option(
-            "--every", metavar="DURATION", help="Run again and again, this far apart: 10s, 5m.", show_default="once"
+            "--every", metavar="DURATION", help="Keep running, at this interval (10s, 5m).", show_default="once"
         ),
     ] = None,
     master: Annotated[
         str | None,
         typer.Option(
-            "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="The Spark master.", show_default="local[*,4]"
+            "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="Spark master.", show_default="local[*,4]"
         ),
     ] = None,
     max_per_batch: Annotated[
-        int, typer.Option("--max-per-batch", min=1, help="Most entries landed in one micro-batch.")
+        int, typer.Option("--max-per-batch", min=1, help="Maximum entries per micro-batch.")
     ] = 1_000_000,
 ) -> None:
-    """Land new events and dead letters, and bring the tables up to date.
+    """Land new events and dead letters in the lake and update its tables.
 
-    Ended at any point, even by kill -9, the next run goes on from there. With --every a signal is the way to end it.
+    If a run is interrupted at any point, even by kill -9, the next run continues from there.
+
+    With --every, stop it with Ctrl-C or SIGTERM.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
-        raise UsageError(f"--every must be longer than nothing; got {every!r}")
+        raise UsageError(f"--every must be longer than 0 s; got {every!r}")
     try:
         build_lake(url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch)
     except Stopped as stop:
-        say("stopped; the next run goes on from here")
+        say("stopped; the next run continues from here")
         raise typer.Exit(OK if pause is not None else stop.exit_code) from None
 
 
@@ -101,9 +108,9 @@ def build_lake(
     max_per_batch: int = 1_000_000,
     conf: Mapping[str, str] | None = None,
 ) -> None:
-    """Run the pipeline, once or with a pause for ever; a signal raises `Stopped`.
+    """Run the pipeline once, or forever with a pause in between; a signal raises `Stopped`.
 
-    Whatever can be wrong is said before Spark is started.
+    Arguments and the server are checked before Spark is started.
     """
     from tampu.spark.lake.manifest import sole_writer
     from tampu.spark.session import require_spark, spark_session
@@ -113,18 +120,18 @@ def build_lake(
 
     checked_url = _checked(url, queues)
     with sole_writer(lake):
-        pass  # a second pipeline on one lake is told now, and not after Spark's start
+        pass  # report a second pipeline on this lake now and not after Spark has started
     silence_py4j()
     log_file = lake / LOG_NAME
     with _ended_by_signals() as catch_signals, _steps() as on_step:
         on_step("starting Spark")
         spark = spark_session("tampu-pipeline", master=master, conf=conf, log_file=log_file)
-        catch_signals()  # again: PySpark has put a handler of its own for Ctrl-C in place of ours
+        catch_signals()  # again: PySpark has replaced our handler for Ctrl-C with its own
         try:
             pipeline = Pipeline(spark, checked_url, queues, lake, max_per_batch=max_per_batch, on_step=on_step)
             _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
         finally:
-            with contextlib.suppress(Exception):  # Java may be gone already
+            with contextlib.suppress(Exception):  # Java may have exited already
                 spark.stop()
 
 
@@ -134,46 +141,46 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
         try:
             _show(work(), time.monotonic() - started)
         except Exception as error:
-            told = f"{_cause_of(error)} (all that was said: {log_file})"
-            # A server that is away for a while must not end a pipeline that is to run for months; without Java it is
-            # at its end, and whoever started it can start it again.
+            told = f"{_cause_of(error)} (full log: {log_file})"
+            # With --every, a temporary outage must not end the pipeline. If Java has exited it cannot continue, and
+            # must be restarted from outside.
             if pause is None or not is_alive():
-                raise CliError(f"the pipeline failed, and goes on from here when run again: {told}") from error
-            say(f"this round failed, and the next goes on from here: {told}")
+                raise CliError(f"the pipeline failed; run it again to continue from here: {told}") from error
+            say(f"this run failed; the next one continues from here: {told}")
         if pause is None:
             return
         time.sleep(max(pause - (time.monotonic() - started), 0))
 
 
 def _checked(url: str | None, queues: list[str]) -> str:
-    """The URL, of a server that answers; queues it does not know are pointed out."""
+    """Return the URL after checking that the server answers; warn about queues that do not exist."""
     from tampu.spark.options import ReadOptions
     from tampu.spark.server import QueueServer
 
     if any("," in queue for queue in queues):
-        raise UsageError("--queue takes one queue; give it again for others")
+        raise UsageError("--queue takes one name; repeat the option for more queues")
     options = ReadOptions.parse({"url": resolve_url(url), "queue": ",".join(queues)})
     for queue in options.queues:
         with QueueServer(options.url, queue) as server:
             keys = server.keys
             if not server.call("EXISTS", keys.events, keys.dlq, keys.stream, patience_secs=SERVER_PATIENCE_SECS):
-                say(f"warning: there is no queue {queue!r} yet")
+                say(f"warning: no queue {queue!r} yet")
     return options.url
 
 
 def _is_alive(spark: Any) -> bool:
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
-    except Exception:  # its Java has ended
+    except Exception:  # its JVM has exited
         return False
 
 
 def _cause_of(error: Exception) -> str:
-    """The one line of an error that tells what happened: Spark wraps it in stack traces of two languages."""
+    """Return the line of an error that says what happened, without the stack traces that Spark adds around it."""
     if isinstance(error, Error | OSError):
         return str(error)
     text = str(error)
-    # The last line of a Python traceback: the error that started it all.
+    # The last line of the Python traceback is the original error.
     found = re.findall(r"^\s*((?:tampu\.|(?=[\w.]+(?:Error|Exception):))[\w.]+): (.+)$", text, re.MULTILINE)
     if found:
         name, line = found[-1]
@@ -183,7 +190,7 @@ def _cause_of(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
-    """Shows what is under way: in one line with a spinner on a terminal, line by line elsewhere."""
+    """Show the current step: with a spinner on a terminal, otherwise one line per step."""
     console = stderr_console()
     if not console.is_terminal:
         yield lambda step: say(f"{step} ...")
@@ -194,7 +201,7 @@ def _steps() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """SIGTERM and Ctrl-C end the work at once, wherever it is: nothing is half done that the next run cannot finish."""
+    """Stop at once on SIGTERM and Ctrl-C: the next run can finish whatever was interrupted."""
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop(number: int, frame: object) -> None:
@@ -216,23 +223,23 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 def _show(summary: Summary, took: float) -> None:
     landed = ", ".join(f"{count:,} {stream}" for stream, count in summary.landed.items())
     write_line(
-        f"landed {landed}; computed {plural(summary.silver_partitions, 'partition')} of silver and "
-        f"{summary.gold_partitions:,} of gold in {took:.1f} s"
+        f"landed {landed}; updated {plural(summary.silver_partitions, 'silver partition')} and "
+        f"{plural(summary.gold_partitions, 'gold partition')} in {took:.1f} s"
     )
     if count := summary.trimmed.get("events"):
-        say(f"warning: {count:,} events in all were trimmed before they could be landed")
-    if count := summary.trimmed.get("dlq"):  # most often on purpose: a replay takes the letter away
-        say(f"{plural(count, 'dead letter')} in all had been replayed, removed or trimmed before being landed")
+        say(f"warning: {count:,} events in total were trimmed before they were landed")
+    if count := summary.trimmed.get("dlq"):  # mostly expected: a replay removes the dead letter
+        say(f"{plural(count, 'dead letter')} in total were replayed, removed or trimmed before they were landed")
 
 
 @app.command()
 def report(
     lake: Lake,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
-    ] = Path("report.html"),
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Output file.", dir_okay=False)] = Path(
+        "report.html"
+    ),
 ) -> None:
-    """Write one HTML page with plots from the lake. It needs neither Spark nor Java nor a server."""
+    """Write an HTML page with charts from the lake. Needs neither Spark, Java nor a server."""
     from tampu.spark.session import require_spark
 
     require_spark(java=False)

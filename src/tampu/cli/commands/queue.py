@@ -1,4 +1,4 @@
-"""`tampu queue pause|resume|purge`: a queue as a whole."""
+"""`tampu queue pause|resume|purge`: operations on a whole queue."""
 
 import asyncio
 from typing import Annotated
@@ -11,15 +11,15 @@ from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import plural
 from tampu.inspect.snapshot import QueueSnapshot, take_snapshot
 
-#: How often the progress bar of a purge moves, in seconds.
+#: Refresh interval of the purge progress bar, in seconds.
 PROGRESS_SECS = 0.2
 
-app = typer.Typer(help="A queue as a whole: pause it, resume it, empty it.", no_args_is_help=True)
+app = typer.Typer(help="Pause, resume or purge a queue.", no_args_is_help=True)
 
 
 @app.command()
 def pause(common: CommonOptions, queue: QueueName) -> None:
-    """Have all workers stop taking jobs, within about a second; what runs goes on."""
+    """Stop all workers from taking new jobs, within about a second. Running jobs finish."""
 
     async def work(session: Session) -> None:
         await (await session.queue(queue)).pause()
@@ -28,12 +28,12 @@ def pause(common: CommonOptions, queue: QueueName) -> None:
     if common.as_json:
         write_json({"queue": queue, "is_paused": True})
     else:
-        show(f"{queue} is paused; tampu queue resume {queue} ends that")
+        show(f"paused {queue}; run `tampu queue resume {queue}` to continue")
 
 
 @app.command()
 def resume(common: CommonOptions, queue: QueueName) -> None:
-    """Have the workers go on."""
+    """Resume a paused queue."""
 
     async def work(session: Session) -> bool:
         return await (await session.queue(queue)).resume()
@@ -42,24 +42,24 @@ def resume(common: CommonOptions, queue: QueueName) -> None:
     if common.as_json:
         write_json({"queue": queue, "is_paused": False, "was_paused": was_paused})
     else:
-        show(f"{queue} goes on" if was_paused else f"{queue} was not paused")
+        show(f"resumed {queue}" if was_paused else f"{queue} was not paused")
 
 
 @app.command()
 def purge(
     common: CommonOptions,
     queue: QueueName,
-    waiting: Annotated[bool, typer.Option("--waiting/--no-waiting", help="Jobs that wait to be run.")] = True,
-    delayed: Annotated[bool, typer.Option("--delayed/--no-delayed", help="Jobs that wait for their time.")] = True,
+    waiting: Annotated[bool, typer.Option("--waiting/--no-waiting", help="Delete waiting jobs.")] = True,
+    delayed: Annotated[bool, typer.Option("--delayed/--no-delayed", help="Delete delayed jobs.")] = True,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Delete jobs that wait. Running ones, dead letters and repeatables stay."""
+    """Delete waiting and delayed jobs. Running jobs, dead letters and schedules are kept."""
     before = common.run(_snapshot, queue)
     count = before.waiting * waiting + before.delayed * delayed
     parts = [f"{before.waiting:,} waiting"] * waiting + [f"{before.delayed:,} delayed"] * delayed
     deleted = 0
-    question = f"delete {plural(count, 'job')} of {queue} for good ({' and '.join(parts) or 'none asked for'})"
+    question = f"delete {plural(count, 'job')} of {queue} permanently ({' and '.join(parts) or 'none selected'})"
     if confirm(question, count, yes=yes, dry_run=dry_run):
         deleted = common.run(_purge, queue, waiting, delayed, count)
     if common.as_json:
@@ -67,7 +67,7 @@ def purge(
     elif deleted:
         show(f"deleted {plural(deleted, 'job')}")
     if before.pending and not common.as_json and deleted:
-        say(f"{plural(before.pending, 'job')} that workers hold were left alone")
+        say(f"{plural(before.pending, 'job')} held by workers {'was' if before.pending == 1 else 'were'} kept")
 
 
 async def _snapshot(session: Session, name: str) -> QueueSnapshot:

@@ -1,4 +1,4 @@
-"""`tampu repeatable list|remove|fire`: jobs that recur."""
+"""`tampu repeatable list|remove|fire`: schedules (repeatable jobs)."""
 
 from typing import Annotated, Any
 
@@ -14,24 +14,24 @@ from tampu.errors import DecodeError
 from tampu.queue import Queue
 from tampu.wire.repeat import RepeatableMeta, StoredSpec, decode_spec
 
-app = typer.Typer(help="Jobs that recur: list them, remove them, fire one now.", no_args_is_help=True)
+app = typer.Typer(help="List, remove or fire schedules (repeatable jobs).", no_args_is_help=True)
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The key it is registered under, as `list` shows it.")]
+Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of the schedule, as shown by `list`.")]
 
 
 @app.command("list")
 def list_(
     common: CommonOptions,
     queue: QueueName,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="At most so many, the next to fire first.")] = 100,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number, next to fire first.")] = 100,
 ) -> None:
-    """List the jobs that recur, the next to fire first."""
+    """List schedules, next to fire first."""
     found, fired, now_ms, total = common.run(_list, queue, limit)
     if common.as_json:
         write_json([_to_json(meta, count) for meta, count in zip(found, fired, strict=True)])
         return
     if not found:
-        say(f"{queue} has no repeatable jobs" + (f" that can be read, of {total:,}" if total else ""))
+        say(f"{queue} has {total:,} schedules, but none can be decoded" if total else f"{queue} has no schedules")
         return
     columns = ("key", "job", "pattern", "next fire", "in", "fired", "limit")
     made = FittingTable(*columns, numbers=("in", "fired", "limit"), spare=("limit", "fired", "next fire", "job"))
@@ -47,7 +47,7 @@ def list_(
         )
     show(made)
     if total > len(found):
-        say(f"{plural(total - len(found), 'more')} beyond --limit, or not readable")
+        say(f"{plural(total - len(found), 'more schedule')} not shown: over --limit, or not decodable")
 
 
 async def _list(session: Session, name: str, limit: int) -> tuple[list[RepeatableMeta], list[int], int, int]:
@@ -83,7 +83,7 @@ def _to_json(meta: RepeatableMeta, fired: int) -> dict[str, Any]:
 
 @app.command()
 def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Remove a job that recurs: it fires no more. Fires that wait already stay."""
+    """Remove a schedule: it will not fire again. Jobs it has already enqueued are kept."""
 
     async def check(session: Session) -> None:
         await _packed_spec(await session.queue(queue), key)
@@ -93,7 +93,7 @@ def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, 
 
     common.run(check)
     is_removed = False
-    if confirm(f"remove the repeatable {key} of {queue} for good", 1, yes=yes, dry_run=dry_run):
+    if confirm(f"remove the schedule {key} of {queue} permanently", 1, yes=yes, dry_run=dry_run):
         is_removed = common.run(work)
     if common.as_json:
         write_json({"key": key, "matched": 1, "removed": int(is_removed), "dry_run": dry_run})
@@ -103,7 +103,7 @@ def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, 
 
 @app.command()
 def fire(common: CommonOptions, queue: QueueName, key: Key) -> None:
-    """Add the job of a repeatable once, now; its schedule stays as it is."""
+    """Enqueue the job of a schedule once, now. The schedule itself does not change."""
 
     async def work(session: Session) -> tuple[str, str]:
         found = await session.queue(queue)
@@ -123,15 +123,15 @@ async def _packed_spec(queue: Queue, key: str) -> bytes:
     packed: bytes | None = await client.call("HGET", queue.keys.repeat_spec(key), "spec")
     if packed is None:
         known = [meta.key for meta in await queue.get_repeatable_jobs(10)]
-        there = f"there are: {', '.join(known)}" if known else "it has none"
-        raise CliError(f"{queue.name} has no repeatable {key!r}; {there}")
+        there = f"existing schedules: {', '.join(known)}" if known else "it has no schedules"
+        raise CliError(f"{queue.name} has no schedule {key!r}; {there}")
     return packed
 
 
 async def _spec(queue: Queue, key: str) -> StoredSpec:
     try:
         spec = decode_spec(await _packed_spec(queue, key))
-        spec.payload  # noqa: B018 - read now, to say so in one line if it cannot be
+        spec.payload  # noqa: B018 - decode now, so that an undecodable payload is reported here
     except DecodeError as error:
-        raise CliError(f"the repeatable {key!r} cannot be fired: {error}") from error
+        raise CliError(f"the schedule {key!r} cannot be fired: {error}") from error
     return spec

@@ -1,9 +1,9 @@
-"""`tampu rsmq ...`: queues of RSMQ, the simple message queue that JavaScript and Rust share.
+"""`tampu rsmq ...`: commands for RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients.
 
 ```
 tampu rsmq create mail --vt 60
 tampu rsmq send mail "hello" && tampu rsmq receive mail --json
-tampu rsmq bridge mail emails      # old producers keep working while workers move over to tampu
+tampu rsmq bridge mail emails      # old producers keep working while you move the workers to tampu
 ```
 """
 
@@ -28,6 +28,7 @@ from tampu.cli.commands.rsmq_session import (
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import DryRun, Yes
 from tampu.cli.output import say, while_read, write_json, write_json_line, write_line
+from tampu.cli.units import plural
 from tampu.config import DEFAULT_DEDUP_TTL_SECS, ProducerConfig
 from tampu.produce.options import AddOptions
 from tampu.produce.producer import Producer
@@ -42,7 +43,7 @@ Decode = Literal["text", "json", "bytes"]
 
 app = typer.Typer(
     name="rsmq",
-    help="Queues of RSMQ, the simple message queue that JavaScript and Rust share.",
+    help="Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients.",
     no_args_is_help=True,
 )
 
@@ -54,24 +55,24 @@ app = typer.Typer(
 def create(
     place: DurationOptions,
     qname: Qname,
-    vt: Annotated[str, typer.Option("--vt", metavar="SECONDS", help="How long a received message is hidden.")] = str(
+    vt: Annotated[str, typer.Option("--vt", metavar="SECONDS", help="Visibility timeout of received messages.")] = str(
         DEFAULT_VT_SECS
     ),
-    delay: Annotated[str, typer.Option("--delay", metavar="SECONDS", help="How long a new message is hidden.")] = str(
+    delay: Annotated[str, typer.Option("--delay", metavar="SECONDS", help="Delay of new messages.")] = str(
         DEFAULT_DELAY_SECS
     ),
     maxsize: Annotated[
-        int, typer.Option("--maxsize", metavar="BYTES", help="1024 to 65536, or -1 for no limit.")
+        int, typer.Option("--maxsize", metavar="BYTES", help="Maximum message size: 1024 to 65536, or -1 for no limit.")
     ] = DEFAULT_MAXSIZE,
 ) -> None:
-    """Make a queue."""
+    """Create a queue."""
     place.run(qname, lambda rsmq: rsmq.create_queue(qname, vt, delay, maxsize))
     place.tell({"queue": qname, "created": True}, f"created {qname}")
 
 
 @app.command("list")
 def list_queues(place: NamespaceOptions) -> None:
-    """The names of all queues."""
+    """List all queues."""
     names = place.run("", lambda rsmq: rsmq.list_queues())
     if place.as_json:
         write_json(names)
@@ -79,27 +80,29 @@ def list_queues(place: NamespaceOptions) -> None:
     for name in names:
         write_line(name)
     if not names:
-        say(f"no queues in the namespace {place.ns}")
+        say(f"no queues in namespace {place.ns}")
 
 
 @app.command()
 def delete(place: NamespaceOptions, qname: Qname, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Delete a queue with all its messages."""
+    """Delete a queue and all its messages."""
     attributes = place.run(qname, lambda rsmq: rsmq.get_queue_attributes(qname))
-    say(f"{qname} holds {attributes.msgs} message(s)")
+    say(f"{qname} holds {plural(attributes.msgs, 'message')}")
     if not dry_run:
         if not yes and not sys.stdin.isatty():
-            raise UsageError(f"this deletes {qname} and its messages for good: say --yes")
+            raise UsageError(
+                f"this deletes {qname} and its messages permanently; not a terminal, so pass --yes to confirm"
+            )
         if not yes:
-            typer.confirm(f"Delete {qname} for good?", abort=True, err=True)
+            typer.confirm(f"Delete {qname} permanently?", abort=True, err=True)
         place.run(qname, lambda rsmq: rsmq.delete_queue(qname))
-    done = "would be deleted" if dry_run else "deleted"
-    place.tell({"queue": qname, "messages": attributes.msgs, "deleted": not dry_run}, f"{qname} {done}")
+    text = f"would delete {qname}" if dry_run else f"deleted {qname}"
+    place.tell({"queue": qname, "messages": attributes.msgs, "deleted": not dry_run}, text)
 
 
 @app.command()
 def attrs(place: DurationOptions, qname: Qname) -> None:
-    """The attributes and counters of a queue."""
+    """Show the attributes and counters of a queue."""
     attributes = place.run(qname, lambda rsmq: rsmq.get_queue_attributes(qname))
     show_attributes(attributes, place.as_json)
 
@@ -108,11 +111,17 @@ def attrs(place: DurationOptions, qname: Qname) -> None:
 def set_attributes(
     place: DurationOptions,
     qname: Qname,
-    vt: Annotated[str | None, typer.Option("--vt", metavar="SECONDS", show_default=False)] = None,
-    delay: Annotated[str | None, typer.Option("--delay", metavar="SECONDS", show_default=False)] = None,
-    maxsize: Annotated[int | None, typer.Option("--maxsize", metavar="BYTES", show_default=False)] = None,
+    vt: Annotated[
+        str | None, typer.Option("--vt", metavar="SECONDS", help="New visibility timeout.", show_default=False)
+    ] = None,
+    delay: Annotated[
+        str | None, typer.Option("--delay", metavar="SECONDS", help="New delay.", show_default=False)
+    ] = None,
+    maxsize: Annotated[
+        int | None, typer.Option("--maxsize", metavar="BYTES", help="New maximum message size.", show_default=False)
+    ] = None,
 ) -> None:
-    """Change attributes of a queue. Messages that are in it keep their times."""
+    """Change the attributes of a queue. Messages already in it keep their delay and visibility timeout."""
     show_attributes(place.run(qname, lambda rsmq: rsmq.set_queue_attributes(qname, vt, maxsize, delay)), place.as_json)
 
 
@@ -123,14 +132,14 @@ def set_attributes(
 def send(
     place: DurationOptions,
     qname: Qname,
-    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="The message; - reads it from the input.")] = "-",
+    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="Message body; - reads stdin.")] = "-",
     delay: Delay = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Each line of the input is a message.")] = False,
-    realtime: Annotated[bool, typer.Option("--realtime", help="Wake those who listen.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as one message.")] = False,
+    realtime: Annotated[bool, typer.Option("--realtime", help="Notify listeners.")] = False,
 ) -> None:
-    """Send a message, or many; prints their ids."""
+    """Send one or more messages and print their IDs."""
     if lines and message != "-":
-        raise UsageError("--lines reads messages from the input: give no MESSAGE")
+        raise UsageError("--lines reads messages from stdin: leave out MESSAGE")
     body = sys.stdin.buffer.read() if message == "-" else message.encode(errors="surrogateescape")
     bodies = body.splitlines() if lines else [body]
     ids = place.run(qname, lambda rsmq: rsmq.send_messages(qname, bodies, delay), realtime=realtime)
@@ -146,15 +155,15 @@ def receive(
     place: DurationOptions,
     qname: Qname,
     vt: Vt = None,
-    most: Annotated[int, typer.Option("--max", "-n", min=1, metavar="N", help="Most messages to take.")] = 1,
+    most: Annotated[int, typer.Option("--max", "-n", min=1, metavar="N", help="Maximum number of messages.")] = 1,
 ) -> None:
-    """Receive messages; each comes again after its vt unless it is acked. Prints nothing when there is none."""
+    """Receive messages. Each is delivered again after its visibility timeout unless acked. Prints nothing if empty."""
     show_messages(place.run(qname, lambda rsmq: rsmq.receive_messages(qname, most, vt)), place.as_json)
 
 
 @app.command()
 def pop(place: NamespaceOptions, qname: Qname) -> None:
-    """Take the next message out for good. Prints nothing when there is none."""
+    """Receive the next message and delete it. Prints nothing if the queue is empty."""
     found = place.run(qname, lambda rsmq: rsmq.pop_message(qname))
     show_messages([found] if found else [], place.as_json)
 
@@ -163,26 +172,28 @@ def pop(place: NamespaceOptions, qname: Qname) -> None:
 def ack(
     place: NamespaceOptions,
     qname: Qname,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of messages.", show_default=False)],
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Message IDs.", show_default=False)],
 ) -> None:
-    """Delete messages that are done with."""
+    """Delete messages that have been handled."""
     deleted = place.run(qname, lambda rsmq: rsmq.delete_messages(qname, ids))
     place.tell({"deleted": deleted}, f"deleted {deleted} of {len(ids)}")
     if not deleted:
-        raise CliError(f"no such message in {qname}: it was acked before, or popped")
+        raise CliError(f"no such message in {qname}; it was already acked or popped")
 
 
 @app.command()
 def visibility(
     place: DurationOptions,
     qname: Qname,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.", show_default=False)],
-    vt: Annotated[str, typer.Argument(metavar="SECONDS", help="Hide for so long; 0 shows it.", show_default=False)],
+    message_id: Annotated[str, typer.Argument(metavar="ID", help="Message ID.", show_default=False)],
+    vt: Annotated[
+        str, typer.Argument(metavar="SECONDS", help="Hide for this long; 0 makes it visible.", show_default=False)
+    ],
 ) -> None:
-    """Hide a message for some time from now on."""
+    """Change a message's visibility timeout, counted from now."""
     if not place.run(qname, lambda rsmq: rsmq.change_message_visibility(qname, message_id, vt)):
         raise CliError(f"no such message in {qname}: {message_id}")
-    place.tell({"id": message_id, "vt": vt}, f"{message_id} is hidden for {vt} s")
+    place.tell({"id": message_id, "vt": vt}, f"{message_id} hidden for {vt} s")
 
 
 @app.command()
@@ -190,21 +201,21 @@ def listen(
     place: DurationOptions,
     qname: Qname,
     vt: Vt = None,
-    most: Annotated[int, typer.Option("--max", "-n", min=0, metavar="N", help="End after N; 0 = never.")] = 0,
+    most: Annotated[int, typer.Option("--max", "-n", min=0, metavar="N", help="Exit after N messages; 0 = never.")] = 0,
     acks: Annotated[bool, typer.Option("--ack", help="Delete each message once it is printed.")] = False,
     poll: Annotated[
-        float, typer.Option("--poll", min=0.01, metavar="SECONDS", help="Look so often when nothing is heard.")
+        float, typer.Option("--poll", min=0.01, metavar="SECONDS", help="Poll interval when no notification arrives.")
     ] = DEFAULT_POLL_SECS,
 ) -> None:
-    """Print messages as they come, until Ctrl-C; with --json one document per line."""
+    """Print messages as they arrive, until Ctrl-C. --json prints one JSON object per line."""
 
     async def print_all(rsmq: Rsmq) -> None:
         count = 0
-        await rsmq.get_queue_attributes(qname)  # a listener would wait for a server that is not there
+        await rsmq.get_queue_attributes(qname)  # fail early: a listener would wait for a missing server
         async with contextlib.aclosing(rsmq.listen(qname, vt, poll_secs=poll)) as messages:
             async for message in messages:
                 write_json_line(message_as_json(message)) if place.as_json else write_line(message_as_line(message))
-                # After it was written: if nobody reads any more it must not be gone.
+                # Delete only after writing: if the reader is gone, the message must not be lost.
                 if acks:
                     await rsmq.delete_message(qname, message.id)
                 count += 1
@@ -217,47 +228,50 @@ def listen(
 @app.command()
 def bridge(
     place: DurationOptions,
-    source: Annotated[str, typer.Argument(metavar="SRC_QUEUE", help="The RSMQ queue.", show_default=False)],
-    destination: Annotated[str, typer.Argument(metavar="DEST_QUEUE", help="The tampu queue.", show_default=False)],
+    source: Annotated[str, typer.Argument(metavar="SRC_QUEUE", help="RSMQ queue.", show_default=False)],
+    destination: Annotated[str, typer.Argument(metavar="DEST_QUEUE", help="tampu queue.", show_default=False)],
     name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the jobs.")] = "",
-    decode: Annotated[Decode, typer.Option("--decode", help="What a body becomes as a payload.")] = "text",
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to receive.")] = False,
+    decode: Annotated[Decode, typer.Option("--decode", help="How to decode a message body into a payload.")] = "text",
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when no messages are left.")] = False,
     batch: Annotated[
-        int, typer.Option("--batch", min=1, max=256, metavar="N", help="So many at once.")
+        int, typer.Option("--batch", min=1, max=256, metavar="N", help="Messages per batch.")
     ] = DEFAULT_BATCH,
     vt: Annotated[
-        int, typer.Option("--vt", min=1, metavar="SECONDS", help="Hide a message for so long while it is moved.")
+        int, typer.Option("--vt", min=1, metavar="SECONDS", help="Visibility timeout while a message is moved.")
     ] = DEFAULT_BRIDGE_VT_SECS,
     dedup_ttl: Annotated[
-        int, typer.Option("--dedup-ttl", min=1, metavar="SECONDS", help="Remember the ids moved for so long.")
+        int,
+        typer.Option("--dedup-ttl", min=1, metavar="SECONDS", help="How long to remember the IDs of moved messages."),
     ] = DEFAULT_DEDUP_TTL_SECS,
     dest_url: Annotated[
         str | None,
-        typer.Option("--dest-url", metavar="URL", help="The server of DEST_QUEUE, if another.", show_default=False),
+        typer.Option("--dest-url", metavar="URL", help="Server of DEST_QUEUE, if different.", show_default=False),
     ] = None,
 ) -> None:
-    """Move the messages of an RSMQ queue into a tampu queue, until Ctrl-C.
+    """Move messages from an RSMQ queue to a tampu queue, until Ctrl-C.
 
-    At least once: a message is deleted when it has been added. Its id becomes the job's, so that a message which is
-    moved a second time, after a crash in between, is not added a second time.
+    Delivery is at least once: a message is deleted after it has been added as a job.
+
+    Its ID becomes the job's ID, so a message moved again after a crash is not added twice within --dedup-ttl.
     """
     config = ProducerConfig(queue_name=destination, overflow="wait", dedup_ttl_secs=dedup_ttl)
 
     async def move(rsmq: Rsmq) -> None:
-        await rsmq.get_queue_attributes(source)  # a queue that is not there is told before anything is begun
+        await rsmq.get_queue_attributes(source)  # report a missing queue before anything is moved
         producer: Producer[Any]
         async with Producer.connect(dest_url or resolve_url(place.url), config) as producer:
             moving = Bridge(rsmq, source, TampuInlet(producer, name, decode), batch=batch, vt_secs=vt)
             try:
                 await (moving.drain() if drain else moving.run())
             finally:
-                place.tell({"moved": moving.moved}, f"moved {moving.moved} message(s) to {destination}")
+                text = f"moved {plural(moving.moved, 'message')} to {destination}"
+                place.tell({"moved": moving.moved}, text)
 
     place.run(source, move)
 
 
 class TampuInlet:
-    """Adds messages to a tampu queue, each under its own id: one that comes again is not added again."""
+    """Adds messages to a tampu queue under their own IDs, so that a repeated message is added once."""
 
     def __init__(self, producer: Producer[Any], name: str = "", decode: Decode = "text") -> None:
         self._producer = producer
@@ -265,11 +279,11 @@ class TampuInlet:
         self._decode = decode
 
     async def add(self, message_id: str, body: bytes) -> None:
-        """Add one; it is on the server when this returns."""
+        """Add one message; it is stored on the server when this returns."""
         await self._producer.add_with_options(self._payload(body), AddOptions(id=message_id, name=self._name))
 
     def _payload(self, body: bytes) -> Any:
-        # What is not as it should be travels as what it is: better so than not at all.
+        # A body that cannot be decoded as requested is passed on as text or bytes rather than lost.
         if self._decode == "json":
             with contextlib.suppress(ValueError):
                 return json.loads(body)

@@ -1,4 +1,4 @@
-"""What the `rsmq` commands share: their options, one client for one command, and how messages are shown."""
+"""Shared by the `rsmq` commands: their options, the client, and the output of messages."""
 
 from __future__ import annotations
 
@@ -32,31 +32,35 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_NS = "rsmq"
-#: What is wrong with a call, not with a queue or a server.
+#: Errors about the arguments of a call, rather than a queue or a server.
 _USAGE = (InvalidFormat, InvalidValue, MessageNotString, MissingParameter, NoAttributeSupplied)
 
-Qname = Annotated[str, typer.Argument(metavar="QUEUE", help="The RSMQ queue's name.", show_default=False)]
+Qname = Annotated[str, typer.Argument(metavar="QUEUE", help="RSMQ queue name.", show_default=False)]
 Ns = Annotated[
-    str, typer.Option("--ns", envvar="TAMPU_RSMQ_NS", metavar="NS", help="Prefix of all keys; on a Cluster {rsmq}.")
+    str, typer.Option("--ns", envvar="TAMPU_RSMQ_NS", metavar="NS", help="Key prefix; use {rsmq} on a Cluster.")
 ]
 Unit = Annotated[
     Literal["s", "ms"],
-    typer.Option("--duration-unit", envvar="TAMPU_RSMQ_DURATION_UNIT", help="Of vt and delay in a queue; Rust: ms."),
+    typer.Option(
+        "--duration-unit",
+        envvar="TAMPU_RSMQ_DURATION_UNIT",
+        help="Unit of the stored vt and delay. The Rust client uses ms.",
+    ),
 ]
 Vt = Annotated[
     str | None,
-    typer.Option("--vt", metavar="SECONDS", help="Hide for so long; else as the queue says.", show_default=False),
+    typer.Option("--vt", metavar="SECONDS", help="Visibility timeout. Default: the queue's own.", show_default=False),
 ]
 Delay = Annotated[
     str | None,
     typer.Option(
-        "--delay", metavar="SECONDS", help="Deliver so much later; else as the queue says.", show_default=False
+        "--delay", metavar="SECONDS", help="Delay before delivery. Default: the queue's own.", show_default=False
     ),
 ]
 
 
 class Namespace:
-    """Where RSMQ queues are: the methods of the two groups of options below."""
+    """Where RSMQ queues are stored: base class of the two groups of options below."""
 
     as_json: bool
     url: str | None
@@ -65,7 +69,7 @@ class Namespace:
     timeout: float
 
     def run(self, qname: str, work: Callable[[Rsmq], Awaitable[T]], *, realtime: bool = False) -> T:
-        """Return what `work` returns for a client; errors become the one line that people see."""
+        """Run `work` with a client and return its result; errors become one line for the user."""
         options = RsmqOptions(
             url=resolve_url(self.url),
             ns=self.ns,
@@ -75,7 +79,7 @@ class Namespace:
         )
 
         async def open_and_work() -> T:
-            rsmq = Rsmq(options)  # connects at its first call: a wrong argument is reported without a server
+            rsmq = Rsmq(options)  # connects on its first call, so invalid arguments are reported without a server
             try:
                 return await work(rsmq)
             finally:
@@ -90,13 +94,13 @@ class Namespace:
             raise CliError(f"{text} ({qname})") from error
 
     def tell(self, value: dict[str, Any], text: str) -> None:
-        """Write what was done, for programs or for people."""
+        """Print what was done, as JSON or as text."""
         write_json(value) if self.as_json else write_line(text)
 
 
 @dataclass(frozen=True)
 class NamespaceOptions(Namespace):
-    """The options of every `rsmq` command."""
+    """Options of every `rsmq` command."""
 
     url: Url = None
     ns: Ns = DEFAULT_NS
@@ -106,7 +110,7 @@ class NamespaceOptions(Namespace):
 
 @dataclass(frozen=True)
 class DurationOptions(Namespace):
-    """The options of commands that read or write a queue's durations."""
+    """Options of commands that read or write a queue's durations."""
 
     url: Url = None
     ns: Ns = DEFAULT_NS
@@ -116,7 +120,7 @@ class DurationOptions(Namespace):
 
 
 def show_attributes(attributes: QueueAttributes, as_json: bool) -> None:
-    """The attributes of a queue."""
+    """Print the attributes of a queue."""
     fields = asdict(attributes)
     if as_json:
         write_json(fields)
@@ -127,11 +131,11 @@ def show_attributes(attributes: QueueAttributes, as_json: bool) -> None:
         shown.add_row(cell(name), cell(value))
     show(shown)
     if suspicious:
-        say("vt or delay look like milliseconds, as Rust's rsmq_async writes them: see --duration-unit")
+        say("vt or delay look like milliseconds, as written by Rust's rsmq_async; see --duration-unit")
 
 
 def message_as_json(message: RsmqMessage[str]) -> dict[str, Any]:
-    """A message as JavaScript has it; a body that is no text also as it is."""
+    """Return a message with RSMQ's field names; a body that is not UTF-8 is added as bytes."""
     fields = {"id": message.id, "message": message.message, "rc": message.rc, "fr": message.fr, "sent": message.sent}
     if message.message.encode() != message.body:
         fields["body"] = message.body
@@ -139,12 +143,12 @@ def message_as_json(message: RsmqMessage[str]) -> dict[str, Any]:
 
 
 def message_as_line(message: RsmqMessage[str]) -> str:
-    """A message in one line."""
+    """Return a message as one line."""
     return f"{message.id} {message.message}"
 
 
 def show_messages(messages: list[RsmqMessage[str]], as_json: bool) -> None:
-    """Messages, for programs as one list."""
+    """Print messages: as text lines, or as one JSON list."""
     if as_json:
         write_json([message_as_json(message) for message in messages])
         return

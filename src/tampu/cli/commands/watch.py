@@ -1,4 +1,4 @@
-"""`tampu watch QUEUE` and `tampu top`: the same as `inspect`, live."""
+"""`tampu watch QUEUE` and `tampu top`: live versions of `inspect`."""
 
 import asyncio
 import contextlib
@@ -24,9 +24,9 @@ from tampu.cli.units import duration, instant, rate, time_of_day
 from tampu.inspect.snapshot import QueueSnapshot, take_snapshot
 from tampu.redis.faults import ServerError
 
-#: Rates shown in a sparkline.
+#: Number of rates in a sparkline.
 HISTORY = 60
-#: Events shown below a queue.
+#: Number of events shown below a queue.
 EVENTS_SHOWN = 12
 #: How often `top` looks for new queues, in seconds.
 FIND_SECS = 5.0
@@ -35,14 +35,14 @@ _BARS = " ▁▂▃▄▅▆▇█"
 T = TypeVar("T")
 
 Interval = Annotated[
-    float, typer.Option("--interval", "-i", min=0.05, max=3600, metavar="SECONDS", help="Time between two looks.")
+    float, typer.Option("--interval", "-i", min=0.05, max=3600, metavar="SECONDS", help="Refresh interval.")
 ]
-Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="End after so many looks.")]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Exit after this many refreshes.")]
 
 
 @dataclass(slots=True)
 class Round:
-    """One look at one queue, with what came before it."""
+    """One refresh of one queue, with recent rates and events."""
 
     look: Look
     settled: deque[float] = field(default_factory=deque)
@@ -51,7 +51,7 @@ class Round:
 
 
 def watch(common: CommonOptions, queue: QueueName, interval: Interval = 1.0, rounds: Rounds = None) -> None:
-    """Watch one queue live: depths, rates, workers, events. Ctrl-C ends it."""
+    """Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."""
     _run_live(
         _watch(common, queue, interval, rounds),
         view=_watch_view,
@@ -78,7 +78,7 @@ async def _watch(common: CommonOptions, name: str, interval: float, rounds: int 
 
 
 async def _ticks(interval: float, rounds: int | None) -> AsyncIterator[int]:
-    """Numbers at even times: what a look takes is not added to the interval."""
+    """Yield numbers at even intervals: the time that a refresh takes does not delay the next one."""
     due = time.monotonic()
     tick = 0
     while rounds is None or tick < rounds:
@@ -92,7 +92,9 @@ async def _ticks(interval: float, rounds: int | None) -> AsyncIterator[int]:
 def _watch_view(one: Round) -> Group:
     snapshot, flow = one.look.snapshot, one.look.flow
     parts: list[RenderableType] = [
-        Text.assemble(("tampu watch  ", "bold"), cell(instant(snapshot.taken_at_ms), "dim"), ("  Ctrl-C ends", "dim")),
+        Text.assemble(
+            ("tampu watch  ", "bold"), cell(instant(snapshot.taken_at_ms), "dim"), ("  Ctrl-C to exit", "dim")
+        ),
         Text(""),
         queue_view(one.look),
         Text(""),
@@ -105,14 +107,14 @@ def _watch_view(one: Round) -> Group:
 
 
 def _event_line(entry: Entry) -> Text:
-    """One line, whatever its length: events that wrap would push each other off the screen."""
+    """Return an event as one line that never wraps: a wrapped line would push other events off the screen."""
     line = cell(to_line(entry, with_queue=False, when=time_of_day), "dim")
     line.no_wrap, line.overflow = True, "ellipsis"
     return line
 
 
 def sparkline(values: deque[float]) -> str:
-    """Values as bars, the largest the highest."""
+    """Return the values as bars, scaled to the largest."""
     highest = max(values, default=0.0)
     if not highest:
         return _BARS[1] * len(values)
@@ -120,7 +122,7 @@ def sparkline(values: deque[float]) -> str:
 
 
 def top(common: CommonOptions, interval: Interval = 1.0, rounds: Rounds = None) -> None:
-    """Watch all queues live, the busiest first. Ctrl-C ends it."""
+    """Watch all queues live, busiest first. Press Ctrl-C to exit."""
     _run_live(
         _top(common, interval, rounds),
         view=_top_view,
@@ -146,7 +148,7 @@ async def _top(common: CommonOptions, interval: float, rounds: int | None) -> As
                 try:
                     snapshot = await take_snapshot(client, keys)
                 except ServerError:
-                    continue  # a key of another type: `doctor` says so
+                    continue  # a key of the wrong type: `doctor` reports it
                 looks.append(Look(snapshot, flow_between(before.get(keys.queue_name), snapshot)))
                 before[keys.queue_name] = snapshot
             looks.sort(key=lambda look: (-(look.flow.settled_per_sec or 0), -look.snapshot.length, look.snapshot.queue))
@@ -157,8 +159,8 @@ def _top_view(looks: list[Look]) -> Group:
     columns = ("waiting", "oldest", "running", "delayed", "dead", "workers", "added", "settled", "bytes")
     made = queues_table(looks, columns, spare=("bytes", "oldest", "workers", "delayed", "added"))
     when = instant(looks[0].snapshot.taken_at_ms) if looks else ""
-    head = Text.assemble(("tampu top  ", "bold"), (when, "dim"), ("  Ctrl-C ends", "dim"))
-    return Group(head, Text(""), made if looks else Text("no queue yet", style="dim"))
+    head = Text.assemble(("tampu top  ", "bold"), (when, "dim"), ("  Ctrl-C to exit", "dim"))
+    return Group(head, Text(""), made if looks else Text("no queues yet", style="dim"))
 
 
 def _line(look: Look) -> str:
@@ -171,7 +173,7 @@ def _line(look: Look) -> str:
     )
 
 
-# --- showing it again and again
+# --- live output
 
 
 def _run_live(
@@ -182,13 +184,13 @@ def _run_live(
     to_json: Callable[[T], Any],
     as_json: bool,
 ) -> None:
-    """Show each round as it comes. Ctrl-C is the way to end it, and no error."""
+    """Show each round as it arrives. Ctrl-C is the normal way to exit and not an error."""
     with contextlib.suppress(KeyboardInterrupt):
         run(_until_terminated(_show(rounds, view, lines, to_json, as_json)))
 
 
 async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
-    """Run `work` so that SIGTERM, too, gives the terminal back as it was."""
+    """Run `work` so that SIGTERM also restores the terminal."""
     loop = asyncio.get_running_loop()
     showing = asyncio.ensure_future(while_read(work))
     is_terminated = False

@@ -1,8 +1,8 @@
--- Acknowledges and deletes entries on servers without XACKDEL, so that a cut cannot come between the two.
+-- Acknowledges and deletes entries atomically on servers without XACKDEL: a lost connection cannot separate the two.
 --
 -- KEYS  1 stream
 -- ARGV  1 group, then entry ids
--- Reply number acknowledged
+-- Reply number of acknowledged entries
 
 --@include lib/ack_and_delete.lua
 

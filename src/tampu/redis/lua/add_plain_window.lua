@@ -1,9 +1,9 @@
--- Adds a window of jobs that all run now under one name, once, however often it is sent. For numbered windows of a queue
--- that rejects jobs when it is full, which most are: in as few steps as can be. add_window.lua adds every other window.
+-- Adds a window of jobs, once, however often it is sent: the fast path for numbered windows whose jobs all run now and
+-- have one name, in a queue that rejects jobs when it is full. add_window.lua adds every other kind of window.
 --
 -- KEYS  1 state of the chain, 2 stream
--- ARGV  1 cap of the stream, 2 number of the window in its chain, 3 TTL to give the chain's state, seconds (0: leave it),
---       4 name of the jobs, then their envelopes
+-- ARGV  1 maximum length of the stream, 2 number of the window in its chain, 3 new TTL of the chain's state in seconds
+--       (0: unchanged), 4 name of the jobs, then their envelopes
 -- Reply as in add_window.lua, which also describes the chain; never 'full'
 
 --@include lib/append_entry.lua
@@ -15,7 +15,7 @@ local room = tonumber(args[1]) - call('XLEN', stream)
 local most = room < total and math.max(room, 0) or total
 
 if room < total then
-  -- A queue that is full may fill the memory too: then a window that was applied before can only be looked up.
+  -- A full queue may also mean a full memory. Then writes fail, but a resent window must still get its stored reply.
   --@include lib/reply_out_of_turn.lua
   local last = tonumber(call('HGET', chain, 'last') or 0)
   if number <= last then
@@ -23,7 +23,7 @@ if room < total then
   end
 end
 
--- One write asks whether the window is the next of its chain, and advances the chain if so.
+-- One write checks whether the window is the next of its chain, and advances the chain.
 local is_next = call('HINCRBY', chain, 'last', 1) == number
 local added, failure = 0, nil
 while is_next and added < most and not failure do
@@ -47,7 +47,7 @@ if is_next and (added > 0 or not failure) then
   return {'ok', codes, failure and failure.err or ''}
 end
 
--- Nothing was added: the chain goes back to where it was.
+-- Nothing was added: restore the chain.
 local last = call('HINCRBY', chain, 'last', -1)
 if last == 0 then
   call('DEL', chain)

@@ -1,23 +1,23 @@
 -- Adds a window of jobs, once, however often it is sent. add_plain_window.lua adds the most frequent kind of window.
 --
--- KEYS  1 state of the chain, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, cancel mark, didx
--- ARGV  1 number of the window in its chain (0: no chain), 2 TTL to give the chain's state, seconds (0: leave it)
---       3 cap of the stream, 4 overflow: reject, wait or trim, 5 dedup TTL, seconds
+-- KEYS  1 state of the chain, 2 stream, 3 delayed set; then the keys that each job's kind needs: dlid, cancel mark, didx
+-- ARGV  1 number of the window in its chain (0: no chain), 2 new TTL of the chain's state in seconds (0: unchanged)
+--       3 maximum length of the stream, 4 overflow: reject, wait or trim, 5 dedup TTL in seconds
 --       6 producer id for XADD IDMP, or '', 7 number of jobs
 --       then runs of jobs of one kind and name: kind, count, name, and per job its envelope (and when it is due)
 -- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed (key didx); e: delayed, explicit id (all three).
 -- Due   '+ms' from now by this server's clock, or an epoch time in ms.
 --
--- Reply '' or {'ok', codes, error}: one letter a job, a added, d duplicate, f full, e error (its text follows);
---       '' and no codes mean that all were added
+-- Reply '' or {'ok', codes, error}: one letter per job, a added, d duplicate, f full, e error (its text follows);
+--       '' and empty codes mean that all were added
 --       {'gap', last}: a window before this one is missing; nothing was written
---       {'full', taken, codes}: wait only; the first `taken` jobs were dealt with, send the same window again
+--       {'full', taken, codes}: only for wait; the first `taken` jobs are done, send the same window again
 --
--- A chain is a hash: `last` is the number of the last window applied, `r0` to `r7` hold 'number:codes' of recent windows
--- that were not all added, `part` the codes of a window that stopped when the queue was full. A window that was applied
--- before gets its stored codes. One that stopped does not advance the chain, so the windows behind it get 'gap' and
--- cannot overtake it. Errors of single jobs are caught: after the first write nothing may raise, or a resend would add
--- the first jobs again.
+-- A chain is a hash: `last` is the number of the last applied window, `r0` to `r7` are 'number:codes' of recent windows
+-- that were not added completely, `part` the codes of a window that stopped because the queue was full. A window that
+-- was applied before gets its stored codes. A stopped window does not advance the chain, so the windows after it get
+-- 'gap' and cannot overtake it. Errors of single jobs are caught: nothing may raise after the first write, or a resend
+-- would add the first jobs again.
 
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
@@ -38,7 +38,7 @@ local function keep_chain()
   end
 end
 
-local earlier = ''  -- codes of the jobs that an earlier, stopped run of this window has dealt with
+local earlier = ''  -- codes from an earlier run of this window that stopped
 if number > 0 then
   local last = tonumber(call('HGET', chain, 'last') or 0)
   if number ~= last + 1 then
@@ -61,7 +61,7 @@ local function now()
   return read_ms
 end
 
--- Each of the functions below deals with one job and returns its code.
+-- Each of the functions below handles one job and returns its code.
 
 local function append(envelope, name)
   local reply
@@ -90,8 +90,8 @@ local function append(envelope, name)
   return 'a'
 end
 
--- Takes the marker of an explicit id: 'a' taken, 'd' another job has it, 'e' error. A job of that id that was cancelled
--- earlier must not cancel this one.
+-- Sets the marker of an explicit id: 'a' set, 'd' duplicate, 'e' error. A request to cancel an earlier job of that id
+-- must not cancel this one.
 local function take(marker, ttl, cancel_mark)
   local reply = pcall('SET', marker, '1', 'NX', 'EX', ttl)
   if failed(reply) then
@@ -141,7 +141,7 @@ end
 
 local argument, key, job = 8, 4, 0
 local taken, stopped = #earlier, false
-local codes  -- of this run, kept only from the first that is not 'a'
+local codes  -- of this run; nil as long as all are 'a'
 while job < total and not stopped do
   local kind, count, name = args[argument], tonumber(args[argument + 1]), args[argument + 2]
   local is_delayed, has_id = kind == 'd' or kind == 'e', kind == 'i' or kind == 'e'
@@ -197,7 +197,7 @@ end
 if not string.find(text, '[^a]') then
   text = ''
 elseif number == 0 and not string.find(text, '[^e]') then
-  return {err = failure}  -- nothing was written: OOM or READONLY, say. (With a chain the last write below raises it.)
+  return {err = failure}  -- nothing was written (OOM, for example); with a chain the write below raises the error
 end
 if earlier ~= '' then
   call('HDEL', chain, 'part')

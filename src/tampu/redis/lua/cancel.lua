@@ -1,8 +1,8 @@
--- Cancels a delayed job: whoever removes the member first, this or the promoter, decides.
+-- Cancels a delayed job. If the promoter removes the member first, the job runs.
 --
 -- KEYS  1 delayed set, 2 didx, 3 dlid
--- ARGV  1 the exact member, or '' to take it from the index
--- Reply 1 cancelled, 0 not there (any more), -1 no index: look for the member and call again with it
+-- ARGV  1 the exact member, or '' to read it from the index
+-- Reply 1 cancelled, 0 not delayed (any more), -1 no index: find the member and call again with it
 
 local member = ARGV[1]
 if member == '' then

@@ -1,7 +1,7 @@
--- What the promoter has to do: the members that are due, by this server's clock, and when the next one is.
+-- Returns the members of the delayed set that are due by the server's clock, and when the earliest one is due.
 --
 -- KEYS  1 delayed set
--- ARGV  1 most members, 2 most bytes of them (a single one may be larger)
+-- ARGV  1 maximum number of members, 2 their maximum total size in bytes (a single one may be larger)
 -- Reply {now in ms, depth, score of the earliest member or '', due members}
 
 --@include lib/now_ms.lua
@@ -12,8 +12,8 @@ local earliest = redis.call('ZRANGE', KEYS[1], 0, 0, 'WITHSCORES')
 local most = math.min(tonumber(ARGV[1]), redis.call('ZCOUNT', KEYS[1], '-inf', now))
 local room = tonumber(ARGV[2])
 local members, count, is_over = {}, 0, false
--- In pages, so that large members beyond the limit are not even read. By rank: by score each page would walk over all
--- those before it.
+-- Read in pages, so that large members beyond the limit are not read at all. By rank: by score, each page would have to
+-- skip all those before it.
 while count < most and not is_over do
   local page = redis.call('ZRANGE', KEYS[1], count, math.min(count + PAGE, most) - 1)
   for _, member in ipairs(page) do

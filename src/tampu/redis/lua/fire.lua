@@ -1,10 +1,10 @@
--- Fires a repeatable job: its next fire and its counter are written, its jobs with them, all or none of each.
+-- Fires a repeatable job: writes its next fire, its counter and its jobs atomically.
 --
 -- KEYS  1 stream, 2 delayed set, 3 zset of next fires, 4 hash of the spec
--- ARGV  1 score that was read, 2 next fire in ms ('' = none), 3 cap of the stream, 4 spec key, 5 limit (0 = none),
---       6 the spec that was read, 7 job name, then per fire: its time in ms, envelope
--- Reply {fired, 1 when the spec was removed, error}; {-1, 0, ''} when somebody else fired, changed or removed it
---       meanwhile. With an error ('' = none) the fires from the one that could not be written on are due again.
+-- ARGV  1 score that was read, 2 next fire in ms ('' = none), 3 maximum length of the stream, 4 spec key,
+--       5 limit (0 = none), 6 the spec that was read, 7 job name, then per fire: its time in ms, envelope
+-- Reply {fired, 1 if the spec was removed, error}; {-1, 0, ''} if it was fired, changed or removed since it was read.
+--       With an error ('' = none) the first fire that could not be written, and all after it, are due again.
 
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
@@ -28,8 +28,8 @@ local function book(score, fired)
   end
   redis.call('ZADD', repeats, score, spec_key)
 end
--- The books first: were they refused after a job was written, each new try would fire it again. And first of all the
--- score as it is, which changes nothing but is refused if the next one would be.
+-- Counter and next fire are written before the jobs: if they failed afterwards, each retry would fire the jobs again.
+-- First of all rewrite the current score, which changes nothing but fails if writing the next one would.
 redis.call('ZADD', repeats, ARGV[1], spec_key)
 book(next_fire ~= '' and next_fire or ARGV[1], before + fires)
 
@@ -37,7 +37,7 @@ for i = 1, fires do
   local envelope = ARGV[7 + 2 * i]
   local reply
   if i > room then
-    -- No room in the stream: the promoter brings it in when there is.
+    -- The stream is full: the promoter moves the job into it later.
     reply = redis.pcall('ZADD', delayed, string.format('%.0f', now_ms()), delayed_member(name, envelope))
   else
     reply = append_entry(redis.pcall, stream, envelope, name)

@@ -1,8 +1,8 @@
--- Deletes consumer names that hold nothing: DELCONSUMER with pending entries would lose them.
+-- Deletes consumer names without pending entries: DELCONSUMER would lose pending ones.
 --
 -- KEYS  1 stream
--- ARGV  1 group, 2 a consumer's name, or '' for all that have been idle for so long: 3 least idle time in ms
--- Reply number of names deleted
+-- ARGV  1 group, 2 a consumer's name, or '' for all that have been idle for at least 3 this many ms
+-- Reply number of deleted names
 
 local deleted = 0
 local groups = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])

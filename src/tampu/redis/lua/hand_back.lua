@@ -1,10 +1,10 @@
--- Gives entries back that were read but not started: each goes to the tail of the stream, behind the backlog, and leaves
--- the pending list; one that was deleted meanwhile only leaves it. Added anew, because that wakes a blocked reader; an
--- entry that merely becomes claimable does not.
+-- Hands back entries that were read but not started: moves each to the tail of the stream, after the backlog, and
+-- removes it from the pending list. An entry that was deleted in the meantime is only removed. Entries are added again,
+-- because XADD wakes a blocked reader and an entry that merely becomes claimable does not.
 --
 -- KEYS  1 stream
--- ARGV  1 group, 2 consumer, 3 '1' when the server knows XACKDEL, then per entry: id, new envelope ('' = as it is)
--- Reply number given back
+-- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, then per entry: id, new envelope ('' = unchanged)
+-- Reply number of entries handed back
 
 --@include lib/ack_and_delete.lua
 

@@ -1,8 +1,8 @@
--- Takes or renews a lock.
+-- Acquires or renews a lock.
 --
 -- KEYS  1 lock
 -- ARGV  1 holder, 2 TTL in seconds
--- Reply 0 ours; otherwise for how many ms it is still somebody else's, -1 without end
+-- Reply 0 if this holder has it; otherwise the ms until the other holder's lock expires, -1 if it has no TTL
 
 local holder = redis.call('GET', KEYS[1])
 if not holder then

@@ -1,10 +1,10 @@
--- Marks entries whose last attempt begins: their delivery count becomes a number that deliveries alone never reach. If
--- the worker dies, the next owner can tell a job that had begun from one that only waited beside it. The mark goes with
--- the pending entry, so nothing has to be cleaned up, and XCLAIM works at maxmemory.
+-- Marks entries whose last attempt starts: adds a number to their delivery count that deliveries alone never reach. If
+-- the worker dies, the next owner can distinguish a job that had started from one that was only waiting in the same
+-- worker. The mark is part of the pending entry, so it needs no cleanup, and XCLAIM works at maxmemory.
 --
 -- KEYS  1 stream
--- ARGV  1 group, 2 consumer, 3 the number that marks a start; 0: only look who owns the entries; then entry ids
--- Reply the ids that are no longer ours: their jobs must not begin
+-- ARGV  1 group, 2 consumer, 3 the number that marks a start (0: only check ownership), then entry ids
+-- Reply the ids that the consumer no longer owns: their jobs must not start
 
 local stream, group, consumer, mark = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
 local lost = {}

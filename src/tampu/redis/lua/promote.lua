@@ -1,11 +1,12 @@
--- Moves due members of the delayed set into the stream, each once whoever asks: added first, removed last.
+-- Moves due members of the delayed set into the stream, each exactly once, even with several promoters: adds them first
+-- and removes them last.
 --
 -- KEYS  1 delayed set, 2 stream, 3 dlq, 4 events, then per job its didx
--- ARGV  1 cap of the stream, 2 events to keep (0: no events), 3 dead letters to keep, 4 number of jobs (some hundreds
---       at most), then the member of each; with events, job id and created at (ms) of each; then per unreadable
---       member: member, detail
--- Reply {promoted, buried, 1 when the stream is full, error}: buried are the unreadable ones that became dead letters;
---       error is why one could not ('' otherwise)
+-- ARGV  1 maximum length of the stream, 2 events to keep (0: no events), 3 dead letters to keep, 4 number of jobs (at
+--       most a few hundred), then the member of each; with events, job id and created at (ms) of each; then per
+--       unreadable member: member, detail
+-- Reply {promoted, buried, 1 if the stream is full, error}: buried is the number of unreadable members that were
+--       dead-lettered; error is why one could not be ('' otherwise)
 
 --@include lib/append_entry.lua
 --@include lib/emit_event.lua
@@ -20,14 +21,14 @@ local room = tonumber(ARGV[1]) - redis.call('XLEN', stream)
 local jobs = tonumber(ARGV[4])
 local promoted, buried, full = 0, 0, 0
 
--- What an ACL forbids must fail here: after the first job was added, each new try would add it again. And a script
--- that has written something ZREM may do goes on at maxmemory: rightly, as the move frees what it takes.
+-- If an ACL forbids ZREM, fail here: after the first job was added, each retry would add it again. Also, at maxmemory a
+-- script may go on after a write that needs no memory, such as ZREM; that is fine, as a move frees what it uses.
 redis.call('ZREM', delayed, 'no such member')
 
--- Commands over many keys and members at once: one for each job would cost more than what it does.
+-- Commands take many keys and members at once: one call per job would cost more than the work itself.
 local moved, refusal = {}, nil
 if jobs > 0 then
-  -- Since they were read some may have been moved by another, or put off.
+  -- Another promoter may have moved some since they were read, or they may have been rescheduled.
   local scores = redis.call('ZMSCORE', delayed, unpack(ARGV, 5, 4 + jobs))
   for i = 1, jobs do
     if scores[i] and tonumber(scores[i]) <= due_until then
@@ -57,7 +58,7 @@ if jobs > 0 then
 end
 if promoted > 0 then
   redis.call('ZREM', delayed, unpack(moved))
-  -- A job of the same id may have been delayed again meanwhile: its index stays.
+  -- A job with the same id may have been delayed again in the meantime: keep its index.
   local indexed, next_moved = redis.call('MGET', unpack(KEYS, 5, 4 + jobs)), 1
   local stale, stale_count = {}, 0
   for i = 1, jobs do

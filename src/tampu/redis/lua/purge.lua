@@ -1,13 +1,12 @@
--- Deletes jobs that wait, for their time or for a worker, together with what is kept under their ids (didx, dlid): a
--- job is there with all that belongs to it, or gone with it, and its id may be used again.
+-- Deletes waiting and delayed jobs, and the keys of their ids (didx, dlid), so that the ids can be used again.
 --
--- What was delivered is left alone: of the stream only entries behind the last one that a group has taken. What is added
--- meanwhile is left alone too: the first call says how far the others go.
+-- Delivered entries are kept: only entries after the last one delivered to any group are deleted. Jobs that are added
+-- in the meantime are kept too: the first call determines how far the next calls go.
 --
--- KEYS  1 stream, 2 delayed set; the keys of the ids begin with the same tag, and so are in the same slot
--- ARGV  1 tag, 2 most of each kind, 3 delayed jobs to go (-1: all there are now), 4 last entry to go ('+': the last there
---       is now, '': none)
--- Reply {deleted, delayed jobs to go, last entry to go ('' when there is none left)}
+-- KEYS  1 stream, 2 delayed set; the keys of the ids start with the same tag, so they are in the same slot
+-- ARGV  1 tag, 2 maximum of each kind per call, 3 delayed jobs left to delete (-1: all that exist now), 4 last entry to
+--       delete ('+': the last that exists now, '': none)
+-- Reply {deleted, delayed jobs left to delete, last entry to delete ('' if none is left)}
 
 --@include lib/job_id.lua
 
@@ -23,7 +22,7 @@ if delayed_to_go > 0 then
   for _, member in ipairs(members) do
     local size = #member >= 4 and struct.unpack('<I4', member) or 0
     local id = job_id(string.sub(member, 5 + size))
-    -- A job of the same id that is another member keeps its own.
+    -- If the index points to another member with the same id, keep its keys.
     if id and redis.call('GET', tag .. ':didx:' .. id) == member then
       redis.call('DEL', tag .. ':didx:' .. id, tag .. ':dlid:' .. id)
     end

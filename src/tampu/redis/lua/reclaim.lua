@@ -1,18 +1,17 @@
--- Takes over entries whose leases have run out, and sweeps pending ids whose entries are gone. Does nothing in the
--- grace after a stall, nor when it is executed later than it was meant to be: then the leases of live workers look old.
+-- Reclaims entries whose leases have expired, and removes pending ids whose entries no longer exist. Does nothing in
+-- the grace after a stall, or if it is executed too late (ARGV 5): then the leases of live workers look expired, too.
 --
--- What is taken over may have killed its worker, so not everything may run together. The deaths of an entry, its earlier
--- deliveries, decide its class: 1 after the first, 2 after the second, 3 after more. One call takes entries of one class
--- and of one dead consumer, and for a while no other worker takes that consumer's: should one of them kill again, it
--- kills one worker.
+-- A reclaimed entry may have killed its worker, so not all of them may run together. The number of earlier deliveries
+-- (deaths) is the class of an entry: 1, 2, or 3 for more. One call takes entries of one class and of one dead consumer,
+-- and for a while no other worker takes entries of that consumer: if one of them kills again, it kills only one worker.
 --
--- KEYS  1 stream, 2 alive, 3 grace, 4 takeovers: per dead consumer who takes over, and until when that is its alone
--- ARGV  1 group, 2 consumer, 3 ms without a renewal that are a stall, 4 grace after one in ms, 5 not after this server
---       time in ms, 6 least idle time in ms, 7 the number that marks a start, 8 for how long a dead consumer is one
---       worker's alone in ms, 9 class to take (0: that of the first entry), 10 to 12 most entries of classes 1 to 3,
---       then ids to leave alone (running here)
--- Reply {now, entries, swept}: the server's time in ms; per entry {id, fields, earlier deliveries}; swept is how many
---       pending ids had no entry
+-- KEYS  1 stream, 2 alive, 3 grace, 4 takeovers: per dead consumer the worker that takes over, exclusively until when
+-- ARGV  1 group, 2 consumer, 3 ms without a renewal after which it is a stall, 4 grace after a stall in ms, 5 latest
+--       server time in ms to run at, 6 minimum idle time in ms, 7 the number that marks a start, 8 for how many ms
+--       one worker has a dead consumer exclusively, 9 class to take (0: that of the first entry), 10 to 12 maximum
+--       number of entries of classes 1 to 3, then ids to skip (running in this worker)
+-- Reply {now, entries, swept}: the server's time in ms; per entry {id, fields, earlier deliveries}; swept is the number
+--       of pending ids without an entry
 
 --@include lib/now_ms.lua
 --@include lib/stall.lua
@@ -30,12 +29,12 @@ for i = 13, #ARGV do
   ours[ARGV[i]] = true
 end
 
--- Whether this worker may take over from a dead consumer now. Its claim is forgotten after ten times as long.
+-- Returns whether this worker may take over a dead consumer now. A claim expires after ten times the exclusive period.
 local function may_take(dead)
   local claim = redis.pcall('HGET', takeovers, dead)
-  local who, ends = string.match(type(claim) == 'string' and claim or '', '^(.*) (%d+)$')
-  if who and now < tonumber(ends) + 9 * alone_ms then
-    return who == consumer or now >= tonumber(ends)
+  local taker, ends = string.match(type(claim) == 'string' and claim or '', '^(.*) (%d+)$')
+  if taker and now < tonumber(ends) + 9 * alone_ms then
+    return taker == consumer or now >= tonumber(ends)
   end
   redis.pcall('HSET', takeovers, dead, consumer .. string.format(' %.0f', now + alone_ms))
   redis.pcall('PEXPIRE', takeovers, 10 * alone_ms)
@@ -52,7 +51,7 @@ for _, pending in ipairs(redis.call('XPENDING', stream, group, 'IDLE', idle_ms, 
   local its_class = class_of(deliveries)
   if not ours[id] and (class == 0 or its_class == class) and most[its_class] > 0
     and (dead == from or not from and may_take(dead)) then
-    -- The same idle time again: between two workers asking at once only one gets it.
+    -- Pass the idle time again: if two workers ask at once, only one gets the entry.
     local claimed = redis.call('XCLAIM', stream, group, consumer, idle_ms, id)
     if claimed[1] and claimed[1][2] then
       taken[#taken + 1] = {id, claimed[1][2], deliveries}

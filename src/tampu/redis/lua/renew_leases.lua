@@ -1,11 +1,11 @@
--- Renews the leases of entries that are still ours: their idle time starts anew, their delivery count stays.
--- Claiming blindly would take back entries that others own by now. Also notes that the fleet is alive, and whether
--- another process renews under the same consumer name: each writes its token, so the two overwrite each other's.
+-- Renews the leases of entries that the consumer still owns: resets their idle time, keeps their delivery count.
+-- Claiming without this check would take back entries that another consumer owns by now. Also records that the fleet is
+-- alive, and detects another process with the same consumer name: each writes its token and finds the other's.
 --
 -- KEYS  1 stream, 2 alive, 3 grace, 4 owner
--- ARGV  1 group, 2 consumer, 3 ms without a renewal that are a stall, 4 grace after one in ms, 5 '1' to renew whatever
---       is pending in our name, 6 our token, then entry ids, oldest first
--- Reply {other, lost}: 1 if the last renewal under this name was another process's; the ids that are no longer ours
+-- ARGV  1 group, 2 consumer, 3 ms without a renewal after which it is a stall, 4 grace after a stall in ms, 5 '1' to
+--       renew all pending entries of the consumer, 6 the process's token, then entry ids, oldest first
+-- Reply {other, lost}: 1 if another process made the last renewal under this name; the ids that are no longer owned
 
 --@include lib/stall.lua
 

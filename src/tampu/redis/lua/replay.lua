@@ -1,9 +1,9 @@
--- Moves dead letters back into the stream. Each is added first and removed last: a failure in between repeats a job,
--- it never loses one. Two replays at once move each letter once.
+-- Moves dead letters back into the stream. Each is added first and removed last: a failure in between repeats a job but
+-- never loses one. Concurrent replays move each letter once.
 --
 -- KEYS  1 dlq, 2 stream, 3 counts of replays
--- ARGV  1 cap of the stream, 2 TTL of the counts in seconds, then per letter: its id, envelope, name, job id
--- Reply {moved, 1 when the stream was full}
+-- ARGV  1 maximum length of the stream, 2 TTL of the counts in seconds, then per letter: its id, envelope, name, job id
+-- Reply {moved, 1 if the stream was full}
 
 --@include lib/append_entry.lua
 

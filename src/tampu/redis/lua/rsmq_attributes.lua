@@ -1,4 +1,4 @@
--- Reads the attributes of an RSMQ queue, after changing some of them if asked to.
+-- Reads the attributes of an RSMQ queue, after changing those that are given.
 --
 -- KEYS  1 hash of the queue, 2 sorted set of the queue
 -- ARGV  1 precision of scores: ms or us   then field, value, ... to change
@@ -6,8 +6,8 @@
 -- Reply nil: no such queue
 --       {vt, delay, maxsize, totalrecv, totalsent, created, modified, messages, hidden, visible}
 --
--- `hidden` is what JavaScript counts: from the start of the current second, so that a message which became visible
--- within this second is still among them. `visible` is exact: what a receive finds now.
+-- `hidden` counts as JavaScript does, from the start of the current second: it includes messages that became visible
+-- within this second. `visible` is exact: the messages that a receive finds now.
 
 local hash, zset, micro = KEYS[1], KEYS[2], ARGV[1] == 'us'
 local time = redis.call('TIME')

@@ -3,8 +3,8 @@
 -- KEYS  1 hash of the queue, 2 sorted set of the queue
 -- ARGV  ids
 --
--- Reply one character for each id: 1 deleted, 0 there was none. A message counts if it was in the sorted set and had a
--- body, as JavaScript counts; what there was of it is gone in either case.
+-- Reply one character per id: 1 deleted, 0 no such message. As in JavaScript, a message exists if it is in the sorted
+-- set and has a body; whatever exists of it is deleted in either case.
 
 local hash, zset = KEYS[1], KEYS[2]
 if #ARGV == 1 then
@@ -22,7 +22,7 @@ end
 local listed, received = redis.call('ZMSCORE', zset, unpack(ARGV)), redis.call('HMGET', hash, unpack(counters))
 local answers, seen = {}, {}
 for number, id in ipairs(ARGV) do
-  -- What was received has fields; of the others it is looked, without reading a body that may be large.
+  -- A received message has a counter. For the others HEXISTS avoids reading a body, which may be large.
   local there = listed[number] and not seen[id] and (received[number] or redis.call('HEXISTS', hash, id) == 1)
   answers[number] = there and '1' or '0'
   seen[id] = true

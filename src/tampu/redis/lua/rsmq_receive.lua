@@ -1,21 +1,21 @@
--- Takes messages that are due out of an RSMQ queue: hides them for a while, or removes them (pop).
+-- Receives due messages of an RSMQ queue: hides them for vt, or removes them (pop).
 --
 -- KEYS  1 hash of the queue, 2 sorted set of the queue
--- ARGV  none for a plain receive: one message, hidden for the queue's own vt in seconds, scores in ms; or
---       1 precision of scores: ms or us   2 score units in one unit of vt   3 vt, '' for the queue's own, or 'pop'
---       4 most messages
+-- ARGV  none for a plain receive: one message, hidden for the queue's vt in seconds, scores in ms; or
+--       1 precision of scores: ms or us   2 score units in one unit of vt   3 vt, '' for the queue's vt, or 'pop'
+--       4 maximum number of messages
 --
--- Reply nil: no such queue.   2: the queue's own vt is out of range.
+-- Reply nil: no such queue.   2: the queue's vt is out of range.
 --       {vt of the queue if it was used, or '', id, body, receive count, first received, ...}
---       {that, wait}: nothing is due; so many score units until something is, -1 when the queue is empty, 0: ask again
+--       {vt or '', wait}: nothing is due; score units until the next message is, -1: the queue is empty, 0: ask again
 --
--- Members without a body, which a half-done write of somebody leaves behind, are removed: they are no messages, and at
--- the head of the queue they would be taken for ever.
--- The script is written for speed: most of the time of a call is spent here, and each redis.call counts.
+-- Members without a body, left behind by another client's incomplete write, are removed: they are not messages, and at
+-- the head of the queue they would be received forever.
+-- The script is written for speed: it takes most of the time of a receive, and each redis.call counts.
 
-local MOST_BYTES = 262144   -- one reply holds no more than this, or one message
-local MOST_PHANTOMS = 1000  -- removed in one call
-local SOME = 32             -- bodies read at a time: they may be large, and the reply soon full
+local MOST_BYTES = 262144   -- maximum bytes of bodies in a reply, unless the first message is larger
+local MOST_PHANTOMS = 1000  -- maximum members without a body removed per call
+local SOME = 32             -- bodies read at a time: they may be large and fill the reply early
 
 local hash, zset, call = KEYS[1], KEYS[2], redis.call
 local queue = call('HMGET', hash, 'vt', 'delay', 'maxsize', 'totalrecv')
@@ -48,7 +48,7 @@ local hidden_until = string.format('%.0f', now + vt)
 local reply, scores, counts = {own_vt}, {}, {}
 local taken, bytes, phantoms = 0, 0, 0
 repeat
-  -- All ids at once: with vt = 0 what was taken is due again, and a second look would find it a second time.
+  -- All ids at once: with vt = 0 received messages are still due, and a second query would return them again.
   local ids = call('ZRANGEBYSCORE', zset, '-inf', now_text, 'LIMIT', 0, most)
   local from, full = 1, false
   while from <= #ids and not full do
@@ -95,7 +95,7 @@ if taken == 0 then
 end
 
 local received = tonumber(queue[4] or 0)
-if received then  -- a counter that somebody made unreadable stays as it is
+if received then  -- a counter that is not a number stays as it is
   local top = pop and 0 or #counts
   counts[top + 1], counts[top + 2] = 'totalrecv', received + taken
 end
@@ -113,8 +113,8 @@ if pop then
   end
   return reply
 end
--- At its maxmemory a server refuses a script's first write if that may take memory, but none behind a write that never
--- does, even if it removes nothing: a full server must let its queues be drained.
+-- At maxmemory a server refuses a script's first write if it may need memory, but no write after one that never does,
+-- such as this ZREM, which removes nothing. Without it a full server could not be drained.
 local done = redis.pcall('ZADD', zset, unpack(scores))
 if type(done) == 'table' and done.err then
   call('ZREM', zset, '')

@@ -1,17 +1,17 @@
--- Puts messages into an RSMQ queue: the look-up of the queue, the ids and all writes in one step.
+-- Sends messages to an RSMQ queue: looks up the queue, creates the ids and writes everything atomically.
 --
 -- KEYS  1 hash of the queue, 2 sorted set of the queue, 3 (optional) marker of this sender
--- ARGV  1 '' for a plain send: scores in ms, the queue's own delay in seconds, sizes in bytes, nobody to notify;
+-- ARGV  1 '' for a plain send: scores in ms, the queue's delay in seconds, sizes in bytes, no notification;
 --         or 'with', followed by 2 precision of scores: ms or us   3 score units in one unit of delay
---         4 delay, or '' for the queue's own   5 channel to notify, or ''   6 size of the largest message
+--         4 delay, or '' for the queue's delay   5 channel to notify, or ''   6 size of the largest message
 --         7 slot in the marker   8 its TTL, ms
 --       then for each message the random part of its id, and its body
 --
--- Reply nil: no such queue.   1: a message is too long.   2: the queue's own delay is out of range.
+-- Reply nil: no such queue.   1: a message is too long.   2: the queue's delay is out of range.
 --       {delay of the queue if it was used, or '', id, ...}; in the first three cases nothing was written
 --
--- With a marker a call that is repeated because its reply was lost writes nothing and gives the ids of the first run.
--- The script is written for speed: most of the time of a call is spent here, and each redis.call counts.
+-- With a marker, a call that is repeated because its reply was lost writes nothing and returns the ids of the first.
+-- The script is written for speed: it takes most of the time of a send, and each redis.call counts.
 
 local hash, zset, call = KEYS[1], KEYS[2], redis.call
 local queue = call('HMGET', hash, 'vt', 'delay', 'maxsize', 'totalsent')
@@ -53,7 +53,7 @@ local time = call('TIME')
 local us = time[1] * 1000000 + time[2]
 local score = string.format('%.0f', (micro and us or (us - us % 1000) / 1000) + delay)
 
--- Microseconds in base 36, which has ten digits from 1973 to 2085.
+-- Returns microseconds in base 36: ten digits from 1973 to 2085.
 local function text_of(number)
   local codes = {}
   for place = 10, 1, -1 do
@@ -64,7 +64,7 @@ local function text_of(number)
   return string.char(unpack(codes))
 end
 
--- Messages of one call get ids one microsecond apart: equal scores are ordered by id, and they keep their order.
+-- The ids of one call are one microsecond apart: equal scores are ordered by id, so messages keep their order.
 local scores, bodies, reply = {}, {}, {own_delay}
 for argument = first, #ARGV, 2 do
   local id = text_of(us) .. ARGV[argument]
@@ -76,16 +76,17 @@ for argument = first, #ARGV, 2 do
 end
 local count = #reply - 1
 local sent = tonumber(queue[4] or 0)
-if sent then  -- a counter that somebody made unreadable stays as it is
+if sent then  -- a counter that is not a number stays as it is
   bodies[2 * count + 1], bodies[2 * count + 2] = 'totalsent', sent + count
 end
 
 local before = channel ~= '' and call('ZCARD', zset)
 call('ZADD', zset, unpack(scores))
 call('HSET', hash, unpack(bodies))
--- The messages are in. From here on nothing may make the sender think otherwise, such as a channel that an ACL forbids.
+-- The messages are stored. Nothing may raise from here on, such as a channel that an ACL forbids: the sender would
+-- believe that nothing was sent.
 if before then
-  -- One notification for each message, as if each had been sent alone: a listener may receive once for each it hears.
+  -- One notification per message, as if each had been sent alone: a listener may receive once per notification.
   for number = 1, count do
     redis.pcall('PUBLISH', channel, before + number)
   end

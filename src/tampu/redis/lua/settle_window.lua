@@ -1,23 +1,24 @@
--- Writes what became of a window of jobs: results, retries, dead letters and events first, acknowledgement last.
--- Whatever fails in between leaves the entry pending, so the job runs again; it is never lost.
+-- Writes the outcomes of a window of jobs: results, retries, dead letters and events first, the acknowledgement last.
+-- A failure in between leaves the entry pending, so the job runs again and is never lost.
 --
 -- KEYS  1 stream, 2 delayed set, 3 dlq, 4 events; then, outcome by outcome: the result key (r), the didx key (t), the
 --       mark of the cancelled job, the index of the marks and dlid (c)
--- ARGV  1 group, 2 consumer, 3 '1' when the server knows XACKDEL, 4 events to keep (0: no events), 5 dead letters to
+-- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, 4 events to keep (0: no events), 5 dead letters to
 --       keep, 6 number of `active` events, 7 number of outcomes, 8 and 9 the lowest and highest entry id of these
 --       per `active` event: job id, name, started at (ms), attempt, created at (ms)
 --       per outcome: kind, entry id, job id, name, finished at (ms), attempt, duration (us), created at (ms), then
 --         s  success
 --         r  success with a result: bytes, TTL in seconds
---         t  retry: reason ('' when the job did not fail), backoff in ms, member of the delayed set, TTL of its index in seconds, traceback or ''
+--         t  retry: reason ('' if the job did not fail), backoff in ms, member of the delayed set, TTL of its index in
+--            seconds, traceback or ''
 --         c  cancelled: reason, how long its mark is kept, in seconds
 --         x  dead letter: error ('' when the handler did not run), reason, number of fields, fields
 --
--- Owner rules: a success counts while the entry is pending at all (the first to finish wins); a failure only while
--- it is ours, or a worker that lost its lease would undo the success of the new owner.
+-- Ownership: a success is written if the entry is still pending in any consumer (the first to finish wins). A failure
+-- is written only if this consumer owns the entry: a worker that lost its lease must not undo the new owner's success.
 --
--- Reply {codes, error}: one letter an outcome: k kept (written and acknowledged), l lost (somebody else's), h held
---       (could not be written: try again); error is the text of the last failure
+-- Reply {codes, error}: one letter per outcome: k written and acknowledged, l lost (another consumer owns the entry), h
+--       held (could not be written: try again); error is the text of the last failure
 
 --@include lib/ack_and_delete.lua
 --@include lib/emit_event.lua
@@ -30,14 +31,14 @@ local keep_events, keep_letters = ARGV[4], ARGV[5]
 local actives, outcomes = tonumber(ARGV[6]), tonumber(ARGV[7])
 
 local at, key = 10, 5  -- the next argument and the next key
-local emits = keep_events ~= '0'  -- until one event cannot be written: the others are not tried
+local emits = keep_events ~= '0'  -- false after the first event that cannot be written
 for _ = 1, actives do
   emits = emits and not failed(emit_event(events, keep_events, 'active', ARGV[at], ARGV[at + 2], ARGV[at + 1],
     'attempt', ARGV[at + 3], 'created_at_ms', ARGV[at + 4], 'worker', consumer))
   at = at + 5
 end
 
--- One look at the pending list for all of them.
+-- One query of the pending list for all outcomes.
 local ours = {}
 if outcomes > 0 then
   for _, entry in ipairs(redis.call('XPENDING', stream, group, ARGV[8], ARGV[9], 100000, consumer)) do
@@ -50,7 +51,7 @@ for i = 1, outcomes do
   local kind, id, job, name, ts = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3], ARGV[at + 4]
   local attempt, duration, created = ARGV[at + 5], ARGV[at + 6], ARGV[at + 7]
   local is_success = kind == 's' or kind == 'r'
-  local own = at + 8  -- where the arguments of its kind begin
+  local own = at + 8  -- index of the first argument of its kind
   local code = 'k'
   if not ours[id] and not (is_success and #redis.call('XPENDING', stream, group, id, id, 1) > 0) then
     code = 'l'
@@ -59,7 +60,7 @@ for i = 1, outcomes do
   if kind == 's' then
     at = own
   elseif kind == 'r' then
-    -- Without memory (Redis before 7) it waits; a result that can never be stored is reported, not run again.
+    -- Out of memory (Redis before 7): hold it. Any other error is permanent: report it, do not run the job again.
     if code == 'k' and failed(redis.pcall('SET', KEYS[key], ARGV[own], 'EX', ARGV[own + 1]))
       and string.find(failure, 'OOM', 1, true) then
       code = 'h'

@@ -1,19 +1,19 @@
 -- Adds a chunk of jobs from Spark, once, however often its task, micro-batch or stage is run again.
 --
--- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then, job by job, what its kind needs: dlid, didx
+-- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then the keys of each job by its kind: dlid, didx
 -- ARGV  1 number of the chunk in its partition, from 0 (-1: no marker)   2 its digest   3 TTL of markers, seconds
---       4 length of the stream at which nothing is added   5 number of jobs
+--       4 maximum length of the stream   5 number of jobs
 --       6 'same': all jobs run now, under one name: 7 that name, then their envelopes
 --         'each': then per job: kind, name, envelope, and for the delayed kinds when it is due (epoch ms)
 -- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
 --
 -- Reply {'ok', added, duplicates}
 --       {'done'}: this chunk was added before
---       {'differs'}: a chunk of this number was added before, and it was another one: nothing is written
---       {'gap', last}: a chunk before this one is missing; nothing is written
---       {'full', length}: nothing is written, come again
+--       {'differs'}: another chunk with this number was added before; nothing was written
+--       {'gap', last}: a chunk before this one is missing; nothing was written
+--       {'full', length}: nothing was written, try again later
 --
--- All that can go wrong is looked at before the first write: after it nothing may raise, or a resend would add the
+-- Everything that can fail is checked before the first write: nothing may raise after it, or a resend would add the
 -- first jobs of the chunk again.
 
 --@include lib/append_entry.lua
@@ -34,7 +34,7 @@ if number >= 0 then
   end
 end
 
-local length = redis.call('XLEN', stream)  -- raises when it is no stream
+local length = redis.call('XLEN', stream)  -- raises if the key is not a stream
 redis.call('ZCARD', delayed)
 local are_same = ARGV[6] == 'same'
 
@@ -48,8 +48,8 @@ local function count_those_for_now()
   return count
 end
 
--- Delayed jobs wait too: whoever fills the queue slowly wants it short. A chunk larger than the cap goes into an empty
--- stream, or it would wait for ever.
+-- A full stream holds back the delayed jobs of a chunk, too. A chunk larger than the maximum is added to an empty
+-- stream, or it would wait forever.
 if length > 0 and length + (are_same and total or count_those_for_now()) > cap then
   return {'full', length}
 end

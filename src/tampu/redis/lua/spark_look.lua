@@ -1,13 +1,13 @@
--- Looks at both ends of a part of a stream, without sending entries: from how close they lie there Spark's partitions
--- are estimated.
+-- Samples both ends of a range of a stream, without returning entries: Spark's partitions are estimated from the
+-- density of the entries there.
 --
 -- KEYS  1 stream
--- ARGV  1 first id, 2 last id, 3 entries to look at on each side
--- Reply {entries} when there are no more than that; otherwise {first id, last id, and for either side: entries,
---       milliseconds they lie in}
+-- ARGV  1 first id, 2 last id, 3 entries to sample at each end
+-- Reply {entries} if there are no more than that; otherwise {first id, last id, and for each end: entries, the
+--       milliseconds that they span}
 --
--- The millisecond in which a look ends is seen in part, and is left out. A look that does not get beyond its first one
--- takes the count from the sequence numbers, which the server gives out one by one.
+-- The last millisecond of a sample is incomplete and left out. If a sample does not get beyond its first millisecond,
+-- the count comes from the sequence numbers, which the server assigns one by one.
 
 local most = tonumber(ARGV[3])
 

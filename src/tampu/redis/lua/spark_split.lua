@@ -1,8 +1,8 @@
--- Tells where a step over a stream ends, without sending the entries: how Spark's partitions are cut.
+-- Returns where a step over a stream ends, without returning the entries: this splits Spark's partitions.
 --
 -- KEYS  1 stream
--- ARGV  1 first id, 2 last id, 3 most entries of the step (1,000: about 1 ms)
--- Reply {entries, id of the last of them}; {0, ''} when there are none
+-- ARGV  1 first id, 2 last id, 3 maximum number of entries (1,000: about 1 ms)
+-- Reply {entries, id of the last of them}; {0, ''} if there are none
 
 local entries = redis.call('XRANGE', KEYS[1], ARGV[1], ARGV[2], 'COUNT', ARGV[3])
 if #entries == 0 then

@@ -1,1 +1,1 @@
-"""Cron expressions: text to fields (`fields`), fields to days (`days`), the next fire (`schedule`), zones (`zones`)."""
+"""Cron expressions: parsing (`fields`), matching days (`days`), the next fire (`schedule`), time zones (`zones`)."""

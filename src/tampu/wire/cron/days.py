@@ -1,7 +1,7 @@
-"""Which days of a month, and which years, a cron schedule can fire in: worked out once when it is parsed.
+"""Compute the days of a month and the years in which a cron schedule can fire, once, when it is parsed.
 
-A month looks one of 28 ways (four lengths, seven first weekdays) and a year one of 14, so a schedule's search never
-tries days one by one, and one that no date can satisfy (30 February) is known as such at once.
+A month has one of 28 shapes (four lengths, seven first weekdays) and a year one of 14, so the search for the next fire
+never tries days one by one, and a schedule that matches no date (30 February) is detected at once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tampu.wire.cron.fields import FIRST_YEAR, LAST_YEAR
 if TYPE_CHECKING:
     from tampu.wire.cron.fields import Fields, MonthDays, WeekDays
 
-#: Years of which at least one has each of the 14 shapes; the calendar repeats after 28 years within a century.
+#: Years that cover all 14 shapes: within a century the calendar repeats every 28 years.
 _YEARS_OF_ALL_SHAPES = range(2000, 2028)
 
-#: The Gregorian calendar repeats, weekdays included, after this many years.
+#: The Gregorian calendar, weekdays included, repeats after this many years.
 _CALENDAR_CYCLE = 400
 
 _SATURDAY = 6
@@ -27,18 +27,18 @@ _SUNDAY = 0
 
 
 def month_shape(year: int, month: int) -> int:
-    """The index of this month's mask in what `days_by_shape` returns."""
+    """Return the index of this month's mask in the result of `days_by_shape`."""
     first_weekday, length = monthrange(year, month)
     return (length - 28) * 7 + (first_weekday + 1) % 7
 
 
 def days_by_shape(fields: Fields) -> tuple[int, ...]:
-    """For each shape of a month the mask of the days that match both day fields as they combine."""
+    """Return, for each shape of a month, the mask of the days that match the two day fields combined."""
     return tuple(_matching_days(fields, length, first) for length in range(28, 32) for first in range(7))
 
 
 def years_with_a_day(fields: Fields, days: tuple[int, ...]) -> int:
-    """The mask of the years that the schedule names and that hold at least one day it matches."""
+    """Return the mask of the years that the schedule names and that have at least one matching day."""
     mask = 0
     for shape, sample in {_year_shape(year): year for year in _YEARS_OF_ALL_SHAPES}.items():
         if any(fields.months >> month & 1 and days[month_shape(sample, month)] for month in range(1, 13)):
@@ -70,7 +70,7 @@ def _by_month_day(rule: MonthDays, length: int, first: int) -> int:
 
 
 def _nearest_weekday(day: int, length: int, first: int) -> int:
-    """The Monday to Friday nearest to `day`, without leaving the month."""
+    """Return the day from Monday to Friday nearest to `day`, within the same month."""
     weekday = (first + day - 1) % 7
     if weekday == _SATURDAY:
         return day - 1 if day > 1 else day + 2

@@ -1,6 +1,6 @@
-"""Reads the text of a cron expression, field by field, into bit masks (bit n = the value n is meant).
+"""Parse a cron expression, field by field, into bit masks (bit n is set if the value n matches).
 
-The dialect is that of the crate croner 3.0.1, which ChasquiMQ uses, so that a schedule means the same to every peer.
+The dialect is that of the crate croner 3.0.1, which ChasquiMQ uses: a schedule means the same in both implementations.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import NoReturn
 from tampu.base.checks import check_text, invalid, shown
 from tampu.errors import ConfigError
 
-#: The years a schedule may name and fires in. The limits of croner.
+#: First and last year that a schedule may name and fires in (croner's limits).
 FIRST_YEAR = 1
 LAST_YEAR = 5000
 
-#: Longest expression. Every second, minute, hour, day and month written out takes 620 characters; the limit keeps
-#: the time to read one bounded, and its numbers short enough for int().
+#: Maximum length of an expression. Listing every second, minute, hour, day and month takes 620 characters; the limit
+#: bounds the parsing time and keeps numbers short enough for int().
 MAX_EXPRESSION_CHARS = 1024
 
-#: Largest step. Any step greater than its range means just the start of the range.
+#: Largest step. A step larger than its range matches only the start of the range.
 MAX_STEP = 65535
 
 NICKNAMES = {
@@ -42,7 +42,7 @@ _ORDINAL = re.compile(r"0*[1-5]")
 
 @dataclass(frozen=True, slots=True)
 class MonthDays:
-    """The day-of-month field. `any_day`: the field is `*` and leaves the choice to the other one."""
+    """The day-of-month field. `any_day`: the field is `*`, so only the day-of-week field restricts the days."""
 
     any_day: bool
     days: int = 0
@@ -52,7 +52,7 @@ class MonthDays:
 
 @dataclass(frozen=True, slots=True)
 class WeekDays:
-    """The day-of-week field, 0 = Sunday. `nth[k]`: days of which the k-th of the month is meant, `last`: the last."""
+    """The day-of-week field, 0 = Sunday. Days in `nth[k]` match only as a month's k-th, days in `last` as its last."""
 
     any_day: bool
     every: int
@@ -63,7 +63,7 @@ class WeekDays:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A whole expression. `hour_has_star` decides how it meets daylight saving time, see `schedule.py`."""
+    """A parsed expression. `hour_has_star` decides what happens when clocks change, see `schedule.py`."""
 
     seconds: int
     minutes: int
@@ -77,7 +77,7 @@ class Fields:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """One field's text with what is needed to read it and to say what is wrong with it."""
+    """The text of one field, with what is needed to parse it and to report errors."""
 
     expression: str
     text: str
@@ -89,7 +89,7 @@ class _Field:
     extras: str = ""
 
     def items(self) -> list[str]:
-        # Empty items are let pass, as croner does: "0,30," runs elsewhere, so it must run here.
+        # Empty items are allowed, as in croner: schedules such as "0,30," exist and must keep running.
         found = [item for item in self.text.upper().split(",") if item]
         return found or self.reject(self.text, "at least one value")
 
@@ -113,7 +113,7 @@ class _Field:
         return int(text)
 
     def span(self, text: str, item: str) -> int:
-        """The mask of `a`, `a-b`, `*/n`, `a-b/n` or `a/n`, which is all or the first part of `item`."""
+        """Return the mask of `a`, `a-b`, `*/n`, `a-b/n` or `a/n`; `text` is all or the first part of `item`."""
         match = _SPAN.fullmatch(text)
         if match is None or (match["start"] == "*" and (match["end"] or not match["step"])):
             self.reject_syntax(item)
@@ -122,7 +122,7 @@ class _Field:
         if match["end"]:
             end = self.value(match["end"], item, ends_range=True)
         if start > end:
-            self.reject(item, f"an ascending range (past the end it takes two: {start}-{self.high},{self.low}-{end})")
+            self.reject(item, f"an ascending range (to wrap around, use two: {start}-{self.high},{self.low}-{end})")
         return _mask(start, end, self._step(match["step"], item))
 
     def _step(self, text: str | None, item: str) -> int:
@@ -141,7 +141,7 @@ class _Field:
 
 
 def read_fields(expression: str) -> Fields:
-    """The meaning of an expression of 5, 6 (leading seconds) or 7 (and trailing year) fields, or of a nickname."""
+    """Parse an expression of 5 fields, 6 (seconds first) or 7 (and a year last), or a nickname such as `@daily`."""
     second, minute, hour, month_day, month, week_day, year = _split(expression)
     return Fields(
         seconds=_Field(expression, second, "second", 0, 59).mask(),
@@ -163,7 +163,7 @@ def _split(expression: str) -> list[str]:
         raise invalid("cron nickname", expression, f"one of {', '.join(NICKNAMES)}")
     texts = NICKNAMES.get(text.lower(), text).split()
     if not 5 <= len(texts) <= 7:
-        layout = "5 to 7 fields: [second] minute hour day-of-month month day-of-week [year, after a second only]"
+        layout = "5 to 7 fields: [second] minute hour day-of-month month day-of-week [year, only with seconds]"
         raise invalid("cron", expression, f"{layout} (it has {len(texts)})")
     return ["0"] * (len(texts) == 5) + texts + ["*"] * (len(texts) < 7)
 
@@ -186,7 +186,7 @@ def _month_days(expression: str, text: str) -> MonthDays:
 
 
 def _week_days(expression: str, text: str) -> WeekDays:
-    extras = ", or ?, n#k (the k-th n of the month), nL or n#L (the last n), + before all (day of month must match too)"
+    extras = ", or ?, n#k (the k-th n of the month), nL or n#L (the last n), a leading + (day of month must match too)"
     rest = text.removeprefix("+").replace("?", "*")
     field = _Field(expression, rest, "day of week", 0, 7, _DAY_NAMES, extras=extras)
     every = last = 0
@@ -200,7 +200,7 @@ def _week_days(expression: str, text: str) -> WeekDays:
                 last |= field.span(span, item)
             elif hash_sign:
                 nth[_ordinal(field, which, item)] |= field.span(span, item)
-            elif item != "L":  # a bare L names no day: valid elsewhere, matching nothing
+            elif item != "L":  # croner accepts a bare L, which matches no day
                 every |= field.span(item, item)
     return WeekDays(
         any_day=field.text == "*",

@@ -1,15 +1,15 @@
-"""Cron schedules: the next instant at which an expression fires in a zone. Pure: the clock comes in as `after_ms`.
+"""Compute when a cron expression fires next in a time zone. Pure: the current time is the parameter `after_ms`.
 
-Fires are at whole seconds. Where the zone's clocks change, the hour field decides:
+Fires are at whole seconds. When clocks change, the hour field decides what happens:
 
-- with a `*` in it (`*`, `*/2`) the schedule is a *cadence*: it fires whenever the wall clock shows a matching time, so
-  in both passes of a repeated hour, and not for times the clock never shows;
-- without (`2`, `9-17`, `0,12`) it is a *fixed time of day*: it fires once for it. In a repeated hour that is the first
-  pass. Times that a gap leaves out fire at the end of the gap, all those of one gap together, be it of 30 minutes or,
-  as in Samoa on 2011-12-30, of a whole day. The date that must match is that of the time left out.
+- With a `*` in it (`*`, `*/2`) the schedule is a *cadence*. It fires whenever the wall clock shows a matching time: in
+  both passes of a repeated hour, and not for times that the clock skips.
+- Without one (`2`, `9-17`, `0,12`) it is a *fixed time of day* and fires once. In a repeated hour it fires in the first
+  pass. All times skipped by one gap fire together, at the end of the gap, whether it lasts 30 minutes or, as in Samoa
+  on 2011-12-30, a whole day. The date that must match is that of the skipped time.
 
-ChasquiMQ differs there: it leaves a hole in a repeated hour, skips the lists and ranges a gap leaves out, fires twice
-for the hour before a gap, and may answer with an instant in the past.
+ChasquiMQ differs: it misses fires in a repeated hour, drops lists and ranges that a gap skips, fires twice for the hour
+before a gap, and may return an instant in the past.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from tampu.wire.cron.zones import Shift, Zone, parse_zone
 _DAY = 86_400
 _EPOCH_ORDINAL = date(1970, 1, 1).toordinal()
 
-#: From here on, in seconds, there is nothing to find in any zone: two days are more than any offset.
+#: From this instant on (in seconds) nothing fires in any zone: two days are more than any offset.
 _END_OF_TIME = (date(LAST_YEAR + 1, 1, 3).toordinal() - _EPOCH_ORDINAL) * _DAY
 
 
 def next_fire(expression: str, tz: str | None, after_ms: int) -> int | None:
-    """The first fire strictly after `after_ms`, in epoch milliseconds, or None if there is none up to the year 5000.
+    """Return the first fire strictly after `after_ms`, in epoch ms; None if there is none up to the year 5000.
 
-    Raises `ConfigError`, naming the field, for an expression or a zone that cannot be understood.
+    Raises `ConfigError` if the expression or the zone is not valid. The message names the field.
     """
     return parse_cron(expression).next_after(after_ms, parse_zone(tz))
 
 
 def parse_cron(expression: str) -> CronSchedule:
-    """The schedule of a 5, 6 or 7 field cron expression, or a `ConfigError` that names the field."""
+    """Parse a cron expression of 5, 6 or 7 fields. Raises `ConfigError`, which names the invalid field."""
     if not isinstance(expression, str):
         raise invalid("cron", expression, "a str")
     return _parse(expression)
@@ -54,14 +54,14 @@ class CronSchedule:
     minutes: int
     hours: int
     months: int
-    years: int  #: those with at least one matching day, so that the search meets no barren year
+    years: int  #: only those with at least one matching day, so the search skips all others
     days: tuple[int, ...]  #: the matching days for each shape of a month, see `days.py`
-    is_cadence: bool  #: how it meets clock changes, see the top of this module
+    is_cadence: bool  #: what happens when clocks change, see the top of this module
 
     def next_after(self, after_ms: int, zone: Zone) -> int | None:
-        """The first fire strictly after `after_ms`, in epoch milliseconds; None if there is none up to the year 5000.
+        """Return the first fire strictly after `after_ms`, in epoch ms; None if there is none up to the year 5000.
 
-        Nothing fires before 1970: the wire's times are unsigned.
+        Nothing fires before 1970: times on the wire are unsigned.
         """
         last = max(after_ms, -1) // 1000
         fire = self._after(last, zone) if last < _END_OF_TIME else None
@@ -72,7 +72,7 @@ class CronSchedule:
         place = zone.place(reading)
         if not isinstance(place, Shift):
             return self._first_from(reading + 1, zone)
-        # The clock shows this reading twice, so what comes next depends on which pass we are in.
+        # The clock shows this reading twice: the next fire depends on which of the two passes this is.
         in_second_pass = last >= place.at
         if self.is_cadence:
             fire = self._within_repeat(reading, place, in_second_pass)
@@ -80,7 +80,7 @@ class CronSchedule:
         return self._first_from(place.end_reading if in_second_pass else reading + 1, zone)
 
     def _within_repeat(self, reading: int, repeat: Shift, in_second_pass: bool) -> int | None:
-        """The next fire of a cadence in what is left of the two passes."""
+        """Return the next fire of a cadence in the rest of the two passes; None if there is none."""
         found = self._next_reading(reading + 1)
         if found is not None and found < repeat.end_reading:
             return found - (repeat.after if in_second_pass else repeat.before)
@@ -90,7 +90,7 @@ class CronSchedule:
         return found - repeat.after if found is not None and found < repeat.end_reading else None
 
     def _first_from(self, reading: int, zone: Zone) -> int | None:
-        """The first fire for a wall clock reading of `reading` or later, repeated ones counting in their first pass."""
+        """Return the first fire at the wall clock reading `reading` or later; repeated readings use the first pass."""
         found = self._next_reading(reading)
         while found is not None:
             place = zone.place(found)
@@ -99,13 +99,13 @@ class CronSchedule:
             if not place.is_gap:
                 return found - place.before
             if not self.is_cadence:
-                # The next search starts after the end of the gap, so the other times left out do not fire again.
+                # The next search starts after the end of the gap, so the other skipped times do not fire again.
                 return place.at
             found = self._next_reading(place.end_reading)
         return None
 
     def _next_reading(self, reading: int) -> int | None:
-        """The first matching reading at or after `reading`, whether the zone's clock ever shows it or not."""
+        """Return the first matching reading at or after `reading`, even if the zone's clock never shows it."""
         day_number, second_of_day = divmod(reading, _DAY)
         today = date.fromordinal(day_number + _EPOCH_ORDINAL)
         day = self._next_day(today.year, today.month, today.day)
@@ -113,7 +113,7 @@ class CronSchedule:
             time = self._next_time(second_of_day)
             if time is not None:
                 return day_number * _DAY + time
-            # Day 32 of a month is past its end and leads on to the next one.
+            # A day past the end of the month (up to 32) matches nothing, so the search moves on to the next month.
             day = self._next_day(today.year, today.month, today.day + 1)
         if day is None:
             return None
@@ -135,7 +135,7 @@ class CronSchedule:
         return None
 
     def _next_time(self, second_of_day: int) -> int | None:
-        """The first matching second of a day at or after this one."""
+        """Return the first matching second of a day at or after this one; None if there is none."""
         minute_of_day, second = divmod(second_of_day, 60)
         hour, minute = divmod(minute_of_day, 60)
         if self.hours >> hour & 1:
@@ -150,7 +150,7 @@ class CronSchedule:
         return self._first_time(found) if found >= 0 else None
 
     def _first_time(self, hour: int) -> int:
-        """The first matching second of a day in this hour."""
+        """Return the first matching second of a day in this hour."""
         return (hour * 60 + _lowest(self.minutes, 0)) * 60 + _lowest(self.seconds, 0)
 
 
@@ -171,6 +171,6 @@ def _parse(expression: str) -> CronSchedule:
 
 
 def _lowest(mask: int, at_least: int) -> int:
-    """The lowest set bit of `mask` that is `at_least` or higher, or -1."""
+    """Return the lowest set bit of `mask` that is `at_least` or higher; -1 if there is none."""
     rest = mask >> at_least
     return at_least + (rest & -rest).bit_length() - 1 if rest else -1

@@ -1,7 +1,7 @@
-"""Time zones for cron: what a clock on the wall of a zone shows at an instant, and when it shows a given reading.
+"""Time zones for cron: convert between instants and what a zone's wall clock shows (readings).
 
-Instants and readings are whole seconds: an instant counts from 1970-01-01T00:00:00Z, a reading counts the seconds the
-wall clock is ahead of a clock showing 1970-01-01 00:00:00. Pure but for the zone data that `zoneinfo` reads.
+Both are whole seconds: an instant counts from 1970-01-01T00:00:00Z, a reading from 1970-01-01 00:00:00 on the wall
+clock. Pure, except for the zone data that `zoneinfo` reads.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _OFFSET = re.compile(r"([+-])([0-9]{1,2}):([0-9]{2})|([+-])([0-9]{2})([0-9]{2})")
 
-#: In the database but no place on Earth: a marker for a machine nobody has configured.
+#: In the database, but not a place: the marker of a machine without a configured zone.
 _NOT_A_PLACE = "Factory"
 
 
@@ -37,17 +37,17 @@ class Shift:
 
     @property
     def is_gap(self) -> bool:
-        """Whether readings are missing; otherwise they come twice, first with the old offset, then with the new."""
+        """True if the clock skips readings; otherwise it shows them twice, first with the old offset, then the new."""
         return self.after > self.before
 
     @property
     def first_reading(self) -> int:
-        """The first reading that is missing, or that comes twice."""
+        """The first reading that is skipped or shown twice."""
         return self.at + min(self.before, self.after)
 
     @property
     def end_reading(self) -> int:
-        """The first reading after those: what the clock shows at the end of a gap, or when a repeat is over."""
+        """The first reading after the gap or the repeat."""
         return self.at + max(self.before, self.after)
 
 
@@ -59,17 +59,17 @@ class FixedZone:
     offset: int
 
     def reading(self, instant: int) -> int:
-        """What the wall clock shows at `instant`."""
+        """Return what the wall clock shows at `instant`."""
         return instant + self.offset
 
     def place(self, reading: int) -> int | Shift:
-        """The instant of `reading`; never a `Shift` here."""
+        """Return the instant of `reading`; never a `Shift` here."""
         return reading - self.offset
 
 
 @dataclass(frozen=True, slots=True)
 class IanaZone:
-    """A place of the IANA database, with its daylight saving time.
+    """A zone of the IANA database, with daylight saving time.
 
     Assumes that a zone's offset does not change twice within a day, which holds for every zone since 1970.
     """
@@ -78,13 +78,13 @@ class IanaZone:
     info: ZoneInfo
 
     def reading(self, instant: int) -> int:
-        """What the wall clock shows at `instant`."""
+        """Return what the wall clock shows at `instant`."""
         # Not fromtimestamp: it fails after the year 3000 on some systems.
         shown = (_EPOCH + timedelta(seconds=instant)).astimezone(self.info)
         return int(shown.replace(tzinfo=UTC).timestamp())
 
     def place(self, reading: int) -> int | Shift:
-        """The one instant of `reading`, or the shift on account of which there is none, or are two."""
+        """Return the instant of `reading`, or the shift because of which there is none, or there are two."""
         shown = datetime(1970, 1, 1, tzinfo=self.info) + timedelta(seconds=reading)
         by_old_offset = int(shown.timestamp())
         by_new_offset = int(shown.replace(fold=1).timestamp())
@@ -95,7 +95,7 @@ class IanaZone:
         return Shift(self._change_between(low, high, before), before, after)
 
     def _change_between(self, low: int, high: int, before: int) -> int:
-        """The first instant after `low` whose offset is no longer `before`. `zoneinfo` does not tell, so bisect."""
+        """Return the first instant after `low` whose offset is not `before`, by bisection: `zoneinfo` has no lookup."""
         while high - low > 1:
             middle = (low + high) // 2
             if self.reading(middle) - middle == before:
@@ -111,13 +111,13 @@ UTC_ZONE = FixedZone("UTC", 0)
 
 
 def parse_zone(tz: str | None) -> Zone:
-    """The zone that `tz` names, or a `ConfigError` that says what was probably meant.
+    """Return the zone that `tz` names. Raises `ConfigError`, with a suggestion if a known name is similar.
 
-    | given                                 | means                                                            |
+    | given                                 | zone                                                             |
     |---------------------------------------|------------------------------------------------------------------|
     | None, blank, `UTC` in any case, `Z`   | UTC                                                              |
     | `+05:30`, `-0800`, `+5:30`            | that offset, less than 24 hours, minutes below 60                |
-    | `America/New_York`                    | an IANA name in its exact spelling, as other implementations ask |
+    | `America/New_York`                    | the IANA zone; the name is case-sensitive, as in ChasquiMQ       |
     """
     if tz is None:
         return UTC_ZONE
@@ -140,7 +140,7 @@ def _zone_named(name: str) -> Zone:
 def _offset(text: str) -> int:
     match = _OFFSET.fullmatch(text)
     if match is None:
-        raise invalid("tz", text, "an offset written +HH:MM, +HHMM or +H:MM (or with -)")
+        raise invalid("tz", text, "an offset such as +HH:MM, +HHMM or +H:MM (or with -)")
     sign, hours, minutes = (part for part in match.groups() if part is not None)
     if int(hours) > 23 or int(minutes) > 59:
         raise invalid("tz", text, "an offset from -23:59 to +23:59 with minutes from 00 to 59")
@@ -150,7 +150,7 @@ def _offset(text: str) -> int:
 
 @cache
 def _iana_names() -> frozenset[str]:
-    """All names, from the `tzdata` package and not the file system, where `europe/paris` may open `Europe/Paris`."""
+    """Return all names, from the `tzdata` package: a file system may ignore case and accept `europe/paris`."""
     return frozenset(files("tzdata").joinpath("zones").read_text().split()) - {_NOT_A_PLACE}
 
 

@@ -1,5 +1,5 @@
-"""`tampu demo`: a small shop's day on an embedded server: orders, payments, e-mails, photos, reports.
+"""`tampu demo`: one day of a small shop on an embedded server: orders, payments, emails, photos and reports.
 
-`shop.py` holds the tasks, written as in any program; `day.py` says what happens when; `tally.py` counts events;
-`view.py` shows the day and its summary; `command.py` runs it all.
+`shop.py` has the tasks, written as in any application; `day.py` says what happens when; `tally.py` counts events;
+`view.py` shows the day and its summary; `command.py` runs the demo.
 """

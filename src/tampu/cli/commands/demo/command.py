@@ -1,4 +1,4 @@
-"""`tampu demo`: starts a server, opens the shop, shows the day, sums it up."""
+"""`tampu demo`: starts a server, runs the shop for a day, shows it live and prints a summary."""
 
 import asyncio
 import contextlib
@@ -27,26 +27,26 @@ from tampu.errors import ConfigError
 from tampu.spark.session import SHORT_LIVED, require_spark
 from tampu.worker import Worker
 
-#: Pictures a second, and looks into the queues.
+#: Frames per second, and seconds between snapshots of the queues.
 PICTURES_PER_SEC = 12
 LOOK_SECS = 0.2
-#: The worker's settings: short waits, so that the day ends in time.
 CONCURRENCY = 50
-HOW_TO_GET_IT = "With Spark the demo ends with a report of the day: pip install 'tampu[spark]', and Java 17 or later."
+HOW_TO_GET_IT = "For a Spark report of the day, install Java 17 or newer and run: pip install 'tampu[spark]'"
 
 
 def demo(
     hour: Annotated[
-        float, typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="How long an hour of the day takes.")
+        float,
+        typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="Duration of one hour of the shop's day."),
     ] = 1.0,
     spark: Annotated[
         bool | None,
         typer.Option(
-            "--spark/--no-spark", help="End with tables and a report by Spark.", show_default="if it is installed"
+            "--spark/--no-spark", help="Build Spark tables and a report at the end.", show_default="if installed"
         ),
     ] = None,
 ) -> None:
-    """Watch a small shop's day: orders, flaky payments, retries, delayed jobs, dead letters, a replay."""
+    """Run a small shop for a day: orders, flaky payments, retries, delayed jobs, dead letters and a replay."""
     with contextlib.ExitStack() as stack:
         folder = _folder(stack)
         server = stack.enter_context(EmbeddedServer(folder))
@@ -55,13 +55,13 @@ def demo(
 
 
 def _folder(stack: contextlib.ExitStack) -> Path:
-    """Where the data are kept, to be looked at afterwards: in the user's cache, or elsewhere when that is in use."""
+    """Return the folder for the demo's data: in the user's cache, or a temporary one if that is in use."""
     folder = Path(os.environ.get("TAMPU_CACHE") or Path.home() / ".cache" / "tampu") / "demo"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = stack.enter_context((folder / "demo.lock").open("w"))
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # another demo would empty this one's queues
-        if not (folder / "server.json").exists():  # somebody is looking at the last demo
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # a second demo would flush the queues of this one
+        if not (folder / "server.json").exists():  # otherwise the last demo's server is still in use
             return folder
     except OSError:
         pass
@@ -69,18 +69,18 @@ def _folder(stack: contextlib.ExitStack) -> Path:
 
 
 async def _demo(server: EmbeddedServer, hour_secs: float) -> list[str]:
-    """The day; the names of its queues."""
+    """Run the day and return the names of its queues."""
     started = time.monotonic()
     url = f"embedded://{server.data_dir}"
     is_live = is_terminal()
     shop = Shop(url, hour_secs)
     try:
         client = shop.orders.producer.ready_client()
-        await client.call("FLUSHALL")  # the last demo's
+        await client.call("FLUSHALL")  # data of the previous demo
         version = product_version(parse_info(await client.call("INFO", "server")))
         story, tally, clock = Story(is_live=is_live), Tally(shop.queues), DayClock(hour_secs)
         if not is_live:
-            write_line(f"tampu demo: a shop's day on an embedded {version}")
+            write_line(f"tampu demo: one day of a shop on an embedded {version}")
         async with _working(shop), _following(tally):
             with contextlib.ExitStack() as stack:
                 if is_live:
@@ -99,7 +99,7 @@ async def _demo(server: EmbeddedServer, hour_secs: float) -> list[str]:
 
 @contextlib.asynccontextmanager
 async def _working(shop: Shop) -> AsyncIterator[None]:
-    """A worker at work."""
+    """Run a worker for the shop's queues."""
     worker = Worker(shop.queues, concurrency=CONCURRENCY, delayed_poll_interval_ms=20, shutdown_deadline_secs=5)
     running = asyncio.create_task(worker.run())
     try:
@@ -111,7 +111,7 @@ async def _working(shop: Shop) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def _following(tally: Tally) -> AsyncIterator[None]:
-    """The tally at work."""
+    """Run the tally."""
 
     async def look_again_and_again() -> None:
         while True:
@@ -130,7 +130,7 @@ async def _following(tally: Tally) -> AsyncIterator[None]:
 def _write_history(folder: Path, url: str, queues: Sequence[str], *, wanted: bool | None) -> None:
     """Run the pipeline over the demo's events and write its report into the demo's folder.
 
-    `wanted=None`: if it can be had; otherwise one line tells how to get it.
+    With `wanted=None`, do so only if Spark is installed; otherwise print how to install it.
     """
     if wanted is False:
         return
@@ -145,9 +145,9 @@ def _write_history(folder: Path, url: str, queues: Sequence[str], *, wanted: boo
     from tampu.spark.lake.report import write_report
 
     lake = folder / "lake"
-    shutil.rmtree(lake, ignore_errors=True)  # the last demo's: its events are gone, and these are others
+    shutil.rmtree(lake, ignore_errors=True)  # from the previous demo, whose events are gone
     write_line("")
-    write_line("The day's history as tables, by Spark (under a minute, most of it Spark's start; --no-spark skips it):")
+    write_line("Building Spark tables and a report from the day's events (up to a minute; skip with --no-spark):")
     try:
         build_lake(url, list(queues), lake, conf=SHORT_LIVED)
     except Stopped as stop:
@@ -155,4 +155,4 @@ def _write_history(folder: Path, url: str, queues: Sequence[str], *, wanted: boo
             raise KeyboardInterrupt from None
         raise typer.Exit(stop.exit_code) from None
     report = write_report(lake, folder / "report.html")
-    write_line(f"Look at the day: {report.absolute().as_uri()}")
+    write_line(f"Report: {report.absolute().as_uri()}")

@@ -1,4 +1,4 @@
-"""What happens on the shop's day, and when: an hour takes a second."""
+"""The script of the shop's day: what happens at which hour. An hour takes one second."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 OPENS_AT = 9.0
 CLOSES_AT = 17.0
-#: Orders in an hour and more at noon, letters of the newsletter, photos of the supplier, reports of the day.
+#: Orders per hour and extra orders at noon, newsletter emails, photos from the supplier, reports per day.
 ORDERS_PER_HOUR = 14
 LUNCHTIME_ORDERS = 5
 NEWSLETTERS = 5000
@@ -25,19 +25,19 @@ PHOTOS = 150
 REPORTS = 3
 CUSTOMERS = ("ada", "grace", "alan", "edsger", "barbara", "donald", "margaret", "tony", "radia", "linus")
 
-#: Nobody waits longer than so many hours for the queues to run empty.
+#: Maximum wait for the queues to become empty, in hours of the shop's day.
 PATIENCE_HOURS = 8.0
 
 
 class Teller(Protocol):
-    """Who is told the story."""
+    """Receives the lines of the story."""
 
     def __call__(self, at_hour: float, text: str, style: str = "") -> None:
-        """One thing that happens."""
+        """Add a line to the story."""
 
 
 class DayClock:
-    """The shop's clock; it starts with the first look at it."""
+    """The shop's clock; it starts when it is created."""
 
     def __init__(self, hour_secs: float) -> None:
         self.hour_secs = hour_secs
@@ -45,22 +45,22 @@ class DayClock:
 
     @property
     def hour(self) -> float:
-        """The hour of the day, such as 9.5."""
+        """Return the hour of the day, such as 9.5."""
         return OPENS_AT + (time.monotonic() - self._opened_at) / self.hour_secs
 
     async def until(self, hour: float) -> None:
-        """Wait for an hour of the day."""
+        """Wait until an hour of the day."""
         await asyncio.sleep(max((hour - self.hour) * self.hour_secs, 0))
 
 
 def clock_text(hour: float) -> str:
-    """`13:30`."""
+    """Format an hour of the day as `13:30`."""
     return f"{int(hour) % 24:02d}:{int(hour % 1 * 60):02d}"
 
 
 async def live_a_day(shop: Shop, clock: DayClock, tally: Tally, tell: Teller) -> int:
-    """The day from nine to the evening; how many dead letters were replayed."""
-    tell(OPENS_AT, "The shop opens. One worker serves five queues; every 3 hours a report is due.")
+    """Run the day from opening to the evening; return the number of dead letters replayed."""
+    tell(OPENS_AT, "The shop opens: one worker, five queues, and a sales report every 2.5 hours.")
     await shop.sales_report.every(2.5 * clock.hour_secs, limit=REPORTS)
     await shop.sales_report.cron("0 18 * * *", tz="America/Lima", key="evening report")
     async with asyncio.TaskGroup() as group:
@@ -68,7 +68,7 @@ async def live_a_day(shop: Shop, clock: DayClock, tally: Tally, tell: Teller) ->
         group.create_task(_newsletter(shop, clock, tell))
         group.create_task(_outage(shop, clock, tally, tell))
         group.create_task(_photos(shop, clock, tell))
-    tell(clock.hour, "The shop closes. What is under way is finished: retries, delayed e-mails.")
+    tell(clock.hour, "The shop closes. The worker finishes retries and delayed emails.")
     await _until_quiet(tally, clock)
     return await _replay(shop, clock, tally, tell)
 
@@ -87,19 +87,17 @@ async def _newsletter(shop: Shop, clock: DayClock, tell: Teller) -> None:
     started = time.perf_counter()
     await shop.add_many(shop.newsletter, [f"customer-{number}@example.com" for number in range(NEWSLETTERS)])
     took_ms = (time.perf_counter() - started) * 1000
-    tell(clock.hour, f"The newsletter: {NEWSLETTERS:,} e-mails added in one call, in {took_ms:.0f} ms.", "cyan")
+    tell(clock.hour, f"Newsletter: {NEWSLETTERS:,} emails added in one call, in {took_ms:.0f} ms.", "cyan")
 
 
 async def _outage(shop: Shop, clock: DayClock, tally: Tally, tell: Teller) -> None:
     await clock.until(12.0)
     shop.payment_is_down = True
-    tell(
-        clock.hour, "The payment provider is down: charges are retried, those without luck become dead letters.", "red"
-    )
+    tell(clock.hour, "The payment provider is down: charges are retried, then dead-lettered after 4 attempts.", "red")
     for number in range(LUNCHTIME_ORDERS):
         await shop.add(shop.place_order, 2000 + number, CUSTOMERS[number], 20.0)
     await clock.until(13.5)
-    # On a busy machine an hour is over before all have had their four attempts.
+    # On a busy machine, the hour may end before every charge has used its four attempts.
     await _until(lambda: tally.by_queue["payments"]["dlq"] >= LUNCHTIME_ORDERS, clock)
     shop.payment_is_down = False
     tell(clock.hour, "The payment provider is back.", "green")
@@ -109,16 +107,14 @@ async def _photos(shop: Shop, clock: DayClock, tell: Teller) -> None:
     await clock.until(14.0)
     paths = [f"/photos/{number:04d}.jpg" for number in range(PHOTOS - 1)]
     await shop.add_many(shop.thumbnail, [*paths, "/photos/corrupt.jpg"])
-    tell(
-        clock.hour, f"{PHOTOS} photos from the supplier; one of them is no photo, which no retry will change.", "yellow"
-    )
+    tell(clock.hour, f"{PHOTOS} photos arrive; one is corrupt and goes straight to the dead letters.", "yellow")
 
 
 async def _until_quiet(tally: Tally, clock: DayClock) -> None:
-    """Until nothing waits, runs or is delayed."""
+    """Wait until no job is waiting, running or delayed."""
 
     async def is_quiet() -> bool:
-        # Twice: between two looks at different queues a job may have gone from one to the other.
+        # Check twice: between two snapshots a job may have moved from one queue to another.
         for _ in range(2):
             await tally.look()
             if not tally.is_quiet:
@@ -129,7 +125,7 @@ async def _until_quiet(tally: Tally, clock: DayClock) -> None:
 
 
 async def _until(condition: Callable[[], bool | Awaitable[bool]], clock: DayClock) -> None:
-    """Until something holds, but not for ever: a demo comes to its end."""
+    """Wait until the condition holds, for a limited time: the demo must end."""
     patience = time.monotonic() + PATIENCE_HOURS * max(clock.hour_secs, 1.0)
     while time.monotonic() < patience:
         found = condition()
@@ -145,10 +141,10 @@ async def _replay(shop: Shop, clock: DayClock, tally: Tally, tell: Teller) -> in
     count = await shop.payments.replay_dlq(1000)
     tell(
         clock.hour,
-        f"In the evening the {plural(count, 'dead payment')} are replayed, now that they can succeed.",
+        f"Evening: {plural(count, 'dead payment')} replayed, now that the provider is back.",
         "cyan",
     )
     await _until_quiet(tally, clock)
-    # The last payments ask for reviews too, in their time.
-    tell(clock.hour, "All is done.", "green")
+    # The replayed payments add review requests too, which are delayed.
+    tell(clock.hour, "All jobs are done.", "green")
     return int(count)

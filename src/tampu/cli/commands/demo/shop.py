@@ -1,4 +1,4 @@
-"""The shop's queues and tasks: this is all a program needs to write."""
+"""The shop's queues and tasks, written as in any application."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class PaymentError(Exception):
 
 
 class Shop:
-    """Five queues and what is done with their jobs. `hour_secs` is how long an hour of the day takes."""
+    """Five queues and their tasks. `hour_secs` is the duration of one hour of the shop's day."""
 
     def __init__(self, url: str, hour_secs: float) -> None:
         self.orders = Queue("orders", url=url)
@@ -30,9 +30,9 @@ class Shop:
         self.images = Queue("images", url=url)
         self.reports = Queue("reports", url=url)
         self.queues = [self.orders, self.payments, self.emails, self.images, self.reports]
-        #: Set by the story: then no payment gets through.
+        #: Set by the script of the day: all payments fail while it is true.
         self.payment_is_down = False
-        #: Jobs added, by the name of their task.
+        #: Number of jobs added, by task name.
         self.added: dict[str, int] = {}
         self.euros = 0.0
         chance = random.Random(2026)
@@ -40,7 +40,7 @@ class Shop:
 
         @self.orders.task
         async def place_order(order: int, customer: str, euros: float) -> str:
-            await asyncio.sleep(0.01)  # is it in stock?
+            await asyncio.sleep(0.01)  # check the stock
             await self.add(self.charge, order, customer, euros)
             return f"order {order} is packed"
 
@@ -51,7 +51,7 @@ class Shop:
                 raise PaymentError("503 Service Unavailable")
             self.euros += euros
             await self.add(self.receipt, customer, order)
-            # Asked for later, when the parcel has arrived: a delayed job.
+            # A delayed job: ask for a review when the parcel has arrived.
             self._count("ask_for_review")
             await self.ask_for_review.add_in(1.2 * hour_secs, customer, order)
             return f"{euros:.2f} EUR from {customer}"
@@ -66,12 +66,12 @@ class Shop:
 
         @self.emails.task
         async def newsletter(to: str) -> None:
-            pass  # handed to the mail server at once
+            pass  # handed to the mail server
 
         @self.images.task
         def thumbnail(path: str, pixels: int = 200) -> str:  # no `async`: runs in a thread
             if "corrupt" in path:
-                raise UnrecoverableError(f"{path} is no JPEG")
+                raise UnrecoverableError(f"{path} is not a JPEG")
             time.sleep(0.004)
             return hashlib.sha256(path.encode()).hexdigest()[:8]
 
@@ -88,12 +88,12 @@ class Shop:
         self.sales_report: Task[..., Any] = sales_report
 
     async def add(self, task: Task[..., Any], *args: Any) -> None:
-        """Add one job, and count it."""
+        """Add one job and count it."""
         self._count(task.name)
         await task.add(*args)
 
     async def add_many(self, task: Task[..., Any], items: list[Any]) -> None:
-        """Add many jobs in one call, and count them."""
+        """Add many jobs in one call and count them."""
         self._count(task.name, len(items))
         await task.add_bulk(items)
 

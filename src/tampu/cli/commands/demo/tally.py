@@ -1,4 +1,4 @@
-"""Counts what happens in the shop, by the events of its queues; and looks how much is where."""
+"""Counts the events of the shop's queues, and takes snapshots of the queues."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from tampu.queue import Queue
     from tampu.wire.events import QueueEvent
 
-#: Lines of events kept for the view, and which: each job has an `active`, which says little.
+#: Number of events kept for the view, and their names: `active` is left out, because every job has one.
 LATEST = 12
 SHOWN = frozenset({"failed", "retry-scheduled", "dlq", "waiting", "completed"})
-#: Rates are taken over so many looks.
+#: Number of snapshots over which rates are computed.
 RATE_LOOKS = 8
 
 
 @dataclass(slots=True)
 class Line:
-    """An event for the view; the same again right after it only raises its count."""
+    """An event for the view; consecutive equal events are counted in one line."""
 
     queue: str
     event: QueueEvent
@@ -33,14 +33,14 @@ class Line:
 
 @dataclass
 class TaskTally:
-    """What became of the jobs of one task."""
+    """Event counts of one task."""
 
     counts: Counter[str] = field(default_factory=Counter)
     durations_us: list[int] = field(default_factory=list)
 
     @property
     def typical_ms(self) -> float | None:
-        """How long a run takes, by the median."""
+        """Return the median duration of a run, in milliseconds."""
         return statistics.median(self.durations_us) / 1000 if self.durations_us else None
 
 
@@ -56,7 +56,7 @@ class Tally:
         self.done_history: dict[str, deque[tuple[int, int]]] = {
             queue.name: deque(maxlen=RATE_LOOKS) for queue in queues
         }
-        #: A job with a story: died, replayed, done.
+        #: ID of a job that was dead-lettered, replayed and completed.
         self.example_job: str | None = None
 
     async def follow(self) -> None:
@@ -91,7 +91,7 @@ class Tally:
             self.latest.append(Line(queue_name, event))
 
     async def look(self) -> None:
-        """See how much is in each queue."""
+        """Take a snapshot of each queue."""
         for queue in self._queues:
             snapshot = await take_snapshot(queue.producer.ready_client(), queue.keys, sizes=False)
             self.snapshots[queue.name] = snapshot
@@ -100,25 +100,25 @@ class Tally:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether nothing waits, runs or is delayed, and all that happened is counted."""
+        """Return whether no job is waiting, running or delayed, and all events are counted."""
         return len(self.snapshots) == len(self._queues) and all(
             not (one.length or one.delayed) and self.by_queue[name].total() >= one.events
             for name, one in self.snapshots.items()
         )
 
     def done_per_sec(self, queue_name: str) -> float:
-        """How many jobs a second were done of late."""
+        """Return the recent number of jobs completed per second."""
         history = self.done_history[queue_name]
         if len(history) < 2 or history[-1][0] <= history[0][0]:
             return 0.0
         return (history[-1][1] - history[0][1]) * 1000 / (history[-1][0] - history[0][0])
 
     def total(self, event: str) -> int:
-        """Events of that name in all queues."""
+        """Return the number of events with that name in all queues."""
         return sum(counts[event] for counts in self.by_queue.values())
 
     @staticmethod
     def id_of_letter(letter: dict[str, Any]) -> str | None:
-        """The id of the job in a dead letter."""
+        """Return the ID of the job in a dead letter."""
         job = envelope_of(letter["payload"])
         return None if job is None else job.id

@@ -1,6 +1,6 @@
 """The demo on a terminal: the clock, the queues, the story, the latest events, and a summary at the end.
 
-Without a terminal the story is written line by line.
+Without a terminal, the story is printed line by line.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tampu.cli.commands.demo.day import DayClock
     from tampu.cli.commands.demo.tally import Tally
 
-#: Lines of the story and of the events, at the most, and what the screen needs for all else: a smaller one shows less.
+#: Maximum lines of the story and of the events, and the lines needed for everything else: a small screen shows less.
 MOST_LINES = 9
 OTHER_LINES = 17
 _COLOURS = {
@@ -43,7 +43,7 @@ _COLOURS = {
 
 
 class Story:
-    """What was told so far; without a terminal each line is written at once."""
+    """The lines of the story; without a terminal, each line is printed at once."""
 
     def __init__(self, *, is_live: bool) -> None:
         self._is_live = is_live
@@ -56,7 +56,7 @@ class Story:
 
 
 class DayView:
-    """The screen; asked again for each picture."""
+    """The screen, rendered again for each frame."""
 
     def __init__(self, clock: DayClock, tally: Tally, story: Story, place: str) -> None:
         self._clock = clock
@@ -85,7 +85,7 @@ class DayView:
             ProgressBar(total=CLOSES_AT - OPENS_AT, completed=min(hour, CLOSES_AT) - OPENS_AT),
             Text(f"{self._tally.total('completed'):,} jobs done", style="green"),
         )
-        return Group(grid, cell(f"a shop's day on {self._place}", "dim"), Text(""))
+        return Group(grid, cell(f"one day of a shop on {self._place}", "dim"), Text(""))
 
     def _queues(self) -> RenderableType:
         counts = ("waiting", "running", "delayed", "retries", "dead", "done", "done/s")
@@ -139,18 +139,18 @@ def _lit(count: int, style: str) -> Text:
 
 
 def _bar(count: int) -> Text:
-    """How much is under way, on a scale on which both ten and five thousand can be seen."""
+    """Return a bar for the number of jobs, on a scale that shows both ten and five thousand."""
     length = 0 if not count else min(2 + int(count**0.4), 40)
     return Text("▇" * length, style="cyan")
 
 
-# --- the end of the day
+# --- summary
 
 
 def summary(
     added: dict[str, int], tally: Tally, *, replayed: int, secs: float, url: str, is_live: bool
 ) -> RenderableType:
-    """The end of the demo."""
+    """Return the summary at the end of the demo."""
     left = sum(one.dlq for one in tally.snapshots.values())
     done = tally.total("completed")
     lost = sum(added.values()) - done - left
@@ -169,7 +169,7 @@ def summary(
 def _by_task(added: dict[str, int], tally: Tally, *, is_live: bool) -> Table:
     made = Table(box=ROUNDED if is_live else None, border_style="dim", header_style="dim", pad_edge=is_live)
     made.add_column("task", no_wrap=True)
-    for column in ("added", "done", "failures", "retries", "died", "typical run"):
+    for column in ("added", "done", "failed attempts", "retries", "dead-lettered", "median run"):
         made.add_column(column, justify="right")
     for name, count in added.items():
         task = tally.tasks.get(name)
@@ -189,23 +189,23 @@ def _by_task(added: dict[str, int], tally: Tally, *, is_live: bool) -> Table:
 def _next(tally: Tally, url: str) -> list[Text]:
     commands = [
         ("tampu inspect", "what is in the queues"),
-        ("tampu dlq peek images --full", "the photo that is none, with its traceback"),
+        ("tampu dlq peek images --full", "the corrupt photo, with its traceback"),
     ]
     if tally.example_job:
-        commands.append((f"tampu job why {tally.example_job}", "a payment's life: failed, dead, replayed, done"))
+        commands.append((f"tampu job why {tally.example_job}", "a payment: failed, dead-lettered, replayed, done"))
     commands += [
-        ("tampu repeatable list reports", "what is due when"),
-        ("tampu doctor", "is all well?"),
+        ("tampu repeatable list reports", "the schedule of the evening report"),
+        ("tampu doctor", "check the server and the queues"),
     ]
     width = max(len(command) for command, _ in commands)
-    lines = [Text("The shop's data are kept. Have a look:", style="bold")]
+    lines = [Text("The demo's data has been kept. To look at it:", style="bold")]
     lines += [Text(f"  {command}") for command in (*_activation(), f"export TAMPU_URL={shlex.quote(url)}")]
     lines += [Text.assemble(f"  {command:<{width}}  ", (f"# {about}", "dim")) for command, about in commands]
     return lines
 
 
 def _activation() -> list[str]:
-    """What makes `tampu` a command here: whoever ran `make demo` has it in an environment of its own."""
+    """Return the command that activates the virtual environment, if `tampu` is not on the PATH (after `make demo`)."""
     activate = Path(sys.executable).parent / "activate"
     if shutil.which("tampu") or not activate.exists():
         return []

@@ -1,4 +1,4 @@
-"""`tampu doctor`: what is wrong with the server and the queues, and what to do about it.
+"""`tampu doctor`: finds problems of the server and the queues, and says how to fix them.
 
-`findings.py` says what a finding is, `server.py` looks at servers, `queues.py` at queues, `command.py` shows it all.
+`findings.py` defines a finding, `server.py` checks servers, `queues.py` checks queues, `command.py` prints the result.
 """

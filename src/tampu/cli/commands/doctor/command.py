@@ -1,4 +1,4 @@
-"""`tampu doctor [QUEUE]`: runs all checks, shows what they found, exits with 3 when something is wrong."""
+"""`tampu doctor [QUEUE]`: runs all checks, prints the findings, exits with 3 if there is a problem."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -24,14 +24,18 @@ def doctor(
     common: CommonOptions,
     queue: OptionalQueueName = None,
     max_age: Annotated[
-        str, typer.Option("--max-age", metavar="DURATION", help="A job that has waited longer is a fault.")
+        str, typer.Option("--max-age", metavar="DURATION", help="Report jobs that have waited longer than this.")
     ] = "5m",
     claim_after: Annotated[
         str,
-        typer.Option("--claim-after", metavar="DURATION", help="The workers' setting; twice that is a stalled job."),
+        typer.Option(
+            "--claim-after",
+            metavar="DURATION",
+            help="The workers' --claim-after. A job not renewed for twice as long counts as stalled.",
+        ),
     ] = "30s",
 ) -> None:
-    """Check the server and the queues, each fault with its remedy; exits with 3 when something is wrong."""
+    """Check the server and the queues, and say how to fix each problem. Exits with 3 if there is one."""
     limits = Limits(parse_duration(max_age) * 1000, parse_duration(claim_after) * 1000)
     findings = common.run(_check, queue, limits)
     faults = [finding for finding in findings if finding.level is Level.WRONG]
@@ -47,17 +51,17 @@ async def _check(session: Session, name: str | None, limits: Limits) -> list[Fin
     findings: list[Finding] = []
     for place, client in await session.nodes():
         findings += await check_server(client, place)
-    # Tried out on one node of a Cluster: only it takes commands about the key.
+    # On a Cluster, probe one node only: the others refuse commands about this key.
     capabilities = await check_capabilities(await session.client(), ANY_KEY.decode())
     findings.append(replace(capabilities, about=findings[0].about))
     views = await session.views(name)
-    with progress_bar("looking at queues", len(views)) as done:
+    with progress_bar("checking queues", len(views)) as done:
         for number, (client, keys) in enumerate(views):
             findings += await check_queue(client, keys, limits)
             done(number + 1)
     if name is None:
         unusable = (await session.find_queues()).unusable
-        findings += [note("name", f"a queue's name is no UTF-8 or has braces: {one!r}") for one in unusable]
+        findings += [note("name", f"a queue name is not UTF-8 or contains braces: {one!r}") for one in unusable]
     return findings
 
 
@@ -74,7 +78,11 @@ def _view(findings: list[Finding]) -> Group:
             if finding.remedy:
                 words.append(f"\n→ {finding.remedy}", style="dim")
             rows.add_row(Text(sign, style=style), Text(finding.check, style="dim"), words)
-        parts += [cell(about or "the server", "bold"), rows]
+        parts += [cell(about or "server", "bold"), rows]
     count = sum(finding.level is Level.WRONG for finding in findings)
-    verdict = Text(f"{plural(count, 'fault')} found", style="bold red") if count else Text("all is well", style="green")
-    return Group(*parts, verdict)  # type: ignore[arg-type]  # all of them can be rendered
+    verdict = (
+        Text(f"{plural(count, 'problem')} found", style="bold red")
+        if count
+        else Text("no problems found", style="green")
+    )
+    return Group(*parts, verdict)  # type: ignore[arg-type]  # all parts are renderable

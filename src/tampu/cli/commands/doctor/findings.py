@@ -1,4 +1,4 @@
-"""What a check found: fine, worth knowing, or wrong; what is wrong has a remedy."""
+"""The result of a check: ok, a note, or a problem with its fix."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from typing import Any
 
 
 class Level(StrEnum):
-    """How much a finding matters."""
+    """Severity of a finding."""
 
     OK = "ok"
-    #: Worth knowing; no reason to act.
+    #: Worth knowing; no action needed.
     NOTE = "note"
-    #: Jobs are lost, stuck or late, or will be: `doctor` exits with 3.
+    #: Jobs are, or will be, lost, stuck or late: `doctor` exits with 3.
     WRONG = "wrong"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one check found."""
+    """Result of one check."""
 
     check: str
     level: Level
     text: str
     remedy: str = ""
-    #: The server or the queue it is about.
+    #: The server or queue that was checked.
     about: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the finding for JSON output."""
         return {
             "check": self.check,
             "about": self.about,
@@ -40,15 +40,15 @@ class Finding:
 
 
 def ok(check: str, text: str) -> Finding:
-    """All is well."""
+    """Return a finding for a check that passed."""
     return Finding(check, Level.OK, text)
 
 
 def note(check: str, text: str, remedy: str = "") -> Finding:
-    """Worth knowing."""
+    """Return a finding that is worth knowing."""
     return Finding(check, Level.NOTE, text, remedy)
 
 
 def wrong(check: str, text: str, remedy: str) -> Finding:
-    """Something to act on."""
+    """Return a finding that needs action, with its fix."""
     return Finding(check, Level.WRONG, text, remedy)

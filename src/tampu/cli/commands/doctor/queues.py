@@ -1,4 +1,4 @@
-"""Checks of one queue: lag, overdue jobs, stalled workers, poison, keys that would stay for ever, strange groups."""
+"""Checks of one queue: lag, overdue jobs, stalled jobs, undecodable entries, keys without a TTL, extra groups."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
-#: Members of the delayed set that are read, the first due; and keys that are looked at for their TTL.
+#: Maximum number of delayed jobs decoded (soonest first), and of keys whose TTL is checked.
 MOST_MEMBERS = 1000
 MOST_KEYS = 20_000
-#: Delayed jobs and repeatables this late have nobody who moves them, in milliseconds.
+#: Delayed jobs and schedules that are overdue by this much are not being processed, in milliseconds.
 OVERDUE_MS = 10_000
-#: Share of a cap at which it is near.
+#: Share of a limit above which it counts as nearly reached.
 NEAR_SHARE = 0.8
-#: Kinds of keys that a queue leaves behind unless they expire.
+#: Kinds of keys that must have a TTL.
 EXPIRING = ("dlid", "didx", "result", "pseq")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """When something is too late."""
+    """Ages above which a job counts as late or stalled."""
 
     max_age_ms: float
     claim_min_idle_ms: float
 
 
 async def check_queue(client: Client, keys: QueueKeys, limits: Limits) -> list[Finding]:
-    """All checks of one queue; what is fine is one finding in all."""
+    """Run all checks of one queue; if all pass, return a single ok finding."""
     findings = await _wrong_types(client, keys)
     if not findings:
         snapshot = await take_snapshot(client, keys, sizes=False)
@@ -69,98 +69,105 @@ async def _wrong_types(client: Client, keys: QueueKeys) -> list[Finding]:
     }
     kinds = await ask_each(client, [("TYPE", key) for key in wanted])
     return [
-        wrong("type of keys", f"{key} is a {text(kind)}, not a {right}", f"RENAME {key} to something else")
+        wrong("type of keys", f"{key} is a {text(kind)}, not a {right}", f"rename the key: RENAME {key} NEWNAME")
         for (key, right), kind in zip(wanted.items(), kinds, strict=True)
         if isinstance(kind, bytes) and text(kind) not in (right, "none")
     ]
 
 
 def lag(one: QueueSnapshot, limits: Limits) -> list[Finding]:
-    """Jobs that wait too long, and why."""
+    """Find jobs that have waited too long, and the reason."""
     if one.is_paused:
-        return [note("paused", f"paused, {plural(one.waiting, 'job')} waiting", f"tampu queue resume {one.queue}")]
+        resume = f"tampu queue resume {one.queue}"
+        return [note("paused", f"paused, {plural(one.waiting, 'job')} waiting", f"run `{resume}` to continue")]
     oldest = one.oldest_waiting_ms
     if oldest is None or oldest <= limits.max_age_ms:
         return []
-    found = f"{plural(one.waiting, 'job')} waiting, the first for {duration(oldest)}"
+    found = f"{plural(one.waiting, 'job')} waiting, the oldest for {duration(oldest)}"
     if not one.workers:
-        return [wrong("lag", f"{found}; no worker serves this queue", "start one: tampu worker app:queue")]
-    return [wrong("lag", found, "more workers (--processes, --concurrency), or faster handlers")]
+        return [wrong("lag", f"{found}; no worker serves this queue", "start one with `tampu worker app:queue`")]
+    return [wrong("lag", found, "add workers (--processes, --concurrency) or speed up the handlers")]
 
 
 def overdue(one: QueueSnapshot) -> list[Finding]:
-    """Delayed jobs whose time has long come."""
+    """Find delayed jobs that should have been moved into the stream."""
     late = -(one.next_due_in_ms or 0)
     if not one.due or late < OVERDUE_MS:
         return []
-    found = f"{plural(one.due, 'delayed job')} overdue, the first by {duration(late)}"
+    found = f"{plural(one.due, 'delayed job')} overdue, the oldest by {duration(late)}"
     if one.promoter is None:
-        return [wrong("delayed", f"{found}; no promoter runs", f"start a worker, or tampu promoter {one.queue}")]
-    return [wrong("delayed", found, "the stream may be full, or the promoter stuck: look at its log")]
+        remedy = f"start a worker or `tampu promoter {one.queue}`"
+        return [wrong("delayed", f"{found}; no promoter is running", remedy)]
+    return [wrong("delayed", found, "the stream may be full or the promoter stuck: check the promoter's log")]
 
 
 async def overdue_repeatables(client: Client, keys: QueueKeys, one: QueueSnapshot) -> list[Finding]:
-    """Repeatable jobs that should have fired."""
+    """Find schedules that should have fired."""
     first = await client.call("ZRANGE", keys.repeat, 0, 0, "WITHSCORES")
     late = one.taken_at_ms - float(first[1]) if first else 0.0
     if late < OVERDUE_MS:
         return []
-    found = f"a repeatable job is overdue by {duration(late)}"
+    found = f"a schedule is overdue by {duration(late)}"
     if one.scheduler is None:
-        return [wrong("repeatables", f"{found}; no scheduler runs", f"start a worker, or tampu scheduler {one.queue}")]
-    return [wrong("repeatables", found, "look at the scheduler's log")]
+        remedy = f"start a worker or `tampu scheduler {one.queue}`"
+        return [wrong("repeatables", f"{found}; no scheduler is running", remedy)]
+    return [wrong("repeatables", found, "check the scheduler's log")]
 
 
 def caps(one: QueueSnapshot) -> list[Finding]:
-    """Streams near the length at which something is refused or lost."""
+    """Find streams close to the length at which adds are refused or dead letters dropped."""
     found = []
     if one.length > DEFAULT_MAX_STREAM_LEN * NEAR_SHARE:
-        entries = f"{one.length:,} entries, the default cap is {DEFAULT_MAX_STREAM_LEN:,}"
-        found.append(wrong("stream", f"{entries}: adds are refused there", "more workers, or a higher max_stream_len"))
+        entries = f"{one.length:,} entries, and adds are refused at {DEFAULT_MAX_STREAM_LEN:,} (default max_stream_len)"
+        found.append(wrong("stream", entries, "add workers or raise max_stream_len"))
     if one.dlq > DEFAULT_DLQ_MAX_STREAM_LEN * NEAR_SHARE:
-        letters = f"{one.dlq:,} of about {DEFAULT_DLQ_MAX_STREAM_LEN:,} dead letters: the oldest are dropped beyond"
-        found.append(wrong("dead letters", letters, f"tampu dlq replay {one.queue}, or remove those of no use"))
+        limit = f"{DEFAULT_DLQ_MAX_STREAM_LEN:,}"
+        letters = f"{one.dlq:,} dead letters; above about {limit} the oldest are deleted"
+        remedy = f"run `tampu dlq replay {one.queue}` or `tampu dlq remove {one.queue}`"
+        found.append(wrong("dead letters", letters, remedy))
     elif one.dlq:
-        found.append(note("dead letters", plural(one.dlq, "dead letter"), f"tampu dlq peek {one.queue}"))
+        found.append(
+            note("dead letters", plural(one.dlq, "dead letter"), f"run `tampu dlq peek {one.queue}` for details")
+        )
     return found
 
 
 def groups(one: QueueSnapshot) -> list[Finding]:
-    """A second group gets only part of the jobs: settled ones are deleted for all."""
+    """Find a second consumer group: each group would get only some of the jobs, as settled jobs are deleted."""
     if len(one.groups) < 2:
         return []
     names = ", ".join(group.name for group in one.groups)
     return [
         wrong(
             "groups",
-            f"{len(one.groups)} groups ({names}): a job that one has settled is gone for the others",
-            f"one group for all workers; remove the other: XGROUP DESTROY {{chasqui:{one.queue}}}:stream NAME",
+            f"{len(one.groups)} groups ({names}): a job settled by one group is deleted for the others",
+            f"use one group for all workers; delete others with XGROUP DESTROY {{chasqui:{one.queue}}}:stream NAME",
         )
     ]
 
 
 async def stalled(client: Client, keys: QueueKeys, one: QueueSnapshot, limits: Limits) -> list[Finding]:
-    """Jobs that somebody took and neither renews nor settles, and nobody takes over."""
+    """Find jobs whose leases are not renewed and that no other worker has taken over."""
     found = []
     idle_ms = int(limits.claim_min_idle_ms * 2)
     for group in one.groups:
         [pending] = await ask_each(client, [("XPENDING", keys.stream, group.name, "IDLE", idle_ms, "-", "+", 100)])
-        if pending and not isinstance(pending, ServerError):  # a group whose name is no UTF-8 cannot be asked about
+        if pending and not isinstance(pending, ServerError):  # a group whose name is not UTF-8 cannot be queried
             consumers = sorted({text(entry[1]) for entry in pending})
             longest = max(entry[2] for entry in pending)
-            count = f"{len(pending)}{' or more' if len(pending) >= 100 else ''}"
+            count = plural(len(pending), "job") if len(pending) < 100 else "100 or more jobs"
             found.append(
                 wrong(
                     "stalled",
-                    f"{count} jobs held by {', '.join(consumers[:3])} and not renewed for up to {duration(longest)}",
-                    "a worker takes them over: start one, or look why the running ones do not",
+                    f"{count} held by {', '.join(consumers[:3])}; leases last renewed {duration(longest)} ago",
+                    "start a worker to take them over; if workers are running, check their logs",
                 )
             )
     return found
 
 
 async def poison(client: Client, keys: QueueKeys) -> list[Finding]:
-    """Members of the delayed set that nobody can read: they stop other implementations' promoters."""
+    """Find members of the delayed set that cannot be decoded: they stop the promoters of other implementations."""
     members = await client.call("ZRANGE", keys.delayed, 0, MOST_MEMBERS - 1)
     bad = 0
     for member in members:
@@ -170,14 +177,14 @@ async def poison(client: Client, keys: QueueKeys) -> list[Finding]:
             bad += 1
     if not bad:
         return []
-    found = f"{plural(bad, 'member')} of the delayed set cannot be read"
+    found = f"{plural(bad, 'member')} of the delayed set cannot be decoded"
     return [
-        wrong("poison", found, "a worker of tampu makes dead letters of them when they are due; see who wrote them")
+        wrong("poison", found, "tampu workers dead-letter them when they are due; find the producer that wrote them")
     ]
 
 
 async def immortal_keys(client: Client, keys: QueueKeys) -> list[Finding]:
-    """Keys that should expire and do not: they fill the memory, or a lock that nobody holds is never free."""
+    """Find keys that should expire but have no TTL: they fill the memory, or keep a lock taken forever."""
     found: list[bytes] = []
     looked_at = 0
     for kind in EXPIRING:
@@ -196,9 +203,7 @@ async def immortal_keys(client: Client, keys: QueueKeys) -> list[Finding]:
         return []
     examples = ", ".join(text(key) for key in found[:2])
     return [
-        wrong(
-            "keys without TTL", f"{plural(len(found), 'key')} that should expire: {examples} ...", "EXPIRE or DEL them"
-        )
+        wrong("keys without TTL", f"{plural(len(found), 'key')} without a TTL: {examples} ...", "EXPIRE or DEL them")
     ]
 
 
@@ -208,7 +213,7 @@ async def _without_ttl(client: Client, found: list[bytes]) -> list[bytes]:
 
 
 async def peers(client: Client, keys: QueueKeys, one: QueueSnapshot) -> list[Finding]:
-    """Producers of ChasquiMQ on the same queue: they trim the stream at a length of their own, waiting jobs or not."""
+    """Find ChasquiMQ producers on this queue: they trim the stream to their own limit, including waiting jobs."""
     if not one.length and one.added_in_all is None:
         return []
     try:
@@ -217,9 +222,7 @@ async def peers(client: Client, keys: QueueKeys, one: QueueSnapshot) -> list[Fin
         return []
     if not stream.get("pids-tracked"):
         return []
-    found = (
-        f"{plural(stream['pids-tracked'], 'producer')} of ChasquiMQ (XADD IDMP) add here and trim at their own MAXLEN"
-    )
-    remedy = "keep the queue far below their max_stream_len (default 1,000,000), or move them to tampu"
+    found = f"trimmed at the MAXLEN of {plural(stream['pids-tracked'], 'ChasquiMQ producer')} (XADD IDMP)"
+    remedy = "keep the queue well below their max_stream_len (default 1,000,000), or move them to tampu"
     near = one.length > DEFAULT_MAX_STREAM_LEN * NEAR_SHARE
-    return [wrong("peers", f"{found}: they delete waiting jobs", remedy) if near else note("peers", found, remedy)]
+    return [wrong("peers", f"{found}, which deletes waiting jobs", remedy) if near else note("peers", found, remedy)]

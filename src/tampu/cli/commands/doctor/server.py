@@ -1,6 +1,6 @@
 """Checks of a server: version, capabilities, eviction, persistence, memory, clock, replication.
 
-Each is a function of what the server said (INFO, mostly), so that it can be tried without such a server.
+Each check is a function of the server's replies (mostly INFO), so that it can be tested without such a server.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 
     from tampu.redis.client import Client
 
-#: The oldest version that has all commands of the portable forms.
+#: Oldest supported version.
 OLDEST_VERSION = (6, 2)
-#: Share of its memory limit at which a server is too full.
+#: Share of its memory limit above which a server counts as full.
 FULL_SHARE = 0.8
-#: Clocks may differ by so much, in milliseconds.
+#: Maximum difference between clocks, in milliseconds.
 MAX_SKEW_MS = 1000
-#: How far a replica may be behind, in seconds.
+#: Maximum replication lag, in seconds.
 MAX_REPLICA_LAG_SECS = 10
-#: Server-side timeouts that cut reads off which wait for jobs, in seconds, when they are shorter.
+#: Shorter server-side idle timeouts cut off workers that wait for jobs, in seconds.
 SHORTEST_TIMEOUT_SECS = 30
 
 Info = dict[str, str]
 
 
 async def check_server(client: Client, name: str) -> list[Finding]:
-    """All checks of one server, but for what it can do."""
+    """Run all checks of one server except its capabilities."""
     info = parse_info(await client.call("INFO", "everything"))
     findings = [
         version(info),
@@ -50,15 +50,15 @@ async def check_server(client: Client, name: str) -> list[Finding]:
 
 
 async def check_capabilities(client: Client, routing_key: str) -> Finding:
-    """What the server behind this client can do, tried out."""
+    """Check which optional commands the server supports, by trying them."""
     try:
         return capability(await probe_capabilities(await client.up(), routing_key))
-    except ServerError as error:  # a replica, or no memory left: the other checks say so
-        return note("capabilities", f"they cannot be tried out at the moment: {error}")
+    except ServerError as error:  # a replica, or out of memory: other checks report that
+        return note("capabilities", f"cannot be checked now: {error}")
 
 
 async def _config(client: Client, option: str) -> str | None:
-    """A setting; None where CONFIG is not allowed, as on many hosted servers."""
+    """Return a setting, or None if CONFIG is not allowed, as on many hosted servers."""
     try:
         flat = await client.call("CONFIG", "GET", option)
     except ServerError:
@@ -67,7 +67,7 @@ async def _config(client: Client, option: str) -> str | None:
 
 
 async def skew_ms(client: Client) -> float:
-    """How far the server's clock is ahead of ours; of three looks the quickest counts."""
+    """Return how far the server's clock is ahead of ours; the fastest of three samples counts."""
     best: tuple[float, float] | None = None
     for _ in range(3):
         before = time.time()
@@ -80,7 +80,7 @@ async def skew_ms(client: Client) -> float:
 
 
 def version(info: Info) -> Finding:
-    """Which server it is, and whether it is new enough."""
+    """Check that the server is new enough."""
     compatible = info.get("redis_version", "0").split(".")
     numbers = tuple(int(part) if part.isdigit() else 0 for part in compatible[:2])
     about = f"{product_version(info)}, {info.get('redis_mode') or info.get('server_mode') or 'standalone'}"
@@ -90,7 +90,7 @@ def version(info: Info) -> Finding:
 
 
 def capability(found: Capabilities) -> Finding:
-    """What the server knows beyond the least; nothing depends on it."""
+    """Report which optional commands the server has; tampu works without them."""
     native = {
         "XACKDEL": found.xackdel,
         "XREADGROUP CLAIM": found.read_claim,
@@ -99,52 +99,52 @@ def capability(found: Capabilities) -> Finding:
     }
     has = ", ".join(name for name, there in native.items() if there) or "none"
     lacks = ", ".join(name for name, there in native.items() if not there)
-    text = f"native: {has}" + (f"; by script: {lacks}" if lacks else "")
+    text = f"native: {has}" + (f"; emulated by scripts: {lacks}" if lacks else "")
     if not found.script_flags:
-        return note("capabilities", f"{text}; at maxmemory nothing can be settled", "Redis 7 or Valkey can")
+        return note("capabilities", f"{text}; jobs cannot be settled at maxmemory", "use Redis 7 or newer, or Valkey")
     return ok("capabilities", text)
 
 
 def eviction(info: Info) -> Finding:
-    """A queue's keys must never be evicted."""
+    """Check that keys are never evicted."""
     policy = info.get("maxmemory_policy", "unknown")
     if policy == "noeviction":
         return ok("eviction policy", policy)
     if policy == "unknown":
-        return note("eviction policy", "the server does not say", "it must be noeviction")
+        return note("eviction policy", "not reported by the server", "make sure it is noeviction")
     return wrong(
         "eviction policy",
-        f"{policy}: at maxmemory the server deletes keys, jobs among them",
-        "CONFIG SET maxmemory-policy noeviction, and in redis.conf",
+        f"{policy}: at maxmemory the server deletes keys, including jobs",
+        "CONFIG SET maxmemory-policy noeviction, also in redis.conf",
     )
 
 
 def persistence(info: Info, save: str | None) -> Finding:
-    """Whether jobs survive a restart, and whether writing them works."""
+    """Check that jobs survive a restart, and that the last write succeeded."""
     check = "persistence"
     if info.get("aof_enabled") == "1":
         if info.get("aof_last_write_status", "ok") != "ok":
-            return wrong(check, "the append-only file cannot be written", "look at the server's disk and log")
+            return wrong(check, "the append-only file cannot be written", "check the server's disk and log")
         return ok(check, "append-only file")
     if save == "":
-        return wrong(check, "none: a restart loses every job", "CONFIG SET appendonly yes, and in redis.conf")
+        return wrong(check, "none: a restart loses every job", "CONFIG SET appendonly yes, also in redis.conf")
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
-        return wrong(check, "the last snapshot failed", "look at the server's disk and log")
-    return note(check, "snapshots only: a crash loses what was added since the last", "CONFIG SET appendonly yes")
+        return wrong(check, "the last snapshot failed", "check the server's disk and log")
+    return note(check, "snapshots only: a crash loses all jobs since the last one", "CONFIG SET appendonly yes")
 
 
 def memory(info: Info) -> Finding:
-    """How much room is left."""
+    """Check how much memory is left."""
     used, limit = _number(info, "used_memory"), _number(info, "maxmemory")
     if limit:
         text = f"{size(used)} of maxmemory {size(limit)} ({used / limit:.0%})"
         if used > limit * FULL_SHARE:
-            return wrong("memory", text, "raise maxmemory, or have more workers drain the queues")
+            return wrong("memory", text, "raise maxmemory, or add workers to drain the queues")
         return ok("memory", text)
     system = _number(info, "total_system_memory")
     if system and used > system * FULL_SHARE:
         text = f"{size(used)} of the machine's {size(system)}, no maxmemory"
-        return wrong("memory", text, "set maxmemory with noeviction: producers are then told, and nothing crashes")
+        return wrong("memory", text, "set maxmemory with noeviction: adds then fail instead of crashing the server")
     return ok("memory", f"{size(used)}, no maxmemory")
 
 
@@ -154,23 +154,23 @@ def _number(info: Mapping[str, str], name: str) -> int:
 
 
 def clock(ahead_ms: float) -> Finding:
-    """Delays are measured by the server's clock, instants given by ours."""
+    """Compare the server's clock, which measures delays, with ours, which sets times for delayed jobs."""
     text = f"the server is {duration(round(abs(ahead_ms)))} {'ahead of' if ahead_ms >= 0 else 'behind'} this machine"
     if abs(ahead_ms) > MAX_SKEW_MS:
-        return wrong("clock", text, "run NTP on both: jobs added for an instant run early or late by as much")
+        return wrong("clock", text, "run NTP on both: jobs added for a point in time run early or late by that much")
     return ok("clock", text)
 
 
 def replication(info: Info) -> list[Finding]:
-    """Roles and how far replicas are behind."""
+    """Check the server's role and the lag of its replicas."""
     check = "replication"
     if info.get("role") == "slave":
         link = info.get("master_link_status", "unknown")
         return [
             wrong(
                 check,
-                f"this is a replica (link to its master: {link}): nothing can be added",
-                "give the master's URL, or redis+sentinel:// or redis+cluster://",
+                f"this is a replica (link to its master: {link}): jobs cannot be added",
+                "use the master's URL, or redis+sentinel:// or redis+cluster://",
             )
         ]
     replicas = [dict(part.split("=", 1) for part in text.split(",")) for text in _replicas(info)]
@@ -179,8 +179,8 @@ def replication(info: Info) -> list[Finding]:
     late = [one for one in replicas if one.get("state") != "online" or int(one.get("lag", "0")) > MAX_REPLICA_LAG_SECS]
     if late:
         names = ", ".join(f"{one.get('ip')}:{one.get('port')} ({one.get('state')}, {one.get('lag')} s)" for one in late)
-        return [wrong(check, f"behind or not connected: {names}", "look at these replicas and the network to them")]
-    return [ok(check, f"{plural(len(replicas), 'replica')}, all in step")]
+        return [wrong(check, f"behind or not connected: {names}", "check these replicas and the network to them")]
+    return [ok(check, f"{plural(len(replicas), 'replica')}, all up to date")]
 
 
 def _replicas(info: Info) -> list[str]:
@@ -188,8 +188,8 @@ def _replicas(info: Info) -> list[str]:
 
 
 def idle_timeout(timeout: str | None) -> list[Finding]:
-    """A server that closes idle connections."""
+    """Check whether the server closes idle connections."""
     if timeout is None or not timeout.isdigit() or not 0 < int(timeout) < SHORTEST_TIMEOUT_SECS:
         return []
     text = f"the server closes connections that are idle for {timeout} s"
-    return [note("idle timeout", f"{text}: workers and producers connect again and again", "CONFIG SET timeout 0")]
+    return [note("idle timeout", f"{text}: workers and producers keep reconnecting", "CONFIG SET timeout 0")]

@@ -3,9 +3,9 @@
 ```
 supervisor ──spawns──► child 1 .. N     each imports app:queue and runs a Worker
     │  ▲                  │
-    │  └──── link ────────┘             a socket pair: reports go up; its end tells the child that the supervisor died
+    │  └──── link ────────┘             a socket pair: reports go up; it closes when the supervisor dies
     ├── signals: the first drains, the second abandons
-    ├── reload:  .py files that changed
+    ├── reload:  restarts the children when a .py file changes
     └── health:  GET /health, GET /metrics
 ```
 """

@@ -1,8 +1,8 @@
 """One worker process: imports the app, runs its Worker, reports to the supervisor.
 
-SIGTERM drains; a second one abandons what still runs. SIGINT and SIGHUP are ignored: Ctrl-C reaches the whole process
-group, and it is the supervisor that decides what it means. When the supervisor is gone, however that happened, it
-drains too.
+SIGTERM drains: the worker takes no new jobs and finishes those that are running. A second SIGTERM abandons them. SIGINT
+and SIGHUP are ignored, because the terminal sends them to the whole process group and only the supervisor should act on
+them. If the supervisor dies for any reason, the process drains too.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.cli.worker")
 
-#: How often a child reports, in seconds.
+#: How often a child sends a report, in seconds.
 REPORT_SECS = 0.25
-#: How long the server may be away before a starting worker says so, in seconds.
+#: How long to wait for the server before logging a warning, in seconds.
 SERVER_PATIENCE_SECS = 2.0
 
 
 def main() -> None:
-    """`python -m tampu.cli.commands.worker.child PLAN FD NUMBER`; ends the process."""
+    """Run `python -m tampu.cli.commands.worker.child PLAN FD NUMBER`, then end the process."""
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))  # the supervisor held them back
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(OK))  # until there is something to drain
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))  # blocked by the supervisor at the start
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(OK))  # until there is a worker to drain
     plan = WorkerPlan.from_argument(sys.argv[1])
     use_lenient_streams()
     set_up_logs(plan.log_format, plan.log_level, f"worker-{sys.argv[3]}")
@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def _end(code: int) -> None:
-    """End at once: threads of handlers that were given up must not keep the process alive."""
+    """Exit at once, without waiting for threads of abandoned handlers."""
     logging.shutdown()
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()
@@ -81,14 +81,14 @@ def _end(code: int) -> None:
 
 
 def build_worker(plan: WorkerPlan, number: int = 1) -> Worker:
-    """The Worker that a plan describes, in process `number` of those that work by it."""
+    """Return the Worker that a plan describes, for process `number`."""
     found = load(plan.targets)
     if isinstance(found, Worker):
         if plan.settings:
             given = ", ".join(f"--{name.replace('_', '-')}" for name in plan.settings)
-            raise UsageError(f"{plan.targets[0]} is a Worker with settings of its own: leave out {given}")
+            raise UsageError(f"{plan.targets[0]} is a Worker with its own settings: leave out {given}")
         if plan.processes > 1:
-            # A fixed consumer_id names one process.
+            # A fixed consumer_id must name a single process.
             consumer_id = f"{found.config.consumer_id}-{number}"
             found._config = replace(found.config, consumer_id=consumer_id)
         return found
@@ -99,7 +99,7 @@ def build_worker(plan: WorkerPlan, number: int = 1) -> Worker:
 
 
 def _metrics_sink() -> Any:
-    """A sink for Prometheus, when there is one to be had."""
+    """Return a Prometheus sink, or None if prometheus_client is not installed."""
     if importlib.util.find_spec("prometheus_client") and importlib.util.find_spec("tampu.prometheus"):
         return importlib.import_module("tampu.prometheus").PrometheusSink()
     return None
@@ -131,23 +131,29 @@ async def _serve(worker: Worker, plan: WorkerPlan, end: socket.socket) -> int:
         loop.create_task(serving.listen()),
         loop.create_task(_say_if_no_server(worker)),
     ]
-    logger.info("serves %s, %d at once", worker.name, worker.config.concurrency, extra=fields(queues=worker.name))
+    queues = ", ".join(queue.name for queue in worker.queues)
+    logger.info(
+        "worker started: queues %s; concurrency %d",
+        queues,
+        worker.config.concurrency,
+        extra=fields(queues=worker.name),
+    )
     try:
         await worker.run()
     except Exception as error:
-        logger.error("ended: %s", line_of(error), exc_info=None if isinstance(error, RedisError) else error)
+        logger.error("worker failed: %s", line_of(error), exc_info=None if isinstance(error, RedisError) else error)
         return ERROR
     finally:
         for task in beside:
             task.cancel()
-    if worker.abandoned:  # the worker has said so
+    if worker.abandoned:  # the worker has logged it
         return ERROR
-    logger.info("drained")
+    logger.info("worker stopped")
     return OK
 
 
 class _Serving:
-    """A worker at work, and what it tells the supervisor."""
+    """A running worker and its link to the supervisor."""
 
     def __init__(self, worker: Worker, link: Link) -> None:
         self._worker = worker
@@ -157,31 +163,31 @@ class _Serving:
         self._link.send(self._report("imported"))
 
     def stop(self) -> None:
-        """Drain; asked again, abandon what still runs."""
+        """Drain; if called again, abandon the running jobs."""
         if self._closing is None:
             self._state = "draining"
-            logger.info("draining: no more jobs are taken")
+            logger.info("stopping: waiting for running jobs to finish")
             self._closing = asyncio.get_running_loop().create_task(self._worker.close())
             return
         idle_secs = self._worker.config.claim_min_idle_ms / 1000
-        logger.error("abandoned: jobs that were running are run elsewhere after %g s", idle_secs)
+        logger.error("abandoned the running jobs; other workers will retry them after %g s", idle_secs)
         _end(ERROR)
 
     async def report(self) -> None:
-        """Tell how it is, again and again: a report that does not come tells something too."""
+        """Send a report at a fixed interval: the supervisor treats missing reports as a sign of trouble."""
         while True:
             self._link.send(self._report(self._state))
             await asyncio.sleep(REPORT_SECS)
 
     async def listen(self) -> None:
-        """Answer questions; when the supervisor is gone, nobody will restart or stop this process: drain."""
+        """Answer requests. If the supervisor dies, drain: nothing else would restart or stop this process."""
         async for line in self._link.lines():
             if line == ASK_METRICS:
                 answer = self._report(self._state)
                 answer.metrics = _metrics_text()
                 self._link.send(answer)
         if self._closing is None:
-            logger.warning("the supervisor is gone")
+            logger.warning("the supervisor has died")
             self.stop()
 
     def _report(self, state: str) -> Report:
@@ -197,7 +203,7 @@ class _Serving:
 
 
 def _metrics_text() -> str:
-    """What Prometheus would scrape from this process; empty without its client."""
+    """Return this process's metrics in the Prometheus text format, or an empty string without prometheus_client."""
     try:
         from prometheus_client import generate_latest
     except ImportError:
@@ -206,7 +212,7 @@ def _metrics_text() -> str:
 
 
 async def _say_if_no_server(worker: Worker) -> None:
-    """A worker waits for its server as long as it takes; people should know that it does."""
+    """Log a warning if a server is not reachable: the worker waits for it indefinitely."""
     started = time.monotonic()
     for queue in worker.queues:
         await _say_if_unreachable(queue, started)
@@ -217,12 +223,12 @@ async def _say_if_unreachable(queue: Queue, started: float) -> None:
     try:
         await client.up(SERVER_PATIENCE_SECS)
     except Unreachable as error:
-        logger.warning("queue %s has no server yet, waiting for it: %s", queue.name, error)
+        logger.warning("queue %s: server not reachable, waiting for it: %s", queue.name, error)
         with contextlib.suppress(RedisError):
             await client.up(3600 * 24)
-            logger.info("queue %s has its server after %.0f s", queue.name, time.monotonic() - started)
+            logger.info("queue %s: connected after %.0f s", queue.name, time.monotonic() - started)
     except RedisError:
-        pass  # the worker runs into it too, and ends with it
+        pass  # the worker fails with the same error
     finally:
         await client.close()
 

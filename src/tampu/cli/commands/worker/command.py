@@ -27,7 +27,7 @@ logger = logging.getLogger("tampu.cli.worker")
 JOB_LOGS = ("none", "failed", "all")
 PLACES = ("local", "spark")
 
-#: Options below their own heading in the help.
+#: Options under their own heading in the help.
 _operation = partial(typer.Option, rich_help_panel="Operation")
 _tuning = partial(typer.Option, rich_help_panel="Tuning")
 _spark = partial(typer.Option, rich_help_panel="Spark")
@@ -36,26 +36,29 @@ _spark = partial(typer.Option, rich_help_panel="Spark")
 def worker(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="APP:QUEUE...", help="module:attribute of a Queue, a list of them, or a Worker."),
+        typer.Argument(metavar="APP:QUEUE...", help="module:attribute of a Queue, a list of Queues, or a Worker."),
     ],
-    processes: Annotated[int, typer.Option("--processes", "-p", min=1, max=1000, help="Worker processes.")] = 1,
+    processes: Annotated[
+        int, typer.Option("--processes", "-p", min=1, max=1000, help="Number of worker processes.")
+    ] = 1,
     concurrency: Annotated[
-        int | None, typer.Option("--concurrency", "-c", min=1, show_default="100", help="Jobs at once in each process.")
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, show_default="100", help="Concurrent jobs per process."),
     ] = None,
-    reload: Annotated[bool, typer.Option("--reload", help="Start anew when a .py file here changes.")] = False,
+    reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file in this folder changes.")] = False,
     health_port: Annotated[
         int | None, _operation("--health-port", min=0, max=65535, help="Serve GET /health and /metrics.")
     ] = None,
     health_host: Annotated[
-        str, _operation("--health-host", help="Where to serve them; 0.0.0.0 in a container.")
+        str, _operation("--health-host", help="Address to listen on; use 0.0.0.0 in a container.")
     ] = "127.0.0.1",
     health_silence: Annotated[
         str | None,
         _operation(
             "--health-silence",
             metavar="DURATION",
-            show_default="a read's wait + 5s",
-            help="Unhealthy when a server has not answered for so long.",
+            show_default="read timeout + 5s",
+            help="Report unhealthy when the server has not answered for this long.",
         ),
     ] = None,
     log: LogFormat = "text",
@@ -69,52 +72,57 @@ def worker(
             "--shutdown-deadline",
             metavar="DURATION",
             show_default="30s",
-            help="How long running jobs get after the signal to stop.",
+            help="How long running jobs may take to finish after a stop signal.",
         ),
     ] = None,
     group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
     max_attempts: Annotated[
         int | None,
-        _tuning("--max-attempts", min=0, show_default="25", help="Runs of a job that says nothing of its own."),
+        _tuning("--max-attempts", min=0, show_default="25", help="Default number of attempts for jobs that set none."),
     ] = None,
-    batch: Annotated[int | None, _tuning("--batch", min=1, show_default="64", help="Most jobs of one read.")] = None,
+    batch: Annotated[
+        int | None, _tuning("--batch", min=1, show_default="64", help="Maximum jobs fetched per read.")
+    ] = None,
     claim_after: Annotated[
         str | None,
         _tuning(
             "--claim-after",
             metavar="DURATION",
             show_default="30s",
-            help="A dead worker's jobs are taken over after this.",
+            help="Take over the jobs of a dead worker after this long.",
         ),
     ] = None,
-    results: Annotated[bool | None, _tuning("--results/--no-results", help="Store what tasks return.")] = None,
+    results: Annotated[bool | None, _tuning("--results/--no-results", help="Store return values of tasks.")] = None,
     events: Annotated[bool | None, _tuning("--events/--no-events", help="Write the events stream.")] = None,
-    promoter: Annotated[bool | None, _tuning("--promoter/--no-promoter", help="Bring in delayed jobs too.")] = None,
-    scheduler: Annotated[bool | None, _tuning("--scheduler/--no-scheduler", help="Fire repeatable jobs too.")] = None,
-    on: Annotated[str, _spark("--on", metavar="|".join(PLACES), help="Where jobs run: here, or on Spark.")] = "local",
+    promoter: Annotated[bool | None, _tuning("--promoter/--no-promoter", help="Also promote delayed jobs.")] = None,
+    scheduler: Annotated[bool | None, _tuning("--scheduler/--no-scheduler", help="Also fire schedules.")] = None,
+    on: Annotated[
+        str, _spark("--on", metavar="|".join(PLACES), help="Run jobs on this machine or on Spark.")
+    ] = "local",
     master: Annotated[
         str | None,
-        _spark(
-            "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", show_default="local[*,4]", help="The Spark master."
-        ),
+        _spark("--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", show_default="local[*,4]", help="Spark master."),
     ] = None,
     slots: Annotated[
         int | None,
-        _spark("--slots", min=1, show_default="one per core", help="Workers, each a task of one long Spark job."),
+        _spark(
+            "--slots", min=1, show_default="one per core", help="Number of workers; each is a task of one Spark job."
+        ),
     ] = None,
     url: Url = None,
 ) -> None:
-    """Run the jobs of queues, in one or several supervised processes.
+    """Run jobs from one or more queues, in one or more supervised processes.
 
-    With --on spark they run in the slots of a Spark cluster instead. A first Ctrl-C or SIGTERM drains, a second
-    abandons what still runs.
+    With --on spark, jobs run in the slots of a Spark cluster instead.
+
+    On the first Ctrl-C or SIGTERM it finishes the running jobs and exits; on the second it abandons them.
     """
     check_choice("--on", on, PLACES)
     check_log_options(log, log_level)
     check_choice("--log-jobs", log_jobs, JOB_LOGS)
     if url is not None:
         parse_url(url)
-        os.environ[URL_VARIABLE] = url  # what queues without a URL of their own use, here and in the children
+        os.environ[URL_VARIABLE] = url  # used by queues without their own URL, here and in the children
     settings: dict[str, Any] = {
         "concurrency": concurrency,
         "shutdown_deadline_secs": None if shutdown_deadline is None else round(parse_duration(shutdown_deadline)),
@@ -133,7 +141,7 @@ def worker(
         set_up_logs(log, log_level, "worker")
         raise typer.Exit(_serve_on_spark(targets, given, master=master, slots=slots))
     if slots is not None:
-        raise UsageError("--slots goes with --on spark; processes on this machine are --processes")
+        raise UsageError("--slots requires --on spark; use --processes for processes on this machine")
     plan = WorkerPlan(
         targets=targets,
         settings=given,
@@ -152,22 +160,22 @@ def worker(
 def _refuse_with_spark(**given: bool) -> None:
     for name, is_given in given.items():
         if is_given:
-            raise UsageError(f"--{name.replace('_', '-')} is for workers on this machine: leave it out with --on spark")
+            raise UsageError(f"--{name.replace('_', '-')} cannot be used with --on spark: leave it out")
 
 
 def _serve_on_spark(
     targets: Sequence[str], settings: Mapping[str, Any], *, master: str | None, slots: int | None
 ) -> int:
-    """Until a signal; the exit code. A wrong target is told before Spark is started."""
+    """Run until a signal and return the exit code. Targets and settings are checked before Spark is started."""
     if len(targets) != 1:
-        raise UsageError("--on spark serves one target: name a list of queues, app:queues, to serve several")
-    from tampu.cli.commands.worker.targets import load  # a supervisor needs neither Queue nor Worker
+        raise UsageError(f"--on spark takes one target, got {len(targets)}: use a list of queues such as app:queues")
+    from tampu.cli.commands.worker.targets import load  # imported here: a supervisor does not need Queue or Worker
     from tampu.worker import Worker
 
     found = load(targets)
     if isinstance(found, Worker):
-        raise UsageError(f"{targets[0]} is a Worker, which runs here: with --on spark name its Queue")
-    Worker(found, **settings)  # wrong settings, and queues without tasks, are told here and not on executors
+        raise UsageError(f"{targets[0]} is a Worker, which cannot run on Spark: name its Queue instead")
+    Worker(found, **settings)  # raises for invalid settings and queues without tasks, before executors start
     from tampu.spark.session import require_spark
 
     require_spark()
@@ -175,8 +183,8 @@ def _serve_on_spark(
 
     silence_py4j()
     log_file = Path(tempfile.gettempdir()) / f"tampu-worker-spark-{os.getpid()}.log"
-    logger.info("starting Spark; what it says goes to %s", log_file)
-    # Until there is a worker to drain, a signal simply ends it; Java ends with its driver.
+    logger.info("starting Spark; its output goes to %s", log_file)
+    # Until there is a worker to drain, a signal ends the process; Java ends with it.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
     is_well = run_on_spark(targets[0], master=master, slots=slots, settings=settings, log_file=log_file)
     return OK if is_well else ERROR
@@ -195,7 +203,7 @@ async def _supervise(
     health: HealthServer | None = None
     if health_port is not None:
         health = HealthServer(supervisor, health_host, health_port, max_silence_secs)
-        logger.info("health at %s", await health.start())
+        logger.info("health endpoint at %s", await health.start())
     if reloads:
         watching = asyncio.create_task(_reload_on_changes(supervisor))
     try:
@@ -210,5 +218,5 @@ async def _supervise(
 async def _reload_on_changes(supervisor: Supervisor) -> None:
     here = Path.cwd()
     async for path in changes(here):
-        logger.info("%s changed: starting anew", path.removeprefix(f"{here}/"))
+        logger.info("%s changed: restarting", path.removeprefix(f"{here}/"))
         supervisor.reload()

@@ -1,7 +1,7 @@
 """The HTTP server behind `--health-port`: `GET /health` for orchestrators, `GET /metrics` for Prometheus.
 
-Healthy: every process runs, its server answered a read lately, leases are renewed, and no handler blocks its event loop
-for too long.
+A worker is healthy if every process is running, its server recently answered a read, leases are renewed, and no handler
+blocks the event loop for too long.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from tampu.cli.commands.worker.supervisor import Slot, Supervisor
 
-#: How long a read may take beyond its BLOCK before a worker counts as cut off, in seconds.
+#: How long a read may exceed its BLOCK time before the server counts as unreachable, in seconds.
 READ_MARGIN_SECS = 5.0
-#: Longest request that is read, and how long it may take.
+#: Maximum size of a request, and how long to wait for it in seconds.
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECS = 5.0
 
@@ -30,7 +30,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 def health_of(supervisor: Supervisor, max_silence_secs: float | None) -> tuple[bool, dict[str, Any]]:
-    """(whether all is well, what to tell)."""
+    """Return whether all processes are healthy, and the JSON answer."""
     processes = [_process(slot, max_silence_secs) for slot in supervisor.slots]
     problems = [f"worker-{one['number']}: {one['problem']}" for one in processes if one["problem"]]
     if supervisor.is_stopping:
@@ -49,15 +49,15 @@ def _process(slot: Slot, max_silence_secs: float | None) -> dict[str, Any]:
     silent_secs = None if child is None else child.silent_secs
     problem = None
     if child is None or not is_alive:
-        problem = f"not running: it {slot.last_exit}" if slot.last_exit else "not running"
+        problem = f"not running: the last process {slot.last_exit}" if slot.last_exit else "not running"
     elif report is None:
         problem = "starting"
     elif silent_secs is None:
-        problem = "its server has not answered yet"
+        problem = "the server has not answered yet"
     elif silent_secs > (limit := max_silence_secs or report.block_secs + READ_MARGIN_SECS):
-        problem = f"its server has not answered a read for {silent_secs:.1f} s (at most {limit:g} s)"
+        problem = f"the server has not answered a read for {silent_secs:.1f} s (limit {limit:g} s)"
     elif not report.is_healthy:
-        problem = "a handler blocks its event loop, or leases cannot be renewed (see its log)"
+        problem = "a handler blocks the event loop, or leases cannot be renewed; see the log"
     return {
         "number": slot.number,
         "pid": child.process.pid if child is not None and is_alive else None,
@@ -70,7 +70,7 @@ def _process(slot: Slot, max_silence_secs: float | None) -> dict[str, Any]:
 
 
 class HealthServer:
-    """A tiny HTTP server on the supervisor's event loop: one answer a connection."""
+    """A minimal HTTP server on the supervisor's event loop, one response per connection."""
 
     def __init__(self, supervisor: Supervisor, host: str, port: int, max_silence_secs: float | None) -> None:
         self._supervisor = supervisor
@@ -80,7 +80,7 @@ class HealthServer:
         self._server: asyncio.Server | None = None
 
     async def start(self) -> str:
-        """Listen; the URL. Port 0 takes any that is free."""
+        """Start listening and return the URL. Port 0 picks a free port."""
         try:
             self._server = await asyncio.start_server(self._answer, self._host, self._port, limit=MAX_REQUEST_BYTES)
         except OSError as error:
@@ -101,7 +101,7 @@ class HealthServer:
                     head = await reader.readuntil(b"\r\n\r\n")
                 status, kind, body = await self._respond(head)
             except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-                status, kind, body = 400, "text/plain", b"a request of up to 8 KiB was expected\n"
+                status, kind, body = 400, "text/plain", b"invalid request, or larger than 8 KiB\n"
             is_head_only = status != 400 and head.startswith(b"HEAD ")
             writer.write(
                 f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
@@ -116,7 +116,7 @@ class HealthServer:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")
         path = rest.partition(b" ")[0].partition(b"?")[0]
         if method not in (b"GET", b"HEAD"):
-            return 405, "text/plain", b"only GET and HEAD\n"
+            return 405, "text/plain", b"method not allowed: use GET or HEAD\n"
         if path in (b"/health", b"/"):
             is_well, told = health_of(self._supervisor, self._max_silence_secs)
             return (200 if is_well else 503), "application/json", json.dumps(told, indent=2).encode() + b"\n"
@@ -125,15 +125,15 @@ class HealthServer:
             pages = await asyncio.gather(*(child.metrics() for child in children.values()))
             texts = dict(zip(children, pages, strict=True))
             if not any(texts.values()):
-                return 404, "text/plain", b"no metrics here: pip install 'tampu[metrics]'\n"
+                return 404, "text/plain", b"metrics are not available: pip install 'tampu[metrics]'\n"
             return 200, "text/plain; version=0.0.4; charset=utf-8", merge_metrics(texts).encode()
-        return 404, "text/plain", b"there are /health and /metrics\n"
+        return 404, "text/plain", b"not found: use /health or /metrics\n"
 
 
 def merge_metrics(texts: Mapping[int, str]) -> str:
-    """Merge the pages of several processes, by their numbers, into one; each sample gets a `process` label.
+    """Merge the metrics pages of several processes into one; each sample gets a `process` label with its number.
 
-    Samples of one metric family stay together, as the format demands.
+    Samples of one metric family stay together, as the format requires.
     """
     heads: dict[str, list[str]] = {}
     samples: dict[str, list[str]] = {}

@@ -1,6 +1,6 @@
-"""How a supervisor and its child processes talk: the plan on the child's command line, and a socket pair.
+"""The protocol between a supervisor and its children: a plan on the command line, and a socket pair.
 
-Reports go up the socket, questions go down, and its end tells a child that the supervisor is gone.
+Children send reports, the supervisor sends requests. When the socket closes, a child knows that the supervisor died.
 """
 
 from __future__ import annotations
@@ -15,57 +15,57 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-#: The one question a supervisor asks.
+#: The only request that a supervisor sends.
 ASK_METRICS = b"metrics\n"
-#: Longest line; metrics of many tasks are long.
+#: Maximum length of a line; metrics of many tasks are long.
 LIMIT_BYTES = 16 * 1024 * 1024
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything a child needs. Secrets are not in it: the URL travels as the variable TAMPU_URL."""
+    """Everything a child needs, without secrets: the URL is passed in the environment variable TAMPU_URL."""
 
-    #: `module:attribute`, once or more.
+    #: One or more `module:attribute`.
     targets: list[str]
-    #: Settings of the Worker that were given on the command line.
+    #: Worker settings given on the command line.
     settings: dict[str, Any] = {}
     log_format: str = "text"
     log_level: str = "info"
-    #: Which jobs are logged: none, failed or all.
+    #: Which jobs to log: none, failed or all.
     log_jobs: str = "failed"
-    #: Whether to gather metrics.
+    #: Whether to collect metrics.
     metrics: bool = False
-    #: How many processes work by this plan.
+    #: Number of processes with this plan.
     processes: int = 1
 
     def to_argument(self) -> str:
-        """As one argument of a command line."""
+        """Return the plan as one command-line argument."""
         return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_argument(cls, text: str) -> WorkerPlan:
-        """The plan in such an argument."""
+        """Return the plan in a command-line argument."""
         return msgspec.json.decode(text, type=WorkerPlan)
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What a child tells of itself, a few times a second."""
+    """Status of a child, sent a few times per second."""
 
     #: imported, running or draining.
     state: str
-    #: Seconds since a server last answered a read; None before the first.
+    #: Seconds since a server last answered a read; None before the first answer.
     silent_secs: float | None = None
     #: False while a handler blocks the event loop for too long, or leases cannot be renewed.
     is_healthy: bool = True
-    #: Of its Worker: how long a read may take, and how long it may take to drain.
+    #: Settings of its Worker: how long a read may block, and how long stopping may take.
     block_secs: float = 5.0
     deadline_secs: float = 30.0
     queues: list[str] = []
-    #: The answer to a request for metrics, in Prometheus' text form.
+    #: Answer to a request for metrics, in the Prometheus text format.
     metrics: str | None = None
 
 
 class Link:
-    """One end of the pair, on an event loop."""
+    """One end of the socket pair, on an event loop."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -73,30 +73,30 @@ class Link:
 
     @classmethod
     async def over(cls, end: socket.socket) -> Link:
-        """Take over one end."""
+        """Wrap one end of the socket pair."""
         return cls(*await asyncio.open_connection(sock=end, limit=LIMIT_BYTES))
 
     def send(self, report: Report) -> None:
-        """Tell the other side; whether it is still there does not matter."""
+        """Send a report; do nothing if the other side is gone."""
         self.send_line(msgspec.json.encode(report) + b"\n")
 
     def send_line(self, line: bytes) -> None:
-        """The same with a line that is packed already."""
+        """Send an encoded line; do nothing if the other side is gone."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write(line)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """What the other side says, until it is gone."""
+        """Yield lines from the other side until it closes the socket."""
         with contextlib.suppress(OSError, ValueError):
             while line := await self._reader.readline():
                 yield line
 
     async def reports(self) -> AsyncIterator[Report]:
-        """The same as reports; what is none is passed over."""
+        """Yield reports from the other side until it closes the socket; lines that are not reports are skipped."""
         async for line in self.lines():
             with contextlib.suppress(msgspec.MsgspecError):
                 yield msgspec.json.decode(line, type=Report)
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close this end."""
         self._writer.close()

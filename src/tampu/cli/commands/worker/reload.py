@@ -1,4 +1,4 @@
-"""Watches Python files for changes, by their times: for `--reload`, while one develops."""
+"""Watches Python files for changes by their modification times, for `--reload` during development."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-#: How often the files are looked at, in seconds.
+#: Polling interval, in seconds.
 POLL_SECS = 0.3
-#: Folders whose files are not the user's.
+#: Folders that contain no files of the user.
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
-#: Files watched at the most.
+#: Maximum number of files watched.
 MAX_FILES = 20_000
 
 
 def python_files(folder: Path) -> Iterator[tuple[str, int]]:
-    """(path, time of change in ns) of the Python files below a folder; hidden folders are passed over."""
+    """Yield (path, modification time in ns) of the Python files below a folder, except in hidden folders."""
     waiting = [str(folder)]
     seen = 0
     while waiting and seen < MAX_FILES:
         try:
             entries = list(os.scandir(waiting.pop()))
-        except OSError:  # gone, or not ours to read
+        except OSError:  # deleted, or no permission
             continue
         for entry in entries:
             if entry.name.startswith(".") or entry.name in SKIPPED:
@@ -41,7 +41,7 @@ def python_files(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 async def changes(folder: Path) -> AsyncIterator[str]:
-    """The path of a file that changed, came or went, each time some did."""
+    """Yield the path of a file that was changed, created or deleted, once per poll with changes."""
     known = await asyncio.to_thread(lambda: dict(python_files(folder)))
     while True:
         await asyncio.sleep(POLL_SECS)

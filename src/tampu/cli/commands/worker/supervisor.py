@@ -1,13 +1,13 @@
-"""The supervisor: keeps N worker processes running, and ends them in good order.
+"""The supervisor: keeps N worker processes running, and stops them in order.
 
-| signal | what happens |
+| signal | effect |
 |---|---|
-| first SIGTERM, SIGINT or SIGHUP | all drain: take no more jobs, finish those that run, settle, end |
-| second | what still runs is abandoned; its jobs run elsewhere when their leases run out |
-| third | all are killed |
+| first SIGTERM, SIGINT or SIGHUP | drain: take no new jobs, finish and settle the running ones, exit |
+| second | abandon the running jobs; other workers retry them when their leases expire |
+| third | kill all processes |
 
-Exit code 0 when all ended as they should; 1 when something was abandoned or killed, or no process could start; 2 when
-`app:queue` is wrong.
+Exit codes: 0 if all processes ended cleanly; 1 if jobs were abandoned, a process was killed, or no process could start;
+2 if `app:queue` is wrong.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.cli.worker")
 
-#: What tells it to stop; the last is the end of the terminal.
+#: Signals that stop it; SIGHUP is sent when the terminal closes.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: How long a process may take beyond its deadline to drain, and to abandon, before it is killed, in seconds.
+#: How long a process may exceed its shutdown deadline, and may take to abandon jobs, before it is killed, in seconds.
 DRAIN_GRACE_SECS = 15.0
 ABANDON_SECS = 5.0
-#: How long running jobs may hold up a reload, in seconds.
+#: How long running jobs may delay a reload, in seconds.
 RELOAD_SECS = 5.0
-#: What the terminal sends to the whole process group, and children leave to the supervisor.
+#: Sent by the terminal to the whole process group; children ignore them.
 TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGHUP)
-#: Waits before a dead process is replaced, in seconds: doubling from the first to the last.
+#: Backoff before a dead process is restarted, in seconds: doubles from the first to the last.
 FIRST_BACKOFF_SECS = 0.2
 LAST_BACKOFF_SECS = 30.0
-#: A process that ran so long did not die of its start: the waits begin anew.
+#: A process that ran this long did not fail at startup, so the backoff is reset.
 STEADY_SECS = 60.0
-#: How long an answer with metrics may take.
+#: How long to wait for a child's metrics, in seconds.
 METRICS_SECS = 2.0
 
 
@@ -63,20 +63,20 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Whether it was told to stop."""
+        """Return whether it was told to stop."""
         return self._signals > 0
 
     async def run(self) -> int:
-        """Until a signal; the exit code."""
+        """Run until a signal and return the exit code."""
         loop = asyncio.get_running_loop()
         for number in SIGNALS:
             loop.add_signal_handler(number, self.stop)
         try:
             first, *others = self.slots
             keeping = [asyncio.create_task(self._keep(first))]
-            # The first shows whether the app can be imported at all: N complaints would say no more than one.
+            # Start one process first: if the app cannot be imported, one error message is enough.
             await first.is_known.wait()
-            await asyncio.sleep(0)  # lets it give up
+            await asyncio.sleep(0)  # lets it set _gave_up
             if not self._gave_up and not self.is_stopping:
                 keeping += [asyncio.create_task(self._keep(slot)) for slot in others]
             codes = await asyncio.gather(*keeping)
@@ -90,7 +90,7 @@ class Supervisor:
     async def _keep(self, slot: Slot) -> int:
         code = await slot.keep_running(self._has_never_worked, waits_for_change=self._reloads)
         if not self.is_stopping and not self._gave_up:
-            # One that cannot start: the others are of the same making, so all end.
+            # If one process cannot start, the others cannot either: stop all.
             self._gave_up = True
             self._end_all()
         return code
@@ -102,20 +102,20 @@ class Supervisor:
         if USAGE in codes:
             return USAGE
         bad = [code for code in codes if code != OK]
-        if bad and not self._gave_up:  # who could not start has said why
-            logger.error("a worker %s", exit_text(bad[0]))
+        if bad and not self._gave_up:  # a process that could not start has logged why
+            logger.error("worker process %s", exit_text(bad[0]))
         return ERROR if bad or self._gave_up else OK
 
     # --- stopping
 
     def stop(self) -> None:
-        """What a signal does: the first drains, the second abandons, the third kills."""
+        """Handle a stop signal: the first drains, the second abandons, the third kills."""
         self._signals += 1
         if self._signals == 1:
-            logger.info("draining; a second signal abandons the jobs that still run")
+            logger.info("stopping; send a second signal to abandon running jobs")
             self._end_all()
         elif self._signals == 2:
-            logger.warning("abandoning the jobs that still run")
+            logger.warning("second signal: abandoning running jobs")
             self._end_all(within_secs=ABANDON_SECS)
         else:
             self._kill_all()
@@ -145,19 +145,19 @@ class Supervisor:
     # --- reloading
 
     def reload(self) -> None:
-        """Have all processes start anew, with the files as they are now."""
+        """Restart all processes with the current files."""
         if self.is_stopping:
             return
         for slot in self.slots:
             slot.reload()
             child = slot.child
             if child is not None:
-                # Whoever edits a file does not want to wait for a long job of the old one.
+                # During development, do not wait long for a job of the old code.
                 self._later(RELOAD_SECS, partial(child.signal, signal.SIGTERM))
 
 
 class Slot:
-    """Keeps one process running until it is told to stop."""
+    """Keeps one process running until it is stopped."""
 
     def __init__(self, number: int, plan: WorkerPlan) -> None:
         self.number = number
@@ -165,7 +165,7 @@ class Slot:
         self.child: Child | None = None
         self.restarts = 0
         self.last_exit: str | None = None
-        #: Set when the app is imported, or its process has ended before.
+        #: Set when the app has been imported, or its process has ended.
         self.is_known = asyncio.Event()
         self._is_stopping = False
         self._is_reloading = False
@@ -173,23 +173,23 @@ class Slot:
 
     @property
     def has_worked(self) -> bool:
-        """Whether a process here has ever heard from its server."""
+        """Return whether a process in this slot has ever received an answer from its server."""
         return self.restarts > 0 or (self.child is not None and self.child.has_read)
 
     async def keep_running(self, gives_up: Callable[[], bool], *, waits_for_change: bool) -> int:
-        """Until `stop`: the exit code of the last process, or of one that could not even start.
+        """Restart the process until `stop`; return the exit code of the last one, or of one that could not start.
 
-        `gives_up` says whether another try would only end the same way; with `waits_for_change` the next one comes when
-        a file has changed.
+        `gives_up` returns whether another start would fail the same way. With `waits_for_change`, the next start then
+        waits for a file to change.
         """
         failures = 0
         while True:
             child = await self.start()
             if self._must_stop():
-                child.signal(signal.SIGTERM)  # it was started after the others were told
+                child.signal(signal.SIGTERM)  # it was started after the others were stopped
             code = await child.run()
             if self._must_stop():
-                return code if child.report is not None else 0  # one that did not even start has lost nothing
+                return code if child.report is not None else 0  # it had not started yet, so no job was affected
             if self._is_reloading:
                 self._is_reloading = False
                 failures = 0
@@ -197,7 +197,7 @@ class Slot:
             if code >= 0 and gives_up():
                 if not waits_for_change:
                     return code or 1
-                logger.info("waiting for a change of the files")
+                logger.info("waiting for a file to change")
                 await self._pause(None)
                 continue
             failures = 0 if time.monotonic() - child.started_at > STEADY_SECS else failures + 1
@@ -205,10 +205,11 @@ class Slot:
             self.last_exit = exit_text(code)
             self.restarts += 1
             about = fields(process=self.number, exit_code=code, restarts=self.restarts)
-            logger.error("worker-%d %s; another starts in %.1f s", self.number, self.last_exit, wait_secs, extra=about)
+            text = "worker-%d %s; restarting in %.1f s"
+            logger.error(text, self.number, self.last_exit, wait_secs, extra=about)
             await self._pause(wait_secs)
             if self._must_stop():
-                return 0  # nothing was running that could have gone wrong
+                return 0  # no process was running
 
     async def start(self) -> Child:
         """Start a process."""
@@ -224,19 +225,19 @@ class Slot:
         return self.child
 
     def stop(self) -> None:
-        """Have it drain, or abandon when it drains already; nothing is started any more."""
+        """Drain the process, or abandon its jobs if it is already draining; do not restart it."""
         self._is_stopping = True
         self._wake.set()
         self.signal(signal.SIGTERM)
 
     def reload(self) -> None:
-        """Have it drain and start anew."""
+        """Drain the process and restart it."""
         self._is_reloading = self.child is not None and self.child.process.returncode is None
         self._wake.set()
         self.signal(signal.SIGTERM)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send its process a signal."""
+        """Send a signal to the process."""
         if self.child is not None and self.child.process.returncode is None:
             self.child.signal(number)
 
@@ -250,7 +251,7 @@ class Slot:
 
 
 class Child:
-    """A process that was started."""
+    """A started process."""
 
     def __init__(self, process: asyncio.subprocess.Process, link: Link, is_known: asyncio.Event) -> None:
         self.process = process
@@ -263,7 +264,7 @@ class Child:
         self._metrics: asyncio.Future[str] | None = None
 
     async def run(self) -> int:
-        """Hear its reports until it ends; its exit code, below 0 for a signal."""
+        """Receive its reports until it ends; return its exit code, negative if it was killed by a signal."""
         hearing = asyncio.ensure_future(self._hear())
         try:
             code = await self.process.wait()
@@ -286,13 +287,13 @@ class Child:
 
     @property
     def silent_secs(self) -> float | None:
-        """How long ago it last heard from its server; a process that reports nothing hears nothing."""
+        """Return the seconds since it last heard from its server; without reports, this keeps growing."""
         if self.report is None or self.report.silent_secs is None:
             return None
         return self.report.silent_secs + time.monotonic() - self.reported_at
 
     async def metrics(self) -> str:
-        """Its metrics; empty when it does not answer. Who asks while another waits gets the same answer."""
+        """Return its metrics, or an empty string if it does not answer. Concurrent callers share one request."""
         if self._metrics is None or self._metrics.done():
             self._metrics = asyncio.get_running_loop().create_future()
             self.link.send_line(ASK_METRICS)
@@ -303,25 +304,25 @@ class Child:
             return ""
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal, if it still runs."""
+        """Send a signal, if the process is still running."""
         with contextlib.suppress(ProcessLookupError):
             self.process.send_signal(number)
 
 
 @contextlib.contextmanager
 def _held_back(signals: tuple[signal.Signals, ...]) -> Iterator[None]:
-    """Signals wait meanwhile. A process started now inherits that, and so is not hit before it can say what to do."""
+    """Block signals while a process starts: it inherits the mask, so none can arrive before its handlers are set."""
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # not as before: two slots may be in here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)  # not the previous mask: two slots may be in here
 
 
 def exit_text(code: int) -> str:
-    """How a process ended, in words."""
+    """Describe how a process ended."""
     if code >= 0:
-        return f"ended with exit code {code}"
+        return f"exited with code {code}"
     try:
         return f"was killed by {signal.Signals(-code).name}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""Loads what `tampu worker` serves: a Queue, several, or a Worker, each named as `module:attribute`."""
+"""Loads the targets of `tampu worker`: Queues or a Worker, each given as `module:attribute`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 
 def load(targets: Sequence[str]) -> Worker | list[Queue]:
-    """Return what these targets name together: one Worker, or all their queues, each once."""
+    """Return what the targets name: one Worker, or all their queues without duplicates."""
     found = [_load_one(target) for target in targets]
     if len(found) == 1 and isinstance(found[0], Worker):
         return found[0]
     queues: list[Queue] = []
     for target, one in zip(targets, found, strict=True):
         if isinstance(one, Worker):
-            raise UsageError(f"{target} is a Worker, which runs alone: name it only, or name queues")
+            raise UsageError(f"{target} is a Worker, which cannot be combined with other targets")
         queues += [queue for queue in one if not any(queue is known for known in queues)]
     return queues
 
@@ -42,7 +42,7 @@ def _load_one(target: str) -> Worker | list[Queue]:
     if isinstance(found, list | tuple | set) and found and all(isinstance(one, Queue) for one in found):
         return list(found)
     others = _candidates(sys.modules[target.partition(":")[0]])
-    raise UsageError(f"{target} is {_described(found)}, not a Queue, a list of Queues or a Worker{others}")
+    raise UsageError(f"{target} is {_described(found)}; expected a Queue, a list of Queues or a Worker{others}")
 
 
 def _candidates(module: ModuleType | None) -> str:
@@ -50,13 +50,13 @@ def _candidates(module: ModuleType | None) -> str:
         return ""
     names = [name for name, value in vars(module).items() if isinstance(value, Queue | Worker)]
     if not names:
-        return "; it has no Queue and no Worker"
-    return f"; it has {', '.join(f'{module.__name__}:{name}' for name in names[:8])}"
+        return "; the module has no Queue or Worker"
+    return f"; the module has {', '.join(f'{module.__name__}:{name}' for name in names[:8])}"
 
 
 def _described(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, list | tuple | set):
-        return f"an empty {type(value).__name__}" if not value else f"a {type(value).__name__} of other things"
+        return f"an empty {type(value).__name__}" if not value else f"a {type(value).__name__} with other values"
     return f"a {type(value).__name__}"

@@ -1,5 +1,5 @@
--- Acknowledges and deletes entries; returns how many were acknowledged, or XACKDEL's own reply. A server that turns out
--- not to have XACKDEL gets the two commands it stands for: nothing may be raised here, behind the other writes.
+-- Acknowledges and deletes entries; returns how many were acknowledged, or the reply of XACKDEL. Falls back to XACK and
+-- XDEL if the server does not support XACKDEL after all: an error here would come after the caller's other writes.
 local function ack_and_delete(stream, group, ids, has_xackdel)
   if has_xackdel then
     local reply = redis.pcall('XACKDEL', stream, group, 'IDS', #ids, unpack(ids))

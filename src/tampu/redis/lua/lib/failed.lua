@@ -1,4 +1,4 @@
--- Tells whether a reply of redis.pcall is an error, and keeps the text of the last one in `failure`.
+-- Returns whether a reply of redis.pcall is an error, and stores its text in `failure`.
 local failure = ''
 local function failed(reply)
   if type(reply) == 'table' and reply.err then

@@ -1,4 +1,4 @@
--- Returns the job id of an envelope, which is the first item of a MessagePack array; nil when it cannot be read.
+-- Returns the job id of an envelope, the first item of a MessagePack array; nil if it cannot be read.
 local function job_id(envelope)
   local head, at = string.byte(envelope, 1), 2
   if head == 0xdc then

@@ -1,4 +1,4 @@
--- Returns the reply to a window that is not the next of its chain: it was applied before, or comes too early.
+-- Returns the reply to a window that is not the next of its chain: it was applied before, or arrived too early.
 local function reply_out_of_turn(chain, number, last)
   if tonumber(number) > last then
     return {'gap', last}

@@ -1,9 +1,9 @@
--- A stall is a time in which no worker's renewal got through: the server was stopped, busy or refused writes, or its
--- clock was set forward. Then every lease looks old, and live workers must renew theirs before any is taken over.
+-- Detects a stall: a period without any renewal, because the server was stopped, busy or refused writes, or its clock
+-- was set forward. After a stall every lease looks expired, so live workers must renew theirs before any is reclaimed.
 --
--- The last renewal is kept as the TTL of `alive`, a key that lives for a day: PEXPIRE works at maxmemory, SET does not.
--- Each stall sets `grace` once and is then forgotten, so that a fleet without renewals is still taken over. An ACL that
--- does not allow these commands costs the grace, not the renewal.
+-- The TTL of `alive`, a key that expires after a day, records the last renewal: PEXPIRE works at maxmemory, SET does
+-- not. Each stall sets `grace` once and is then forgotten: the entries of a fleet that is really dead are reclaimed
+-- after the grace. If an ACL forbids these commands, there is no grace, but renewals still work.
 local ALIVE_MS = 86400000
 local function note_stall(alive, grace, stall_ms, grace_ms)
   local left = redis.pcall('PTTL', alive)
