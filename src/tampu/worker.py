@@ -76,7 +76,7 @@ class Worker:
         redis_url: Another name for `url`.
         tls: Connect with TLS, for a queue given by name.
         concurrency: Maximum number of jobs that run at the same time, per queue.
-        max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks, and to 25 for a handler,
+        max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks and 25 for a handler,
             as in chasquimq.
         group: Consumer group.
         consumer_id: Name of this worker in the group; must be unique per process. Defaults to `<host>:<pid>:<random>`.

@@ -53,7 +53,7 @@ async def test_a_name_with_wildcards_deletes_only_its_own_queue(server: Server, 
         await queue.add("mail", 1)
         await other.add("mail", 1)
         assert await queue.delete(force=True) >= 1
-        left = {key.decode().partition("}")[0] for key in server.client().keys()}
+        left = {key.decode().partition("}")[0] for key in server.client().scan_iter()}
         assert left == {"{chasqui:axb"}
 
 
