@@ -1,1 +1,1 @@
-"""The Consumer on real servers: what it writes, what it survives; no job is lost, or run twice without cause."""
+"""The Consumer on real servers: what it writes and which faults it survives without losing or repeating jobs."""

@@ -25,25 +25,25 @@ __all__ = ["troubles"]
 
 
 @pytest.fixture(autouse=True)
-async def nothing_goes_on_behind_our_back() -> AsyncIterator[None]:
-    """A consumer that has ended leaves no task and no thread."""
+async def nothing_is_left_running() -> AsyncIterator[None]:
+    """Check that a stopped consumer leaves no asyncio task and no thread."""
     yield
     left = [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("tampu")]
     for thread in threading.enumerate():
         if thread.name == "tampu-leases":
-            thread.join(2)  # it has said that it ends, and may be about to
+            thread.join(2)  # it has logged its end, but may still be running
             left += [thread.name] if thread.is_alive() else []
     assert left == []
 
 
 @pytest.fixture
 def view(server: Server | Cluster) -> WorkerView:
-    """The queue of the test, on the server of the test."""
+    """Return a view of the queue on the test's server."""
     return WorkerView(server, QUEUE)
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> Iterator[Fleet]:
-    """Starts workers in processes of their own: `fleet.start(url, "sleeping")`; all are gone in the end."""
+    """Start workers in separate processes: `fleet.start(url, "sleeping")`. All are ended after the test."""
     with fleet_in(tmp_path) as fleet:
         yield fleet

@@ -25,28 +25,28 @@ journal = Journal(Path(os.environ["TAMPU_TEST_JOURNAL"]))
 
 
 async def sleeping(job: Job[Any]) -> None:
-    """Takes as many seconds as the payload says, and lets others run meanwhile."""
+    """Sleep for the seconds in the payload without blocking the event loop."""
     journal.write("started", job.id, os.getpid())
     await asyncio.sleep(job.payload)
     journal.write("done", job.id, os.getpid())
 
 
 async def sleeping_after_quick(job: Job[Any]) -> None:
-    """The same, but for what takes no time and is not told of: then the worker reads ahead."""
+    """Sleep like `sleeping`, but write nothing for jobs of zero seconds, so that the worker is fast and reads ahead."""
     if job.payload:
         journal.write("started", job.id)
         await asyncio.sleep(job.payload)
 
 
 async def blocking(job: Job[Any]) -> None:
-    """The same, but blocks the event loop."""
+    """Sleep and block the event loop."""
     journal.write("started", job.id, os.getpid())
-    time.sleep(job.payload)  # noqa: ASYNC251 - that is the point
+    time.sleep(job.payload)  # noqa: ASYNC251 - blocks on purpose
     journal.write("done", job.id, os.getpid())
 
 
 async def blocking_soon(job: Job[Any]) -> None:
-    """Blocks the event loop, but not before the next read is under way."""
+    """Block the event loop, but only once the next read is in flight."""
     journal.write("started", job.id, os.getpid())
     await asyncio.sleep(0.1)
     journal.write("blocks", job.id)
@@ -54,14 +54,14 @@ async def blocking_soon(job: Job[Any]) -> None:
 
 
 def in_a_thread(job: Job[Any]) -> None:
-    """The same in a thread."""
+    """Sleep in a thread."""
     journal.write("started", job.id, os.getpid())
     time.sleep(job.payload)
     journal.write("done", job.id, os.getpid())
 
 
 async def stubborn(job: Job[Any]) -> None:
-    """Never ends, whatever it is told."""
+    """Never end, not even when cancelled."""
     journal.write("started", job.id, os.getpid())
     while True:
         try:
@@ -71,7 +71,7 @@ async def stubborn(job: Job[Any]) -> None:
 
 
 async def deadly(job: Job[Any]) -> None:
-    """Kills its process when the payload says so."""
+    """Kill this process if the payload says so."""
     journal.write("started", job.id, job.attempt)
     if job.payload == "poison":
         os._exit(9)
@@ -80,13 +80,13 @@ async def deadly(job: Job[Any]) -> None:
 
 
 def hanging_child(job: Job[Any]) -> None:
-    """In a process of its own, never ends."""
+    """Run in a separate process and never end."""
     journal.write("child", os.getpid())
     time.sleep(600)
 
 
 def hanging_grandchild(job: Job[Any]) -> None:
-    """In a process of its own, waits for a program that never ends."""
+    """Run in a separate process and wait for a program that never ends."""
     journal.write("child", os.getpid())
     with subprocess.Popen(["sleep", "600"]) as program:
         journal.write("grandchild", program.pid)
@@ -108,7 +108,7 @@ def _exit_code_of(pid: int) -> int | None:
 
 
 async def forking(job: Job[Any]) -> None:
-    """Forks a child that leaves the handler as the payload says, and reports how the child ended."""
+    """Fork a child that leaves the handler as the payload says, and record the child's exit code."""
     pid = _fork_and_leave(job.payload)
     if pid == 0:
         if job.payload == "await":
@@ -126,7 +126,7 @@ async def forking(job: Job[Any]) -> None:
 
 
 def forking_in_a_thread(job: Job[Any]) -> None:
-    """The same, without an event loop."""
+    """Fork like `forking`, in a thread without an event loop."""
     pid = _fork_and_leave(job.payload)
     if pid == 0:
         return
@@ -152,7 +152,7 @@ async def main(plan: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # Imported again by its name: handlers of __main__ could not be found by processes of their own.
+    # Import this module by name: separate processes cannot find handlers of __main__.
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(threadName)s %(levelname)s %(message)s")
     plan = json.loads(sys.argv[1])
     factory = new_event_loop if plan["config"].pop("uvloop", False) else asyncio.new_event_loop

@@ -1,4 +1,4 @@
-"""Every setting of `ConsumerConfig` does what it says. (Some are tested with what they change: results, payloads.)"""
+"""The effect of each setting of `ConsumerConfig`. (Other files test those about results and payloads.)"""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def test_queue_name_group_and_consumer_id_are_those_on_the_server(server: 
     assert view.length() == 0
 
 
-async def test_batch_is_the_most_entries_of_one_read(view: WorkerView) -> None:
+async def test_batch_is_the_maximum_number_of_entries_per_read(view: WorkerView) -> None:
     sink = InMemorySink()
     view.add_many([None] * 100)
     async with consuming(view.server.url, noop, batch=7, concurrency=50, metrics=sink):
@@ -86,11 +86,11 @@ async def test_ack_batch_sends_a_full_window_without_waiting(view: WorkerView) -
 
     async with consuming(view.server.url, handler, ack_batch=10, ack_idle_ms=60_000, events_enabled=False):
         view.add_many([None] * 25)
-        await until(lambda: view.length() == 5, "two full windows are written at once", 10)
+        await until(lambda: view.length() == 5, "two full windows are settled at once", 10)
         await until(lambda: len(ran) == 25, "the other five ran too")
         await asyncio.sleep(0.1)
         assert view.length() == 5
-    assert view.is_settled(), "what waited for company is written at the end"
+    assert view.is_settled(), "the partial window is settled at the end"
 
 
 async def test_ack_idle_ms_is_how_long_an_outcome_waits_for_company(view: WorkerView) -> None:
@@ -105,14 +105,14 @@ async def test_ack_idle_ms_is_how_long_an_outcome_waits_for_company(view: Worker
     assert 0.25 <= time.monotonic() - ran_at[0] < 5
 
 
-async def test_dlq_max_stream_len_keeps_about_so_many_dead_letters(view: WorkerView) -> None:
+async def test_dlq_max_stream_len_is_the_approximate_number_of_dead_letters(view: WorkerView) -> None:
     async with consuming(view.server.url, die, dlq_max_stream_len=100):
         view.add_many([None] * 1000)
         await until(view.is_settled, "all are settled")
     assert 100 <= view.client.xlen(view.keys.dlq) <= 300
 
 
-async def test_events_max_stream_len_keeps_about_so_many_events(view: WorkerView) -> None:
+async def test_events_max_stream_len_is_the_approximate_number_of_events(view: WorkerView) -> None:
     async with consuming(view.server.url, noop, events_max_stream_len=100):
         view.add_many([None] * 1000)
         await until(view.is_settled, "all are settled")
@@ -128,10 +128,10 @@ async def test_events_enabled_off_writes_none_at_all(view: WorkerView) -> None:
 
 
 @pytest.mark.parametrize(("kind", "setting"), [("retries", "retry_inflight"), ("letters", "dlq_inflight")])
-async def test_so_many_unwritten_failures_make_handlers_wait_and_others_not(
+async def test_unwritten_failures_make_only_their_own_kind_of_handler_wait(
     view: WorkerView, kind: str, setting: str
 ) -> None:
-    """With a key of the wrong type nothing of that kind can be written; what comes of other kinds goes on."""
+    """With a key of the wrong type one kind of outcome cannot be written; the other kinds are."""
     key = view.keys.delayed if kind == "retries" else view.keys.dlq
     view.client.set(key, "wrong type")
     runs: list[str] = []
@@ -149,15 +149,15 @@ async def test_so_many_unwritten_failures_make_handlers_wait_and_others_not(
         await until(lambda: len(runs) == 5 and worker.running == 3, "the third and later ones wait")
         view.add_many(["succeeds"] * 20)
         view.add("other")
-        await until(lambda: runs.count("succeeds") == 20 and "other" in runs, "others go on")
+        await until(lambda: runs.count("succeeds") == 20 and "other" in runs, "other jobs run")
         await until(lambda: worker.running == 3, "and do not wait")
         view.client.delete(key)
-        await until(lambda: not view.pending() and view.length() == 0, "all is written when it can be")
+        await until(lambda: not view.pending() and view.length() == 0, "all outcomes are written once possible")
     failed = len(view.delayed()) if kind == "retries" else len(view.dead_letters())
     assert failed == 5
 
 
-async def test_shutdown_deadline_secs_is_as_long_as_handlers_get(view: WorkerView) -> None:
+async def test_shutdown_deadline_secs_is_the_time_that_handlers_get(view: WorkerView) -> None:
     started_jobs: list[str] = []
     ended: list[str] = []
 
@@ -215,7 +215,7 @@ async def test_the_embedded_promoter_gets_its_settings(view: WorkerView) -> None
     async with consuming(view.server.url, handler, metrics=sink, **settings):
         await until(lambda: view.length() == 7, "the stream is filled to its cap")
         ticks = len(sink.promoter_ticks)
-        await until(lambda: len(sink.promoter_ticks) > ticks + 3, "it looks again every 10 ms")
+        await until(lambda: len(sink.promoter_ticks) > ticks + 3, "it polls every 10 ms")
         assert view.length() == 7
         assert 8 <= view.client.ttl(view.keys.promoter_lock) <= 9
         release.set()
@@ -249,7 +249,7 @@ async def test_run_scheduler_fires_repeatables_with_its_settings(view: WorkerVie
 async def test_max_block_ms_exceeded_turns_health_red_and_names_the_job(
     view: WorkerView, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A second worker takes the job over, and the log of the first says which handler blocks."""
+    """A second worker takes over the job, and the first one logs which job blocks."""
     caplog.set_level(logging.INFO, "tampu.worker")
     blocked = threading.Event()
     release = threading.Event()
@@ -280,7 +280,7 @@ async def test_max_block_ms_exceeded_turns_health_red_and_names_the_job(
         await until(lambda: not consumer.is_healthy, "health is red")
         red.append(True)
         async with consuming(view.server.url, takes_over, claim_min_idle_ms=300):
-            await until(lambda: elsewhere, "it runs elsewhere")
+            await until(lambda: elsewhere, "the other worker runs it")
         release.set()
         await until(lambda: consumer.is_healthy, "health is green again")
     finally:
@@ -317,7 +317,7 @@ async def test_metrics_get_every_event(view: WorkerView) -> None:
         view.add("dies", name="c")
         view.add_fields("x", "y")
         await until(lambda: len(view.dead_letters()) == 2 and view.is_settled(), "all are settled")
-        await until(lambda: sink.promoter_ticks, "the promoter looked")
+        await until(lambda: sink.promoter_ticks, "the promoter has polled")
     runs = sorted((str(outcome.kind), outcome.attempt, outcome.name) for outcome in sink.job_outcomes)
     assert runs == [("err", 1, "b"), ("err", 1, "c"), ("ok", 1, "a"), ("ok", 2, "b")]
     assert all(0 <= outcome.handler_duration_us < 5_000_000 for outcome in sink.job_outcomes)
@@ -329,7 +329,7 @@ async def test_metrics_get_every_event(view: WorkerView) -> None:
     assert sink.lock_outcomes == [LockOutcome.ACQUIRED]
 
 
-async def test_a_sink_that_raises_never_hurts_a_job(view: WorkerView, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_metrics_sink_that_raises_affects_no_job(view: WorkerView, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(InMemorySink):
         def __getattribute__(self, name: str) -> Any:
             if name in ("promoter_tick", "promoter_lock_outcome", "reader_batch", "job_outcome"):

@@ -1,4 +1,4 @@
-"""Workers that die: their jobs run elsewhere, each as often as it may, and no innocent pays for a killer."""
+"""Workers that die: other workers run their jobs, and only the job that killed them becomes a dead letter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ CLAIM_MS = 300
 
 
 @pytest.mark.servers
-async def test_the_jobs_of_a_killed_worker_run_elsewhere_after_their_lease(view: WorkerView, fleet: Fleet) -> None:
+async def test_a_killed_workers_jobs_run_elsewhere_once_their_leases_expire(view: WorkerView, fleet: Fleet) -> None:
     ids = view.add_many([60.0] * 3)
     victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, concurrency=3, consumer_id="victim")
     await until(lambda: len(fleet.journal.of("started")) == 3, "it runs three")
@@ -50,7 +50,7 @@ async def test_the_jobs_of_a_killed_worker_run_elsewhere_after_their_lease(view:
 
 @pytest.mark.servers
 async def test_a_job_that_kills_its_workers_ends_as_a_dead_letter(view: WorkerView, fleet: Fleet) -> None:
-    """After its attempts and three more runs at the most. The worker is started again as often as it dies."""
+    """It ends after its attempts plus at most three runs. The worker is restarted whenever it dies."""
     innocent = view.add_many([0.01] * 25)
     poison = view.add("poison", name="killer", job_id="poison")
     innocent += view.add_many([0.01] * 25)
@@ -75,9 +75,9 @@ async def test_a_job_that_kills_its_workers_ends_as_a_dead_letter(view: WorkerVi
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_a_job_that_was_cut_short_has_all_its_attempts(view: WorkerView, fleet: Fleet) -> None:
+async def test_a_job_whose_worker_died_keeps_all_its_attempts(view: WorkerView, fleet: Fleet) -> None:
     view.add(60.0, retry=JobRetryOverride(4))
-    # Without a promoter: a dead one's lock would hold up the retries.
+    # Without a promoter: the lock of a dead one would delay the retries.
     victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, delayed_enabled=False)
     await until(lambda: fleet.journal.of("started"), "it runs")
     victim.kill()
@@ -94,7 +94,9 @@ async def test_a_job_that_was_cut_short_has_all_its_attempts(view: WorkerView, f
 
 
 @pytest.mark.parametrize(("deaths", "together"), [(1, 20), (2, 2), (3, 1), (5, 1)])
-async def test_how_many_run_together_depends_on_their_deaths(view: WorkerView, deaths: int, together: int) -> None:
+async def test_suspects_run_together_depending_on_their_worker_deaths(
+    view: WorkerView, deaths: int, together: int
+) -> None:
     suspects = set(view.add_many([0] * 20))
     view.client.xgroup_create(view.keys.stream, "default", "0")
     [[_, entries]] = view.client.xreadgroup("default", "dead", {view.keys.stream: ">"})
@@ -116,11 +118,11 @@ async def test_how_many_run_together_depends_on_their_deaths(view: WorkerView, d
         view.add_many([0] * 60)
         await until(view.is_settled, "all are done", within_secs=30)
     assert most_suspects == together
-    assert most_fresh > together or together == 20, "fresh jobs run beside them"
+    assert most_fresh > together or together == 20, "new jobs run beside them"
 
 
 async def test_a_killed_workers_jobs_are_taken_over_in_parallel(view: WorkerView, fleet: Fleet) -> None:
-    """A hundred jobs of two seconds, on one survivor: all done within the lease and four seconds."""
+    """One survivor finishes a hundred jobs of two seconds within the lease plus four seconds."""
     ids = view.add_many([2.0] * 100)
     settings = {"claim_min_idle_ms": 3000, "concurrency": 100, "batch": 100}
     victim = fleet.start(view.server.url, "sleeping", **settings)
@@ -134,7 +136,7 @@ async def test_a_killed_workers_jobs_are_taken_over_in_parallel(view: WorkerView
 
 
 async def test_the_jobs_of_one_dead_worker_go_to_one_survivor(view: WorkerView, fleet: Fleet) -> None:
-    """If one of them kills again, it kills one worker, not all that helped."""
+    """A job that kills again must kill one worker only, not all that took over jobs."""
     settings = {"claim_min_idle_ms": 1000, "concurrency": 10, "batch": 10}
     view.add_many([1.0] * 9)
     view.add("poison")
@@ -149,13 +151,13 @@ async def test_the_jobs_of_one_dead_worker_go_to_one_survivor(view: WorkerView, 
         return len(deaths_at)
 
     await until(lambda: deaths() == 2, "the poison has killed the worker that took it over", within_secs=30)
-    # The next takeover begins when a lease has run out: until then nobody else may die.
+    # The next takeover begins when a lease has expired: until then no other worker may die.
     await asyncio.sleep(0.5)
     assert deaths() == 2
 
 
 async def test_a_full_worker_leaves_suspects_to_others(view: WorkerView, fleet: Fleet) -> None:
-    """Claimed by a worker without a place for it, a job would wait there, kept by its lease, while others are idle."""
+    """A job taken over without a free slot would wait under a renewed lease while other workers are idle."""
     victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS)
     orphan = view.add(60.0)
     await until(lambda: fleet.journal.of("started"), "it runs")
@@ -174,11 +176,11 @@ async def test_a_full_worker_leaves_suspects_to_others(view: WorkerView, fleet: 
     settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
     async with consuming(view.server.url, keeps_busy, consumer_id="full", **settings):
         view.add()
-        await until(lambda: full, "it has no place left")
+        await until(lambda: full, "it has no free slot")
         idle_enough = 2 * CLAIM_MS
         await until(
             lambda: any(entry["time_since_delivered"] > idle_enough for entry in view.pending()),
-            "nobody has claimed the orphan",
+            "no worker has claimed the orphan",
         )
         async with consuming(view.server.url, handler, **settings):
             await until(lambda: ran, "another worker runs it")
@@ -187,8 +189,8 @@ async def test_a_full_worker_leaves_suspects_to_others(view: WorkerView, fleet: 
     assert orphan not in full
 
 
-async def test_suspects_get_their_place_although_the_queue_is_never_empty(view: WorkerView, fleet: Fleet) -> None:
-    """A worker that reads ahead is never without work: the reader leaves a place when one is wanted."""
+async def test_suspects_get_a_slot_although_the_queue_is_never_empty(view: WorkerView, fleet: Fleet) -> None:
+    """A worker that reads ahead always has work: the reader leaves a free slot for a suspect."""
     victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS)
     orphan = view.add(60.0)
     await until(lambda: fleet.journal.of("started"), "it runs")
@@ -213,19 +215,19 @@ async def test_suspects_get_their_place_although_the_queue_is_never_empty(view: 
 
 
 @pytest.mark.parametrize("uvloop", [False, True], ids=["asyncio", "uvloop"])
-async def test_a_neighbour_that_never_started_is_not_dead_lettered(
+async def test_a_job_that_never_started_is_not_dead_lettered_with_its_killer(
     view: WorkerView, fleet: Fleet, uvloop: bool
 ) -> None:
-    """With one attempt each, deliveries must not be taken for runs."""
+    """With one attempt each, deliveries must not count as runs."""
     view.add("poison", retry=JobRetryOverride(1))
     neighbours = [view.add(0.05, retry=JobRetryOverride(1)) for _ in range(99)]
     fleet.start(view.server.url, "deadly", concurrency=10, batch=64, uvloop=uvloop)
     await until(lambda: not fleet.members[0].is_alive, "the poison has killed the worker")
     fleet.start(view.server.url, "deadly", concurrency=10, batch=64, uvloop=uvloop)
-    await until(view.is_settled, "all is settled", within_secs=60)
+    await until(view.is_settled, "all are settled", within_secs=60)
     started, done = Counter(fleet.journal.of("started")), set(fleet.journal.of("done"))
     dead = {decode_job(letter.payload).id for letter in view.dead_letters()}
-    assert dead == set(started) - done, "what began and did not end, and nothing else"
+    assert dead == set(started) - done, "only the job that began and did not end"
     assert set(neighbours) <= dead | done
     assert max(started.values()) == 1
     assert fleet.members[1].is_alive
@@ -233,7 +235,7 @@ async def test_a_neighbour_that_never_started_is_not_dead_lettered(
 
 @pytest.mark.parametrize("may_kill", [True, False], ids=["may-kill", "may-not-kill"])
 async def test_a_read_that_arrives_late_costs_no_attempt(view: WorkerView, may_kill: bool) -> None:
-    """The server may carry out a read whose connection was given up: its entries are in the name of a live worker."""
+    """The server may execute a read whose connection was given up: its entries are pending for a live worker."""
     runs: list[int] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -252,7 +254,7 @@ async def test_a_read_that_arrives_late_costs_no_attempt(view: WorkerView, may_k
         ):
             reading = await reading_link(proxy)
             reading.requests_held = True
-            await until(lambda: reading._early, "the next read is held up on its way")
+            await until(lambda: reading._early, "the next read is held in the proxy")
             reading.strand()
             await until(is_blocked, "it has reconnected and reads again")
             if may_kill:

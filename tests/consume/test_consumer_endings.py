@@ -1,4 +1,4 @@
-"""Handlers that raise what usually ends a program: the job fails, and the worker goes on."""
+"""Handlers that raise errors that usually end a program: only the job fails."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def interrupt_in_thread(job: Job[Any]) -> None:
         (interrupt_in_thread, "RuntimeError"),
     ],
 )
-async def test_what_would_end_a_program_only_fails_the_job(
+async def test_errors_that_would_end_a_program_only_fail_the_job(
     view: WorkerView, handler: Callable[..., Any], error_type: str
 ) -> None:
     async with consuming(view.server.url, handler, concurrency=1, max_attempts=2) as worker:
-        for _ in range(3):  # more than there are coroutines: each must survive
+        for _ in range(3):  # more jobs than coroutines in the pool: each must survive
             view.add()
         letters = await until(lambda: len(found := view.dead_letters()) == 3 and found, "all are dead-lettered")
         await until(view.is_settled, "nothing is left")

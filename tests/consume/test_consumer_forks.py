@@ -1,4 +1,4 @@
-"""Handlers that fork: the child must not go on as a second worker."""
+"""Handlers that fork: the child must not continue as a second worker."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EXIT_CODES = {"exit": "3", "raise": "1", "return": "0"}
     ],
     ids=["loop", "uvloop", "loop in a process", "thread", "process"],
 )
-async def test_the_child_of_a_handlers_fork_ends_when_it_leaves_the_handler(
+async def test_the_child_of_a_fork_ends_when_it_leaves_the_handler(
     view: WorkerView, fleet: Fleet, handler: str, options: dict[str, bool], expected: dict[str, str]
 ) -> None:
     worker = fleet.start(view.server.url, handler, max_attempts=1, **options)

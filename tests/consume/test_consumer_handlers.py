@@ -1,4 +1,4 @@
-"""How handlers are called, on the loop, in threads and in processes, and everything they can do wrong."""
+"""Handlers on the event loop, in threads and in processes, and the ways they can fail."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # --- on the loop
 
 
-async def test_as_many_handlers_run_at_once_as_the_concurrency_says_and_no_more(view: WorkerView) -> None:
+async def test_no_more_handlers_run_at_once_than_concurrency_allows(view: WorkerView) -> None:
     running = most = 0
     release = asyncio.Event()
 
@@ -83,11 +83,11 @@ async def test_an_object_with_an_async_call_is_a_coroutine_handler(view: WorkerV
     assert threads == [threading.main_thread()]
 
 
-def leave_politely(job: Job[Any]) -> None:
+def raise_system_exit(job: Job[Any]) -> None:
     sys.exit("bye")
 
 
-async def leave_politely_async(job: Job[Any]) -> None:
+async def raise_system_exit_async(job: Job[Any]) -> None:
     sys.exit("bye")
 
 
@@ -123,8 +123,8 @@ async def raise_a_group(job: Job[Any]) -> None:
 @pytest.mark.parametrize(
     ("handler", "error_type", "kind"),
     [
-        (leave_politely_async, "SystemExit", JobOutcomeKind.PANIC),
-        (leave_politely, "SystemExit", JobOutcomeKind.PANIC),
+        (raise_system_exit_async, "SystemExit", JobOutcomeKind.PANIC),
+        (raise_system_exit, "SystemExit", JobOutcomeKind.PANIC),
         (raise_stop_iteration, "RuntimeError", JobOutcomeKind.ERR),
         (raise_cancelled, "CancelledError", JobOutcomeKind.PANIC),
         (await_something_cancelled, "CancelledError", JobOutcomeKind.PANIC),
@@ -132,12 +132,12 @@ async def raise_a_group(job: Job[Any]) -> None:
         (raise_a_group, "ExceptionGroup", JobOutcomeKind.ERR),
     ],
 )
-async def test_whatever_a_handler_raises_is_a_failure_and_the_worker_goes_on(
+async def test_whatever_a_handler_raises_only_fails_its_job(
     view: WorkerView, handler: Callable[..., Any], error_type: str, kind: JobOutcomeKind
 ) -> None:
     sink = InMemorySink()
     async with consuming(view.server.url, handler, concurrency=1, max_attempts=2, metrics=sink) as worker:
-        for _ in range(3):  # more than there are coroutines: each must survive
+        for _ in range(3):  # more jobs than coroutines in the pool: each must survive
             view.add()
         letters = await until(lambda: len(found := view.dead_letters()) == 3 and found, "all are dead-lettered")
         await until(view.is_settled, "nothing is left")
@@ -149,7 +149,7 @@ async def test_whatever_a_handler_raises_is_a_failure_and_the_worker_goes_on(
 
 
 async def test_a_handler_that_cancels_its_task_and_returns_has_succeeded(view: WorkerView) -> None:
-    """The cancellation hits whatever waits next: that must be no other job."""
+    """The cancellation is raised at the next wait, which must not be another job's."""
 
     async def handler(job: Job[Any]) -> None:
         task = asyncio.current_task()
@@ -207,14 +207,14 @@ async def test_a_plain_function_runs_in_a_thread_and_leaves_the_loop_free(view: 
 
     async with consuming(view.server.url, handler, concurrency=3, store_results=True):
         ids = [view.add() for _ in range(3)]
-        await until(lambda: len(threads) == 3, "each has a thread of its own, and the loop still turns")
+        await until(lambda: len(threads) == 3, "each has its own thread, and the loop still runs")
         release.set()
         await until(view.is_settled, "all are done")
     assert all(name.startswith("tampu-handler") for name in threads)
     assert [view.result(job_id) for job_id in ids] == [b"done"] * 3
 
 
-async def test_threads_are_used_again(view: WorkerView) -> None:
+async def test_threads_are_reused(view: WorkerView) -> None:
     threads: set[str] = set()
 
     def handler(job: Job[Any]) -> None:
@@ -226,7 +226,7 @@ async def test_threads_are_used_again(view: WorkerView) -> None:
     assert len(threads) <= 2
 
 
-async def test_a_plain_function_that_gives_a_coroutine_is_awaited(view: WorkerView) -> None:
+async def test_a_coroutine_returned_by_a_plain_function_is_awaited(view: WorkerView) -> None:
     done: list[str] = []
 
     async def inner(job: Job[Any]) -> None:
@@ -241,7 +241,7 @@ async def test_a_plain_function_that_gives_a_coroutine_is_awaited(view: WorkerVi
     assert done == [job_id]
 
 
-async def test_a_function_in_a_thread_has_timed_out_only_when_it_ends(view: WorkerView) -> None:
+async def test_a_thread_that_exceeds_its_timeout_fails_when_it_ends(view: WorkerView) -> None:
     release = threading.Event()
     runs: list[int] = []
 
@@ -252,7 +252,7 @@ async def test_a_function_in_a_thread_has_timed_out_only_when_it_ends(view: Work
     async with consuming(view.server.url, handler, timeout_secs=0.1, max_attempts=1, concurrency=1):
         view.add()
         started = time.monotonic()
-        await until(lambda: runs and time.monotonic() - started > 0.3, "it is over its time")
+        await until(lambda: runs and time.monotonic() - started > 0.3, "it has exceeded its timeout")
         assert not view.dead_letters()
         assert len(view.pending()) == 1
         release.set()
@@ -311,7 +311,7 @@ def sum_of_order(job: Job[Order]) -> bytes:
 
 
 @pytest.mark.parametrize("handler", [pid_of_child, pid_of_child_async])
-async def test_a_handler_runs_in_a_process_of_its_own_which_is_used_again(
+async def test_a_handler_runs_in_a_separate_process_that_is_reused(
     view: WorkerView, handler: Callable[..., Any]
 ) -> None:
     async with consuming(view.server.url, handler, process=True, concurrency=1, store_results=True):
@@ -325,7 +325,7 @@ async def test_a_handler_runs_in_a_process_of_its_own_which_is_used_again(
     await until(lambda: not is_alive(int(pid)), "the process is gone with the worker")
 
 
-async def test_whatever_happens_in_a_process_is_reported_and_costs_one_job(view: WorkerView) -> None:
+async def test_a_failure_in_a_process_is_reported_and_fails_one_job(view: WorkerView) -> None:
     sink = InMemorySink()
     expected = {
         "crash": ("retries_exhausted", "ProcessDied", "exit code 7"),
@@ -346,7 +346,7 @@ async def test_whatever_happens_in_a_process_is_reported_and_costs_one_job(view:
         letters = await until(
             lambda: len(found := view.dead_letters()) == len(expected) and found, "all are dead-lettered", 60
         )
-        await until(view.is_settled, "the innocent are done")
+        await until(view.is_settled, "the other jobs are done")
     for letter in letters:
         reason, error_type, text = expected[letter.name]
         assert (letter.reason, letter.error_type) == (reason, error_type), letter
@@ -357,7 +357,7 @@ async def test_whatever_happens_in_a_process_is_reported_and_costs_one_job(view:
     assert sorted(panics) == ["crash", "exit"]
 
 
-async def test_no_job_pays_with_its_timeout_for_the_start_of_a_process(view: WorkerView) -> None:
+async def test_the_start_of_a_process_does_not_count_towards_a_timeout(view: WorkerView) -> None:
     settings = {"store_results": True, "max_attempts": 1, "concurrency": 1}
     async with consuming(view.server.url, slow_to_import.handler, process=True, timeout_secs=1, **settings):
         job_id = view.add()
@@ -365,7 +365,7 @@ async def test_no_job_pays_with_its_timeout_for_the_start_of_a_process(view: Wor
     assert view.result(job_id) == b"in time"
 
 
-async def test_payloads_of_a_type_arrive_as_such_in_a_process_too(view: WorkerView) -> None:
+async def test_typed_payloads_arrive_typed_in_a_process(view: WorkerView) -> None:
     options = {"payload_type": Order, "store_results": True, "max_attempts": 5, "concurrency": 1}
     async with consuming(view.server.url, sum_of_order, process=True, **options):
         good = view.add({"number": 41})
@@ -376,7 +376,7 @@ async def test_payloads_of_a_type_arrive_as_such_in_a_process_too(view: WorkerVi
     assert (letter.reason, letter.error_type, letter.attempts) == ("decode_failed", "DecodeError", 1)
 
 
-async def test_a_process_that_dies_between_two_jobs_costs_none(view: WorkerView) -> None:
+async def test_a_process_that_dies_between_two_jobs_fails_none(view: WorkerView) -> None:
     options = {"store_results": True, "max_attempts": 1, "concurrency": 1}
     async with consuming(view.server.url, pid_of_child, process=True, **options):
         first = view.add()
@@ -389,33 +389,33 @@ async def test_a_process_that_dies_between_two_jobs_costs_none(view: WorkerView)
     assert not view.dead_letters()
 
 
-async def test_a_process_that_dies_before_it_takes_its_job_costs_none(view: WorkerView) -> None:
+async def test_a_process_that_dies_before_it_takes_a_job_does_not_fail_it(view: WorkerView) -> None:
     options = {"store_results": True, "max_attempts": 1, "concurrency": 1}
     async with consuming(view.server.url, pid_of_child, process=True, **options):
         first = view.add()
         pid = int(await until(lambda: view.result(first), "the first is done", 60))
         os.kill(pid, signal.SIGSTOP)
         second = view.add()
-        await until(lambda: "active" in view.event_names(second), "it is given to the process that stands still")
+        await until(lambda: "active" in view.event_names(second), "it is sent to the suspended process")
         os.kill(pid, signal.SIGKILL)
         other = int(await until(lambda: view.result(second), "the second is done", 60))
     assert other != pid
     assert not view.dead_letters()
 
 
-async def test_a_handler_that_no_process_can_import_is_refused_at_the_start(view: WorkerView) -> None:
+async def test_a_handler_that_a_process_cannot_import_is_refused_at_start(view: WorkerView) -> None:
     consumer = Consumer(view.server.url, quick_config())
-    with pytest.raises(ConfigError, match="top of a module"):
+    with pytest.raises(ConfigError, match="top level of a module"):
         await consumer.run(lambda job: None, asyncio.Event(), process=True)
 
 
-async def test_a_type_that_cannot_be_read_is_refused_when_the_consumer_is_made(view: WorkerView) -> None:
+async def test_an_unsupported_payload_type_is_refused_by_the_constructor(view: WorkerView) -> None:
     with pytest.raises(ConfigError, match="payload_type"):
         Consumer(view.server.url, quick_config(payload_type=int | float | Order | TeapotError))
 
 
 async def test_a_process_ends_when_its_worker_is_killed(view: WorkerView, fleet: Fleet) -> None:
-    """It must not go on with a job that runs elsewhere by now."""
+    """It must not continue a job that another worker runs by now."""
     worker = fleet.start(view.server.url, "hanging_child", process=True)
     view.add()
     child = int((await until(lambda: fleet.journal.of("child"), "it runs"))[0])

@@ -1,4 +1,4 @@
-"""The thread that renews leases: what happens when it fails, and who notices."""
+"""Failures of the lease thread: recovery, health and logs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _is_lease_thread() -> bool:
     return threading.current_thread().name == "tampu-leases"
 
 
-async def test_a_lease_thread_without_file_descriptors_starts_again(
+async def test_a_lease_thread_without_file_descriptors_restarts(
     view: WorkerView, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     is_out_of_descriptors = True
@@ -56,7 +56,7 @@ async def test_a_lease_thread_without_file_descriptors_starts_again(
     assert "Too many open files" in errors[0]
 
 
-async def test_a_worker_is_stopped_although_its_lease_thread_cannot_start(
+async def test_a_worker_whose_lease_thread_cannot_start_can_be_stopped(
     view: WorkerView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     new_event_loop = asyncio.new_event_loop
@@ -73,7 +73,7 @@ async def test_a_worker_is_stopped_although_its_lease_thread_cannot_start(
             await worker.stop()
 
 
-async def test_a_worker_is_unhealthy_while_it_reaches_the_server_and_renews_nothing(
+async def test_a_worker_that_cannot_renew_on_a_reachable_server_is_unhealthy(
     view: WorkerView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     has_connection = True

@@ -1,4 +1,4 @@
-"""Leases: what runs or waits here stays ours while we live, is not started when it is not, and never starts twice."""
+"""Leases: a live worker keeps its jobs, does not start jobs whose lease it lost, and starts no job twice."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def noop(job: Job[Any]) -> None:
 
 
 def take_over(view: WorkerView, consumer: str, *, idle: int = 0) -> list[str]:
-    """Claims all pending entries for another consumer, as a worker does that believes ours dead."""
+    """Claim all pending entries for another consumer, like a worker that takes over from a dead one."""
     taken = []
     for entry in view.pending():
         claimed = view.client.xclaim(view.keys.stream, "default", consumer, idle, [entry["message_id"]])
@@ -52,7 +52,7 @@ def take_over(view: WorkerView, consumer: str, *, idle: int = 0) -> list[str]:
 
 @pytest.mark.servers
 async def test_a_handler_five_times_longer_than_the_claim_time_runs_once(view: WorkerView) -> None:
-    """Finding 13: also with a second worker that waits for it to fall idle."""
+    """Finding 13: also with a second worker that looks for idle entries."""
     runs: list[int] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -69,10 +69,8 @@ async def test_a_handler_five_times_longer_than_the_claim_time_runs_once(view: W
 
 
 @pytest.mark.servers
-async def test_a_handler_that_blocks_runs_once_and_so_does_what_was_prefetched_behind_it(
-    view: WorkerView, fleet: Fleet
-) -> None:
-    """Finding 13: `time.sleep` on the event loop keeps its lease, by a thread; what waits behind it does too."""
+async def test_a_blocking_handler_and_jobs_prefetched_behind_it_run_once(view: WorkerView, fleet: Fleet) -> None:
+    """Finding 13: the lease thread also renews during `time.sleep` on the event loop, and for jobs that wait."""
     seconds = 5 * CLAIM_MS / 1000
     settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 2}
     first = fleet.start(view.server.url, "blocking", **settings)
@@ -89,13 +87,11 @@ async def test_a_handler_that_blocks_runs_once_and_so_does_what_was_prefetched_b
     assert Counter(fleet.journal.of("started")) == dict.fromkeys(ids, 1)
 
 
-async def test_what_is_delivered_while_the_loop_is_blocked_waits_for_it_and_counts_no_run(
-    view: WorkerView, fleet: Fleet
-) -> None:
-    """It sits in the blocked worker's socket: unknown to it, but in its name. One attempt is all it has."""
+async def test_jobs_delivered_while_the_loop_is_blocked_wait_for_it(view: WorkerView, fleet: Fleet) -> None:
+    """They are pending for the blocked worker but still in its socket. Each job has a single attempt."""
     first = fleet.start(view.server.url, "blocking_soon", claim_min_idle_ms=CLAIM_MS, concurrency=2)
     view.add(6 * CLAIM_MS / 1000)
-    await until(lambda: fleet.journal.of("blocks"), "its loop is blocked, with a read under way")
+    await until(lambda: fleet.journal.of("blocks"), "its loop is blocked, with a read in flight")
     once = view.add(0.0, retry=JobRetryOverride(1))
     await until(lambda: len(view.pending()) == 2, "the next is delivered to it")
 
@@ -111,7 +107,7 @@ async def test_what_is_delivered_while_the_loop_is_blocked_waits_for_it_and_coun
 
 @pytest.mark.servers
 async def test_two_workers_with_prefetch_run_ten_slow_jobs_ten_times(view: WorkerView) -> None:
-    """Finding 14: what waits in a worker behind others is renewed too."""
+    """Finding 14: leases of jobs that wait in a worker are renewed too."""
     runs: Counter[str] = Counter()
     most_waiting = 0
 
@@ -122,7 +118,7 @@ async def test_two_workers_with_prefetch_run_ten_slow_jobs_ten_times(view: Worke
             most_waiting = max(most_waiting, *(worker.occupied - worker.running for worker in workers))
             await asyncio.sleep(CLAIM_MS * 0.6 / 1000)
 
-    # Quick ones first: a worker that is quick reads ahead, and then holds slow ones for longer than leases last.
+    # Quick jobs first: a fast worker reads ahead, and then holds slow jobs for longer than a lease.
     ids = view.add_many([0] * 300 + [1] * 10)
     settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
     async with (
@@ -144,17 +140,17 @@ async def test_a_lease_lost_while_waiting_means_not_started(view: WorkerView, tr
     async with consuming(view.server.url, stuck, claim_min_idle_ms=CLAIM_MS, concurrency=1) as worker:
         first = view.add()
         await stuck.runs()
-        # By hand: a worker reads ahead only when it is quick.
+        # Delivered by the test: a worker reads ahead only while it is fast.
         waiting = view.add()
         (entry_id,) = worker.take_in(view, 1)
-        view.client.xclaim(view.keys.stream, "default", "somebody-else", 0, [entry_id])
-        await until(lambda: troubles.about(f"the lease of job {waiting} "), "its loss is noticed")
+        view.client.xclaim(view.keys.stream, "default", "another", 0, [entry_id])
+        await until(lambda: troubles.about(f"lost the lease of job {waiting} "), "its loss is noticed")
         assert worker.held == 1, "only the first is held"
         stuck.release.set()
         await until(lambda: "completed" in view.event_names(first), "the first is done")
         await until(lambda: worker.occupied == 0, "nothing waits")
         assert waiting not in stuck.started
-        assert view.client.xack(view.keys.stream, "default", entry_id) == 1, "and it is still somebody else's"
+        assert view.client.xack(view.keys.stream, "default", entry_id) == 1, "it still belongs to the other consumer"
 
 
 @pytest.mark.servers
@@ -163,12 +159,12 @@ async def test_a_lost_lease_is_not_stolen_back(view: WorkerView, troubles: Troub
     async with consuming(view.server.url, stuck, claim_min_idle_ms=CLAIM_MS):
         view.add()
         await stuck.runs()
-        take_over(view, "somebody-else")
-        await until(lambda: troubles.about(f"the lease of job {stuck.started[0]} "), "the loss is noticed")
+        take_over(view, "another")
+        await until(lambda: troubles.about(f"lost the lease of job {stuck.started[0]} "), "the loss is noticed")
         (pending,) = view.pending()
-        assert pending["consumer"] == b"somebody-else"
+        assert pending["consumer"] == b"another"
         stuck.release.set()
-        await until(view.is_settled, "its success counts, since nobody else had finished")
+        await until(view.is_settled, "its success counts, as the other consumer had not finished")
 
 
 async def test_renewing_keeps_the_delivery_count(view: WorkerView) -> None:
@@ -191,7 +187,7 @@ async def test_renewing_keeps_the_delivery_count(view: WorkerView) -> None:
 
 
 @pytest.mark.servers
-async def test_a_stale_workers_failure_does_not_undo_the_owners_success(view: WorkerView) -> None:
+async def test_a_stale_workers_failure_does_not_overwrite_the_owners_success(view: WorkerView) -> None:
     release = asyncio.Event()
     started: list[str] = []
 
@@ -206,9 +202,9 @@ async def test_a_stale_workers_failure_does_not_undo_the_owners_success(view: Wo
         take_over(view, "owner")
         release.set()
         other = view.add()
-        await until(lambda: "dlq" in view.event_names(other), "a later failure of its own is written")
+        await until(lambda: "dlq" in view.event_names(other), "a later failure is written")
         (pending,) = view.pending()
-        assert pending["consumer"] == b"owner", "it is the owner's to settle"
+        assert pending["consumer"] == b"owner", "only the owner may settle it"
         assert "failed" not in view.event_names(job_id)
         assert len(view.dead_letters()) == 1
         assert not view.delayed()
@@ -226,8 +222,8 @@ async def test_a_stale_workers_late_success_counts_while_the_entry_is_pending(vi
         await until(view.is_settled, "its success is written")
 
 
-async def test_an_id_running_in_this_process_is_never_started_again(view: WorkerView) -> None:
-    """Even when leases are not renewed at all."""
+async def test_an_entry_that_runs_in_this_process_is_never_started_again(view: WorkerView) -> None:
+    """This holds even if leases are not renewed at all."""
     stuck = Stuck()
     sink = InMemorySink()
     settings = {"claim_min_idle_ms": 100, "concurrency": 5, "metrics": sink}
@@ -235,7 +231,7 @@ async def test_an_id_running_in_this_process_is_never_started_again(view: Worker
         view.add()
         await stuck.runs()
         await worker.stop_renewing()
-        await until(lambda: view.pending()[0]["time_since_delivered"] > 400, "its lease has run out long ago")
+        await until(lambda: view.pending()[0]["time_since_delivered"] > 400, "its lease expired long ago")
         view.client.xclaim(view.keys.stream, "default", worker.config.consumer_id, 0, [view.pending()[0]["message_id"]])
         another = view.add()
         await until(lambda: another in stuck.started, "another is started")
@@ -245,35 +241,33 @@ async def test_an_id_running_in_this_process_is_never_started_again(view: Worker
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_an_id_delivered_again_while_it_runs_here_is_not_started_again(view: WorkerView) -> None:
-    """A group that was deleted and made again delivers all entries once more, those that run included."""
+async def test_an_entry_delivered_again_while_it_runs_is_not_started_again(view: WorkerView) -> None:
+    """A group that was deleted and created again delivers all entries again, also those that run."""
     stuck = Stuck(only="waits")
     async with consuming(view.server.url, stuck, claim_min_idle_ms=60_000):
         first = view.add("waits")
         await stuck.runs()
         view.client.xgroup_destroy(view.keys.stream, "default")
         second = view.add()
-        await until(lambda: second in stuck.started, "what came after it is run")
+        await until(lambda: second in stuck.started, "the next job has run")
         stuck.release.set()
         await until(view.is_settled, "both are settled")
     assert stuck.started == [first, second]
 
 
-# --- processes and servers that stood still
+# --- suspended processes and servers
 
 
-async def test_a_worker_that_stood_still_does_not_start_what_others_have_taken_over(
-    view: WorkerView, fleet: Fleet
-) -> None:
-    """After a SIGSTOP its timers fire before its leases are looked at: what waited must be asked for first."""
+async def test_a_suspended_worker_does_not_start_jobs_taken_over_by_others(view: WorkerView, fleet: Fleet) -> None:
+    """After a SIGSTOP timers fire before leases are renewed: waiting jobs must be confirmed before they start."""
     settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
     frozen = fleet.start(view.server.url, "sleeping_after_quick", **settings)
-    # So many quick ones that it reads ahead, then one that takes a while: others wait behind it in the process.
+    # Enough quick jobs that it reads ahead, then a slow one: others wait behind it in the process.
     ids = view.add_many([0.0] * 300 + [0.2] + [0.01] * 30)
     slow, behind = ids[300], ids[301:]
     await until(lambda: slow in fleet.journal.of("started"), "the slow one runs")
     frozen.pause()
-    # On a busy machine the slow one may be over before the pause, and some that waited behind it have begun.
+    # On a busy machine the slow job may end before the pause, and jobs behind it may have begun.
     waiting = set(behind) - set(fleet.journal.of("started"))
     delivered = len(view.pending())
 
@@ -281,20 +275,20 @@ async def test_a_worker_that_stood_still_does_not_start_what_others_have_taken_o
         fleet.journal.write("elsewhere", job.id)
 
     async with consuming(view.server.url, handler, **settings):
-        await until(view.is_settled, "all are done elsewhere")
+        await until(view.is_settled, "the other worker has run all")
     frozen.resume()
     last = view.add(0.01)
-    await until(lambda: last in fleet.journal.of("started"), "it is through with what waited in it")
+    await until(lambda: last in fleet.journal.of("started"), "it has dropped the jobs that waited in it")
     assert min(delivered, len(waiting)) > 2, "the test needs prefetched jobs"
     assert not waiting & set(fleet.journal.of("started")) & set(fleet.journal.of("elsewhere"))
 
 
-async def test_what_comes_while_leases_are_looked_at_is_looked_at_too(view: WorkerView) -> None:
+async def test_entries_that_arrive_during_a_confirmation_are_confirmed_too(view: WorkerView) -> None:
     asked: list[list[bytes]] = []
     answer = asyncio.Event()
 
     class TakenOver(Client):
-        """Says of each lease that another worker has it by now."""
+        """Reports each lease as taken over by another worker."""
 
         async def run(self, script: Any, keys: Any, args: Any, **options: Any) -> Any:
             *_, ids = args[:6], list(args[6:])
@@ -308,7 +302,7 @@ async def test_what_comes_while_leases_are_looked_at_is_looked_at_too(view: Work
     inflight.receive(b"1-0", [b"d", encode_envelope("a", b"\xc0", 0)], 0)
     leases = Leases(settings, client, view.keys, config, inflight)
     first = asyncio.create_task(leases.confirm())
-    await until(lambda: asked, "the first look is under way")
+    await until(lambda: asked, "the first confirmation is in flight")
     late = inflight.receive(b"2-0", [b"d", encode_envelope("b", b"\xc0", 0)], 0)
     others = [asyncio.create_task(leases.confirm()) for _ in range(3)]
     await asyncio.sleep(0)
@@ -320,8 +314,8 @@ async def test_what_comes_while_leases_are_looked_at_is_looked_at_too(view: Work
     await client.close()
 
 
-async def test_what_came_too_late_for_its_lease_is_not_started_either(view: WorkerView) -> None:
-    """Delivered to us, but held up on the way, as in the socket of a process that stood still."""
+async def test_an_entry_that_arrives_after_its_lease_expired_is_not_started(view: WorkerView) -> None:
+    """The delivery is delayed, as in the socket of a suspended process."""
     ran: list[tuple[str, str]] = []
     url = view.server.url
 
@@ -336,17 +330,17 @@ async def test_what_came_too_late_for_its_lease_is_not_started_either(view: Work
         reading = await reading_link(proxy)
         reading.replies_held = True
         stale = view.add()
-        await until(view.pending, "it is on its way")
+        await until(view.pending, "it is held in the proxy")
         async with consuming(url, handler("elsewhere"), **settings):
-            await until(view.is_settled, "it is done elsewhere")
+            await until(view.is_settled, "the other worker has run it")
         reading.resume()
         last = view.add()
-        await until(lambda: ("here", last) in ran, "the reader goes on")
-    # Whoever looked first has taken it over, and that may be the one to whom it was delivered: it ran once.
+        await until(lambda: ("here", last) in ran, "the reader reads again")
+    # Either worker may have taken it over, also the one it was delivered to: it ran once.
     assert [job_id for _, job_id in ran] == [stale, last]
 
 
-async def test_after_an_outage_longer_than_leases_last_running_jobs_still_run_once(
+async def test_running_jobs_run_once_through_an_outage_longer_than_leases(
     fresh_server: Callable[..., Server], fleet: Fleet
 ) -> None:
     server = fresh_server(appendonly="yes", appendfsync="always")
@@ -357,7 +351,7 @@ async def test_after_an_outage_longer_than_leases_last_running_jobs_still_run_on
     await until(lambda: len(fleet.journal.of("started")) == 6, "all run")
     server.kill()
     down_since = time.monotonic()
-    await until(lambda: time.monotonic() - down_since > 1.5, "it is away for longer than leases last")
+    await until(lambda: time.monotonic() - down_since > 1.5, "it is down for longer than a lease")
     server.start()
     view = WorkerView(server, QUEUE)
     await until(lambda: view.length() == 0, "all are done")

@@ -1,4 +1,4 @@
-"""Consumer names: one process each."""
+"""Consumer names: each must belong to one process only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that cannot be reached for longer than a lease lasts: no process dies, so no job may run twice."""
+"""A server that is unreachable for longer than a lease: no worker dies, so no job may run twice."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LEASE_MS = 1500
 OUTAGE_SECS = 2 * LEASE_MS / 1000
 JOB_SECS = OUTAGE_SECS + 3.0
 JOBS = 12
-#: Tries of each kind of outage. The figures of the docs are taken with 20.
+#: Repetitions of each kind of outage. The figures in the docs were measured with 20.
 TRIES = int(os.environ.get("TAMPU_OUTAGE_TRIES", "1"))
 
 
@@ -55,7 +55,7 @@ def paused(server: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def busy(server: Server) -> Iterator[None]:
-    """A script that does not end: everything else is answered with BUSY after 100 ms."""
+    """Run a script that does not end: after 100 ms the server answers everything else with BUSY."""
     server.config_set(busy_reply_threshold=100)
     script = "local t = redis.call('TIME')[1] + ARGV[1] while redis.call('TIME')[1] + 0 < t do end"
     client = server.client(socket_timeout=60)
@@ -72,7 +72,7 @@ def busy(server: Server) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_replicas(server: Server) -> Iterator[None]:
-    """Every write is refused."""
+    """Make the server refuse every write."""
     server.config_set(min_replicas_to_write=1)
     yield
     server.config_set(min_replicas_to_write=0)
@@ -97,7 +97,7 @@ async def test_no_job_runs_twice_because_the_server_was_unreachable(
         reruns = {job_id: count for job_id, count in _starts(fleet, ids).items() if count > 1}
         assert reruns == {}, f"try {number + 1}"
         assert view.dead_letters() == []
-        fleet.journal.path.unlink()  # the next try uses the same ids
+        fleet.journal.path.unlink()  # the next repetition uses the same ids
 
 
 def _starts(fleet: Fleet, ids: list[str]) -> Counter[str]:
@@ -108,8 +108,8 @@ def _ends(fleet: Fleet, ids: list[str]) -> list[str]:
     return [job_id for job_id in fleet.journal.of("done") if job_id in ids]
 
 
-async def test_a_user_without_the_new_commands_still_renews_its_leases(view: WorkerView) -> None:
-    """An ACL made for an earlier release must not cost leases."""
+async def test_a_user_without_newer_commands_still_renews_its_leases(view: WorkerView) -> None:
+    """A worker must not lose leases under an ACL that was made for an earlier release."""
     runs: list[str] = []
 
     async def handler(job: Job[Any]) -> None:

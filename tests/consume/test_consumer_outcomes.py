@@ -1,4 +1,4 @@
-"""What a run leaves on the server: acknowledgement, result, retry, dead letter and events, field by field."""
+"""What a run writes to the server: acknowledgement, result, retry, dead letter and events, field by field."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ async def test_a_success_leaves_nothing_behind_but_its_events(view: WorkerView, 
 
 
 @pytest.mark.servers
-async def test_the_events_of_a_success_have_the_fields_of_the_wire_in_their_order(view: WorkerView) -> None:
+async def test_the_events_of_a_success_have_the_wires_fields_in_order(view: WorkerView) -> None:
     before = wall_clock_ms()
     async with consuming(view.server.url, noop, consumer_id="w-1"):
         named = view.add(1, name="greet")
         await until(view.is_settled, "it is done")
         nameless = view.add(1)
-        await until(lambda: len(view.events(nameless)) == 2, "it is told")
+        await until(lambda: len(view.events(nameless)) == 2, "the event is written")
     after = wall_clock_ms()
     flat = {(fields[1], fields[3]): fields for fields in view.flat(view.keys.events)}
     tail = ["created_at_ms", str(CREATED_AT_MS), "worker", "w-1"]
@@ -83,7 +83,7 @@ async def test_the_events_of_a_success_have_the_fields_of_the_wire_in_their_orde
 
 
 @pytest.mark.servers
-async def test_a_result_is_stored_with_its_ttl_and_only_if_asked_for(view: WorkerView) -> None:
+async def test_a_result_is_stored_with_its_ttl_if_store_results_is_set(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> bytes:
         return b"result of " + job.id.encode()
 
@@ -110,7 +110,7 @@ async def test_an_empty_result_and_none_store_nothing(view: WorkerView) -> None:
     assert not view.dead_letters()
 
 
-async def test_a_bytearray_and_a_memoryview_are_results_too(view: WorkerView) -> None:
+async def test_a_bytearray_and_a_memoryview_are_valid_results(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> Any:
         return job.payload and (bytearray(b"array") if job.payload == "array" else memoryview(b"view"))
 
@@ -122,7 +122,7 @@ async def test_a_bytearray_and_a_memoryview_are_results_too(view: WorkerView) ->
 
 
 @pytest.mark.parametrize("result", ["text", 5, {"a": 1}, object()], ids=["text", "number", "dict", "object"])
-async def test_a_result_that_is_not_bytes_is_a_failure_that_says_so(view: WorkerView, result: Any) -> None:
+async def test_a_result_that_is_not_bytes_fails_the_job_with_a_clear_error(view: WorkerView, result: Any) -> None:
     async def handler(job: Job[Any]) -> Any:
         return result
 
@@ -168,7 +168,7 @@ async def test_a_failure_is_retried_from_the_delayed_set_and_then_succeeds(view:
 
 
 @pytest.mark.servers
-async def test_a_retry_is_a_delayed_member_with_an_index_and_the_payload_untouched(view: WorkerView) -> None:
+async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> None:
         raise ValueError("no")
 
@@ -191,7 +191,7 @@ async def test_a_retry_is_a_delayed_member_with_an_index_and_the_payload_untouch
 
 
 @pytest.mark.servers
-async def test_the_last_failure_is_a_dead_letter_with_all_that_is_known(view: WorkerView) -> None:
+async def test_the_last_failure_becomes_a_dead_letter_with_all_fields(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> None:
         raise KeyError("missing")
 
@@ -225,7 +225,7 @@ async def test_the_last_failure_is_a_dead_letter_with_all_that_is_known(view: Wo
     assert view.event_names(job_id)[-2:] == ["failed", "dlq"]
 
 
-async def test_texts_of_errors_are_bounded_and_never_empty(view: WorkerView) -> None:
+async def test_error_texts_are_bounded_and_never_empty(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> None:
         raise ValueError("x" * job.payload)
 
@@ -242,7 +242,7 @@ async def test_texts_of_errors_are_bounded_and_never_empty(view: WorkerView) -> 
     assert letters[empty].error == ""
 
 
-async def test_an_error_that_cannot_be_shown_is_a_failure_like_any_other(view: WorkerView) -> None:
+async def test_an_error_whose_text_cannot_be_read_is_an_ordinary_failure(view: WorkerView) -> None:
     class HostileError(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no text for you")
@@ -264,7 +264,7 @@ async def test_an_error_that_cannot_be_shown_is_a_failure_like_any_other(view: W
     assert surrogate.error == "lone ? surrogate"
 
 
-async def test_a_turn_to_retry_whose_owner_was_cancelled_goes_to_the_next() -> None:
+async def test_room_for_a_retry_passes_on_when_its_waiter_is_cancelled() -> None:
     client = StandInClient()
     settler = Settler(client, QueueKeys(QUEUE), quick_config(retry_inflight=1, ack_batch=1))  # type: ignore[arg-type]
     delivery = Delivery(b"1-0", Job("a", "", None, 0, 0), 0)
@@ -274,7 +274,7 @@ async def test_a_turn_to_retry_whose_owner_was_cancelled_goes_to_the_next() -> N
     await asyncio.sleep(0)
     assert not first.done()
     assert not second.done()
-    written([SettleCode.WRITTEN.encode(), b""])  # the turn is the first one's now
+    written([SettleCode.WRITTEN.encode(), b""])  # the room is given to the first waiter
     first.cancel()
     await asyncio.wait_for(second, 10)
     assert first.cancelled()
@@ -285,7 +285,7 @@ async def test_a_turn_to_retry_whose_owner_was_cancelled_goes_to_the_next() -> N
 
 
 @pytest.mark.servers
-async def test_attempts_of_zero_are_refused_on_arrival_without_a_run(view: WorkerView) -> None:
+async def test_a_job_with_zero_attempts_is_dead_lettered_without_a_run(view: WorkerView) -> None:
     runs: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -304,7 +304,7 @@ async def test_attempts_of_zero_are_refused_on_arrival_without_a_run(view: Worke
 
 
 @pytest.mark.parametrize(("own", "queue_wide", "runs_expected"), [(1, 5, 1), (4, 2, 4), (None, 2, 2)])
-async def test_a_job_runs_as_often_as_it_says_or_as_the_worker_says(
+async def test_attempts_come_from_the_job_or_else_from_the_worker(
     view: WorkerView, own: int | None, queue_wide: int, runs_expected: int
 ) -> None:
     attempts: list[int] = []
@@ -347,7 +347,7 @@ async def test_runs_before_this_worker_count(view: WorkerView) -> None:
     ],
     ids=["queue-wide", "fixed", "exponential", "capped", "unknown", "fixed-capped-by-the-worker"],
 )
-async def test_each_retry_waits_as_its_backoff_says(
+async def test_each_retry_waits_for_its_backoff(
     view: WorkerView, backoff: BackoffSpec | None, expected: list[int]
 ) -> None:
     async def handler(job: Job[Any]) -> None:
@@ -376,7 +376,7 @@ async def test_jitter_is_added_on_top_and_stays_below_its_bound(view: WorkerView
     assert len(set(waits)) > 5
 
 
-# --- what a handler may say
+# --- outcomes that a handler chooses
 
 
 class PaymentError(UnrecoverableError):
@@ -434,7 +434,7 @@ async def test_a_recoverable_handler_error_is_retried(view: WorkerView) -> None:
     assert next(event for event in view.events(job_id) if event["e"] == "failed")["reason"] == "HandlerError: again"
 
 
-async def test_a_returned_retry_waits_as_long_as_it_says_and_counts_an_attempt(view: WorkerView) -> None:
+async def test_a_returned_retry_waits_for_its_delay_and_uses_an_attempt(view: WorkerView) -> None:
     runs: list[int] = []
 
     async def handler(job: Job[Any]) -> Retry | None:
@@ -449,7 +449,7 @@ async def test_a_returned_retry_waits_as_long_as_it_says_and_counts_an_attempt(v
     assert scheduled["backoff_ms"] == "123"
 
 
-async def test_a_returned_retry_ends_when_the_attempts_do(view: WorkerView) -> None:
+async def test_a_returned_retry_without_attempts_left_is_a_dead_letter(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> Retry:
         return Retry(after=0)
 
@@ -459,7 +459,7 @@ async def test_a_returned_retry_ends_when_the_attempts_do(view: WorkerView) -> N
     assert (letter.reason, letter.attempts) == ("retries_exhausted", 3)
 
 
-async def test_a_returned_retry_that_makes_no_sense_is_a_failure(view: WorkerView) -> None:
+async def test_a_returned_retry_with_an_invalid_delay_is_a_failure(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> Retry:
         return Retry(after=-1)
 
@@ -481,12 +481,12 @@ async def test_a_returned_cancel_is_a_dead_letter_with_its_reason(view: WorkerVi
     assert view.events(job_id)[-2]["reason"].endswith("customer left")
 
 
-# --- the truth of events
+# --- events
 
 
 @pytest.mark.servers
-async def test_completed_is_told_only_by_the_run_whose_acknowledgement_counted(view: WorkerView) -> None:
-    """Finding 29: an entry somebody else settled meanwhile does not complete twice."""
+async def test_only_the_run_that_acknowledged_the_entry_emits_completed(view: WorkerView) -> None:
+    """Finding 29: an entry that another worker settled meanwhile does not complete twice."""
     release = asyncio.Event()
 
     async def handler(job: Job[Any]) -> None:
@@ -502,7 +502,7 @@ async def test_completed_is_told_only_by_the_run_whose_acknowledgement_counted(v
     assert view.event_names(job_id) == ["active"]
 
 
-async def test_a_flood_of_outcomes_leaves_in_windows_of_ack_batch(view: WorkerView) -> None:
+async def test_a_flood_of_outcomes_is_settled_in_windows_of_ack_batch(view: WorkerView) -> None:
     ids = view.add_many([None] * 500)
     async with consuming(view.server.url, noop, ack_batch=7, ack_idle_ms=0):
         await until(view.is_settled, "all are done")
@@ -519,7 +519,7 @@ async def test_large_results_are_split_over_windows(view: WorkerView) -> None:
     assert all(len(view.result(job_id) or b"") == 200_000 for job_id in ids)
 
 
-def test_every_reason_is_one_of_the_wire() -> None:
+def test_every_reason_is_in_the_wire_format() -> None:
     assert {reason.value for reason in DlqReason} == {
         *("retries_exhausted", "decode_failed", "malformed", "oversize_payload", "unrecoverable", "expired")
     }

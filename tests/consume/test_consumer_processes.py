@@ -1,4 +1,4 @@
-"""What handlers in processes start, and what becomes of it."""
+"""Programs and processes that handlers in processes start."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run_a_program(job: Job[Any]) -> None:
 
 def leave_a_program_that_holds_the_pipe(job: Job[Any]) -> None:
     for descriptor in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # the one that lists them
+        with contextlib.suppress(OSError):  # the descriptor that lists them
             os.set_inheritable(int(descriptor), True)
     program = subprocess.Popen(["sleep", "600"], close_fds=False, start_new_session=True)
     Journal(Path(job.payload)).write("started", program.pid)
@@ -80,7 +80,7 @@ async def test_a_program_that_holds_the_pipe_blocks_neither_worker_nor_shutdown(
             os.kill(int(pid), signal.SIGKILL)
 
 
-async def test_a_death_is_noticed_although_a_fork_of_the_process_lives_on(view: WorkerView, tmp_path: Path) -> None:
+async def test_the_death_of_a_process_is_noticed_while_its_fork_lives(view: WorkerView, tmp_path: Path) -> None:
     journal = Journal(tmp_path / "journal")
     try:
         async with consuming(view.server.url, crash_beside_a_fork, process=True, max_attempts=1):
@@ -100,7 +100,7 @@ async def test_a_handler_in_a_process_may_use_multiprocessing(view: WorkerView) 
     assert [view.result(job_id) for job_id in ids] == [b"14", b"14"]
 
 
-async def test_what_a_handler_started_ends_when_its_worker_is_killed(view: WorkerView, fleet: Fleet) -> None:
+async def test_programs_of_a_handler_end_when_its_worker_is_killed(view: WorkerView, fleet: Fleet) -> None:
     worker = fleet.start(view.server.url, "hanging_grandchild", process=True)
     view.add()
     grandchild = int((await until(lambda: fleet.journal.of("grandchild"), "it runs"))[0])

@@ -1,4 +1,4 @@
-"""Reading: groups, what was there before, how far ahead, and how soon."""
+"""Reading: consumer groups, existing jobs, read-ahead and pickup latency."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_the_group_and_the_stream_are_made_when_the_worker_starts(view: Wo
 
 
 @pytest.mark.servers
-async def test_jobs_added_before_the_first_worker_are_delivered_in_their_order(view: WorkerView) -> None:
+async def test_jobs_added_before_the_first_worker_are_delivered_in_order(view: WorkerView) -> None:
     seen: list[int] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -42,7 +42,7 @@ async def test_jobs_added_before_the_first_worker_are_delivered_in_their_order(v
     assert seen == list(range(200))
 
 
-async def test_a_second_worker_finds_the_group_there_and_shares_the_work(view: WorkerView) -> None:
+async def test_a_second_worker_joins_the_group_and_shares_the_work(view: WorkerView) -> None:
     async with consuming(view.server.url, noop), consuming(view.server.url, noop):
         ids = view.add_many([None] * 20)
         await until(view.is_settled, "all are done")
@@ -52,7 +52,7 @@ async def test_a_second_worker_finds_the_group_there_and_shares_the_work(view: W
 
 @pytest.mark.servers("valkey", "redis86")
 @pytest.mark.parametrize("pause", [0.0, 0.001], ids=["quick", "slow"])
-async def test_with_twenty_thousand_waiting_only_a_few_are_held(view: WorkerView, pause: float) -> None:
+async def test_a_worker_holds_only_a_few_of_twenty_thousand_waiting_jobs(view: WorkerView, pause: float) -> None:
     most = ran = 0
     enough = 20_000 if not pause else 2_000
 
@@ -65,19 +65,19 @@ async def test_with_twenty_thousand_waiting_only_a_few_are_held(view: WorkerView
 
     view.add_many([None] * 20_000)
     async with consuming(view.server.url, handler, concurrency=10, batch=64, events_enabled=False) as worker:
-        await until(lambda: ran >= enough, "they are worked through", 60)
+        await until(lambda: ran >= enough, "some have run", 60)
     assert most <= 10 + 2 * 64
 
 
-async def test_a_slow_worker_does_not_read_ahead_and_leaves_the_rest_to_others(view: WorkerView) -> None:
-    """What was finished long ago says nothing about the pace of now."""
+async def test_a_slow_worker_does_not_read_ahead(view: WorkerView) -> None:
+    """Jobs that finished long ago must not count towards the current throughput."""
     stuck = Stuck(only="slow")
     async with consuming(view.server.url, stuck, concurrency=2, batch=64, block_ms=150) as worker:
         view.add_many(["quick"] * 100)
         await until(view.is_settled, "the quick ones are done")
         last = worker.consumer.last_read_at
         assert last is not None
-        await until(lambda: (worker.consumer.last_read_at or 0) > last + 0.1, "an empty read is over")
+        await until(lambda: (worker.consumer.last_read_at or 0) > last + 0.1, "an empty read has returned")
         view.add_many(["slow"] * 20)
         await until(lambda: len(stuck.started) == 102, "two run")
         await asyncio.sleep(0.1)
@@ -86,7 +86,7 @@ async def test_a_slow_worker_does_not_read_ahead_and_leaves_the_rest_to_others(v
         await until(view.is_settled, "all are done")
 
 
-async def test_a_paused_queue_is_not_read_not_even_what_the_dead_left(view: WorkerView) -> None:
+async def test_a_paused_queue_is_neither_read_nor_taken_over(view: WorkerView) -> None:
     view.client.set(view.keys.paused, "1")
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)
     view.add()

@@ -1,4 +1,4 @@
-"""Outcomes that a server does not take, or takes slowly: they hold up no other job, and nothing is lost."""
+"""Outcomes that a server refuses or writes slowly: they delay no other job, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ async def sized(job: Job[Any]) -> bytes:
     return b"x" * job.payload
 
 
-async def test_a_result_that_the_server_refuses_holds_up_no_other_job(view: WorkerView) -> None:
+async def test_a_result_that_the_server_refuses_delays_no_other_job(view: WorkerView) -> None:
     view.server.config_set(proto_max_bulk_len=MIB)
     too_large = view.add(3 * MIB)
     others = view.add_many([10] * 50)
     async with consuming(view.server.url, sized, store_results=True, ack_batch=20):
         await until(lambda: all(map(view.result, others)), "the others are done", within_secs=30)
-        await until(view.is_settled, "all is settled", within_secs=30)
+        await until(view.is_settled, "all are settled", within_secs=30)
     (letter,) = view.dead_letters()
     assert (letter.reason, letter.error_type, letter.attempts) == ("unrecoverable", "ResultRefused", 1)
     assert "the work is done, but the server refused its result of 3,145,728 bytes" in (letter.error or "")
@@ -39,7 +39,7 @@ async def test_a_result_that_the_server_refuses_holds_up_no_other_job(view: Work
 
 
 async def test_a_large_result_over_a_slow_link_is_written_once(view: WorkerView) -> None:
-    """It takes longer than an answer may, but its bytes leave."""
+    """It takes longer than the response timeout, but its bytes are being sent."""
     runs: list[str] = []
 
     async def handler(job: Job[Any]) -> bytes:
@@ -60,10 +60,10 @@ async def test_a_large_result_over_a_slow_link_is_written_once(view: WorkerView)
 
 @pytest.mark.parametrize("events", [True, False], ids=["events", "no-events"])
 @pytest.mark.parametrize(("first", "second"), [("redis86", "redis62"), ("redis62", "redis86")])
-async def test_another_server_at_the_address_is_tried_anew(
+async def test_another_server_at_the_address_is_probed_again(
     fresh_server: Callable[..., Server], first: str, second: str, events: bool
 ) -> None:
-    """One without XACKDEL behind one with it: each failure is dead-lettered once."""
+    """A server without XACKDEL replaces one with it: each failure is dead-lettered once."""
     server, other = fresh_server(first), fresh_server(second)
     other.stop()
     other.port = server.port

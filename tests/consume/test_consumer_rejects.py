@@ -1,4 +1,4 @@
-"""Entries that cannot be run become dead letters that keep what was in them."""
+"""Entries that cannot run become dead letters that keep their contents."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_an_entry_without_a_payload_keeps_all_its_fields(view: WorkerView)
 
 
 @pytest.mark.servers
-async def test_bytes_that_are_no_envelope_are_kept_with_their_name(view: WorkerView) -> None:
+async def test_bytes_that_are_not_an_envelope_are_kept_with_their_name(view: WorkerView) -> None:
     """Finding 7."""
     garbage = b"\xc1\xff not a job"
     async with consuming(view.server.url, noop):
@@ -68,7 +68,7 @@ async def test_bytes_that_are_no_envelope_are_kept_with_their_name(view: WorkerV
 
 
 @pytest.mark.servers
-async def test_an_envelope_over_the_limit_is_dead_lettered_unread(view: WorkerView) -> None:
+async def test_an_envelope_over_the_limit_is_dead_lettered_undecoded(view: WorkerView) -> None:
     runs: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -85,7 +85,7 @@ async def test_an_envelope_over_the_limit_is_dead_lettered_unread(view: WorkerVi
     assert runs == ["fits"]
 
 
-async def test_the_first_of_two_fields_counts_and_unknown_fields_do_not_matter(view: WorkerView) -> None:
+async def test_the_first_of_two_fields_counts_and_others_are_ignored(view: WorkerView) -> None:
     seen: list[tuple[str, str]] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -110,13 +110,13 @@ async def test_an_undecodable_inner_payload_is_a_dead_letter_at_once(view: Worke
     assert view.event_names("job-x") == ["active", "failed", "dlq"]
 
 
-async def test_a_payload_that_is_never_read_need_not_be_readable(view: WorkerView) -> None:
+async def test_a_payload_that_is_never_read_is_never_decoded(view: WorkerView) -> None:
     async with consuming(view.server.url, noop):
         view.add_fields("d", encode_envelope("job-x", b"\xc4\x01\xc1", 0))
         await until(lambda: "completed" in view.event_names("job-x"), "it is done")
 
 
-async def test_the_decode_error_of_something_else_is_an_ordinary_failure(view: WorkerView) -> None:
+async def test_another_decode_error_of_a_handler_is_an_ordinary_failure(view: WorkerView) -> None:
     runs: list[int] = []
     other: Job[Any] = decode_job(encode_envelope("another", b"\xc4\x01\xc1", 0))
 
@@ -131,7 +131,7 @@ async def test_the_decode_error_of_something_else_is_an_ordinary_failure(view: W
     assert not view.dead_letters()
 
 
-async def test_payloads_of_a_type_arrive_as_such_and_misfits_are_dead_letters(view: WorkerView) -> None:
+async def test_typed_payloads_arrive_typed_and_misfits_are_dead_letters(view: WorkerView) -> None:
     seen: list[Any] = []
 
     async def handler(job: Job[Invoice]) -> None:
@@ -148,8 +148,8 @@ async def test_payloads_of_a_type_arrive_as_such_and_misfits_are_dead_letters(vi
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_a_flood_of_garbage_neither_stops_the_queue_nor_fills_the_memory(view: WorkerView) -> None:
-    """Not even when no dead letter can be written: then reading stops after a while, and goes on when they can."""
+async def test_a_flood_of_garbage_neither_stops_the_queue_nor_fills_memory(view: WorkerView) -> None:
+    """If dead letters cannot be written, reading stops after a while and resumes once they can."""
     pipeline = view.client.pipeline(transaction=False)
     for number in range(3000):
         pipeline.execute_command("XADD", view.keys.stream, "*", "d", msgspec.msgpack.encode(number))
@@ -159,7 +159,7 @@ async def test_a_flood_of_garbage_neither_stops_the_queue_nor_fills_the_memory(v
     async with consuming(view.server.url, noop, concurrency=2) as worker:
         await until(lambda: len(view.pending()) >= MAX_UNWRITTEN, "many are held")
         tried_until = time.monotonic() + 3 * HELD_RETRY_SECS
-        await until(lambda: time.monotonic() > tried_until, "it tries again and again")
+        await until(lambda: time.monotonic() > tried_until, "it has retried several times")
         assert len(view.pending()) <= max(MAX_UNWRITTEN, 4 * worker.config.ack_batch) + 2
         view.client.delete(view.keys.dlq)
         await until(view.is_settled, "all are settled")

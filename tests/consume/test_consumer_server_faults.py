@@ -1,4 +1,4 @@
-"""Servers that restart, forget, refuse, move and cut: the worker recovers by itself and no job is lost."""
+"""Servers that restart, lose data, refuse writes, migrate slots or cut connections: workers recover and lose no job."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from support.troubles import Troubles
     from tampu.wire.job import Job
 
-#: How long a server is in trouble, in seconds.
+#: How long a server fault lasts, in seconds.
 TROUBLE_SECS = 2.0
 
 
 class Work:
-    """A handler that counts: of each ten jobs one always fails, one fails at first, and all store a result."""
+    """A handler that counts runs: of ten jobs one always fails, one fails at first; successes store a result."""
 
     def __init__(self) -> None:
         self.runs: Counter[str] = Counter()
@@ -51,7 +51,7 @@ class Work:
 
 
 def ends_of(view: WorkerView) -> tuple[set[str], set[str]]:
-    """The ids of jobs with a result, and of dead letters."""
+    """Return the ids of jobs with a result, and those of dead letters."""
     found = view.client.scan_iter(view.keys.result("*"), count=1000)
     done = {key.decode().rpartition(":")[2] for key in found}
     return done, {decode_job(letter.payload).id for letter in view.dead_letters()}
@@ -61,7 +61,7 @@ def ends_of(view: WorkerView) -> tuple[set[str], set[str]]:
 
 
 @pytest.mark.servers
-async def test_a_server_killed_under_load_costs_no_confirmed_job(
+async def test_a_server_killed_under_load_loses_no_confirmed_job(
     server_kind: str, fresh_server: Callable[..., Any]
 ) -> None:
     server = fresh_server(server_kind, appendonly="yes", appendfsync="always")
@@ -107,13 +107,13 @@ async def test_a_restarted_server_keeps_other_clients_connections(fresh_server: 
         assert {stranger.client_id() for stranger in strangers} == taken
 
 
-# --- a server that forgets
+# --- a server that loses its data
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize("events", [True, False], ids=["events", "no-events"])
-async def test_after_a_flush_the_group_is_made_again_and_work_goes_on(view: WorkerView, events: bool) -> None:
-    """Also for what was running when everything disappeared."""
+async def test_after_a_flush_the_group_is_created_again(view: WorkerView, events: bool) -> None:
+    """Also for jobs that were running during the flush."""
     stuck = Stuck(only="waits")
     async with consuming(view.server.url, stuck, events_enabled=events, claim_min_idle_ms=300) as worker:
         before = view.add("waits")
@@ -121,14 +121,14 @@ async def test_after_a_flush_the_group_is_made_again_and_work_goes_on(view: Work
         view.client.flushall()
         stuck.release.set()
         after = [view.add() for _ in range(5)]
-        await until(lambda: set(after) <= set(stuck.started), "what was added since is run")
+        await until(lambda: set(after) <= set(stuck.started), "the jobs added since have run")
         await until(view.is_settled, "and settled")
         await until(lambda: worker.held == 0, "nothing is held on to")
     assert stuck.started.count(before) == 1
 
 
 @pytest.mark.servers
-async def test_a_failure_after_a_flush_is_forgotten_with_its_entry(view: WorkerView) -> None:
+async def test_a_failure_after_a_flush_is_dropped_with_its_entry(view: WorkerView) -> None:
     release = asyncio.Event()
     started: list[str] = []
 
@@ -149,11 +149,11 @@ async def test_a_failure_after_a_flush_is_forgotten_with_its_entry(view: WorkerV
         view.client.flushall()
         release.set()
         after = view.add()
-        await until(lambda: after in started and view.is_settled(), "what was added since is settled")
+        await until(lambda: after in started and view.is_settled(), "the jobs added since are settled")
         await until(lambda: worker.running == 0, "no handler waits for room")
         await until(lambda: worker.held == 0, "nothing is held on to")
         assert not view.dead_letters()
-        # Each kind of failure has room for one: what was forgotten does not take it from those to come.
+        # Each kind of failure has room for one: dropped outcomes must not take it up.
         view.add("waits", job_id="retried")
         view.add("dies", job_id="dead")
         await until(lambda: started.count("retried") > 1, "a later failure is retried")
@@ -162,14 +162,14 @@ async def test_a_failure_after_a_flush_is_forgotten_with_its_entry(view: WorkerV
 
 
 @pytest.mark.servers
-async def test_a_group_or_a_stream_that_is_deleted_is_made_again(view: WorkerView) -> None:
+async def test_a_deleted_group_or_stream_is_created_again(view: WorkerView) -> None:
     done: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
         done.append(job.id)
 
     async with consuming(view.server.url, handler, group="crew"):
-        await until(lambda: view.client.exists(view.keys.stream) and view.groups() == ["crew"], "the group is made")
+        await until(lambda: view.client.exists(view.keys.stream) and view.groups() == ["crew"], "the group exists")
         view.client.delete(view.keys.stream)
         first = view.add()
         await until(lambda: first in done, "a job in a new stream is run")
@@ -180,7 +180,7 @@ async def test_a_group_or_a_stream_that_is_deleted_is_made_again(view: WorkerVie
 
 
 @pytest.mark.servers
-async def test_after_a_script_flush_work_goes_on(view: WorkerView) -> None:
+async def test_a_script_flush_does_not_stop_a_worker(view: WorkerView) -> None:
     work = Work()
     async with consuming(view.server.url, work, store_results=True, max_attempts=2):
         view.add_many(list(range(50)))
@@ -197,7 +197,7 @@ async def test_after_a_script_flush_work_goes_on(view: WorkerView) -> None:
 
 
 @pytest.mark.servers
-async def test_two_seconds_without_memory_cost_no_job_and_no_result(view: WorkerView) -> None:
+async def test_two_seconds_without_memory_lose_no_job_and_no_result(view: WorkerView) -> None:
     """Findings 9 and 12."""
     work = Work()
     node = view.node
@@ -218,8 +218,8 @@ async def test_two_seconds_without_memory_cost_no_job_and_no_result(view: Worker
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_two_seconds_as_a_replica_cost_no_job(view: WorkerView) -> None:
-    """READONLY. (A Cluster's node cannot be told to be a replica; its failovers are tested with the connection.)"""
+async def test_two_seconds_as_a_replica_lose_no_job(view: WorkerView) -> None:
+    """READONLY. (A Cluster node cannot be turned into a replica by hand; tests/redis tests its failovers.)"""
     work = Work()
     node = view.node
     async with consuming(view.server.url, work, store_results=True, max_attempts=2, claim_min_idle_ms=1000):
@@ -237,8 +237,8 @@ async def test_two_seconds_as_a_replica_cost_no_job(view: WorkerView) -> None:
 
 
 @pytest.mark.servers
-async def test_a_worker_starts_without_memory_if_its_group_is_there(view: WorkerView) -> None:
-    """Finding 12. To drain the queue is what frees memory."""
+async def test_a_worker_starts_without_memory_if_its_group_exists(view: WorkerView) -> None:
+    """Finding 12: draining the queue is what frees memory."""
     done: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -254,7 +254,7 @@ async def test_a_worker_starts_without_memory_if_its_group_is_there(view: Worker
 
 
 @pytest.mark.servers
-async def test_a_worker_that_cannot_make_its_group_for_lack_of_memory_waits(view: WorkerView) -> None:
+async def test_a_worker_waits_for_the_memory_to_create_its_group(view: WorkerView) -> None:
     """Finding 12."""
     done: list[str] = []
 
@@ -270,7 +270,7 @@ async def test_a_worker_that_cannot_make_its_group_for_lack_of_memory_waits(view
         assert not worker.task.done()
         assert not done
         node.config_set(maxmemory=0)
-        await until(lambda: done == [job_id], "it works as soon as it can")
+        await until(lambda: done == [job_id], "it works once there is memory")
 
 
 async def test_a_worker_that_waits_for_its_server_can_be_stopped(view: WorkerView) -> None:
@@ -283,18 +283,18 @@ async def test_a_worker_that_waits_for_its_server_can_be_stopped(view: WorkerVie
     await asyncio.wait_for(task, 3)
 
 
-async def test_a_wrong_password_is_said_at_once(fresh_server: Callable[..., Server]) -> None:
+async def test_a_wrong_password_raises_at_once(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server(requirepass="secret")
     consumer = Consumer(server.url.replace("secret", "wrong"), quick_config())
     with pytest.raises(RedisError, match="WRONGPASS"):
         await asyncio.wait_for(consumer.run(lambda job: None, asyncio.Event()), 10)
 
 
-# --- a server that refuses some things for good
+# --- a server that refuses some commands for good
 
 
 @pytest.mark.servers
-async def test_a_user_without_zadd_loses_no_job_and_others_go_on(view: WorkerView, troubles: Troubles) -> None:
+async def test_a_user_without_zadd_loses_no_job_and_delays_no_other(view: WorkerView, troubles: Troubles) -> None:
     attempts: list[int] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -310,23 +310,23 @@ async def test_a_user_without_zadd_loses_no_job_and_others_go_on(view: WorkerVie
             stack.enter_context(user)
         async with consuming(url, handler, claim_min_idle_ms=300, max_attempts=2, delayed_enabled=False):
             view.add("fails")
-            await until(lambda: troubles.about("could not write everything"), "its retry cannot be written")
+            await until(lambda: troubles.about("could not write part of"), "its retry cannot be written")
             others = [view.add() for _ in range(20)]
             await until(lambda: view.length() == 1, "others are done")
             idle = [entry["time_since_delivered"] for entry in view.pending()]
             await asyncio.sleep(0.6)  # longer than a lease lasts
             assert len(view.pending()) == len(idle) == 1, "it is still pending"
-            assert attempts == [0], "and was not run again"
+            assert attempts == [0], "and it was not run again"
             for node in nodes:
                 node.client().execute_command("ACL", "SETUSER", "ada", "+zadd")
-            await until(view.delayed, "it is written as soon as it may be")
+            await until(view.delayed, "it is written once allowed")
         completed = {event["id"] for event in view.events() if event["e"] == "completed"}
         assert completed == set(others)
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize("key", ["dlq", "delayed", "events"])
-async def test_a_key_of_the_wrong_type_loses_no_job_and_others_go_on(
+async def test_a_key_of_the_wrong_type_loses_no_job_and_delays_no_other(
     view: WorkerView, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Finding 8."""
@@ -352,7 +352,7 @@ async def test_a_key_of_the_wrong_type_loses_no_job_and_others_go_on(
             assert len(view.pending()) == 1
         await until(lambda: "WRONGTYPE" in caplog.text, "the log says so")
         said = [message for message in caplog.messages if "settle window: WRONGTYPE" in message]
-        assert len(said) == 1, "once, not at every try"
+        assert len(said) == 1, "logged once, not at every attempt"
         view.client.delete(name)
         await until(lambda: runs["fails"] == 2 and view.length() == 0 and not view.pending(), "all are settled")
     assert runs == {"dies": 1, "fails": 2, "fine": 20}
@@ -360,7 +360,7 @@ async def test_a_key_of_the_wrong_type_loses_no_job_and_others_go_on(
 
 
 @pytest.mark.servers
-async def test_a_second_group_nobody_knows_of_neither_holds_entries_nor_fills_the_queue(view: WorkerView) -> None:
+async def test_an_unknown_second_group_does_not_keep_entries_in_the_stream(view: WorkerView) -> None:
     """Finding 36."""
     done: list[str] = []
 
@@ -371,14 +371,17 @@ async def test_a_second_group_nobody_knows_of_neither_holds_entries_nor_fills_th
 
     view.client.xgroup_create(view.keys.stream, "stray", "0", mkstream=True)
     view.add_many(list(range(5)))
-    view.client.xreadgroup("stray", "nobody", {view.keys.stream: ">"}, count=3)
+    view.client.xreadgroup("stray", "stray-1", {view.keys.stream: ">"}, count=3)
     async with consuming(view.server.url, handler):
-        await until(lambda: len(done) == 6 and view.length() == 0, "the stream is empty although the other never acked")
+        await until(
+            lambda: len(done) == 6 and view.length() == 0,
+            "the stream is empty although the other group never acknowledged",
+        )
     assert sorted(view.groups()) == ["default", "stray"]
 
 
 @pytest.mark.servers
-async def test_entries_deleted_while_pending_are_swept_from_the_pending_list(view: WorkerView) -> None:
+async def test_entries_deleted_while_pending_leave_the_pending_list(view: WorkerView) -> None:
     """Finding 2."""
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)
     view.add_many([None] * 5)
@@ -413,10 +416,10 @@ async def test_an_entry_deleted_while_it_runs_leaves_nothing_pending(view: Worke
         await until(lambda: not view.pending() and worker.held == 0, "nothing is left")
 
 
-# --- a Cluster that moves
+# --- a Cluster that migrates a slot
 
 
-async def test_a_slot_that_migrates_in_the_middle_loses_no_job(fresh_server: Callable[..., Cluster]) -> None:
+async def test_a_migrating_cluster_slot_loses_no_job(fresh_server: Callable[..., Cluster]) -> None:
     cluster = fresh_server("cluster86")
     view = WorkerView(cluster, QUEUE)
     source = cluster.node_of(view.keys.tag)
@@ -446,7 +449,7 @@ async def test_a_slot_that_migrates_in_the_middle_loses_no_job(fresh_server: Cal
     assert target.client().execute_command("CLUSTER COUNTKEYSINSLOT", slot) > len(done)
 
 
-# --- replies that never come
+# --- lost replies
 
 
 @pytest.mark.servers("valkey", "redis86")
@@ -475,14 +478,14 @@ async def test_a_settle_window_resent_after_a_lost_reply_is_written_once(view: W
             release.set()
             await until(lambda: view.length() == 0, "the server has written the window")
             settling.cut()
-            await until(lambda: worker.held == 0, "and the worker knows, after it has sent it again")
+            await until(lambda: worker.held == 0, "the worker has sent it again and got the reply")
     assert runs == dict.fromkeys(ids, 1)
     if events:
         assert [job.id for job in view.delayed_jobs()] == ["fails"]
         assert [decode_job(letter.payload).id for letter in view.dead_letters()] == ["dies"]
         assert view.result("returns") == b"done"
-        told = Counter((event["e"], event["id"]) for event in view.events() if event["e"] != "drained")
-        assert set(told.values()) == {1}
+        counts = Counter((event["e"], event["id"]) for event in view.events() if event["e"] != "drained")
+        assert set(counts.values()) == {1}
 
 
 @pytest.mark.servers("valkey", "redis86")
@@ -499,13 +502,13 @@ async def test_a_window_that_never_arrived_is_sent_again(view: WorkerView) -> No
         await until(lambda: any(job_id.encode() in call for call in settling.calls), "its outcome is sent")
         settling.cut()
         await until(lambda: "completed" in view.event_names(job_id), "it is settled")
-        await until(lambda: worker.held == 0, "the worker knows")
+        await until(lambda: worker.held == 0, "the worker has got the reply")
     assert runs == [job_id]
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_entries_in_a_lost_reply_are_given_back_and_count_no_run(view: WorkerView) -> None:
-    """Left to the lease, a job of one attempt would be a dead letter without ever having run."""
+async def test_entries_in_a_lost_reply_are_handed_back_as_never_run(view: WorkerView) -> None:
+    """Left until its lease expires, a job with one attempt would become a dead letter without a run."""
     attempts: list[int] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -518,13 +521,13 @@ async def test_entries_in_a_lost_reply_are_given_back_and_count_no_run(view: Wor
         view.add(retry=JobRetryOverride(1))
         await until(view.pending, "the server has delivered it")
         reading.cut()
-        await until(lambda: attempts == [0], "it runs, as if for the first time")
+        await until(lambda: attempts == [0], "it runs as a first delivery")
         await until(view.is_settled, "and is settled")
     assert not view.dead_letters()
 
 
-async def test_what_a_dead_worker_of_the_same_name_had_is_not_taken_for_unread(view: WorkerView) -> None:
-    """It may have died of it: it is taken over, and not handed back as if it had never been delivered."""
+async def test_entries_of_a_dead_worker_of_the_same_name_are_taken_over(view: WorkerView) -> None:
+    """The worker may have died of them: they must not be handed back as if they had never been delivered."""
     done: set[str] = set()
 
     async def handler(job: Job[Any]) -> None:
@@ -546,8 +549,8 @@ async def test_what_a_dead_worker_of_the_same_name_had_is_not_taken_for_unread(v
     assert sum(batch.reclaimed for batch in sink.reader_batches) == 1, "one was taken over, the other handed back"
 
 
-async def test_after_a_reconnect_a_worker_with_one_place_reads_at_once(view: WorkerView) -> None:
-    """It holds back with taking over what looks idle, for a while; new jobs do not wait for that."""
+async def test_a_worker_with_one_slot_reads_right_after_a_reconnect(view: WorkerView) -> None:
+    """It delays takeovers for a grace period, but not new jobs."""
     done: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -558,7 +561,7 @@ async def test_after_a_reconnect_a_worker_with_one_place_reads_at_once(view: Wor
         await reading_link(proxy)
         proxy.shut()
         await until(lambda: view.waiting_reads() == 0, "the server has noticed")
-        # What a worker has left that died long ago.
+        # An entry of a worker that died long ago.
         idle = view.add()
         ((_, [(entry_id, _)]),) = view.client.xreadgroup("default", "dead", {view.keys.stream: ">"})
         view.client.xclaim(view.keys.stream, "default", "dead", 0, [entry_id], idle=60_000)
@@ -569,11 +572,11 @@ async def test_after_a_reconnect_a_worker_with_one_place_reads_at_once(view: Wor
         while idle not in done:
             await until(lambda job_id=quick: job_id in done, "the job starts", 1)
             quick = view.add()
-        assert time.monotonic() - reads_again_at > 1.5, "what looked idle had to wait"
+        assert time.monotonic() - reads_again_at > 1.5, "the takeover had to wait"
 
 
-async def test_a_server_that_hangs_for_a_while_costs_no_job(fresh_server: Callable[..., Server]) -> None:
-    """Its connections stay open and nothing comes back."""
+async def test_a_server_that_hangs_for_a_while_loses_no_job(fresh_server: Callable[..., Server]) -> None:
+    """Its connections stay open, but it sends no replies."""
     server = fresh_server()
     view = WorkerView(server, QUEUE)
     work = Work()

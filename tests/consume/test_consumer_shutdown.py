@@ -1,4 +1,4 @@
-"""Stopping: unstarted jobs start elsewhere at once, the deadline holds whatever handlers do, no trace is left."""
+"""Stopping: unstarted jobs are handed back, the deadline holds whatever handlers do, and the name is removed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def noop(job: Job[Any]) -> None:
 
 @pytest.mark.servers
 async def test_unstarted_jobs_of_a_drained_worker_start_elsewhere_at_once(view: WorkerView) -> None:
-    """Within 0.1 s; and the one that runs is finished."""
+    """They start within 0.1 s, and the running job finishes."""
     stuck = Stuck()
     elsewhere: dict[str, tuple[float, int]] = {}
 
@@ -46,19 +46,19 @@ async def test_unstarted_jobs_of_a_drained_worker_start_elsewhere_at_once(view: 
         async with consuming(view.server.url, takes, claim_min_idle_ms=60_000):
             await until(lambda: view.waiting_reads() == 1, "the other one reads")
             drained.shutdown.set()
-            told_at = time.monotonic()
-            await until(lambda: len(elsewhere) == 5, "all five start elsewhere")
+            stopped_at = time.monotonic()
+            await until(lambda: len(elsewhere) == 5, "the other worker starts all five")
             stuck.release.set()
             await drained.task
             await until(view.is_settled, "all are done")
     assert stuck.started == [running]
     assert sorted(elsewhere) == waiting
-    assert max(at for at, _ in elsewhere.values()) - told_at < 0.1
-    assert {attempt for _, attempt in elsewhere.values()} == {0}, "what never started counts no run"
+    assert max(at for at, _ in elsewhere.values()) - stopped_at < 0.1
+    assert {attempt for _, attempt in elsewhere.values()} == {0}, "a job that never started has no run"
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_a_suspect_that_is_handed_back_loses_no_attempt(view: WorkerView) -> None:
+async def test_a_suspect_that_is_handed_back_uses_no_attempt(view: WorkerView) -> None:
     stuck = Stuck()
     attempts: list[int] = []
 
@@ -74,32 +74,35 @@ async def test_a_suspect_that_is_handed_back_loses_no_attempt(view: WorkerView) 
         await until(lambda: view.length() == 2 and len(view.pending()) == 1, "it is handed back")
         stuck.release.set()
     async with consuming(view.server.url, takes, max_attempts=9):
-        await until(lambda: attempts, "it runs elsewhere")
+        await until(lambda: attempts, "the other worker runs it")
     assert attempts == [1]
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_what_another_worker_has_taken_over_is_not_handed_back(view: WorkerView) -> None:
-    """It would be in the queue twice."""
+async def test_an_entry_taken_over_by_another_worker_is_not_handed_back(view: WorkerView) -> None:
+    """Otherwise it would be in the queue twice."""
     stuck = Stuck()
     async with consuming(view.server.url, stuck, concurrency=1, claim_min_idle_ms=60_000) as drained:
         view.add()
         await stuck.runs()
         view.add()
         (taken,) = drained.take_in(view, 1)
-        view.client.xclaim(view.keys.stream, "default", "somebody-else", 0, [taken])
+        view.client.xclaim(view.keys.stream, "default", "another", 0, [taken])
         connections = len(view.connections())
         drained.shutdown.set()
-        await until(lambda: len(view.connections()) < connections, "it has handed back and closed what it reads with")
+        await until(
+            lambda: len(view.connections()) < connections,
+            "it has handed back its jobs and closed its reading connection",
+        )
         stuck.release.set()
         await drained.task
     (pending,) = view.pending()
-    assert (pending["message_id"], pending["consumer"]) == (taken, b"somebody-else")
+    assert (pending["message_id"], pending["consumer"]) == (taken, b"another")
     assert view.length() == 1
 
 
-async def test_a_worker_stops_within_milliseconds_when_it_has_nothing_to_do(view: WorkerView) -> None:
-    """A read that waits at the server is ended, not waited for."""
+async def test_an_idle_worker_stops_within_milliseconds(view: WorkerView) -> None:
+    """A read that blocks at the server is unblocked."""
     async with consuming(view.server.url, noop, block_ms=60_000) as worker:
         await until(view.waiting_reads, "it reads")
         job_id = view.add()
@@ -110,7 +113,7 @@ async def test_a_worker_stops_within_milliseconds_when_it_has_nothing_to_do(view
     assert view.connections() == [], "and leaves no connection"
 
 
-async def test_stopping_tells_no_lie_about_a_drained_queue(view: WorkerView) -> None:
+async def test_stopping_does_not_emit_a_false_drained_event(view: WorkerView) -> None:
     async with consuming(view.server.url, noop, block_ms=60_000) as worker:
         job_id = view.add()
         await until(lambda: "completed" in view.event_names(job_id), "it works")
@@ -119,10 +122,10 @@ async def test_stopping_tells_no_lie_about_a_drained_queue(view: WorkerView) -> 
 
 
 @pytest.mark.servers
-async def test_drained_is_told_once_when_an_empty_read_follows_a_full_one(view: WorkerView) -> None:
+async def test_drained_is_emitted_once_when_an_empty_read_follows_a_full_one(view: WorkerView) -> None:
     async with consuming(view.server.url, noop, block_ms=20) as worker:
         view.add()
-        await until(lambda: "drained" in [event["e"] for event in view.events()], "the queue ran empty")
+        await until(lambda: "drained" in [event["e"] for event in view.events()], "the queue is drained")
         last = worker.consumer.last_read_at
         assert last is not None
         await until(lambda: (worker.consumer.last_read_at or 0) > last + 0.1, "more empty reads")
@@ -136,25 +139,25 @@ async def test_drained_is_told_once_when_an_empty_read_follows_a_full_one(view: 
 
 
 @pytest.mark.parametrize("handler", ["sleeping", "in_a_thread", "stubborn"])
-async def test_shutdown_ends_within_its_deadline_although_handlers_never_end(
+async def test_shutdown_meets_its_deadline_although_handlers_never_end(
     view: WorkerView, fleet: Fleet, handler: str
 ) -> None:
-    """Also as a process: threads that never end, and handlers that ignore their cancellation, do not keep it alive."""
+    """Neither threads that never end nor handlers that ignore their cancellation keep the process alive."""
     view.add_many([600.0] * 3)
     worker = fleet.start(view.server.url, handler, shutdown_deadline_secs=1, concurrency=2)
-    await until(lambda: len(fleet.journal.of("started")) == 2, "both places are taken")
+    await until(lambda: len(fleet.journal.of("started")) == 2, "both slots are taken")
     worker.process.send_signal(signal.SIGTERM)
     started = time.monotonic()
     await until(lambda: not worker.is_alive or "ended" in fleet.journal.of("run"), "run() has returned")
     assert 0.9 < time.monotonic() - started < 1 + 1.5
-    if handler != "stubborn":  # asyncio.run waits for a task that will not be cancelled: that is the program's affair
+    if handler != "stubborn":  # asyncio.run itself waits for a task that ignores its cancellation
         await until(lambda: not worker.is_alive, "the process has ended")
         assert worker.process.returncode == 0
-    assert len(view.pending()) == 2, "the abandoned stay pending, for others"
-    assert view.length() == 3, "and what was not started is there to be read"
+    assert len(view.pending()) == 2, "abandoned jobs stay pending for other workers"
+    assert view.length() == 3, "unstarted jobs are back in the stream"
 
 
-async def test_shutdown_ends_within_its_deadline_although_the_server_hangs(fresh_server: Callable[..., Server]) -> None:
+async def test_shutdown_meets_its_deadline_although_the_server_hangs(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
     view = WorkerView(server, QUEUE)
     stuck = Stuck()
@@ -170,7 +173,7 @@ async def test_shutdown_ends_within_its_deadline_although_the_server_hangs(fresh
     assert took < 1 + 2
 
 
-async def test_shutdown_ends_within_its_deadline_although_the_server_is_gone(
+async def test_shutdown_meets_its_deadline_although_the_server_is_gone(
     fresh_server: Callable[..., Server],
 ) -> None:
     server = fresh_server()
@@ -178,7 +181,7 @@ async def test_shutdown_ends_within_its_deadline_although_the_server_is_gone(
     stuck = Stuck()
     async with consuming(server.url, stuck, shutdown_deadline_secs=1, concurrency=1) as worker:
         view.add()
-        await stuck.runs()  # and it has no place for more
+        await stuck.runs()  # and it has no free slot
         server.kill()
         await until(lambda: not worker.is_connected, "the connection is lost")
         stuck.release.set()
@@ -187,7 +190,7 @@ async def test_shutdown_ends_within_its_deadline_although_the_server_is_gone(
     assert time.monotonic() - started < 1 + 2
 
 
-async def test_a_worker_settles_what_it_did_during_an_outage_before_it_ends(
+async def test_jobs_finished_during_an_outage_are_settled_before_the_end(
     fresh_server: Callable[..., Server],
 ) -> None:
     server = fresh_server(appendonly="yes", appendfsync="always")
@@ -212,8 +215,8 @@ async def test_a_worker_settles_what_it_did_during_an_outage_before_it_ends(
     assert len(stuck.started) == 2
 
 
-async def test_a_flush_in_the_middle_of_a_shutdown_does_not_hold_it_up(view: WorkerView) -> None:
-    """Then nothing makes the group again, and there is nothing left to settle."""
+async def test_a_flush_during_a_shutdown_does_not_delay_it(view: WorkerView) -> None:
+    """The group is not created again then, and nothing is left to settle."""
     stuck = Stuck()
     async with consuming(view.server.url, stuck, shutdown_deadline_secs=20) as worker:
         view.add()
@@ -228,8 +231,8 @@ async def test_a_flush_in_the_middle_of_a_shutdown_does_not_hold_it_up(view: Wor
     assert time.monotonic() - started < 5
 
 
-async def test_what_a_handler_makes_of_its_cancellation_counts(view: WorkerView) -> None:
-    """It may still finish in a hurry, or fail: either is settled before the worker ends."""
+async def test_the_outcome_of_a_cancelled_handler_is_settled(view: WorkerView) -> None:
+    """It may still return or fail: either outcome is settled before the worker ends."""
     started: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -257,7 +260,9 @@ async def test_cancelling_run_drains_as_a_shutdown_does(view: WorkerView) -> Non
         await stuck.runs()
         connections = len(view.connections())
         worker.task.cancel()
-        await until(lambda: len(view.connections()) < connections, "it stops, and has closed what it reads with")
+        await until(
+            lambda: len(view.connections()) < connections, "it is stopping and has closed its reading connection"
+        )
         stuck.release.set()
         await asyncio.wait({worker.task})
         assert worker.task.cancelled()
@@ -280,10 +285,10 @@ async def test_consumer_names_do_not_leak(view: WorkerView) -> None:
 
 
 @pytest.mark.servers
-async def test_names_of_the_dead_are_swept_but_never_with_what_they_hold(
+async def test_names_of_dead_consumers_are_removed_once_they_hold_nothing(
     view: WorkerView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DELCONSUMER would take the pending entries with it."""
+    """XGROUP DELCONSUMER would delete the pending entries too."""
     monkeypatch.setattr(consumer_module, "SWEEP_INTERVAL_SECS", 0.05)
     monkeypatch.setattr(consumer_module, "SILENT_CONSUMER_MS", 300)
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)
@@ -301,10 +306,10 @@ async def test_names_of_the_dead_are_swept_but_never_with_what_they_hold(
         view.client.xack(view.keys.stream, "default", first)
         assert len(view.pending()) == 1
         view.client.xack(view.keys.stream, "default", second)
-        await until(lambda: set(view.consumers()) <= {"alive"}, "the other goes when it holds nothing")
+        await until(lambda: set(view.consumers()) <= {"alive"}, "the other name is removed once it holds nothing")
 
 
-async def test_a_name_that_still_holds_something_is_not_deleted_at_the_end(view: WorkerView) -> None:
+async def test_a_consumer_name_with_pending_entries_is_kept_at_the_end(view: WorkerView) -> None:
     started: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -321,7 +326,7 @@ async def test_a_name_that_still_holds_something_is_not_deleted_at_the_end(view:
 
 @pytest.mark.servers("valkey", "redis86")
 @pytest.mark.parametrize("arrives", [True, False], ids=["late", "never"])
-async def test_a_batch_on_its_way_when_the_signal_comes_is_handed_back(view: WorkerView, arrives: bool) -> None:
+async def test_a_batch_in_flight_at_shutdown_is_handed_back(view: WorkerView, arrives: bool) -> None:
     ran: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
@@ -335,12 +340,12 @@ async def test_a_batch_on_its_way_when_the_signal_comes_is_handed_back(view: Wor
         await until(lambda: len(view.pending()) == 3, "the server has delivered")
         unblocked = view.times_run("client|unblock")
         worker.shutdown.set()
-        await until(lambda: view.times_run("client|unblock") > unblocked, "it stops, and wants to end its read")
+        await until(lambda: view.times_run("client|unblock") > unblocked, "it is stopping and unblocks its read")
         if arrives:
             reading.resume()
         await asyncio.wait({worker.task}, timeout=10)
         assert worker.task.done()
     assert ran == []
     assert view.length() == 3
-    assert not view.pending(), "they are back in the queue, as new"
+    assert not view.pending(), "they are back in the queue as never delivered"
     assert view.consumers() == []

@@ -1,4 +1,4 @@
-"""A queue to work on: jobs are put there by hand, byte for byte."""
+"""A view of a queue that also adds jobs byte by byte, without a producer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CREATED_AT_MS = 1_700_000_000_000
 
 @dataclass
 class WorkerView(QueueView):
-    """What workers left in a queue, and jobs for them."""
+    """Adds jobs for workers and reads what they wrote."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -33,14 +33,14 @@ class WorkerView(QueueView):
         attempt: int = 0,
         retry: JobRetryOverride | None = None,
     ) -> str:
-        """One job; its id."""
+        """Add one job and return its id."""
         self._added += 1
         job: Job[Any] = Job(job_id or f"job-{self._added}", name, payload, attempt, CREATED_AT_MS, retry=retry)
         self.add_fields(*job_fields(encode_job(job), name))
         return job.id
 
     def add_many(self, payloads: list[Any], *, at_once: bool = False) -> list[str]:
-        """Many jobs; `at_once`: a reader that waits gets them in one reply (not on a Cluster)."""
+        """Add many jobs. With `at_once` a waiting reader gets them in one reply (not on a Cluster)."""
         ids = []
         pipeline = self.client.pipeline(transaction=at_once)
         for payload in payloads:
@@ -52,5 +52,5 @@ class WorkerView(QueueView):
         return ids
 
     def add_fields(self, *fields: bytes | str) -> str:
-        """One entry with these fields; the entry's id."""
+        """Add one entry with these fields and return its entry id."""
         return self.client.execute_command("XADD", self.keys.stream, "*", *fields).decode()

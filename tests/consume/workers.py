@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 QUEUE = "q"
 
-#: Short waits, so that tests are; everything else as it is by default.
+#: Short waits, to keep tests fast; everything else has its default.
 QUICK: dict[str, Any] = {
     "queue_name": QUEUE,
     "claim_min_idle_ms": 400,
@@ -57,7 +57,7 @@ class Working:
         self.shutdown.set()
         await self.task
 
-    # --- what the server cannot say: the only place that knows the consumer's parts
+    # --- state that the server does not show: the only place in the tests that knows the consumer's parts
 
     @property
     def _parts(self) -> Any:
@@ -65,26 +65,26 @@ class Working:
 
     @property
     def held(self) -> int:
-        """Entries in flight: delivered to it, and neither settled, handed back nor lost."""
+        """Return the number of entries in flight: delivered and not yet settled, handed back or lost."""
         return len(self._parts._inflight)
 
     @property
     def occupied(self) -> int:
-        """Entries that run or wait in its pool."""
+        """Return the number of entries that run or wait in its pool."""
         return self._parts._pool.occupied
 
     @property
     def running(self) -> int:
-        """Handlers that run, or that wait until their outcome is taken."""
+        """Return the number of handlers that run or wait until their outcome fits."""
         return self._parts._pool.running
 
     @property
     def is_connected(self) -> bool:
-        """Whether it has a connection to read or to settle with."""
+        """Return True if it has a connection for reading or for settling."""
         return any(client.connection is not None for client in (self._parts._read_client, self._parts._client))
 
     def take_in(self, view: WorkerView, count: int, earlier_deliveries: int = 0) -> list[bytes]:
-        """Deliver the next entries to it and let them wait, as if it had read ahead; their entry ids."""
+        """Deliver the next entries to it and let them wait, as if it had read ahead. Return their entry ids."""
         raw = view.client.execute_command(
             *("XREADGROUP", "GROUP", self.config.group, self.config.consumer_id, "COUNT", count),
             *("STREAMS", view.keys.stream, ">"),
@@ -98,13 +98,13 @@ class Working:
         return [entry_id for entry_id, _ in entries]
 
     async def stop_renewing(self) -> None:
-        """Let its leases run out, without its knowing."""
+        """Stop renewing its leases without the consumer noticing."""
         await self._parts._leases.stop()
         self._parts._leases.valid_until_ns = 1 << 62
 
 
 class Stuck:
-    """A handler that notes the jobs it starts and waits until `release` is set; `only`: for jobs of this payload."""
+    """A handler that records started jobs and waits for `release`; with `only`, it waits for this payload alone."""
 
     def __init__(self, only: Any = ...) -> None:
         self.only = only
@@ -129,8 +129,8 @@ async def reading_link(proxy: Proxy) -> Link:
 
 
 async def settling_link(proxy: Proxy) -> Link:
-    """The connection over which a worker does everything but read."""
-    return await _link(proxy, lambda link: b"XGROUP" in link.commands, "a worker has made its group")
+    """Return the connection over which a worker does everything but read."""
+    return await _link(proxy, lambda link: b"XGROUP" in link.commands, "a worker has created its group")
 
 
 async def _link(proxy: Proxy, is_it: Callable[[Link], bool], what: str) -> Link:
@@ -146,7 +146,7 @@ async def consuming(
     timeout_secs: float | None = None,
     **changes: Any,
 ) -> AsyncIterator[Working]:
-    """`async with consuming(server.url, handler, concurrency=2) as worker:`; stopped in the end."""
+    """Run a consumer: `async with consuming(server.url, handler, concurrency=2) as worker:`."""
     config = quick_config(**changes)
     consumer = Consumer(url, config)
     shutdown = asyncio.Event()
@@ -161,12 +161,12 @@ async def consuming(
             task.result()
 
 
-# --- workers in processes of their own
+# --- workers in separate processes
 
 
 @dataclass
 class Journal:
-    """A file to which handlers in any process append what they did; it survives their death."""
+    """A file to which handlers in any process append lines; it survives their death."""
 
     path: Path
 
@@ -184,19 +184,19 @@ class Journal:
         return [line.split(" ") for line in self.path.read_text().splitlines()]
 
     def of(self, what: str) -> list[str]:
-        """The second words of lines whose first word is `what`: job ids, mostly."""
+        """Return the second word, mostly a job id, of lines that start with `what`."""
         return [words[1] for words in self.lines() if words[0] == what]
 
 
 @dataclass
 class WorkerProcess:
-    """A worker in a process of its own: `handler` is the name of a function in `consume.process_worker`."""
+    """A worker in a separate process. `handler` is the name of a function in `consume.process_worker`."""
 
     process: subprocess.Popen[bytes]
     log: Path
 
     def kill(self) -> None:
-        """SIGKILL, and collect it."""
+        """Kill it with SIGKILL and reap it."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -208,7 +208,7 @@ class WorkerProcess:
         self.process.send_signal(signal.SIGCONT)
 
     def stop(self, timeout_secs: float = 30) -> int:
-        """SIGTERM, and wait for its end."""
+        """Stop it with SIGTERM and wait for its end."""
         self.process.terminate()
         return self.process.wait(timeout_secs)
 
@@ -218,13 +218,13 @@ class WorkerProcess:
 
     @property
     def said(self) -> str:
-        """Its log."""
+        """Return its log."""
         return self.log.read_text()
 
 
 @dataclass
 class Fleet:
-    """Starts worker processes and ends those that are left."""
+    """Starts worker processes and ends the remaining ones."""
 
     folder: Path
     members: list[WorkerProcess] = field(default_factory=list)

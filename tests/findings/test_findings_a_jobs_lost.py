@@ -1,4 +1,4 @@
-"""Faults of ChasquiMQ that lose jobs, 1 to 12, each by its number: they do not happen here."""
+"""Faults of ChasquiMQ that lose jobs, findings 1 to 12: tampu does not have them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from servers.process import Server
     from support.troubles import Troubles
 
-#: A job that is tried twice, the second time at once.
+#: A job with two attempts, the second one at once.
 TWICE = JobRetryOverride(2, BackoffSpec.fixed(1, jitter_ms=0))
 
 
@@ -42,7 +42,7 @@ def scheduler(server: Server | Cluster, **config: Any) -> Scheduler:
 
 
 async def ignore(job: Job[Any]) -> None:
-    """A handler with nothing to do."""
+    """Do nothing."""
 
 
 async def fail(job: Job[Any]) -> None:
@@ -85,10 +85,10 @@ async def test_finding_03_an_interval_shorter_than_the_tick_fires(server: Server
     await register(view, RepeatPattern.every(100))
     async with running(scheduler(server, tick_interval_ms=1000)):
         began = await until(lambda: view.length() and view.now_ms(), "it fires")
-        await until(lambda: view.length() >= 11, "it fires again and again")
+        await until(lambda: view.length() >= 11, "it fires repeatedly")
         # Ten intervals of 100 ms and not ten ticks of 1000 ms.
         assert view.now_ms() - began < 5000
-        # The same when it is looked at late.
+        # Also when the scheduler is late.
         late = await register(view, RepeatPattern.every(60_000), "late")
         due = view.now_ms() - 150_000
         make_due(view, late, due)
@@ -104,7 +104,7 @@ async def test_finding_04_the_last_occurrence_of_a_cron_is_fired(server: Server 
     due_ms = int(due.timestamp()) * 1000
     write_spec(view, StoredSpec(key="once", job_name="n", pattern=pattern, payload_slot=b"\xc4\x01\x07"), due_ms)
     async with running(scheduler(server)):
-        await until(view.length, "it is fired, though an hour late")
+        await until(view.length, "it is fired, although an hour late")
     assert view.ids() == [fire_id("once", due_ms)]
     assert repeat_keys(view) == set()  # and nothing is left behind
 
@@ -122,7 +122,7 @@ async def test_finding_05_registering_again_starts_a_new_count(server: Server | 
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_finding_06_registering_at_every_start_does_not_keep_a_job_from_firing(server: Server) -> None:
+async def test_finding_06_a_job_registered_at_every_start_still_fires(server: Server) -> None:
     view = QueueView(server, "q")
     spec = RepeatableSpec("tick", RepeatPattern.every(400), None)
     async with open_producer(server.url) as producer, running(scheduler(server)):
@@ -133,12 +133,12 @@ async def test_finding_06_registering_at_every_start_does_not_keep_a_job_from_fi
             await producer.ensure_repeatable(spec)
             return view.length()
 
-        await until(deploy_again, "it fires although it is registered again and again", within_secs=5)
+        await until(deploy_again, "it fires although it is registered repeatedly", within_secs=5)
     assert view.ids()[0] == fire_id(key, first or 0)
 
 
 @pytest.mark.servers
-async def test_finding_07_dead_letters_keep_all_that_was_there(server: Server | Cluster) -> None:
+async def test_finding_07_dead_letters_keep_all_fields(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     view.client.xadd(view.keys.stream, {"x": b"\xff\x00", "n": "mail", "trace": "abc"})
     view.client.xadd(view.keys.stream, {"d": b"\xc1 no envelope", "n": "print"})
@@ -166,12 +166,14 @@ async def test_finding_08_an_outcome_that_cannot_be_written_keeps_the_job(
             await until(lambda: troubles, "it could not be written")
             assert view.ids() == [job_id]
             view.client.delete(getattr(view.keys, key))
-            await until(lambda: view.length() == 0, "it is written when it can be")
+            await until(lambda: view.length() == 0, "it is written once possible")
     assert len(view.dead_letters() if key == "dlq" else view.delayed()) == 1
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_finding_09_neither_poison_nor_oom_ends_promoter_or_scheduler(server: Server, troubles: Troubles) -> None:
+async def test_finding_09_neither_poison_nor_oom_stops_promoter_or_scheduler(
+    server: Server, troubles: Troubles
+) -> None:
     view = QueueView(server, "q")
     ran: Counter[str] = Counter()
 
@@ -187,15 +189,15 @@ async def test_finding_09_neither_poison_nor_oom_ends_promoter_or_scheduler(serv
         delay(view, b"ab")
         view.client.hset(view.keys.repeat_spec("bad"), "spec", b"\xc1")
         make_due(view, "bad", 1)
-        await until(lambda: view.dead_letters() and next_fire(view, "bad") is None, "the poison is out of the way")
-        # The promoter's own calls fail for a while: without memory they do not.
+        await until(lambda: view.dead_letters() and next_fire(view, "bad") is None, "the unreadable member is gone")
+        # Make the promoter's own calls fail for a while: without memory they still work.
         view.client.set(view.keys.delayed, "of a wrong type")
-        await until(lambda: troubles.about("promoter of q is in trouble"), "the promoter is refused")
+        await until(lambda: troubles.about('promoter of queue "q" failed; retrying'), "the promoter is refused")
         view.client.delete(view.keys.delayed)
         await producer.upsert_repeatable(RepeatableSpec("repeated", RepeatPattern.every(300), None))
         delay(view, member_of("due", "delayed"), view.now_ms() + 300)
         server.config_set(maxmemory=1, maxmemory_policy="noeviction")
-        await until(lambda: ran["delayed"], "due jobs run even now")
+        await until(lambda: ran["delayed"], "due jobs run without memory")
         await until(lambda: troubles.about("OOM"), "fires are refused")
         server.config_set(maxmemory=0)
         delay(view, member_of("again", "delayed"))
@@ -207,7 +209,7 @@ async def test_finding_09_neither_poison_nor_oom_ends_promoter_or_scheduler(serv
 
 @pytest.mark.servers
 @pytest.mark.parametrize("disaster", ["flush", "delete"])
-async def test_finding_10_a_group_that_is_gone_is_made_again(server: Server | Cluster, disaster: str) -> None:
+async def test_finding_10_a_deleted_group_is_created_again(server: Server | Cluster, disaster: str) -> None:
     view = QueueView(server, "q")
     ran: list[str] = []
 
@@ -253,9 +255,7 @@ async def test_finding_11_an_add_that_was_a_duplicate_says_so(server: Server | C
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_finding_12_a_worker_started_without_memory_works_when_there_is_some(
-    server: Server, troubles: Troubles
-) -> None:
+async def test_finding_12_a_worker_started_without_memory_recovers(server: Server, troubles: Troubles) -> None:
     ran: list[str] = []
 
     async def note(job: Job[Any]) -> None:

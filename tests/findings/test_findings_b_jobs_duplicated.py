@@ -1,4 +1,4 @@
-"""Faults of ChasquiMQ that run jobs more often than they should, 13 to 20, each by its number."""
+"""Faults of ChasquiMQ that run jobs more often than they should, findings 13 to 20: tampu does not have them."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ async def test_finding_13_a_handler_longer_than_the_claim_time_runs_once(server:
 
 
 @pytest.mark.servers
-async def test_finding_14_jobs_that_wait_inside_a_worker_are_not_run_by_another_too(server: Server | Cluster) -> None:
+async def test_finding_14_jobs_that_wait_in_a_worker_run_once(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     runs: Counter[int] = Counter()
 
     async def slow(job: Job[int]) -> None:
         runs[job.payload] += 1
-        await asyncio.sleep(0.6)  # what is read with it waits for longer than the claim time
+        await asyncio.sleep(0.6)  # jobs read along with it wait for longer than the claim time
 
     settings: dict[str, Any] = {"queue_name": "q", "concurrency": 1, "batch": 64, "claim_min_idle_ms": 500}
     async with open_producer(server.url) as producer:
@@ -67,7 +67,7 @@ async def test_finding_14_jobs_that_wait_inside_a_worker_are_not_run_by_another_
 
 
 @pytest.mark.servers
-async def test_finding_15_workers_that_died_are_counted_and_poison_ends(server: Server | Cluster) -> None:
+async def test_finding_15_worker_deaths_are_counted_and_poison_jobs_end(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     stream = view.keys.stream
     ran: list[tuple[str, int]] = []
@@ -90,7 +90,7 @@ async def test_finding_15_workers_that_died_are_counted_and_poison_ends(server: 
 
 
 @pytest.mark.servers
-async def test_finding_16_an_id_is_taken_for_every_producer_and_after_many_other_adds(server: Server | Cluster) -> None:
+async def test_finding_16_an_id_is_deduplicated_across_producers(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     async with open_producer(server.url) as first, open_producer(server.url) as second:
         assert (await first.add_with_id("mine", 1)).is_new
@@ -103,7 +103,7 @@ async def test_finding_16_an_id_is_taken_for_every_producer_and_after_many_other
 
 
 @pytest.mark.servers
-async def test_finding_17_a_fire_by_a_leader_that_slept_is_refused(server: Server | Cluster) -> None:
+async def test_finding_17_a_fire_by_a_suspended_leader_is_refused(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     write_spec(view, HOURLY, due)
@@ -118,7 +118,7 @@ async def test_finding_17_a_fire_by_a_leader_that_slept_is_refused(server: Serve
 
 
 @pytest.mark.servers
-async def test_finding_18_a_repeatable_removed_in_a_round_does_not_come_back(server: Server | Cluster) -> None:
+async def test_finding_18_a_repeatable_removed_during_a_round_stays_removed(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     write_spec(view, HOURLY, due)
@@ -129,7 +129,7 @@ async def test_finding_18_a_repeatable_removed_in_a_round_does_not_come_back(ser
         arguments = (due, due + HOUR_MS, 1000, "k", 2, packed, "n", due, b"envelope")
         assert await client.run(FIRE, keys, arguments) == [-1, 0, b""]
         assert repeat_keys(view) == set()
-        # Nor is it fired when half of it is there: its spec without a next fire, a next fire without its spec.
+        # Half of it does not fire either: a spec without a next fire, or a next fire without its spec.
         view.client.hset(view.keys.repeat_spec("k"), "spec", packed)
         assert await client.run(FIRE, keys, arguments) == [-1, 0, b""]
         view.client.delete(view.keys.repeat_spec("k"))
@@ -139,7 +139,7 @@ async def test_finding_18_a_repeatable_removed_in_a_round_does_not_come_back(ser
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_finding_19_an_add_whose_reply_was_lost_is_not_done_twice(server: Server) -> None:
+async def test_finding_19_an_add_whose_reply_was_lost_is_applied_once(server: Server) -> None:
     view = QueueView(server, "q")
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         proxy.hold_replies()
@@ -151,7 +151,7 @@ async def test_finding_19_an_add_whose_reply_was_lost_is_not_done_twice(server: 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 @pytest.mark.parametrize("act", ["promote", "fire", "replay"])
-async def test_finding_19_what_is_done_and_its_reply_lost_is_not_done_twice(
+async def test_finding_19_a_call_whose_reply_was_lost_is_applied_once(
     server: Server, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = QueueView(server, "q")
@@ -177,20 +177,20 @@ async def test_finding_19_what_is_done_and_its_reply_lost_is_not_done_twice(
             await until(view.length, "the server has done it")
             proxy.cut()
             prepare(view, "second")
-            await until(lambda: len(calls) == 2, "it goes on")
+            await until(lambda: len(calls) == 2, "it continues")
     ids = view.ids()
     assert len(ids) == len(set(ids)) == 2
 
 
 def prepare(view: QueueView, name: str) -> None:
-    """One job to promote, one to fire and one to replay."""
+    """Write one job to promote, one to fire and one to replay."""
     delay(view, member_of(name))
     write_spec(view, replace(HOURLY, key=name), view.now_ms() - 1)
     view.client.xadd(view.keys.dlq, {"d": member_of(name)[4:], "reason": "unrecoverable", "source_id": "1-1"})
 
 
 class Replayer:
-    """Replays dead letters again and again."""
+    """Replays dead letters in a loop."""
 
     def __init__(self, url: str) -> None:
         self.url = url

@@ -1,4 +1,4 @@
-"""Faults of ChasquiMQ about cron and clocks, 21 to 25, each by its number."""
+"""Faults of ChasquiMQ about cron and clocks, findings 21 to 25: tampu does not have them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NEW_YORK = ZoneInfo("America/New_York")
 
 
 async def fires_of(server: Server | Cluster, expression: str, due: datetime, count: int) -> list[datetime]:
-    """The first fires that the scheduler makes up for, of a spec that was due in the past."""
+    """Return the first fires that the scheduler catches up on, of a spec that was due in the past."""
     view = QueueView(server, "q")
     pattern = RepeatPattern.cron(expression, tz="America/New_York")
     policy = MissedFiresPolicy.fire_all(count)
@@ -63,27 +63,27 @@ async def test_finding_21_cron_fires_at_whole_seconds(server: Server | Cluster) 
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_finding_22_a_daily_job_in_the_hour_before_the_clocks_go_forward_fires_once(server: Server) -> None:
+async def test_finding_22_a_daily_job_before_a_dst_gap_fires_once(server: Server) -> None:
     # On 10 March 2024 clocks went from 02:00 to 03:00.
     fires = await fires_of(server, "30 1 * * *", datetime(2024, 3, 9, 1, 30, tzinfo=NEW_YORK), 4)
     assert [f"{fire:%m-%d %H:%M}" for fire in fires] == ["03-09 01:30", "03-10 01:30", "03-11 01:30", "03-12 01:30"]
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_finding_23_the_hour_that_comes_twice_has_its_fires_and_none_lies_in_the_past(server: Server) -> None:
+async def test_finding_23_both_hours_of_a_dst_overlap_fire(server: Server) -> None:
     # On 3 November 2024 clocks went from 02:00 back to 01:00.
     midnight = datetime(2024, 11, 3, 0, 0, tzinfo=NEW_YORK)
     fires = await fires_of(server, "*/30 * * * *", midnight, 8)
     assert [fire.timestamp() - midnight.timestamp() for fire in fires] == [1800.0 * number for number in range(8)]
     assert [f"{fire:%H:%M %Z}" for fire in fires[2:6]] == ["01:00 EDT", "01:30 EDT", "01:00 EST", "01:30 EST"]
-    # From within the repeated hour on.
+    # Starting within the repeated hour.
     pattern = RepeatPattern.cron("*/30 * * * *", tz="America/New_York")
     for fire in fires:
         assert pattern.next_fire_ms(int(fire.timestamp() * 1000)) == int((fire.timestamp() + 1800) * 1000)
 
 
 @pytest.mark.servers
-async def test_finding_24_delays_retries_and_fires_go_by_the_servers_clock(
+async def test_finding_24_delays_retries_and_fires_use_the_servers_clock(
     server: Server | Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = QueueView(server, "q")

@@ -1,4 +1,4 @@
-"""Fixtures of these tests."""
+"""Fixtures for the tests of `tampu.inspect`."""
 
 from api.conftest import queue
 

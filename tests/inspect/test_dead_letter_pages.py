@@ -1,4 +1,4 @@
-"""Dead letters are read in pages no larger than what the caller asked for."""
+"""Dead letters are read in pages no larger than the caller's limit."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def bury(view: QueueView, count: int, *, readable: bool = True) -> None:
         view.client.xadd(view.keys.dlq, {"d": payload, "source_id": "1-0", "reason": DlqReason.UNRECOVERABLE})
 
 
-async def test_no_more_letters_are_read_than_asked_for(server: Server) -> None:
+async def test_no_more_letters_are_read_than_the_limit(server: Server) -> None:
     view = QueueView(server, "q")
     bury(view, 30)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:

@@ -1,4 +1,4 @@
-"""Where a job is, in every state; jobs of other implementations and with ids of any kind included."""
+"""Finding a job in every state, including jobs of other implementations and ids of any form."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tampu.wire.ulid import encode_ulid
 if TYPE_CHECKING:
     from servers.process import Server
 
-#: One of every kind an id can be.
+#: One id of every form.
 IDS = [None, "order-7", "é" * 40, "0" * 26, "not a ulid but 26 long....", "7" + "Z" * 25]
 
 
-async def test_a_job_that_waits(queue: Queue) -> None:
+async def test_a_waiting_job(queue: Queue) -> None:
     for job_id in IDS:
         job = await queue.add("mail", 1, job_id=job_id)
         state = await queue.get_job(job.id)
@@ -32,7 +32,7 @@ async def test_a_job_that_waits(queue: Queue) -> None:
         assert state.entry_id.endswith("-0") or "-" in state.entry_id
 
 
-async def test_a_job_that_waits_for_its_time(queue: Queue, server: Server) -> None:
+async def test_a_delayed_job(queue: Queue, server: Server) -> None:
     for job_id in IDS:
         job = await queue.add("mail", 1, delay_ms=60_000, job_id=job_id)
         state = await queue.get_job(job.id)
@@ -43,7 +43,7 @@ async def test_a_job_that_waits_for_its_time(queue: Queue, server: Server) -> No
     assert (await queue.get_job(job.id)).state == "unknown"
 
 
-async def test_a_delayed_job_of_a_peer_has_no_index_and_is_found_all_the_same(queue: Queue, server: Server) -> None:
+async def test_a_delayed_job_of_a_peer_is_found_without_an_index(queue: Queue, server: Server) -> None:
     client = server.client()
     for number in range(600):
         member = encode_delayed_member("mail", encode_job(Job(f"theirs-{number}", "mail", number, 1, 5)))
@@ -53,7 +53,7 @@ async def test_a_delayed_job_of_a_peer_has_no_index_and_is_found_all_the_same(qu
     assert state.run_at_ms == 2_000_000_000_599
 
 
-async def test_a_job_that_runs_and_where(queue: Queue, server: Server) -> None:
+async def test_a_running_job_and_its_worker(queue: Queue, server: Server) -> None:
     started, go_on = asyncio.Event(), asyncio.Event()
 
     @queue.task
@@ -74,7 +74,7 @@ async def test_a_job_that_runs_and_where(queue: Queue, server: Server) -> None:
         assert (state.state, state.result) == ("done", "done")
 
 
-async def test_a_job_that_is_done(queue: Queue, server: Server) -> None:
+async def test_a_finished_job_with_a_result(queue: Queue, server: Server) -> None:
     results = {"none": b"\xc0", "value": b"\x2a", "no messagepack": b"\xc1"}
     for job_id, packed in results.items():
         server.client().set(queue.keys.result(job_id), packed)
@@ -85,7 +85,7 @@ async def test_a_job_that_is_done(queue: Queue, server: Server) -> None:
     ]
 
 
-async def test_a_job_that_is_done_and_left_no_result_is_unknown(queue: Queue, server: Server) -> None:
+async def test_a_finished_job_without_a_result_is_unknown(queue: Queue, server: Server) -> None:
     async def handler(job: Job[Any]) -> None: ...
 
     async with working("q", handler, url=server.url):
@@ -112,7 +112,7 @@ async def _in_state(queue: Queue, job_id: str, wanted: str) -> Any:
 
 
 @pytest.mark.parametrize("job_id", IDS)
-async def test_a_job_that_is_dead_and_why(queue: Queue, server: Server, job_id: str | None) -> None:
+async def test_a_dead_letter_and_its_reason(queue: Queue, server: Server, job_id: str | None) -> None:
     async def handler(job: Job[Any]) -> None:
         raise UnrecoverableError("no way")
 
@@ -125,7 +125,7 @@ async def test_a_job_that_is_dead_and_why(queue: Queue, server: Server, job_id: 
     assert (await queue.get_job(job.id)).state == "waiting"
 
 
-async def test_a_dead_letter_that_cannot_be_read_hides_no_other(queue: Queue, server: Server) -> None:
+async def test_an_unreadable_dead_letter_hides_no_other(queue: Queue, server: Server) -> None:
     client = server.client()
     client.xadd(queue.keys.dlq, {"d": b"\xc1 garbage about order-7", "reason": "decode_failed"})
     client.xadd(queue.keys.dlq, {"d": encode_job(Job("order-7", "", 1)), "reason": "unrecoverable"})
@@ -135,12 +135,12 @@ async def test_a_dead_letter_that_cannot_be_read_hides_no_other(queue: Queue, se
     assert state.dead_letter.reason == "unrecoverable"
 
 
-async def test_a_payload_that_names_another_job_is_not_that_job(queue: Queue) -> None:
+async def test_a_payload_that_contains_another_jobs_id_is_not_that_job(queue: Queue) -> None:
     await queue.add("", {"about": "order-7"})
     assert (await queue.get_job("order-7")).state == "unknown"
 
 
-# --- in a crowd
+# --- among many other jobs
 
 
 def crowd(server: Server, key: str, count: int, **fields: bytes) -> None:
@@ -158,10 +158,10 @@ async def test_a_job_is_found_behind_many_others(queue: Queue, server: Server, m
     assert (await queue.get_job(minted.id)).state == "waiting"
     assert (await queue.get_job(explicit.id)).state == "waiting"  # at the end
     assert (await queue.get_job("other-0")).state == "waiting"  # at the beginning
-    assert (await queue.get_job("other-50")).state == "unknown"  # beyond what a look may cost
+    assert (await queue.get_job("other-50")).state == "unknown"  # beyond the pages that a search reads
 
 
-async def test_a_promoted_job_is_found_at_the_end_though_its_id_is_old(
+async def test_a_promoted_job_is_found_although_its_id_is_old(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_state, "PAGE", 10)
@@ -172,7 +172,7 @@ async def test_a_promoted_job_is_found_at_the_end_though_its_id_is_old(
     assert (await queue.get_job(old)).state == "waiting"
 
 
-async def test_dead_letters_older_than_the_job_are_not_looked_at(queue: Queue, server: Server) -> None:
+async def test_dead_letters_older_than_the_job_are_not_read(queue: Queue, server: Server) -> None:
     client = server.client()
     pipe = client.pipeline(transaction=False)
     for number in range(1, 3001):

@@ -1,8 +1,9 @@
-"""The whole queue: paused and resumed for all workers, and purged without what runs."""
+"""Pausing and resuming a queue for all workers, and purging it without its running jobs."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,29 +18,32 @@ from tampu.redis.calls import PURGE
 
 if TYPE_CHECKING:
     from servers.process import Server
-    from tampu import Worker
 
 
 @pytest.fixture(autouse=True)
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers look every 20 ms whether the queue is paused, not every second."""
+    """Let workers check every 20 ms whether the queue is paused, not every second."""
     monkeypatch.setattr(reader, "PAUSE_WATCH_SECS", 0.02)
 
 
-async def test_pause_and_resume_hold_for_all_workers(queue: Queue, server: Server) -> None:
+async def test_pause_and_resume_apply_to_all_workers(
+    queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tampu.worker")
+
     @queue.task
     async def work(number: int) -> int:
         return number
 
     assert await queue.is_paused() is False
-    async with working(queue) as first, working(queue) as second:
+    async with working(queue), working(queue):
         assert await (await work.add(1)).result(20) == 1
         await queue.pause()
         assert await queue.is_paused() is True
-        await until(lambda: _are_paused(server, first, second), "both have heard of it")
+        await until(lambda: _are_paused(server, caplog, 2), "both workers have paused")
         job = await work.add(2)
-        async with working(queue) as third:  # and one that comes later
-            await until(lambda: _are_paused(server, third), "it has heard of it")
+        async with working(queue):  # a worker that starts later
+            await until(lambda: _are_paused(server, caplog, 3), "the third worker has paused")
             assert (await queue.get_job(job.id)).state == "waiting"
             assert server.client().xpending(queue.keys.stream, "default")["pending"] == 0
         assert await queue.resume() is True
@@ -47,15 +51,16 @@ async def test_pause_and_resume_hold_for_all_workers(queue: Queue, server: Serve
     assert await queue.resume() is False
 
 
-def _are_paused(server: Server, *workers: Worker) -> bool:
-    """They have heard of it, and no read of theirs waits at the server any more."""
-    consumers = [consumer._running for worker in workers for consumer in worker._consumers]
-    heard = all(running is not None and running._reader._is_paused for running in consumers)
+def _are_paused(server: Server, caplog: pytest.LogCaptureFixture, workers: int) -> bool:
+    """Return True if this many workers have logged the pause and no read of a worker waits at the server."""
     reading = [one for one in server.client().client_list() if one["cmd"] == "xreadgroup" and "b" in one["flags"]]
-    return heard and not reading
+    return caplog.messages.count('queue "q" paused') == workers and not reading
 
 
-async def test_what_runs_when_the_queue_is_paused_goes_on(queue: Queue, server: Server) -> None:
+async def test_running_jobs_finish_when_the_queue_is_paused(
+    queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tampu.worker")
     started, go_on = asyncio.Event(), asyncio.Event()
 
     @queue.task
@@ -64,16 +69,16 @@ async def test_what_runs_when_the_queue_is_paused_goes_on(queue: Queue, server: 
         await go_on.wait()
         return "done"
 
-    async with working(queue) as worker:
+    async with working(queue):
         job = await work.add()
         await started.wait()
         await queue.pause()
-        await until(lambda: _are_paused(server, worker), "it has heard of it")
+        await until(lambda: _are_paused(server, caplog, 1), "the worker has paused")
         go_on.set()
         assert await job.result(20) == "done"
 
 
-async def test_purge_takes_what_waits_and_leaves_what_runs(queue: Queue, server: Server) -> None:
+async def test_purge_deletes_waiting_jobs_and_keeps_running_ones(queue: Queue, server: Server) -> None:
     view = QueueView(server, "q")
     started, go_on = asyncio.Event(), asyncio.Event()
 
@@ -99,7 +104,7 @@ async def test_purge_takes_what_waits_and_leaves_what_runs(queue: Queue, server:
     assert await queue.purge() == 0
 
 
-async def test_purge_may_take_one_kind_only(queue: Queue, server: Server) -> None:
+async def test_purge_may_be_limited_to_waiting_or_delayed_jobs(queue: Queue, server: Server) -> None:
     view = QueueView(server, "q")
     jobs: list[dict[str, Any]] = [{"name": "", "data": 1}, {"name": "", "data": 2, "delay_ms": 3_600_000}]
     await queue.add_bulk(jobs)
@@ -113,7 +118,7 @@ async def test_purge_may_take_one_kind_only(queue: Queue, server: Server) -> Non
 
 @pytest.mark.servers
 async def test_purge_leaves_no_marker_behind(queue: Queue, server: Server) -> None:
-    """An id that was purged may be used again at once, and nothing waits for its expiry."""
+    """The id of a purged job may be used again at once."""
     long_id, odd_id = "x" * 300, "ä" * 20
     for job_id in ("now", long_id):
         await queue.add("work", 1, job_id=job_id)
@@ -126,7 +131,7 @@ async def test_purge_leaves_no_marker_behind(queue: Queue, server: Server) -> No
     assert (await queue.add("work", 1, job_id="later", delay_ms=3_600_000)).id.is_new
 
 
-async def test_purge_keeps_the_markers_of_what_stays(queue: Queue) -> None:
+async def test_purge_keeps_the_markers_of_jobs_it_keeps(queue: Queue) -> None:
     await queue.add("work", 1, job_id="now")
     await queue.add("work", 1, job_id="later", delay_ms=3_600_000)
     assert await queue.purge(delayed=False) == 1
@@ -134,7 +139,7 @@ async def test_purge_keeps_the_markers_of_what_stays(queue: Queue) -> None:
     assert await queue.cancel_delayed("later")
 
 
-async def test_purge_takes_what_is_no_job_too(queue: Queue, server: Server) -> None:
+async def test_purge_deletes_entries_that_are_not_jobs_too(queue: Queue, server: Server) -> None:
     client = server.client()
     for d in (b"", b"\x92", b"\x92\xd9", b"\x92\xda\x00", b"\xc1", b"\xdc\x00"):
         client.xadd(queue.keys.stream, {"d": d})
@@ -144,8 +149,8 @@ async def test_purge_takes_what_is_no_job_too(queue: Queue, server: Server) -> N
     assert (client.xlen(queue.keys.stream), client.exists(queue.keys.delayed)) == (0, 0)
 
 
-async def test_purge_goes_no_further_than_what_was_there(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A busy producer must not keep it going for ever."""
+async def test_purge_keeps_jobs_added_while_it_runs(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy producer must not keep it running forever."""
     monkeypatch.setattr(purge, "PURGE_BATCH", 2)
     jobs: list[dict[str, Any]] = [{"name": "", "data": n} for n in range(5)]
     await queue.add_bulk(jobs + [job | {"delay_ms": 3_600_000} for job in jobs])

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def no_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the look every second: only events wake."""
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Disable polling: only events wake callers."""
     monkeypatch.setattr(waiters, "SAFETY_NET_SECS", 3600.0)
 
 
 @pytest.fixture
-def quick_net(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The look every second, every 20 ms."""
+def quick_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Poll every 20 ms instead of every second."""
     monkeypatch.setattr(waiters, "SAFETY_NET_SECS", 0.02)
 
 
@@ -36,38 +36,43 @@ async def handler(job: Job[Any]) -> Any:
     return job.data
 
 
-async def waiting(queue: Queue, job: Job[Any], timeout: float = 20) -> asyncio.Task[Any]:  # noqa: ASYNC109
-    """Somebody who waits for it, past the first look."""
+@pytest.fixture
+def no_idle_time(monkeypatch: pytest.MonkeyPatch, quick_polling: None) -> None:
+    """Stop the reader at the first poll without callers."""
+    monkeypatch.setattr(waiters, "IDLE_SECS", 0.0)
+
+
+async def waiting(server: Server, job: Job[Any], timeout: float = 20) -> asyncio.Task[Any]:  # noqa: ASYNC109
+    """Start to wait for a job's result; return once the first lookup has found none and the reader reads events."""
+    lookups = calls(server, "get")
     task = asyncio.create_task(job.result(timeout))
-    await until(lambda: job.id in queue._waiters._waiting and queue._waiters._events is not None, "it waits")
-    await until(lambda: _is_reading(queue), "its reader reads")
+    await until(lambda: calls(server, "get") > lookups and readers(server) == 1, "the call waits")
     return task
 
 
-def _is_reading(queue: Queue) -> bool:
-    events = queue._waiters._events
-    pipe = events._client if events is not None else None
-    return pipe is not None and pipe.connection is not None and bool(pipe.connection._waiting)
+def readers(server: Server) -> int:
+    """Return the number of connections that read events: their last command is XREAD, until they are closed."""
+    return sum(one["cmd"].startswith("xread") for one in server.client().client_list())
 
 
 def calls(server: Server, *commands: str) -> int:
-    """How often these commands were called since the statistics were reset."""
+    """Return how often these commands were called since the statistics were reset."""
     found: Any = server.client().info("commandstats")
     return sum(found.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in commands)
 
 
-async def test_an_event_wakes_who_waits(queue: Queue, server: Server, no_net: None) -> None:
+async def test_an_event_wakes_a_waiting_caller(queue: Queue, server: Server, no_polling: None) -> None:
     job = await queue.add("", {"x": 1})
-    task = await waiting(queue, job)
+    task = await waiting(server, job)
     async with working("q", handler, url=server.url, store_results=True):
         assert await task == {"x": 1}
 
 
-async def test_no_event_is_missed_between_the_look_and_the_wait(queue: Queue, server: Server, no_net: None) -> None:
+async def test_no_event_is_missed_between_the_lookup_and_the_wait(server: Server, no_polling: None) -> None:
     async with working("q", handler, url=server.url, store_results=True):
         for number in range(1, 51):
-            assert await (await queue.add("", number)).result(20) == number
-            await queue._waiters._stop()  # each time anew: the reader takes position first
+            async with Queue("q", url=server.url) as queue:  # a new reader each time
+                assert await (await queue.add("", number)).result(20) == number
 
 
 async def test_a_long_wait_does_not_poll(queue: Queue, server: Server) -> None:
@@ -75,36 +80,33 @@ async def test_a_long_wait_does_not_poll(queue: Queue, server: Server) -> None:
     server.client().config_resetstat()
     with pytest.raises(TimeoutError):
         await job.result(2.5)
-    # The first look, then one a second for all who wait; a poll every 0.1 s would be 25.
+    # The first lookup, then one poll per second for all callers; a poll every 0.1 s would be 25.
     assert calls(server, "get") == 1
     assert 1 <= calls(server, "mget") <= 3
     assert calls(server, "xread") <= 2
 
 
-async def test_many_waiters_share_one_reader_and_one_look(queue: Queue, server: Server, no_net: None) -> None:
+async def test_many_callers_share_one_reader_and_one_poll(queue: Queue, server: Server, no_polling: None) -> None:
     jobs = await queue.add_bulk([{"name": "", "data": number} for number in range(1, 101)])
     tasks = [asyncio.create_task(job.result(20)) for job in jobs for _ in range(5)]
-    await until(lambda: len(queue._waiters._waiting) == 100 and _is_reading(queue), "all wait")
-    readers = [one for one in server.client().client_list() if one["cmd"].startswith("xread")]
-    assert len(readers) == 1
-    await until(lambda: calls(server, "get") >= 500, "all have looked")
+    await until(lambda: calls(server, "get") >= 500, "all calls have looked up their result")
+    assert readers(server) == 1
     server.client().config_resetstat()
     async with working("q", handler, url=server.url, store_results=True):
         assert await asyncio.gather(*tasks) == [job.data for job in jobs for _ in range(5)]
-    assert calls(server, "get") < 200  # the worker's scripts look at their locks; one for each waiter would be 500
-    assert queue._waiters._waiting == {}
+    assert calls(server, "get") < 200  # the worker's scripts read their locks; one per caller would be 500
 
 
-async def test_a_result_that_is_there_is_read_at_once(queue: Queue, server: Server, no_net: None) -> None:
+async def test_an_existing_result_is_returned_at_once(queue: Queue, server: Server, no_polling: None) -> None:
     async with working("q", handler, url=server.url, store_results=True):
         job = await queue.add("", 1)
         await until(lambda: server.client().exists(queue.keys.result(job.id)), "it is done")
     assert await job.result(20) == 1
 
 
-async def test_results_arrive_without_events(queue: Queue, server: Server, quick_net: None) -> None:
+async def test_results_arrive_without_events(queue: Queue, server: Server, quick_polling: None) -> None:
     good, bad = await queue.add("", 1), await queue.add("fail", 1)
-    tasks = [await waiting(queue, good), await waiting(queue, bad)]
+    tasks = [await waiting(server, good), await waiting(server, bad)]
     async with working("q", handler, url=server.url, store_results=True, events_enabled=False):
         assert await tasks[0] == 1
         with pytest.raises(JobFailed, match="no way"):
@@ -112,8 +114,8 @@ async def test_results_arrive_without_events(queue: Queue, server: Server, quick
     assert server.client().exists(queue.keys.events) == 0
 
 
-async def test_results_arrive_when_the_events_key_is_of_another_type(
-    queue: Queue, server: Server, quick_net: None
+async def test_results_arrive_when_the_events_key_has_another_type(
+    queue: Queue, server: Server, quick_polling: None
 ) -> None:
     server.client().set(queue.keys.events, "text")
     job = await queue.add("", 1)
@@ -124,15 +126,15 @@ async def test_results_arrive_when_the_events_key_is_of_another_type(
 
 async def test_results_survive_a_lost_connection(queue: Queue, server: Server) -> None:
     job = await queue.add("", 1)
-    task = await waiting(queue, job)
+    task = await waiting(server, job)
     server.client().client_kill_filter(_type="normal", skipme=True)
     async with working("q", handler, url=server.url, store_results=True):
         assert await task == 1
 
 
 @pytest.mark.parametrize("job_id", [None, "order-7"])
-async def test_a_job_that_was_dead_before_anybody_waited_is_told(
-    queue: Queue, server: Server, no_net: None, job_id: str | None
+async def test_waiting_for_a_dead_letter_raises(
+    queue: Queue, server: Server, no_polling: None, job_id: str | None
 ) -> None:
     async with working("q", handler, url=server.url, store_results=True):
         job = await queue.add("fail", 1, job_id=job_id)
@@ -145,11 +147,11 @@ async def test_a_job_that_was_dead_before_anybody_waited_is_told(
     assert failed.code == "CMQ-008"
 
 
-async def test_a_job_that_dies_while_somebody_waits_is_told_in_the_same_words(
-    queue: Queue, server: Server, no_net: None
+async def test_waiting_for_a_job_that_becomes_a_dead_letter_raises_the_same(
+    queue: Queue, server: Server, no_polling: None
 ) -> None:
     job = await queue.add("fail", 1)
-    tasks = [await waiting(queue, job) for _ in range(2)]
+    tasks = [await waiting(server, job) for _ in range(2)]
     async with working("q", handler, url=server.url, store_results=True):
         for task in tasks:
             with pytest.raises(JobFailed) as caught:
@@ -169,17 +171,19 @@ async def test_a_dead_job_is_found_when_the_producers_clock_is_20_s_ahead(
         await job.result(5)
 
 
-async def test_a_dead_letter_that_is_gone_again_is_told_all_the_same(
-    queue: Queue, server: Server, no_net: None
+async def test_a_dead_letter_that_was_removed_at_once_still_raises(
+    queue: Queue, server: Server, no_polling: None
 ) -> None:
     job = await queue.add("", 1)
-    task = await waiting(queue, job)
+    task = await waiting(server, job)
     server.client().xadd(queue.keys.events, {"e": "dlq", "id": job.id, "ts": 1, "reason": "malformed"})
     with pytest.raises(JobFailed, match="malformed"):
         await task
 
 
-async def test_a_failure_that_will_be_retried_is_no_end(queue: Queue, server: Server, no_net: None) -> None:
+async def test_a_failure_that_will_be_retried_does_not_end_the_wait(
+    queue: Queue, server: Server, no_polling: None
+) -> None:
     async def flaky(job: Job[Any]) -> str:
         if job.attempt < 2:
             raise ValueError
@@ -189,31 +193,31 @@ async def test_a_failure_that_will_be_retried_is_no_end(queue: Queue, server: Se
         assert await (await queue.add("", 1)).result(20) == "third time"
 
 
-async def test_a_replayed_job_is_waited_for_anew(queue: Queue, server: Server, no_net: None) -> None:
+async def test_a_replayed_job_can_be_waited_for_again(queue: Queue, server: Server, no_polling: None) -> None:
     job = await queue.add("fail", 1)
     async with working("q", handler, url=server.url):
         with pytest.raises(JobFailed):
             await job.result(20)
     await queue.replay_dlq()
-    task = await waiting(queue, job)
+    task = await waiting(server, job)
     async with working("q", lambda job: "mended", url=server.url, store_results=True):
         assert await task == "mended"
 
 
-async def test_completed_may_be_told_before_the_result_is_there(queue: Queue, server: Server, no_net: None) -> None:
-    """As chasquimq's workers do."""
+async def test_a_completed_event_may_arrive_before_the_result(queue: Queue, server: Server, no_polling: None) -> None:
+    """ChasquiMQ's workers write them in this order."""
     job = await queue.add("", 1)
-    task = await waiting(queue, job)
+    task = await waiting(server, job)
     client = server.client()
     client.config_resetstat()
     client.xadd(queue.keys.events, {"e": "completed", "id": job.id, "ts": 1, "attempt": 1, "duration_us": 1})
-    await until(lambda: calls(server, "get") >= 2, "it has looked in vain")
+    await until(lambda: calls(server, "get") >= 2, "it has looked it up without success")
     client.set(queue.keys.result(job.id), b"\x2a")
     assert await task == 42
 
 
-async def test_a_result_that_is_no_messagepack_comes_as_bytes(queue: Queue, server: Server) -> None:
-    """A `Consumer` stores the bytes its handler returns."""
+async def test_a_result_that_is_not_messagepack_is_returned_as_bytes(queue: Queue, server: Server) -> None:
+    """A `Consumer` stores the bytes that its handler returns."""
     shutdown = asyncio.Event()
 
     async def raw(job: Job[Any]) -> bytes:
@@ -228,26 +232,26 @@ async def test_a_result_that_is_no_messagepack_comes_as_bytes(queue: Queue, serv
     await task
 
 
-# --- in vain
+# --- timeouts and errors
 
 
-async def test_a_timeout_says_what_may_be_wrong(queue: Queue, server: Server) -> None:
+async def test_a_timeout_error_suggests_a_cause(queue: Queue, server: Server, no_idle_time: None) -> None:
     job = await queue.add("", 1)
     with pytest.raises(TimeoutError, match=f"no result of job {job.id} within 0.05 s; is a worker running"):
         await job.result(0.05)
-    assert queue._waiters._waiting == {}
+    await until(lambda: readers(server) == 0, "the reader has stopped, as no call is left waiting")
 
 
-async def test_a_timeout_says_that_the_worker_stores_no_results(
+async def test_a_timeout_error_says_that_the_worker_stores_no_results(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(waiters, "LOOKS_AFTER_COMPLETED_SECS", (0.0,))
     job = await queue.add("", 1)
     task = asyncio.create_task(job.result(1.5))
-    await until(lambda: _is_reading(queue), "it waits")
+    await until(lambda: readers(server) == 1, "it waits")
     async with working("q", handler, url=server.url):
         with pytest.raises(
-            TimeoutError, match=r"it has completed, but its worker stores no results; .*store_results=True"
+            TimeoutError, match=r"it completed, but its worker does not store results; use .*store_results=True"
         ):
             await task
 
@@ -263,7 +267,7 @@ async def test_a_bad_timeout_is_refused(queue: Queue, timeout: Any) -> None:  # 
         await job.wait_for_result(poll_interval=timeout)
 
 
-async def test_a_job_that_nobody_added_cannot_be_waited_for() -> None:
+async def test_a_job_that_was_never_added_cannot_be_waited_for() -> None:
     with pytest.raises(RuntimeError, match=r"call result\(\) on a job returned by Queue\.add"):
         await Job("id", "n", 1, 0, 0).wait_for_result()
 
@@ -278,45 +282,46 @@ async def test_a_handler_may_wait_for_another_job_but_not_for_its_own(queue: Que
 
     async with working("q", nested, url=server.url, store_results=True, max_attempts=1):
         assert await (await queue.add("outer", 1)).result(20) == "inner done"
-        with pytest.raises(JobFailed, match="not for the job a handler runs"):
+        with pytest.raises(JobFailed, match="a handler cannot wait for its own job"):
             await (await queue.add("own", 1)).result(20)
 
 
-async def test_who_waits_is_told_when_the_queue_is_closed(server: Server) -> None:
+async def test_closing_the_queue_ends_a_wait_with_an_error(server: Server) -> None:
     queue = Queue("q", url=server.url)
-    task = await waiting(queue, await queue.add("", 1))
+    task = await waiting(server, await queue.add("", 1))
     await queue.close()
-    with pytest.raises(ShutdownError, match="closed while somebody waited"):
+    with pytest.raises(ShutdownError, match="closed while this call waited"):
         await task
 
 
-async def test_who_begins_to_wait_while_the_queue_is_closed_is_told_the_same(server: Server) -> None:
+async def test_closing_the_queue_ends_a_wait_that_is_just_starting(server: Server) -> None:
     async with Proxy(server.address) as proxy:
         queue = Queue("q", url=proxy.url)
         job = await queue.add("", 1)
         proxy.hold_replies()
+        server.client().config_resetstat()
         task = asyncio.create_task(job.result(20))
-        await until(lambda: job.id in queue._waiters._waiting, "it waits for its first look")
+        await until(lambda: calls(server, "xrevrange") == 1, "it waits for its first reply")
         await queue.close()
-        with pytest.raises(ShutdownError, match="closed while somebody waited"):
+        with pytest.raises(ShutdownError, match="closed while this call waited"):
             await task
 
 
-async def test_a_waiter_that_is_cancelled_leaves_nothing_behind(queue: Queue, server: Server) -> None:
+async def test_a_cancelled_wait_leaves_nothing_behind(queue: Queue, server: Server, no_idle_time: None) -> None:
     job = await queue.add("", 1)
-    gone, stays = await waiting(queue, job), await waiting(queue, job)
+    gone, stays = await waiting(server, job), await waiting(server, job)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
     async with working("q", handler, url=server.url, store_results=True):
         assert await stays == 1
-    assert queue._waiters._waiting == {}
+    await until(lambda: readers(server) == 0, "the reader has stopped, as no call is left waiting")
 
 
-async def test_the_reader_ends_when_nobody_waits_any_more(
-    queue: Queue, server: Server, quick_net: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(waiters, "IDLE_SECS", 0.0)
+async def test_the_reader_stops_when_no_caller_waits(queue: Queue, server: Server, no_idle_time: None) -> None:
+    job = await queue.add("", 1)
+    task = await waiting(server, job)
     async with working("q", handler, url=server.url, store_results=True):
-        assert await (await queue.add("", 1)).result(20) == 1
-        await until(lambda: queue._waiters._events is None and not queue._waiters._tasks, "the reader has ended")
+        assert await task == 1
+    await until(lambda: readers(server) == 0, "the reader has stopped")
+    async with working("q", handler, url=server.url, store_results=True):
         assert await (await queue.add("", 2)).result(20) == 2

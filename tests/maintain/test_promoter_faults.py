@@ -1,4 +1,4 @@
-"""What can go wrong with the server or its keys: the promoter goes on when it is over, and repeats nothing."""
+"""Faults of the server and its keys: the promoter recovers and repeats no job."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ async def test_jobs_are_promoted_although_the_server_is_without_memory(server: S
         server.config_set(maxmemory=1, maxmemory_policy="noeviction")
         with pytest.raises(redis.RedisError, match=r"OOM|maxmemory"):
             delay(view, member_of("refused"))
-        # The lock is renewed, and what is moved frees what it takes.
-        await until(lambda: view.ids() == ["before", "during"], "it works on")
+        # The lock is renewed, and each promotion frees the memory that it needs.
+        await until(lambda: view.ids() == ["before", "during"], "it keeps promoting")
         assert view.delayed() == []
 
 
@@ -69,7 +69,7 @@ async def test_a_promoter_starts_on_a_server_without_memory(
         assert view.delayed_ids() == ["due"]
         server.config_set(maxmemory=0)
         await until(view.length, "it works")
-    assert len(troubles.about("OOM")) == 1  # said once, not once a try
+    assert len(troubles.about("OOM")) == 1  # logged once, not at every attempt
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
@@ -111,7 +111,7 @@ async def test_a_promoter_survives_a_server_that_is_killed_and_comes_back(
 
 @pytest.mark.servers
 @pytest.mark.parametrize("key", ["delayed", "stream", "promoter_lock"])
-async def test_a_promoter_waits_out_a_key_of_a_wrong_type(
+async def test_a_promoter_recovers_from_a_key_of_the_wrong_type(
     server: Server | Cluster, key: str, troubles: Troubles
 ) -> None:
     view = QueueView(server, "q")
@@ -126,7 +126,7 @@ async def test_a_promoter_waits_out_a_key_of_a_wrong_type(
     assert len(troubles) == 1
 
 
-async def test_an_events_key_of_a_wrong_type_costs_the_events_only(server: Server, troubles: Troubles) -> None:
+async def test_an_events_key_of_the_wrong_type_only_loses_the_events(server: Server, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     view.client.set(view.keys.events, "of a wrong type")
     for job_id in "abc":
@@ -136,12 +136,12 @@ async def test_an_events_key_of_a_wrong_type_costs_the_events_only(server: Serve
         await until(lambda: not view.delayed(), "all are moved")
     assert view.ids() == ["a", "b", "c"]
     assert view.client.xlen(view.keys.dlq) == 1
-    assert troubles.about("in trouble") == []
+    assert troubles.about("failed; retrying") == []
 
 
 @pytest.mark.servers("valkey", "redis62", "redis86")
 @pytest.mark.parametrize("forbidden", ["zrem", "xadd"])
-async def test_an_acl_that_forbids_half_of_the_move_never_leads_to_a_job_moved_twice(
+async def test_an_acl_that_forbids_half_of_a_promotion_repeats_no_job(
     server: Server, forbidden: str, troubles: Troubles
 ) -> None:
     view = QueueView(server, "q")
@@ -153,12 +153,12 @@ async def test_an_acl_that_forbids_half_of_the_move_never_leads_to_a_job_moved_t
             assert view.length() == 0
             assert [found for found, _ in view.delayed()] == [member]
             view.client.execute_command("ACL", "SETUSER", "half", f"+{forbidden}")
-            await until(view.length, "it is moved when that is allowed")
+            await until(view.length, "it is moved once allowed")
     assert view.ids() == ["due"]
     assert view.delayed() == []
 
 
-async def test_a_metrics_sink_that_raises_hurts_nobody(server: Server, troubles: Troubles) -> None:
+async def test_a_metrics_sink_that_raises_does_not_stop_promotion(server: Server, troubles: Troubles) -> None:
     class Raising(MetricsSink):
         def promoter_tick(self, tick: PromoterTick) -> None:
             raise RuntimeError("no more disk")
@@ -176,17 +176,17 @@ async def test_a_metrics_sink_that_raises_hurts_nobody(server: Server, troubles:
             delay(view, member_of(str(number)))
             await until(lambda number=number: view.length() == number + 1, "it is moved")
     assert troubles.about("the metrics sink failed")
-    assert troubles.about("in trouble") == []  # a round that failed would be followed by a pause
+    assert troubles.about("failed; retrying") == []  # a failed round would be followed by a pause
 
 
-async def test_without_a_server_a_promoter_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_promoter_without_a_server_raises_at_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tampu.redis.client.Client.up.__defaults__", (0.2, None))
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1\b"):
         await promoter("redis://127.0.0.1:1").run(asyncio.Event())
 
 
 def move_slot(cluster: Cluster, view: QueueView) -> None:
-    """Moves the queue to another node, all at once."""
+    """Move the queue to another node in one step."""
     home = cluster.node_of(view.keys.stream)
     target = cluster.masters[(cluster.masters.index(home) + 1) % 3]
     slot = home.client().execute_command("CLUSTER KEYSLOT", view.keys.stream)

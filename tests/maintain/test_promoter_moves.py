@@ -1,4 +1,4 @@
-"""What the promoter moves, when, and what it leaves alone."""
+"""Which jobs the promoter moves, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from servers.process import Server
     from support.troubles import Troubles
 
-#: A look every so often would never come: what happens, happens because the promoter knew when to look.
+#: Too long to poll within a test: jobs are promoted only because the promoter knew when they were due.
 NEVER_MS = 3_600_000
 
 
@@ -71,7 +71,7 @@ async def test_a_promoter_wakes_for_the_next_due_time_and_not_before(server: Ser
 
 
 @pytest.mark.servers
-async def test_a_job_delayed_by_a_producer_is_promoted_without_traces(server: Server | Cluster) -> None:
+async def test_a_promoted_job_leaves_no_index_behind(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     async with Producer.connect(server.url, ProducerConfig(queue_name="q", idempotency="off")) as producer:
         job_id = await producer.add_in(0.05, {"n": 1})
@@ -79,18 +79,18 @@ async def test_a_job_delayed_by_a_producer_is_promoted_without_traces(server: Se
         async with running(promoter(server, events_enabled=False)):
             await until(lambda: view.length() == 2, "both are in the stream")
     assert sorted(view.ids()) == sorted([job_id, "mine"])
-    # The marker stays by design: the id may not be added again yet.
+    # The marker stays on purpose: the id must not be added again yet.
     assert set(view.all_keys()) == {":stream", ":dlid:mine"}
 
 
 @pytest.mark.servers
-async def test_the_index_goes_only_if_it_still_holds_what_was_promoted(server: Server | Cluster) -> None:
+async def test_the_index_is_deleted_only_if_it_holds_the_promoted_member(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     keys = view.keys
     for job_id in ("same", "again", "odd"):
         delay(view, member_of(job_id))
     view.client.set(keys.delayed_index("same"), member_of("same"))
-    view.client.set(keys.delayed_index("again"), member_of("again", payload="delayed anew"))
+    view.client.set(keys.delayed_index("again"), member_of("again", payload="delayed again"))
     view.client.sadd(keys.delayed_index("odd"), "of a wrong type")
     async with running(promoter(server)):
         await until(lambda: view.length() == 3, "all are in the stream")
@@ -99,13 +99,13 @@ async def test_the_index_goes_only_if_it_still_holds_what_was_promoted(server: S
 
 
 @pytest.mark.servers
-async def test_at_a_full_stream_due_jobs_stay_and_come_when_there_is_room(server: Server | Cluster) -> None:
+async def test_due_jobs_wait_until_a_full_stream_has_room(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     for number in range(5):
         delay(view, member_of(str(number)), LONG_AGO_MS + number)
     metrics = InMemorySink()
     async with running(promoter(server, max_stream_len=3, metrics=metrics, poll_interval_ms=20)):
-        await until(lambda: len(metrics.promoter_ticks) >= 3, "it looks again and again")
+        await until(lambda: len(metrics.promoter_ticks) >= 3, "it polls repeatedly")
         assert view.ids() == ["0", "1", "2"]
         assert view.delayed_ids() == ["3", "4"]
         assert metrics.promoter_ticks[-1].depth == 2
@@ -115,7 +115,7 @@ async def test_at_a_full_stream_due_jobs_stay_and_come_when_there_is_room(server
         assert view.delayed_ids() == ["4"]
 
 
-async def test_a_full_stream_is_not_asked_again_without_a_pause(server: Server) -> None:
+async def test_a_full_stream_is_polled_at_intervals(server: Server) -> None:
     view = QueueView(server, "q")
     for number in range(2):
         delay(view, member_of(str(number)), LONG_AGO_MS + number)
@@ -128,7 +128,7 @@ async def test_a_full_stream_is_not_asked_again_without_a_pause(server: Server) 
     assert len(metrics.promoter_ticks) == 1
 
 
-async def test_large_jobs_travel_a_few_at_a_time(server: Server) -> None:
+async def test_large_jobs_are_promoted_a_few_at_a_time(server: Server) -> None:
     view = QueueView(server, "q")
     for number in range(12):
         delay(view, member_of(str(number), payload="x" * 100_000), LONG_AGO_MS + number)
@@ -146,9 +146,9 @@ async def test_waiting_events_name_the_job(server: Server | Cluster) -> None:
     delay(view, member_of("b"), LONG_AGO_MS + 1)
     async with running(promoter(server)):
         await until(lambda: view.length() == 2, "both are in the stream")
-    told = view.events()
-    assert all(abs(int(event.pop("ts")) - view.now_ms()) < 60_000 for event in told)
-    assert told == [
+    events = view.events()
+    assert all(abs(int(event.pop("ts")) - view.now_ms()) < 60_000 for event in events)
+    assert events == [
         {"e": "waiting", "id": "a", "n": "mail", "created_at_ms": "1700000000000"},
         {"e": "waiting", "id": "b", "created_at_ms": "1700000000000"},
     ]
@@ -171,7 +171,7 @@ async def test_the_events_stream_is_trimmed(server: Server) -> None:
     assert 100 <= len(view.events()) < 300
 
 
-#: Members nobody can read, and what the dead letter says.
+#: Unreadable members, and the detail of their dead letters.
 POISON = {
     b"": "got 0 bytes in all",
     b"ab": "got 2 bytes in all",
@@ -182,7 +182,7 @@ POISON = {
 
 
 @pytest.mark.servers
-async def test_poison_members_become_dead_letters_with_their_bytes_and_stop_nothing(server: Server | Cluster) -> None:
+async def test_unreadable_members_become_dead_letters_with_their_bytes(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     for member in POISON:
         delay(view, member)
@@ -192,7 +192,7 @@ async def test_poison_members_become_dead_letters_with_their_bytes_and_stop_noth
         await until(view.length, "the good one is in the stream")
         await until(lambda: not view.delayed(), "nothing is left")
         delay(view, member_of("later"))
-        await until(lambda: view.length() == 2, "the promoter goes on")
+        await until(lambda: view.length() == 2, "the promoter keeps promoting")
     letters = view.dead_letters()
     assert {letter.payload for letter in letters} == set(POISON)
     for letter in letters:
@@ -204,7 +204,7 @@ async def test_poison_members_become_dead_letters_with_their_bytes_and_stop_noth
     assert [letter.reason for letter in metrics.dead_letters] == ["malformed"] * len(POISON)
 
 
-async def test_a_batch_of_nothing_but_poison_does_not_hold_up_the_rest(server: Server) -> None:
+async def test_a_batch_of_unreadable_members_does_not_delay_the_rest(server: Server) -> None:
     view = QueueView(server, "q")
     for number in range(40):
         delay(view, b"%02d" % number)
@@ -214,7 +214,7 @@ async def test_a_batch_of_nothing_but_poison_does_not_hold_up_the_rest(server: S
     assert len(view.dead_letters()) == 40
 
 
-async def test_poison_that_cannot_be_buried_stays_and_the_others_go_on(server: Server, troubles: Troubles) -> None:
+async def test_members_that_cannot_be_dead_lettered_stay_and_delay_no_other(server: Server, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     view.client.set(view.keys.dlq, "of a wrong type")
     delay(view, b"ab")
@@ -224,14 +224,16 @@ async def test_poison_that_cannot_be_buried_stays_and_the_others_go_on(server: S
         delay(view, member_of("next"))
         await until(lambda: view.length() == 2, "and the next one")
         assert [member for member, _ in view.delayed()] == [b"ab"]
-        assert troubles.about("in trouble") == []
-        assert len(troubles.about("cannot be dead-lettered: WRONGTYPE")) == 1
+        assert troubles.about("failed; retrying") == []
+        assert len(troubles.about("cannot dead-letter unreadable members of the delayed set: WRONGTYPE")) == 1
         view.client.delete(view.keys.dlq)
-        await until(view.dead_letters, "it is buried when it can be")
+        await until(view.dead_letters, "it is dead-lettered once possible")
     assert view.dead_letters()[0].payload == b"ab"
 
 
-async def test_what_is_put_off_just_before_it_is_moved_stays(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_member_rescheduled_just_before_its_promotion_stays(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     view = QueueView(server, "q")
     put_off, due = delay(view, member_of("put off")), delay(view, member_of("due"))
     run = Client.run
@@ -250,7 +252,7 @@ async def test_what_is_put_off_just_before_it_is_moved_stays(server: Server, mon
 
 
 @pytest.mark.servers
-async def test_jobs_that_are_put_before_others_just_before_those_are_moved_are_no_trouble(
+async def test_a_member_added_before_others_during_a_promotion_is_harmless(
     server: Server | Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     view = QueueView(server, "q")
@@ -272,7 +274,7 @@ async def test_jobs_that_are_put_before_others_just_before_those_are_moved_are_n
 
 
 @pytest.mark.servers
-async def test_members_of_every_form_move_side_by_side(server: Server | Cluster) -> None:
+async def test_members_of_every_form_are_promoted_together(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     slot, made_ms = encode_slot({"n": 1}, "bin"), 1_700_000_000_000
     retry = JobRetryOverride(7, BackoffSpec.fixed(5))
@@ -291,7 +293,7 @@ async def test_members_of_every_form_move_side_by_side(server: Server | Cluster)
             delay(view, encode_delayed_member(name, envelope), due)
             due += 1
     async with running(promoter(server, events_enabled=True)):
-        await until(lambda: len(view.events()) == 21, "all are in the stream, and told")
+        await until(lambda: len(view.events()) == 21, "all are in the stream, with their events")
     assert view.ids() == [*envelopes] * 3
     assert [(event["id"], event.get("n", ""), event["created_at_ms"]) for event in view.events()] == [
         (job_id, name, "7" if job_id == "small time" else str(made_ms))
@@ -301,7 +303,7 @@ async def test_members_of_every_form_move_side_by_side(server: Server | Cluster)
 
 
 @pytest.mark.servers
-async def test_an_undecodable_envelope_is_the_readers_to_judge(server: Server | Cluster) -> None:
+async def test_an_undecodable_envelope_is_promoted_and_dead_lettered(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     delay(view, b"\x04\x00\x00\x00mail" + b"\xc1 no envelope")
 
@@ -315,7 +317,7 @@ async def test_an_undecodable_envelope_is_the_readers_to_judge(server: Server | 
 
 
 @pytest.mark.parametrize("score", [float("-inf"), -1, 0, 0.5])
-async def test_a_score_that_is_no_time_is_simply_due(server: Server, score: float) -> None:
+async def test_a_score_that_is_not_a_time_is_due(server: Server, score: float) -> None:
     view = QueueView(server, "q")
     for job_id in "abc":
         delay(view, member_of(job_id), score)
@@ -328,7 +330,7 @@ async def test_a_score_that_is_no_time_is_simply_due(server: Server, score: floa
 
 
 @pytest.mark.servers
-async def test_a_worker_promotes_by_itself(server: Server | Cluster) -> None:
+async def test_a_worker_promotes_by_default(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     delay(view, member_of("due", "mail"))
     ran: list[str] = []
@@ -342,7 +344,7 @@ async def test_a_worker_promotes_by_itself(server: Server | Cluster) -> None:
     assert not view.client.exists(view.keys.promoter_lock)
 
 
-async def test_a_worker_told_not_to_promotes_nothing(server: Server) -> None:
+async def test_a_worker_with_delayed_enabled_off_promotes_nothing(server: Server) -> None:
     view = QueueView(server, "q")
     delay(view, member_of("due"))
     ran: list[str] = []
@@ -358,7 +360,7 @@ async def test_a_worker_told_not_to_promotes_nothing(server: Server) -> None:
     assert view.delayed_ids() == ["due"]
 
 
-async def test_a_worker_passes_its_settings_on_to_its_promoter(server: Server) -> None:
+async def test_a_worker_passes_its_settings_to_its_promoter(server: Server) -> None:
     view = QueueView(server, "q")
     for number in range(1000):
         view.client.xadd(view.keys.dlq, {"d": str(number)})
@@ -368,7 +370,7 @@ async def test_a_worker_passes_its_settings_on_to_its_promoter(server: Server) -
         pass
 
     async with consuming(server.url, handler, queue_name="q", dlq_max_stream_len=50, events_enabled=False):
-        await until(lambda: not view.delayed(), "the poison is buried")
+        await until(lambda: not view.delayed(), "the unreadable member is dead-lettered")
     assert view.client.xlen(view.keys.dlq) < 300
     assert not view.client.exists(view.keys.events)
 

@@ -1,4 +1,4 @@
-"""What the scheduler fires, how often, and what becomes of the spec."""
+"""Which jobs the scheduler fires, how often, and when a spec is removed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
 
-#: A look every so often would never come: what happens, happens because the scheduler knew when to look.
+#: Too long to poll within a test: jobs fire only because the scheduler knew when they were due.
 NEVER_MS = 3_600_000
 HOUR_MS = 3_600_000
 
@@ -55,7 +55,7 @@ async def test_a_due_repeatable_fires_one_job_of_its_name_and_payload(server: Se
     make_due(view, key, due)
     async with running(scheduler(server)):
         await until(view.length, "it has fired")
-        await until(lambda: next_fire(view, key) == due + HOUR_MS, "it keeps its rhythm")
+        await until(lambda: next_fire(view, key) == due + HOUR_MS, "its next fire keeps the interval")
     [job] = view.jobs()
     assert (job.id, job.name, job.payload, job.attempt, job.retry) == (fire_id(key, due), "mail", {"k": 1}, 0, None)
     assert abs(job.created_at_ms - view.now_ms()) < 60_000
@@ -63,7 +63,7 @@ async def test_a_due_repeatable_fires_one_job_of_its_name_and_payload(server: Se
 
 
 @pytest.mark.servers
-async def test_missed_fires_are_made_up_for_as_the_policy_says(server: Server | Cluster) -> None:
+async def test_missed_fires_follow_the_policy(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     policies = {
         "skip": (MissedFiresPolicy.skip(), [10]),
@@ -85,7 +85,7 @@ async def test_missed_fires_are_made_up_for_as_the_policy_says(server: Server | 
         assert fired(view, name) == len(expected)
 
 
-async def test_fire_all_fires_what_it_says_also_when_that_takes_several_calls(server: Server) -> None:
+async def test_fire_all_catches_up_in_several_calls(server: Server) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 10_000 * 1000
     pattern = RepeatPattern.every(1000)
@@ -96,12 +96,12 @@ async def test_fire_all_fires_what_it_says_also_when_that_takes_several_calls(se
     async with running(scheduler(server)):
         await until(lambda: (next_fire(view, "k") or 0) > view.now_ms() - 1000, "it is up to date")
     assert [job.id for job in view.jobs()][:950] == [fire_id("k", due + 1000 * number) for number in range(950)]
-    assert view.length() < 960  # one a second since
+    assert view.length() < 960  # one per second since then
     assert fired(view, "k") == view.length()
 
 
 @pytest.mark.servers
-async def test_a_repeatable_with_a_limit_fires_that_often_and_is_gone(server: Server | Cluster) -> None:
+async def test_a_repeatable_is_removed_after_its_limit(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     await register(view, RepeatPattern.every(20), limit=3)
     async with running(scheduler(server)):
@@ -109,7 +109,7 @@ async def test_a_repeatable_with_a_limit_fires_that_often_and_is_gone(server: Se
     assert view.length() == 3
 
 
-async def test_a_limit_is_kept_within_one_catching_up(server: Server) -> None:
+async def test_a_limit_holds_while_catching_up(server: Server) -> None:
     view = QueueView(server, "q")
     policy = MissedFiresPolicy.fire_all(500)
     write_spec(view, hourly(missed_fires=policy, limit=4), view.now_ms() - 500 * HOUR_MS)
@@ -118,7 +118,7 @@ async def test_a_limit_is_kept_within_one_catching_up(server: Server) -> None:
     assert view.length() == 4
 
 
-async def test_a_limit_of_zero_is_none(server: Server) -> None:
+async def test_a_limit_of_zero_means_no_limit(server: Server) -> None:
     view = QueueView(server, "q")
     write_spec(view, hourly(limit=0), view.now_ms() - 1)
     async with running(scheduler(server)):
@@ -156,13 +156,13 @@ async def test_a_fire_at_exactly_end_before_is_allowed_and_none_after_it(server:
 async def test_an_end_before_the_first_fire_is_refused(server: Server) -> None:
     view = QueueView(server, "q")
     now = view.now_ms()
-    with pytest.raises(ConfigError, match=rf"end_before_ms {now} is before the first fire"):
+    with pytest.raises(ConfigError, match=rf"end_before_ms must not be before the first fire \(\d+\); got {now}"):
         await register(view, RepeatPattern.every(1000), end_before_ms=now)
     assert repeat_keys(view) == set()
 
 
 @pytest.mark.servers
-async def test_the_last_fire_of_a_cron_with_a_year_is_fired_and_the_spec_is_gone(server: Server | Cluster) -> None:
+async def test_the_last_fire_of_a_cron_with_a_year_removes_the_spec(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     soon = datetime.fromtimestamp(view.now_ms() // 1000 + 2, UTC)
     await register(view, RepeatPattern.cron(soon.strftime("%S %M %H %d %m * %Y")))
@@ -174,7 +174,7 @@ async def test_the_last_fire_of_a_cron_with_a_year_is_fired_and_the_spec_is_gone
 
 
 @pytest.mark.parametrize("zone", ["America/Lima", "Asia/Kolkata", "Australia/Lord_Howe", "Europe/London"])
-async def test_a_cron_fires_by_the_clock_of_its_zone(server: Server, zone: str) -> None:
+async def test_a_cron_fires_in_its_time_zone(server: Server, zone: str) -> None:
     view = QueueView(server, "q")
     key = await register(view, RepeatPattern.cron("30 9 * * *", tz=zone))
     first = next_fire(view, key) or 0
@@ -194,14 +194,14 @@ async def test_an_interval_shorter_than_the_tick_fires_every_time(server: Server
     key = await register(view, RepeatPattern.every(100))
     first = next_fire(view, key) or 0
     async with running(scheduler(server, tick_interval_ms=NEVER_MS, lock_ttl_secs=600)):
-        await until(lambda: view.length() >= 5, "it fires again and again", within_secs=10)
+        await until(lambda: view.length() >= 5, "it fires repeatedly", within_secs=10)
     times = {fire_id(key, first + 100 * number): number for number in range(1000)}
     numbers = [times[job_id] for job_id in view.ids()]
-    assert numbers == sorted(set(numbers))  # a busy machine may skip one, but none comes twice or off the beat
+    assert numbers == sorted(set(numbers))  # a busy machine may skip one, but none is repeated or off the interval
 
 
 @pytest.mark.servers
-async def test_registering_anew_starts_a_new_count_and_a_new_rhythm(server: Server | Cluster) -> None:
+async def test_registering_again_starts_a_new_count_and_a_new_rhythm(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     key = await register(view, RepeatPattern.every(HOUR_MS), limit=10)
     for count in range(1, 5):
@@ -222,7 +222,7 @@ async def test_registering_anew_starts_a_new_count_and_a_new_rhythm(server: Serv
 
 
 @pytest.mark.servers
-async def test_ensuring_the_same_again_changes_nothing_and_another_one_does(server: Server | Cluster) -> None:
+async def test_ensuring_an_identical_spec_changes_nothing(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     spec = RepeatableSpec("tick", RepeatPattern.every(HOUR_MS), {"k": 1}, limit=10)
     async with open_producer(server.url) as producer:
@@ -235,7 +235,7 @@ async def test_ensuring_the_same_again_changes_nothing_and_another_one_does(serv
         assert (next_fire(view, key), fired(view, key)) == (before, 1)
         await producer.ensure_repeatable(spec.with_limit(5))
         assert fired(view, key) == 0
-        view.client.zrem(view.keys.repeat, key)  # set aside, by an implementation that could not read it
+        view.client.zrem(view.keys.repeat, key)  # set aside by an implementation that could not read it
         await producer.ensure_repeatable(spec.with_limit(5))
         assert next_fire(view, key) is not None
         assert await producer.remove_repeatable(key)
@@ -244,7 +244,7 @@ async def test_ensuring_the_same_again_changes_nothing_and_another_one_does(serv
 
 
 @pytest.mark.servers
-async def test_at_a_full_stream_fires_wait_in_the_delayed_set(server: Server | Cluster) -> None:
+async def test_fires_wait_in_the_delayed_set_while_the_stream_is_full(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     policy = MissedFiresPolicy.fire_all(10)
     due = view.now_ms() - 4 * HOUR_MS - 1
@@ -256,12 +256,12 @@ async def test_at_a_full_stream_fires_wait_in_the_delayed_set(server: Server | C
     assert view.delayed_ids() == ids[2:]
     assert all(score <= view.now_ms() for _, score in view.delayed())
     async with running(Promoter(server.url, PromoterConfig(queue_name="q"))):
-        await until(lambda: view.length() == 5, "the promoter brings them in")
+        await until(lambda: view.length() == 5, "the promoter moves them into the stream")
     assert view.ids() == ids
     assert {job.name for job in view.jobs()} == {"tick"}
 
 
-async def test_the_clock_is_the_servers(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_fires_use_the_servers_clock(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     view = QueueView(server, "q")
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() + 7200)
@@ -287,7 +287,7 @@ async def test_a_scheduler_keeps_going_until_nothing_is_due(server: Server) -> N
 
 
 @pytest.mark.servers
-async def test_a_worker_fires_by_itself(server: Server | Cluster) -> None:
+async def test_a_worker_fires_by_default(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     write_spec(view, hourly(), view.now_ms() - 1)
     ran: list[Any] = []
@@ -302,7 +302,7 @@ async def test_a_worker_fires_by_itself(server: Server | Cluster) -> None:
     assert not view.client.exists(view.keys.scheduler_lock)
 
 
-async def test_a_worker_told_not_to_fires_nothing(server: Server) -> None:
+async def test_a_worker_with_run_scheduler_off_fires_nothing(server: Server) -> None:
     view = QueueView(server, "q")
     write_spec(view, hourly(), view.now_ms() - 1)
     ran: list[str] = []
@@ -329,14 +329,14 @@ async def test_one_process_may_fire_for_several_queues(server: Server | Cluster)
     assert [[job.name for job in view.jobs()] for view in views] == [["one"], ["two"], ["three"]]
 
 
-# --- many at once, far away
+# --- many schedules, slow connection
 
 
 @pytest.mark.timeout(120)
 async def test_many_schedules_at_10_ms_round_trip_skip_no_fire(
     server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """800 schedules, each due three times, 2 s apart: fired one by one, they would fall behind."""
+    """800 schedules are due three times each, 2 s apart: a scheduler that fired one by one would fall behind."""
     view = QueueView(server, "q")
     specs = [hourly(key=f"k{number}", pattern=RepeatPattern.every(2000)) for number in range(800)]
     first = view.now_ms() + 1000
@@ -354,7 +354,7 @@ async def test_skipped_fires_are_logged(server: Server, caplog: pytest.LogCaptur
     write_spec(view, hourly(pattern=RepeatPattern.every(1000)), view.now_ms() - 5500)
     async with running(scheduler(server)):
         await until(view.length, "it has fired")
-        await until(lambda: "skipped 5 fires of 1 schedules of queue q" in caplog.text, "and the rest is logged")
+        await until(lambda: "5 fires in total, schedules affected: 1" in caplog.text, "the skipped fires are logged")
 
 
 @pytest.mark.timeout(120)
@@ -373,4 +373,4 @@ async def test_five_thousand_crons_due_at_once_fire_in_batches(server: Server) -
         async with running(Scheduler(proxy.url, SchedulerConfig(queue_name="q"))):
             await until(lambda: view.length() == 5000, "all have fired", within_secs=30)
         took = time.monotonic() - started
-    assert took < 20, "one after the other they would take 100 s; alone on a machine this takes 3"
+    assert took < 20, "one by one they would take 100 s; in batches, on an idle machine, 3 s"

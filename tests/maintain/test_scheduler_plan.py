@@ -1,4 +1,4 @@
-"""Which fires are written, by policy and lateness: a table, the recorded fires of ChasquiMQ, and properties."""
+"""The plan of fires by policy and lateness: a table, fires recorded from ChasquiMQ, and properties."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIP = MissedFiresPolicy.skip()
 ONCE = MissedFiresPolicy.fire_once()
 ALL_3 = MissedFiresPolicy.fire_all(3)
 ALL_50 = MissedFiresPolicy.fire_all(50)
-#: As another implementation may have stored it; ours refuses to make it.
+#: A value that another implementation may have stored; tampu's constructor refuses it.
 ALL_0 = MissedFiresPolicy.from_wire(0)
 
 MINUTE = 60_000
@@ -43,14 +43,14 @@ def cron(expression: str, policy: MissedFiresPolicy = SKIP, tz: str | None = Non
     return spec_of(RepeatPattern.cron(expression, tz=tz), policy, **bounds)
 
 
-#: What happens, the spec, how late it is looked at, the fires and the next fire; times from T, where it is due.
+#: Description, spec, lateness, fires and next fire. Times are relative to T, when the spec is due.
 TABLE: list[tuple[str, StoredSpec, int, list[int], int | None]] = [
-    # on time, every policy does the same
+    # on time: all policies are the same
     ("due this very millisecond", every(1000), 0, [0], 1000),
     ("less than one interval late: Skip", every(MINUTE), 59_999, [0], MINUTE),
     ("less than one interval late: FireOnce", every(MINUTE, ONCE), 59_999, [0], MINUTE),
     ("less than one interval late: FireAll", every(MINUTE, ALL_3), 59_999, [0], MINUTE),
-    ("on time although FireAll makes up for nothing", every(MINUTE, ALL_0), 59_999, [0], MINUTE),
+    ("on time although FireAll catches up on nothing", every(MINUTE, ALL_0), 59_999, [0], MINUTE),
     # Skip: the newest if less than one interval or less than 10 s late, never an older one
     ("Skip drops the older ones", every(1000), 10_500, [10_000], 11_000),
     ("Skip exactly one interval late: the new one is due", every(MINUTE), MINUTE, [MINUTE], 2 * MINUTE),
@@ -59,13 +59,13 @@ TABLE: list[tuple[str, StoredSpec, int, list[int], int | None]] = [
     ("Skip, a daily job 8 hours late", cron("0 0 * * *"), 8 * HOUR, [0], DAY),
     ("Skip, a daily job 2 days and 8 hours late", cron("0 0 * * *"), 2 * DAY + 8 * HOUR, [2 * DAY], 3 * DAY),
     ("Skip, a burst: only the newest of it", cron("0-9 0 0 * * *"), 9 * HOUR, [9000], DAY),
-    # FireOnce: one for all
+    # FireOnce: one fire for all missed ones
     ("FireOnce", every(1000, ONCE), 10_500, [10_000], 11_000),
     ("FireOnce, far behind", cron("*/5 * * * *", ONCE), 30 * DAY + MINUTE, [30 * DAY], 30 * DAY + 5 * MINUTE),
-    # FireAll: the oldest first, as many as it says, then on with the rhythm
+    # FireAll: up to max_catchup fires, the oldest first, then the usual interval
     ("FireAll takes the oldest", every(1000, ALL_3), 10_500, [0, 1000, 2000], 11_000),
     ("FireAll takes all there are", every(1000, ALL_50), 4500, [0, 1000, 2000, 3000, 4000], 5000),
-    ("FireAll with nothing to make up for", every(1000, ALL_0), 10_500, [], 11_000),
+    ("FireAll with nothing to catch up on", every(1000, ALL_0), 10_500, [], 11_000),
     ("FireAll by the clock", cron("0 */6 * * *", ALL_3), DAY, [0, 6 * HOUR, 12 * HOUR], DAY + 6 * HOUR),
     # end_before: a fire at exactly that time is allowed, none after it
     ("the last one before the end", every(1000, end_before_ms=T + 999), 0, [0], None),
@@ -137,7 +137,7 @@ def test_a_zone_keeps_its_time_of_day_when_the_clocks_change() -> None:
 
 
 def test_a_spec_far_behind_is_planned_at_once() -> None:
-    """Every second for 30 years is a billion fires: none of them is stepped over one by one."""
+    """One fire per second for 30 years is a billion fires, which must not be counted one by one."""
     for spec in (cron("* * * * * *"), cron("* * * * * *", ONCE, tz="America/Lima"), every(1)):
         firing = plan(spec, T - 30 * 365 * DAY, T)
         assert firing.fires == (T,)
@@ -158,7 +158,7 @@ patterns = st.one_of(
 
 
 @given(patterns, policies, st.integers(0, 3 * DAY), st.one_of(st.none(), st.integers(0, 4 * DAY)))
-def test_whatever_the_plan_its_fires_are_due_and_the_next_is_not(
+def test_in_every_plan_the_fires_are_due_and_the_next_one_is_not(
     pattern: RepeatPattern, policy: MissedFiresPolicy, late_ms: int, end_after_ms: int | None
 ) -> None:
     due = pattern.next_fire_ms(T)
@@ -172,7 +172,7 @@ def test_whatever_the_plan_its_fires_are_due_and_the_next_is_not(
     assert all(due <= fire <= last for fire in firing.fires)
     assert firing.next_ms is None or firing.next_ms > now
     assert firing.next_ms is None or end is None or firing.next_ms <= end
-    # Each fire, and the next, is one the pattern has.
+    # Each fire, and the next one, matches the pattern.
     assert all(
         fire == due or pattern.next_fire_ms(fire - 1) == fire or pattern.kind == "every" for fire in firing.fires
     )
@@ -182,17 +182,17 @@ def test_whatever_the_plan_its_fires_are_due_and_the_next_is_not(
         assert len(firing.fires) <= 1
 
 
-def test_a_fires_id_is_the_same_wherever_it_is_computed() -> None:
-    # Computed elsewhere: the millisecond, then the first 80 bits of SHA-256("mail::every:1000"), in base 32.
+def test_the_id_of_a_fire_is_the_same_everywhere() -> None:
+    # Computed independently: the millisecond, then the first 80 bits of SHA-256("mail::every:1000"), in base 32.
     assert fire_id("mail::every:1000", T) == "01M7E81W006NXBQHD8QPCS5R5F"
     assert decode_ulid_time(fire_id("mail::every:1000", T)) == T
     assert len({fire_id(key, T + late) for key in ("a", "b", "é", "\udcff") for late in (0, 1)}) == 8
 
 
-# --- what ChasquiMQ 1.3.0 was recorded to do
+# --- fires recorded from ChasquiMQ 1.3.0
 
 RECORDED = json.loads((Path(__file__).parents[1] / "vectors" / "cmq_fires.json").read_text())
-#: Where we differ, and why.
+#: Differences from ChasquiMQ, and their reasons.
 DIFFERENT = {
     "missed_skip": "it fires nothing once a whole interval has passed; Skip here fires the newest due time",
     "bug_every_shorter_than_tick": "for the same reason a spec with an interval shorter than a tick never fires there",
@@ -209,15 +209,13 @@ def recorded_rounds() -> list[Any]:
 
 
 @pytest.mark.parametrize(("vector", "one"), recorded_rounds())
-def test_a_plan_is_as_recorded_from_chasquimq_or_better_where_it_says_so(
-    vector: dict[str, Any], one: dict[str, Any]
-) -> None:
+def test_a_plan_matches_the_recorded_one_except_listed_differences(vector: dict[str, Any], one: dict[str, Any]) -> None:
     policy = {"Skip": SKIP, "FireOnce": ONCE}.get(str(vector["missed_fires"]))
     if policy is None:
         policy = MissedFiresPolicy.fire_all(vector["missed_fires"]["FireAll"])
     end = vector["end_before_ms"] or None
     firing = plan(every(vector["every_ms"], policy, end_before_ms=end), one["due_ms"], one["now_ms"])
-    is_over = end is not None and one["next_ms"] > end  # there the script removes it, being told the next one
+    is_over = end is not None and one["next_ms"] > end  # there, the script removes it given the next fire
     assert firing.next_ms == (None if is_over else one["next_ms"])
     if vector["name"] in DIFFERENT:
         assert firing.fires == (one["next_ms"] - vector["every_ms"],)
@@ -226,5 +224,5 @@ def test_a_plan_is_as_recorded_from_chasquimq_or_better_where_it_says_so(
         assert list(firing.fires) == one["fires"]
 
 
-def test_every_recorded_difference_is_still_one() -> None:
+def test_every_listed_difference_still_exists() -> None:
     assert set(DIFFERENT) <= {vector["name"] for vector in RECORDED}

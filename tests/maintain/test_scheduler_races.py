@@ -1,4 +1,4 @@
-"""Fires come once: whoever leads, whatever is changed meanwhile, whichever part of a fire is refused."""
+"""Each fire is written once: whichever process leads, whatever changes meanwhile, whatever the server refuses."""
 
 from __future__ import annotations
 
@@ -43,27 +43,27 @@ def hourly(**spec: Any) -> StoredSpec:
 
 
 @pytest.mark.servers
-async def test_a_scheduler_paused_beyond_the_ttl_never_fires_what_its_spare_has_fired(server: Server | Cluster) -> None:
+async def test_a_scheduler_paused_beyond_the_ttl_fires_nothing_twice(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     write_spec(view, hourly(), due)
     paused = PartProcess("scheduler", server.url, pause_before="fire", queue_name="q", lock_ttl_secs=1, holder_id="old")
     with paused:
-        paused.until_paused()  # it has read the spec and its score, and is about to fire
-        async with running(scheduler(server.url, holder_id="spare", lock_ttl_secs=600)):
-            await until(view.length, "the spare has taken over and fired")
+        paused.until_paused()  # it has read the spec and its score and is about to fire
+        async with running(scheduler(server.url, holder_id="standby", lock_ttl_secs=600)):
+            await until(view.length, "the standby has taken over and fired")
             paused.resume()
             make_due(view, "k", next_fire(view, "k") or 0)
             write_spec(view, hourly(key="later"), due)
-            await until(lambda: view.length() == 2, "life goes on")
-            assert view.client.get(view.keys.scheduler_lock).startswith(b"spare")
+            await until(lambda: view.length() == 2, "later fires are written")
+            assert view.client.get(view.keys.scheduler_lock).startswith(b"standby")
             assert paused.terminate() == 0
     assert sorted(view.ids()) == sorted([fire_id("k", due), fire_id("later", due)])
     assert fired(view, "k") == 1
 
 
 @pytest.mark.servers
-async def test_a_spare_takes_over_at_once_when_the_leader_stops(server: Server | Cluster) -> None:
+async def test_a_standby_takes_over_at_once_when_the_leader_stops(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     async with running(scheduler(server.url, lock_ttl_secs=600, holder_id="first")) as stop_leader:
         await until(lambda: view.client.exists(view.keys.scheduler_lock), "it leads")
@@ -82,7 +82,7 @@ async def test_a_killed_leader_is_replaced_within_the_ttl(server: Server) -> Non
         async with running(scheduler(server.url)):
             leader.kill()
             write_spec(view, hourly(), view.now_ms() - 1)
-            await until(view.length, "the spare fires", within_secs=1.5)
+            await until(view.length, "the standby fires", within_secs=1.5)
 
 
 async def test_killing_the_leader_loses_no_fire_of_a_short_interval(server: Server) -> None:
@@ -90,18 +90,18 @@ async def test_killing_the_leader_loses_no_fire_of_a_short_interval(server: Serv
     spec = StoredSpec(key="k", job_name="tick", pattern=RepeatPattern.every(100), payload_slot=b"\xc4\x01\x07")
     with PartProcess("scheduler", server.url, queue_name="q", lock_ttl_secs=2) as leader:
         await until(lambda: view.client.exists(view.keys.scheduler_lock), "it leads")
-        async with running(scheduler(server.url, holder_id="spare", lock_ttl_secs=2)):
-            due = view.now_ms() + 1500  # more than a tick ahead: the leader sees it in time
+        async with running(scheduler(server.url, holder_id="standby", lock_ttl_secs=2)):
+            due = view.now_ms() + 1500  # more than one tick ahead, so that the leader sees it in time
             write_spec(view, spec, due)
             await until(lambda: view.length() >= 3, "it fires")
             leader.kill()
             last_of_leader = view.length()
-            await until(lambda: view.length() > last_of_leader + 5, "the spare fires")
+            await until(lambda: view.length() > last_of_leader + 5, "the standby fires")
     ids = view.ids()
     assert sorted(ids) == sorted(fire_id("k", due + 100 * number) for number in range(len(ids)))
 
 
-async def test_a_first_leader_leaves_missed_fires_to_their_policy(server: Server) -> None:
+async def test_a_first_leader_applies_the_missed_fires_policy(server: Server) -> None:
     view = QueueView(server, "q")
     now = view.now_ms()
     spec = StoredSpec(key="k", job_name="tick", pattern=RepeatPattern.every(1000), payload_slot=b"\xc4\x01\x07")
@@ -111,9 +111,7 @@ async def test_a_first_leader_leaves_missed_fires_to_their_policy(server: Server
         assert view.length() == 1
 
 
-async def test_workers_that_share_their_settings_do_not_both_lead(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_workers_with_the_same_settings_do_not_both_lead(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     answers: dict[Leader, bool] = {}
     lead = Leader.lead
 
@@ -136,12 +134,12 @@ async def test_workers_that_share_their_settings_do_not_both_lead(
         assert sorted(answers.values()) == [False, True]
 
 
-# --- changed while a round is under way
+# --- changes during a round
 
 
 @pytest.fixture
 async def at_the_last_moment(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[..., Any]]:
-    """`await at_the_last_moment(change)`: a round of the scheduler, with `change` made just before it fires."""
+    """Return a function that runs one round of the scheduler and calls `change` just before it fires."""
     changes: list[Callable[[], Any]] = []
     replies: list[Any] = []
     run = Client.run
@@ -167,7 +165,7 @@ async def at_the_last_moment(server: Server, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_a_spec_removed_meanwhile_fires_nothing_and_does_not_come_back(
+async def test_a_spec_removed_during_a_round_stays_removed(
     server: Server, at_the_last_moment: Callable[..., Any]
 ) -> None:
     view = QueueView(server, "q")
@@ -178,7 +176,7 @@ async def test_a_spec_removed_meanwhile_fires_nothing_and_does_not_come_back(
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_a_spec_changed_meanwhile_fires_nothing_of_the_old(
+async def test_a_spec_changed_during_a_round_does_not_fire_the_old_one(
     server: Server, at_the_last_moment: Callable[..., Any]
 ) -> None:
     view = QueueView(server, "q")
@@ -193,7 +191,7 @@ async def test_a_spec_changed_meanwhile_fires_nothing_of_the_old(
     assert view.payloads() == [8]
 
 
-async def test_a_spec_registered_anew_meanwhile_fires_nothing(
+async def test_a_spec_registered_again_during_a_round_does_not_fire(
     server: Server, at_the_last_moment: Callable[..., Any]
 ) -> None:
     view = QueueView(server, "q")
@@ -205,7 +203,7 @@ async def test_a_spec_registered_anew_meanwhile_fires_nothing(
     assert (next_fire(view, key) or 0) > view.now_ms()
 
 
-async def test_an_unreadable_spec_replaced_meanwhile_is_not_set_aside(
+async def test_an_unreadable_spec_replaced_during_a_round_is_kept_active(
     server: Server, at_the_last_moment: Callable[..., Any]
 ) -> None:
     view = QueueView(server, "q")
@@ -216,7 +214,7 @@ async def test_an_unreadable_spec_replaced_meanwhile_is_not_set_aside(
     assert next_fire(view, "k") == due
 
 
-# --- the script by itself
+# --- the script alone
 
 
 @pytest.mark.servers
@@ -234,13 +232,11 @@ async def test_the_same_call_twice_fires_once(server: Server | Cluster) -> None:
     assert (next_fire(view, "k"), fired(view, "k")) == (due + HOUR_MS, 1)
 
 
-# --- specs and keys that are wrong
+# --- bad specs and keys
 
 
 @pytest.mark.servers
-async def test_what_cannot_be_read_is_set_aside_and_the_others_fire(
-    server: Server | Cluster, troubles: Troubles
-) -> None:
+async def test_unreadable_specs_are_set_aside_and_the_others_fire(server: Server | Cluster, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     view.client.hset(view.keys.repeat_spec("garbage"), "spec", b"\xc1\x00")
@@ -251,13 +247,13 @@ async def test_what_cannot_be_read_is_set_aside_and_the_others_fire(
     async with running(scheduler(server.url)):
         await until(view.length, "the good one fires")
     assert view.client.zrange(view.keys.repeat, 0, -1) == [b"k"]
-    # What cannot be read is kept, for whoever can.
+    # Unreadable specs are kept: another version may be able to read them.
     assert repeat_keys(view) == {":repeat", ":repeat:spec:k", ":repeat:spec:garbage"}
     assert len(troubles) == 3
-    assert all("set aside" in text for text in troubles)
+    assert all("it will not fire" in text for text in troubles)
 
 
-async def test_a_key_of_a_wrong_type_is_one_specs_trouble_only(server: Server, troubles: Troubles) -> None:
+async def test_a_key_of_the_wrong_type_affects_one_spec_only(server: Server, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() - 1
     view.client.set(view.keys.repeat_spec("odd"), "of a wrong type")
@@ -269,12 +265,12 @@ async def test_a_key_of_a_wrong_type_is_one_specs_trouble_only(server: Server, t
             make_due(view, "k", view.now_ms() - 1)
         view.client.delete(view.keys.repeat_spec("odd"))
         write_spec(view, hourly(key="odd"), due)
-        await until(lambda: fired(view, "odd"), "the other one when it is mended")
+        await until(lambda: fired(view, "odd"), "the other one fires once its key is repaired")
     assert len(troubles.about("WRONGTYPE")) == 1
 
 
 @pytest.mark.parametrize("score", [float("-inf"), -5, 0, 0.25])
-async def test_a_score_that_is_no_time_is_simply_due(server: Server, score: float) -> None:
+async def test_a_score_that_is_not_a_time_is_due(server: Server, score: float) -> None:
     view = QueueView(server, "q")
     write_spec(view, hourly(), score)
     write_spec(view, hourly(key="good"), view.now_ms() - 1)
@@ -283,7 +279,7 @@ async def test_a_score_that_is_no_time_is_simply_due(server: Server, score: floa
     assert (next_fire(view, "k") or 0) > view.now_ms()
 
 
-async def test_a_counter_that_is_no_number_counts_from_zero(server: Server) -> None:
+async def test_a_counter_that_is_not_a_number_counts_from_zero(server: Server) -> None:
     view = QueueView(server, "q")
     write_spec(view, hourly(limit=2), view.now_ms() - 1)
     view.client.hset(view.keys.repeat_spec("k"), "fired", "many")
@@ -293,7 +289,7 @@ async def test_a_counter_that_is_no_number_counts_from_zero(server: Server) -> N
 
 
 @pytest.mark.servers
-async def test_a_delayed_set_of_a_wrong_type_repeats_no_fire(server: Server | Cluster, troubles: Troubles) -> None:
+async def test_a_delayed_set_of_the_wrong_type_repeats_no_fire(server: Server | Cluster, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     view.client.set(view.keys.delayed, "of a wrong type")
     due = view.now_ms() - 4 * HOUR_MS - 1
@@ -303,14 +299,14 @@ async def test_a_delayed_set_of_a_wrong_type_repeats_no_fire(server: Server | Cl
         assert view.length() == 2
         assert (next_fire(view, "k"), fired(view, "k")) == (due + 2 * HOUR_MS, 2)
         view.client.delete(view.keys.delayed)
-        await until(lambda: next_fire(view, "k") == due + 5 * HOUR_MS, "it goes on when it can")
+        await until(lambda: next_fire(view, "k") == due + 5 * HOUR_MS, "it fires once possible")
     assert view.ids() + view.delayed_ids() == [fire_id("k", due + HOUR_MS * number) for number in range(5)]
     assert fired(view, "k") == 5
 
 
 @pytest.mark.servers("valkey", "redis62", "redis86")
 @pytest.mark.parametrize("forbidden", ["xadd", "zadd", "hset"])
-async def test_an_acl_that_forbids_half_of_a_fire_never_leads_to_a_second_one(
+async def test_an_acl_that_forbids_half_of_a_fire_repeats_no_fire(
     server: Server, forbidden: str, troubles: Troubles
 ) -> None:
     view = QueueView(server, "q")
@@ -322,12 +318,12 @@ async def test_an_acl_that_forbids_half_of_a_fire_never_leads_to_a_second_one(
             await until(lambda: troubles, "it was refused")
             assert (view.length(), next_fire(view, "k"), fired(view, "k")) == (0, due, 0)
             view.client.execute_command("ACL", "SETUSER", "half", f"+{forbidden}")
-            await until(lambda: fired(view, "k"), "it fires when that is allowed")
+            await until(lambda: fired(view, "k"), "it fires once allowed")
     assert view.ids() == [fire_id("k", due)]
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_a_server_without_memory_costs_no_fire(server: Server, troubles: Troubles) -> None:
+async def test_a_server_without_memory_loses_no_fire(server: Server, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     due = view.now_ms() + 300
     write_spec(view, hourly(), due)
@@ -371,7 +367,7 @@ async def test_a_scheduler_survives_a_server_that_is_killed_and_comes_back(
 
 @pytest.mark.servers("valkey", "redis62", "redis86")
 @pytest.mark.parametrize("key", ["repeat", "stream", "scheduler_lock"])
-async def test_a_scheduler_waits_out_a_key_of_a_wrong_type(server: Server, key: str, troubles: Troubles) -> None:
+async def test_a_scheduler_recovers_from_a_key_of_the_wrong_type(server: Server, key: str, troubles: Troubles) -> None:
     view = QueueView(server, "q")
     view.client.set(getattr(view.keys, key), "wrong") if key != "scheduler_lock" else view.client.sadd(
         view.keys.scheduler_lock, "wrong"

@@ -1,4 +1,4 @@
-"""Bad input: a clear error with its code, nothing sent, and afterwards the producer works as before."""
+"""Bad input raises a clear error with its code, sends nothing, and leaves the producer usable."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ async def async_payloads() -> AsyncIterator[int]:
 
 
 REFUSED: list[tuple[str, type[Error], str, Callable[[Producer[Any]], Awaitable[Any]]]] = [
-    # what is wrong, the error, what its text says, the call
+    # description, error class, part of its text, call
     ("a payload without a form", EncodeError, "no faithful", lambda p: p.add(BAD)),
-    ("the same later", EncodeError, "no faithful", lambda p: p.add_in(5, BAD)),
-    ("the same with an id", EncodeError, "no faithful", lambda p: p.add_with_id("x", BAD)),
+    ("a payload without a form, delayed", EncodeError, "no faithful", lambda p: p.add_in(5, BAD)),
+    ("a payload without a form, with an id", EncodeError, "no faithful", lambda p: p.add_with_id("x", BAD)),
     ("one of a list", EncodeError, "payload 700 of this bulk", lambda p: p.add_bulk([1] * 700 + [BAD])),
     ("one of a delayed list", EncodeError, "payload 2 of this bulk", lambda p: p.add_in_bulk(5, [1, 2, BAD])),
     ("one of a named bulk", EncodeError, "no faithful", lambda p: p.add_bulk_named([("a", 1)] * 600 + [("b", BAD)])),
@@ -48,29 +48,34 @@ REFUSED: list[tuple[str, type[Error], str, Callable[[Producer[Any]], Awaitable[A
         lambda p: p.add_bulk_named([(LONG_NAME, 1)]),
     ),
     ("a long name in a bulk", ConfigError, "at most 256", lambda p: p.add_bulk_named([("a", 1), (LONG_NAME, 1)])),
-    ("a name that is no text", ConfigError, "name must be a str", lambda p: p.add_bulk_named([(7, 1)])),  # type: ignore[list-item]
+    ("a name that is not text", ConfigError, "name must be a str", lambda p: p.add_bulk_named([(7, 1)])),  # type: ignore[list-item]
     ("a name with NUL", ConfigError, "without NUL", lambda p: p.add_bulk_named([("a\x00", 1)])),
     ("an empty id", ConfigError, "id must be text that is not blank", lambda p: p.add_with_id("", 1)),
     ("a blank id", ConfigError, "not blank", lambda p: p.add_with_id(" \t", 1)),
     ("an id with NUL", ConfigError, "without NUL", lambda p: p.add_with_id("a\x00b", 1)),
     ("an id UTF-8 cannot carry", ConfigError, "surrogates", lambda p: p.add_with_id("\ud800", 1)),
-    ("an id that is no text", ConfigError, "id must be a str", lambda p: p.add_with_id(7, 1)),  # type: ignore[arg-type]
-    ("an id for many", ConfigError, "cannot serve 2", lambda p: p.add_bulk_with_options([1, 2], AddOptions(id="x"))),
+    ("an id that is not text", ConfigError, "id must be a str", lambda p: p.add_with_id(7, 1)),  # type: ignore[arg-type]
+    (
+        "an id for many",
+        ConfigError,
+        "one id cannot be used for 2",
+        lambda p: p.add_bulk_with_options([1, 2], AddOptions(id="x")),
+    ),
     (
         "an id for an iterator",
         ConfigError,
-        "cannot serve",
+        "one id cannot be used for",
         lambda p: p.add_bulk_with_options(iter("ab"), WITH_ID),
     ),
     (
         "an id for an async one",
         ConfigError,
-        "id and",
+        "cannot have an id",
         lambda p: p.add_bulk_with_options(async_payloads(), WITH_ID),
     ),
     ("a negative delay", ConfigError, "delay must be", lambda p: p.add_in(-1, 1)),
     ("a negative timedelta", ConfigError, "delay must be", lambda p: p.add_in(timedelta(days=-1), 1)),
-    ("a delay that is no number", ConfigError, "delay must be", lambda p: p.add_in(float("nan"), 1)),
+    ("a delay that is not a number", ConfigError, "delay must be", lambda p: p.add_in(float("nan"), 1)),
     ("an endless delay", ConfigError, "delay must be", lambda p: p.add_in(float("inf"), 1)),
     ("a delay of text", ConfigError, "delay must be", lambda p: p.add_in("5", 1)),  # type: ignore[arg-type]
     ("a delay of True", ConfigError, "delay must be", lambda p: p.add_in(True, 1)),
@@ -78,8 +83,8 @@ REFUSED: list[tuple[str, type[Error], str, Callable[[Producer[Any]], Awaitable[A
     ("too long for a bulk", ConfigError, "max_delay_secs", lambda p: p.add_in_bulk(10**9, [1])),
     ("too long with ids", ConfigError, "max_delay_secs", lambda p: p.add_in_bulk_with_ids(10**9, [("a", 1)])),
     ("too far in the future", ConfigError, "max_delay_secs", lambda p: p.add_at(datetime(2100, 1, 1), 1)),
-    ("an instant that is no number", ConfigError, "run_at must be", lambda p: p.add_at(float("nan"), 1)),
-    ("an instant of text", ConfigError, "run_at must be", lambda p: p.add_at("now", 1)),  # type: ignore[arg-type]
+    ("a time that is not a number", ConfigError, "run_at must be", lambda p: p.add_at(float("nan"), 1)),
+    ("a time given as text", ConfigError, "run_at must be", lambda p: p.add_at("now", 1)),  # type: ignore[arg-type]
     ("a str for a bulk", ConfigError, "payloads must be an iterable", lambda p: p.add_bulk("abc")),
     ("bytes for a bulk", ConfigError, "payloads must be an iterable", lambda p: p.add_bulk(b"abc")),
     ("a dict for a bulk", ConfigError, "payloads must be an iterable", lambda p: p.add_bulk({"a": 1})),
@@ -110,7 +115,7 @@ async def test_bad_input_is_refused_and_nothing_is_sent(
         assert QueueView(server, "q").ids() == [job_id]
 
 
-def test_options_are_checked_where_they_are_made() -> None:
+def test_options_are_checked_in_their_constructor() -> None:
     with pytest.raises(ConfigError, match="retry must be a JobRetryOverride"):
         AddOptions(retry=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="max_attempts"):
@@ -123,7 +128,7 @@ def test_options_are_checked_where_they_are_made() -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-async def test_a_bad_payload_of_an_iterator_names_what_was_confirmed_before_it(server: Server, is_async: bool) -> None:
+async def test_a_bad_payload_of_an_iterator_names_the_jobs_added_before(server: Server, is_async: bool) -> None:
     def payloads() -> Iterator[Any]:
         yield from range(1000)
         yield BAD
@@ -145,7 +150,7 @@ async def test_a_bad_payload_of_an_iterator_names_what_was_confirmed_before_it(s
         assert view.ids() == [*accepted, job_id]
 
 
-async def test_what_is_bad_among_single_adds_concerns_its_caller_only(server: Server) -> None:
+async def test_a_bad_single_add_fails_only_its_own_caller(server: Server) -> None:
     async with open_producer(server.url) as producer:
         outcomes = await asyncio.gather(
             producer.add(1), producer.add(BAD), producer.add_with_id("", 1), producer.add(2), return_exceptions=True
@@ -163,5 +168,5 @@ async def test_a_bad_url_is_refused_before_anything_else(url: str) -> None:
     assert caught.value.code == "CMQ-004"
 
 
-def test_a_job_takes_the_id_of_another_add() -> None:
+def test_the_id_of_another_job_is_accepted_as_an_id() -> None:
     assert decode_job(encode_job(Job(JobId("x"), "", 1))).id == "x"

@@ -1,4 +1,4 @@
-"""What a chain of windows survives: refusals, lost chains, numbers that may not be used again, long outages."""
+"""Faults that a chain survives: refused windows, lost chains, numbers that must not be reused, long outages."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def two_a_window(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Clock:
-    """Stands in for the module `time` in a chain, and is moved by hand."""
+    """A stand-in for the module `time` in a chain; tests set its time."""
 
     now = 1_000_000.0
 
@@ -54,7 +54,7 @@ class Clock:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The clock of producers made from now on."""
+    """Return the clock of producers made from now on."""
     clock = Clock()
     monkeypatch.setattr("tampu.produce.chain.time", clock)
     return clock
@@ -75,12 +75,12 @@ def header_of(chain_id: str) -> WindowHeader:
 
 
 def single_window(job_id: str, name: bytes = b"") -> tuple[SingleWindow, asyncio.Future[Any]]:
-    """A window of one job, and the future of its caller."""
+    """Return a window of one job and the future of its caller."""
     future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     return SingleWindow(job_id, name, b"envelope", future), future
 
 
-# --- what is sent
+# --- single jobs
 
 
 @pytest.mark.parametrize("name", ["", "mail"])
@@ -98,12 +98,12 @@ async def test_a_single_job_is_packed_as_in_any_window(name: str, ttl: int) -> N
         assert header.packed_single(123, single.name, single.envelope) == shared.packed(header)
 
 
-async def test_a_single_job_that_is_added_ends_a_fault(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the next fault seems to have lasted since then, and is not waited out."""
+async def test_a_single_job_that_is_added_resets_the_patience(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise the next fault would seem to have lasted since then, and would raise at once."""
     use_patience(monkeypatch, 0.5)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add("before")
-        # The fault: a job is applied, its answer is lost, and on the next connection the server refuses to say so.
+        # The fault: a job is applied, its reply is lost, and on the next connection the server refuses it.
         proxy.hold_replies()
         proxy.next_refusals.append([NOPERM])
         applied = asyncio.ensure_future(producer.add("applied"))
@@ -113,22 +113,22 @@ async def test_a_single_job_that_is_added_ends_a_fault(server: Server, monkeypat
         with pytest.raises(OutcomeUnknownError, match="NOPERM"):
             await applied
         await producer.add("after")
-        await asyncio.sleep(0.6)  # longer than any fault is waited out
+        await asyncio.sleep(0.6)  # longer than the patience
         proxy.refuse(LOADING)
         await producer.add("waits a little")
         assert view.payloads() == ["before", "applied", "after", "waits a little"]
 
 
-async def test_an_answer_to_an_abandoned_job_is_not_taken_for_anothers() -> None:
+async def test_a_reply_to_an_abandoned_job_does_not_resolve_another() -> None:
     client = StandInClient()
     chain = Chain(client, header_of)  # type: ignore[arg-type]
 
     async def begin() -> None:
-        """The first window of a chain sets its TTL, and only then single jobs take the short way."""
-        first, told = single_window("first")
+        """Send the first window of a chain, which sets its TTL: only then are single jobs sent in the short form."""
+        first, added = single_window("first")
         chain.submit(first)
         client.answers[-1](b"")
-        assert await told == "first"
+        assert await added == "first"
 
     await begin()
     abandoned, _ = single_window("abandoned")
@@ -136,22 +136,22 @@ async def test_an_answer_to_an_abandoned_job_is_not_taken_for_anothers() -> None
     late = client.answers[-1]
     chain.abandon()
     await begin()
-    window, told = single_window("under way")
+    window, added = single_window("in flight")
     assert chain.send_single(window)
     late(b"")
-    assert not told.done()
+    assert not added.done()
     client.answers[-1](b"")
-    assert await told == "under way"
+    assert await added == "in flight"
 
 
-async def test_closing_ends_with_the_answer_to_a_single_job(server: Server) -> None:
+async def test_closing_returns_with_the_reply_to_a_single_job(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=600) as producer:
         await producer.add("before")
         proxy.hold_replies()
-        added = asyncio.ensure_future(producer.add("under way"))
+        added = asyncio.ensure_future(producer.add("in flight"))
         await until(lambda: len(proxy.calls) == 2, "it is sent")
         closing = asyncio.ensure_future(producer.close())
-        await asyncio.sleep(0)  # it waits for the answer now
+        await asyncio.sleep(0)  # it waits for the reply now
         proxy.resume()
         await asyncio.wait_for(closing, 20)
         assert (await added).is_new
@@ -162,8 +162,8 @@ async def test_closing_ends_with_the_answer_to_a_single_job(server: Server) -> N
 
 @pytest.mark.servers
 @pytest.mark.parametrize("name", ["", "mail"])
-async def test_a_window_that_fails_after_its_first_jobs_tells_which_are_in(server: Server | Cluster, name: str) -> None:
-    """A stream has a last id: behind it XADD fails, here for the third and the fourth job of a window."""
+async def test_a_window_that_fails_in_the_middle_names_the_added_jobs(server: Server | Cluster, name: str) -> None:
+    """A stream has a last possible id, after which XADD fails: here for the third and fourth job of a window."""
     view = QueueView(server, "q")
     view.client.xadd(view.keys.stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 3}")
     async with open_producer(server.url) as producer:
@@ -179,7 +179,7 @@ async def test_a_window_that_fails_after_its_first_jobs_tells_which_are_in(serve
     assert view.ids() == [after]
 
 
-async def test_it_tells_them_also_when_its_first_answer_was_lost(server: Server) -> None:
+async def test_it_names_them_also_when_its_first_reply_was_lost(server: Server) -> None:
     view = QueueView(server, "q")
     view.client.xadd(view.keys.stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 3}")
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
@@ -193,7 +193,7 @@ async def test_it_tells_them_also_when_its_first_answer_was_lost(server: Server)
 
 @pytest.mark.usefixtures("two_a_window")
 @pytest.mark.parametrize("refused", [0, 1, 2, 3])
-async def test_a_failed_window_between_good_ones_takes_only_its_own_jobs_with_it(server: Server, refused: int) -> None:
+async def test_a_failed_window_between_good_ones_fails_only_its_own_jobs(server: Server, refused: int) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add("first")
         proxy.refuse(OOM, skip=refused)
@@ -208,7 +208,7 @@ async def test_a_failed_window_between_good_ones_takes_only_its_own_jobs_with_it
 
 
 @pytest.mark.usefixtures("two_a_window")
-async def test_each_caller_of_a_single_add_hears_of_its_own_window(server: Server) -> None:
+async def test_each_single_add_raises_the_error_of_its_own_window(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add("before")
         proxy.refuse(OOM, skip=1)
@@ -217,7 +217,7 @@ async def test_each_caller_of_a_single_add_hears_of_its_own_window(server: Serve
         outcomes = await asyncio.gather(*(producer.add(number) for number in range(1, 5)), return_exceptions=True)
         await first
         assert [isinstance(outcome, ServerError) for outcome in outcomes] == [True, True, False, False]
-        assert outcomes[0] is not outcomes[1]  # or their tracebacks would pile up in one
+        assert outcomes[0] is not outcomes[1]  # otherwise their tracebacks would add up in one error
         assert QueueView(server, "q").payloads() == ["before", 0, 3, 4]
 
 
@@ -236,7 +236,7 @@ async def test_each_caller_of_a_single_add_hears_of_its_own_window(server: Serve
     ],
 )
 @pytest.mark.parametrize("refused", [0, 2])
-async def test_a_window_met_by_a_passing_fault_is_not_overtaken(server: Server, error: str, refused: int) -> None:
+async def test_a_window_that_meets_a_transient_error_is_not_overtaken(server: Server, error: str, refused: int) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         proxy.refuse(error, skip=refused)
         ids = await producer.add_bulk(range(8))
@@ -275,7 +275,7 @@ async def test_flushed_scripts_in_the_middle_of_a_bulk_are_loaded_again(
 ) -> None:
     use_small_windows(monkeypatch, 10)
     clients = [node.client() for node in getattr(server, "nodes", [server])]
-    assert all(client.ping() for client in clients)  # an old server answers their greeting with errors
+    assert all(client.ping() for client in clients)  # an old server answers HELLO with errors
     view = QueueView(server, "q")
     errors = view.errors_given()
     async with open_producer(server.url) as producer:
@@ -293,14 +293,14 @@ async def test_flushed_scripts_in_the_middle_of_a_bulk_are_loaded_again(
     assert view.payloads() == list(range(500))
 
 
-# --- numbers that may not be used again
+# --- numbers that must not be reused
 
 
 @pytest.mark.usefixtures("two_a_window")
-async def test_a_number_that_may_be_taken_is_not_given_to_other_jobs(server: Server) -> None:
+async def test_a_number_that_may_be_in_use_is_not_given_to_other_jobs(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         before = await producer.add("before")
-        # The first of two windows is applied, the second never arrives, and then nobody may tell us so.
+        # The first of two windows is applied, the second never arrives, and then the server refuses to answer.
         link = proxy.link
         sizes = link.request_bytes
         await producer.add_bulk(["earlier", "earlier"])
@@ -321,10 +321,10 @@ async def test_a_number_that_may_be_taken_is_not_given_to_other_jobs(server: Ser
 
 
 @pytest.mark.usefixtures("two_a_window")
-async def test_a_window_answered_behind_its_successor_does_not_turn_the_count_back(server: Server) -> None:
+async def test_a_late_reply_does_not_lower_the_confirmed_number(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add("before")
-        # Both windows are applied and their answers lost; asked again, the server is busy for the first only.
+        # Both windows are applied and their replies lost. Sent again, only the first one meets BUSY.
         proxy.hold_replies()
         proxy.next_refusals.append(["BUSY Redis is busy running a script."])
         bulk = asyncio.ensure_future(producer.add_bulk([1, 1, 2, 2]))
@@ -332,7 +332,7 @@ async def test_a_window_answered_behind_its_successor_does_not_turn_the_count_ba
         await until(lambda: view.length() == 5, "both are applied")
         proxy.cut()
         ids = await bulk
-        # Then one is refused, so that the one behind it gets a lower number.
+        # Then a window is refused, so that the next one gets a lower number.
         proxy.refuse(OOM)
         with pytest.raises(ServerError, match="OOM") as caught:
             await producer.add_bulk([3, 3, 4, 4])
@@ -342,28 +342,26 @@ async def test_a_window_answered_behind_its_successor_does_not_turn_the_count_ba
 
 @pytest.mark.usefixtures("two_a_window")
 @pytest.mark.parametrize("refused", [[OOM], [None, OOM], [NOPERM, NOPERM], [None, None, None, OOM], [LOADING], []])
-async def test_what_arrives_late_over_a_broken_connection_adds_nothing_twice(
-    server: Server, refused: list[str | None]
-) -> None:
+async def test_windows_that_arrive_late_add_nothing_twice(server: Server, refused: list[str | None]) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add("before")
-        # Four windows are in the server's mailbox, unread, when the connection breaks. Sent again over another one,
-        # some of them are refused, so that those behind them meet a gap.
+        # Four windows are in the server's socket, unread, when the connection breaks. Sent again over another one,
+        # some of them are refused, so that the next ones meet a gap.
         proxy.hold_requests()
         old = proxy.link
         bulk = asyncio.ensure_future(producer.add_bulk(range(8)))
-        await until(lambda: len(old.calls) == 1 + 4, "they are under way")
+        await until(lambda: len(old.calls) == 1 + 4, "they are in flight")
         proxy.next_refusals.append(refused)
         old.strand()
         (outcome,) = await asyncio.gather(bulk, return_exceptions=True)
-        # Only now the server reads the first copies.
+        # Only now does the server read the first copies.
         old.deliver()
         await old.server_is_done.wait()
         after = await producer.add_bulk(range(100, 116))
         view = QueueView(server, "q")
         found = view.ids()
         assert len(set(found)) == len(found)
-        assert found[-16:] == after  # nor is what was added later taken for what came late
+        assert found[-16:] == after  # nor are later jobs mistaken for late copies
         accepted = list(getattr(outcome, "accepted", outcome))
         unknown = list(getattr(outcome, "ids", ()))
         middle = found[1:-16]
@@ -371,12 +369,12 @@ async def test_what_arrives_late_over_a_broken_connection_adds_nothing_twice(
         assert len(accepted) + len(unknown) + 2 * sum(error == OOM for error in refused) >= 8
 
 
-# --- a chain the server has forgotten
+# --- a chain that the server has lost
 
 
 @pytest.mark.servers
 @pytest.mark.parametrize("count", [1, 5])
-async def test_a_chain_the_server_lost_is_counted_and_a_new_one_begun(
+async def test_a_chain_lost_by_the_server_is_counted_and_replaced(
     server: Server | Cluster, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     async with open_producer(server.url) as producer:
@@ -387,7 +385,7 @@ async def test_a_chain_the_server_lost_is_counted_and_a_new_one_begun(
         with caplog.at_level(logging.WARNING, "tampu.producer"):
             ids += [await producer.add("after"), *(await producer.add_bulk(range(600)))]
         assert chain_of(producer).windows_lost_by_server == count
-        assert f"forgot {count} confirmed windows" in caplog.text
+        assert f"the server forgot {count} confirmed windows" in caplog.text
         assert view.ids() == ids
         (new,) = view.chain_keys()
         assert new != lost
@@ -395,7 +393,7 @@ async def test_a_chain_the_server_lost_is_counted_and_a_new_one_begun(
 
 @pytest.mark.usefixtures("two_a_window")
 @pytest.mark.parametrize("kept", [0, 3])
-async def test_a_lost_chain_is_counted_once_however_many_windows_are_under_way(server: Server, kept: int) -> None:
+async def test_a_lost_chain_is_counted_once_for_all_windows_in_flight(server: Server, kept: int) -> None:
     async with open_producer(server.url) as producer:
         ids = [await producer.add(number) for number in range(5)]
         view = QueueView(server, "q")
@@ -410,7 +408,7 @@ async def test_a_lost_chain_is_counted_once_however_many_windows_are_under_way(s
         assert view.ids() == ids
 
 
-async def test_a_restart_without_persistence_is_counted_and_gone_on_from(fresh_server: Callable[..., Server]) -> None:
+async def test_a_restart_without_persistence_is_counted_and_survived(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
     async with open_producer(server.url) as producer:
         await producer.add_bulk(range(600))
@@ -420,7 +418,7 @@ async def test_a_restart_without_persistence_is_counted_and_gone_on_from(fresh_s
         assert chain_of(producer).windows_lost_by_server == 3
 
 
-async def test_an_idle_chain_that_expired_is_nothing_to_warn_of(
+async def test_an_idle_chain_that_expired_causes_no_warning(
     server: Server, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with open_producer(server.url) as producer:
@@ -437,7 +435,7 @@ async def test_an_idle_chain_that_expired_is_nothing_to_warn_of(
         assert view.chain_keys() != [expired]
 
 
-async def test_a_chain_in_use_is_kept_and_its_ttl_renewed(server: Server, clock: Clock) -> None:
+async def test_a_chain_in_use_renews_its_ttl(server: Server, clock: Clock) -> None:
     async with open_producer(server.url) as producer:
         view = QueueView(server, "q")
         await producer.add(0)
@@ -455,9 +453,7 @@ async def test_a_chain_in_use_is_kept_and_its_ttl_renewed(server: Server, clock:
 
 
 @pytest.mark.parametrize("arrived", [True, False])
-async def test_a_window_older_than_half_the_ttl_is_named_not_resent(
-    server: Server, clock: Clock, arrived: bool
-) -> None:
+async def test_a_window_older_than_half_the_ttl_is_not_sent_again(server: Server, clock: Clock, arrived: bool) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         view = QueueView(server, "q")
         if arrived:
@@ -471,7 +467,7 @@ async def test_a_window_older_than_half_the_ttl_is_named_not_resent(
             await until(lambda: proxy.calls, "it was sent")
         clock.now += CHAIN_TTL_SECS / 2 + 1
         proxy.cut()
-        with pytest.raises(OutcomeUnknownError, match="no longer remembers") as caught:
+        with pytest.raises(OutcomeUnknownError, match="may have forgotten the chain") as caught:
             await add
         assert caught.value.code == "CMQ-007"
         assert len(caught.value.ids) == 1
@@ -494,12 +490,12 @@ async def test_a_window_just_younger_than_half_the_ttl_is_sent_again(server: Ser
 
 @pytest.mark.usefixtures("two_a_window")
 @pytest.mark.parametrize("error", [LOADING, OOM])
-async def test_age_counts_from_the_first_sending_that_may_have_been_applied(
+async def test_age_counts_from_the_first_send_that_may_have_been_applied(
     server: Server, clock: Clock, error: str
 ) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add("before")
-        # The first window is refused, the second meets a gap: neither was applied, however long ago that is.
+        # The first window is refused and the second meets a gap: neither was applied, however long ago they were sent.
         proxy.refuse(error)
         proxy.hold_replies()
         bulk = asyncio.ensure_future(producer.add_bulk(range(4)))
@@ -517,11 +513,11 @@ async def test_age_counts_from_the_first_sending_that_may_have_been_applied(
         assert len(proxy.links) == 2
 
 
-# --- outages longer than one is willing to wait
+# --- outages longer than the patience
 
 
 @pytest.mark.usefixtures("two_a_window")
-async def test_an_outage_names_what_may_have_been_added_and_fails_the_rest(server: Server) -> None:
+async def test_an_outage_names_the_jobs_that_may_have_been_added(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
         kept = await producer.add_bulk(range(4))
         proxy.hold_replies()
@@ -534,7 +530,7 @@ async def test_an_outage_names_what_may_have_been_added_and_fails_the_rest(serve
         assert isinstance(other, OutcomeUnknownError)
         assert view.payloads() == [0, 1, 2, 3, *(["one"] * 6), "other", "other"]
         assert one.ids == view.ids()[4:10]  # all of its three windows
-        assert other.ids == view.ids()[10:]  # and the one that was under way
+        assert other.ids == view.ids()[10:]  # and the one that was in flight
         assert one is not other
         assert (list(one.accepted), list(other.accepted)) == ([], [])
         proxy.reopen()
@@ -542,7 +538,7 @@ async def test_an_outage_names_what_may_have_been_added_and_fails_the_rest(serve
         assert view.ids() == [*kept, *one.ids, *other.ids, *after]
 
 
-async def test_what_was_never_sent_is_known_not_to_be_added(server: Server) -> None:
+async def test_a_job_that_was_never_sent_is_known_not_to_be_added(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
         proxy.shut()
         await until(lambda: producer.client.connection is None, "the cut is noticed")
@@ -556,7 +552,7 @@ async def test_what_was_never_sent_is_known_not_to_be_added(server: Server) -> N
 
 
 @pytest.mark.parametrize("error", [LOADING, "READONLY You can't write against a read only replica.", "NOSCRIPT None."])
-async def test_a_fault_that_does_not_pass_in_time_is_raised(server: Server, error: str) -> None:
+async def test_an_error_that_outlasts_the_patience_is_raised(server: Server, error: str) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
         proxy.next_refusals.extend([[error] * 2000] * 2000)
         proxy.cut()
@@ -573,12 +569,12 @@ async def test_a_fault_that_does_not_pass_in_time_is_raised(server: Server, erro
         assert QueueView(server, "q").ids() == [job_id]
 
 
-async def test_each_fault_gets_the_whole_patience_anew(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_each_fault_gets_the_full_patience(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_patience(monkeypatch, 0.5)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         proxy.refuse(LOADING)
         await producer.add("waits a little")
-        await asyncio.sleep(0.6)  # longer than any fault is waited out
+        await asyncio.sleep(0.6)  # longer than the patience
         proxy.refuse(LOADING)
         await producer.add("so does this one")
         assert QueueView(server, "q").payloads() == ["waits a little", "so does this one"]
@@ -604,10 +600,10 @@ async def test_a_stream_key_of_another_type_is_a_clear_error(server: Server | Cl
 
 
 @pytest.mark.servers
-async def test_an_id_that_could_not_be_added_is_not_taken(server: Server | Cluster) -> None:
+async def test_an_id_that_could_not_be_added_stays_free(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     view.client.set(view.keys.stream, "not a stream")
-    # Without a cap to look at, the first to meet the key is the entry itself, and the id's marker is set by then.
+    # Without a cap to check, XADD is the first to meet the key, and by then the id's marker is set.
     async with open_producer(server.url, overflow="trim") as producer:
         with pytest.raises(RedisError, match="job x was not added: WRONGTYPE"):
             await producer.add_with_id("x", 1)
@@ -636,10 +632,10 @@ async def test_a_delayed_key_of_another_type_fails_the_delayed_jobs_only(server:
         assert (await producer.add_in_with_id("a", 100, 3)).is_new  # the marker of the failed one is gone
 
 
-# --- what a refused window leaves
+# --- refused windows
 
 
-async def test_a_wholly_refused_window_leaves_nothing_and_its_successors_go_on(
+async def test_a_refused_window_leaves_nothing_and_its_successors_are_added(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_small_windows(monkeypatch, 4)
@@ -660,5 +656,5 @@ async def test_a_wholly_refused_window_leaves_nothing_and_its_successors_go_on(
         assert (await producer.add_with_id("id 0", 0)).is_new
 
 
-def test_an_error_of_a_window_is_an_error_of_ours() -> None:
+def test_a_failed_window_raises_an_error_of_tampu() -> None:
     assert issubclass(OutcomeUnknownError, Error)

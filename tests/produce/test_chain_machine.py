@@ -1,7 +1,7 @@
 """A state machine over the chain and the real script: adds, cuts, refusals, a queue that fills and drains.
 
-In the end every job that was confirmed is there once, every one that was refused is not, and of those whose outcome is
-said to be unknown there is at most one each. The queue is never longer than its cap.
+At the end each confirmed job is in the queue once, each refused job is not, and each job with an unknown outcome is
+there at most once. The queue never exceeds its cap.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _queue_numbers = itertools.count()
 
 @dataclass
 class Call:
-    """One call of the producer: the payloads it was given, and what it said became of them."""
+    """One call of the producer: its payloads and their reported outcome."""
 
     payloads: list[int]
     task: asyncio.Future[Any]
@@ -80,7 +80,7 @@ class Call:
 
 
 class Machine(RuleBasedStateMachine):
-    """What may happen to a producer, its connection and its queue."""
+    """Events that may happen to a producer, its connection and its queue."""
 
     def __init__(self, server: Server, overflow: Overflow) -> None:
         super().__init__()
@@ -142,7 +142,7 @@ class Machine(RuleBasedStateMachine):
             call = self._begin(1, lambda payloads: self.producer.add_in_with_id(name, 1000, payloads[0]))
             self.named.setdefault(name, []).append(call)
 
-    # --- trouble
+    # --- faults
 
     @rule(size=st.integers(0, 3000))
     def cut_inside_a_request(self, size: int) -> None:
@@ -238,7 +238,7 @@ class Machine(RuleBasedStateMachine):
     def the_queue_is_never_longer_than_its_cap(self) -> None:
         assert self.view.length() <= CAP
 
-    # --- the reckoning
+    # --- the final check
 
     def teardown(self) -> None:
         try:
@@ -269,17 +269,17 @@ class Machine(RuleBasedStateMachine):
         times = Counter(job.id for job in jobs)
         payload_of = {job.id: job.payload for job in jobs}
         assert not [job_id for job_id, count in times.items() if count > 1]
-        told: set[str] = set(self.named)
+        reported: set[str] = set(self.named)
         for call in [*self.calls, *self.later]:
             there = [job.id for job in jobs if job.payload in call.payloads]
             assert set(call.accepted) <= set(there), "a confirmed job is missing"
-            assert set(there) <= {*call.accepted, *call.unknown}, "a job is there that was said not to be"
+            assert set(there) <= {*call.accepted, *call.unknown}, "a job is there that was reported as not added"
             assert not set(call.refused) & set(there)
-            # In order: neither bulk nor chain may let one job overtake another. One whose caller was told that its
-            # outcome is unknown may arrive at any time.
+            # In order: neither bulk nor chain may let one job overtake another. A job whose outcome was reported as
+            # unknown may arrive at any time.
             confirmed = [job_id for job_id in there if job_id in set(call.accepted)]
             assert confirmed == sorted(confirmed, key=payload_of.__getitem__)
-            told |= told_by(call)
+            reported |= outcomes_reported_by(call)
         for name, calls in self.named.items():
             confirmed = [call for call in calls if call.accepted]
             new = [call for call in confirmed if call.accepted[0].is_new]  # type: ignore[attr-defined]
@@ -290,9 +290,9 @@ class Machine(RuleBasedStateMachine):
                 assert [payload_of[name]] == new[0].payloads
         assert {job.id for job in delayed} <= {
             *self.named,
-            *(job_id for call in self.later for job_id in told_by(call)),
+            *(job_id for call in self.later for job_id in outcomes_reported_by(call)),
         }
-        assert set(times) <= told
+        assert set(times) <= reported
         assert view.length() == 0
         assert chain_of(self.producer).windows_lost_by_server == 0
 
@@ -302,7 +302,7 @@ class Machine(RuleBasedStateMachine):
         self.view.client.delete(self.view.keys.stream, self.view.keys.delayed)
 
 
-def told_by(call: Call) -> set[str]:
+def outcomes_reported_by(call: Call) -> set[str]:
     return {*call.accepted, *call.unknown}
 
 
@@ -317,9 +317,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize(("overflow", "examples"), [("reject", 120), ("wait", 60)])
-def test_whatever_happens_each_job_is_added_once_or_its_caller_is_told(
-    server: Server, overflow: Overflow, examples: int
-) -> None:
+def test_each_job_is_added_once_or_its_add_raises(server: Server, overflow: Overflow, examples: int) -> None:
     run_state_machine_as_test(
         lambda: Machine(server, overflow),
         settings=settings(

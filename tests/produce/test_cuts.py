@@ -1,6 +1,6 @@
-"""The connection is cut at every byte of a window, on its way there and on its way back: each job is added once.
+"""The connection is cut at every byte of a window and of its reply: each job is added once.
 
-A proxy on the same event loop cuts; the jobs' own windows are small, so that a few bytes are a few windows.
+A proxy on the same event loop cuts. Windows are small, so that a few bytes are a few windows.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ async def cut_everywhere(
     first: int = 0,
     count: int = 4,
 ) -> list[str]:
-    """Adds four windows or more for every place to cut them; all ids that were confirmed, in order.
+    """Add four windows or more for each place to cut at. Return all confirmed ids in order.
 
-    The places are all bytes of `count` windows, from number `first` on, and all bytes of all answers.
+    The places are all bytes of `count` windows, starting with number `first`, and all bytes of all replies.
     """
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         confirmed = list(await add_four_windows(producer))
@@ -85,10 +85,10 @@ async def test_every_kind_of_job_cut_at_every_byte_of_a_window(server: Server, m
             *(producer.add(number) for _ in range(13)),
         ]
         ids = await asyncio.gather(*adds)
-        assert all(job_id.is_new for job_id in ids)  # what was sent again is no duplicate
+        assert all(job_id.is_new for job_id in ids)  # a job that was sent again is not a duplicate
         return ids
 
-    # The first job leaves alone; the next three and one more make a window of every kind.
+    # The first job is sent alone; the next three and one more form a window with every kind.
     confirmed = await cut_everywhere(server, add_four_windows, first=1, count=1)
     view = QueueView(server, "q")
     delayed = [job_id for rank, job_id in enumerate(confirmed) if rank % 17 in (2, 3)]
@@ -115,7 +115,7 @@ async def test_ten_thousand_jobs_through_a_connection_that_keeps_breaking(
                 proxy.next_budgets.append((None, greeted + chance.randrange(30)))
         proxy.cut()
         ids = await producer.add_bulk({"number": number, "text": "x" * 50} for number in range(10_000))
-        assert not proxy.next_budgets  # every cut was made
+        assert not proxy.next_budgets  # all cuts were made
         assert proxy.most_unanswered == IN_FLIGHT
         assert chain_of(producer).windows_sent_again >= 80
     assert len(ids) == len(set(ids)) == 10_000
@@ -147,5 +147,5 @@ async def test_single_adds_through_a_connection_that_keeps_breaking(
         assert [job.id for job in jobs if job.payload[0] == number] == ids
 
 
-async def test_the_script_remembers_more_answers_than_windows_are_in_flight() -> None:
+async def test_the_script_remembers_more_replies_than_windows_in_flight() -> None:
     assert chain_module.MAX_IN_FLIGHT <= 8  # `r0` to `r7` of the chain's hash

@@ -1,4 +1,4 @@
-"""A full queue: nothing is deleted to make room, XLEN meets the cap exactly, and every refused job is named."""
+"""A full queue: no job is deleted to make room, XLEN reaches exactly the cap, and every refused job is named."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAP = 1000
 
 
 async def bulk(producer: Producer[Any], payloads: Any) -> tuple[list[str], list[str]]:
-    """(accepted, refused) of one bulk."""
+    """Add one bulk and return (accepted, refused)."""
     try:
         return list(await producer.add_bulk(payloads)), []
     except QueueFullError as error:
@@ -43,7 +43,7 @@ async def bulk(producer: Producer[Any], payloads: Any) -> tuple[list[str], list[
 
 @pytest.mark.servers
 @pytest.mark.parametrize("form", ["list", "iterator", "singles", "named"])
-async def test_eight_producers_meet_the_cap_exactly(server: Server | Cluster, form: str) -> None:
+async def test_eight_producers_fill_the_queue_exactly_to_its_cap(server: Server | Cluster, form: str) -> None:
     async with AsyncExitStack() as stack:
         producers = [
             await stack.enter_async_context(open_producer(server.url, max_stream_len=CAP)) for _ in range(PRODUCERS)
@@ -75,9 +75,9 @@ async def test_eight_producers_meet_the_cap_exactly(server: Server | Cluster, fo
         assert len(accepted) == CAP
         assert sorted(view.ids()) == sorted(accepted)
         assert not set(refused) & set(accepted)
-        if form != "iterator":  # which stops reading when it is refused
+        if form != "iterator":  # which stops reading its iterator when it is refused
             assert len(set(refused)) == len(refused) == PRODUCERS * 200 - CAP
-        # In order: no job of a producer is there while one it added earlier was refused, its own window apart.
+        # In order: outside of one window, no job is there if an earlier job of its producer was refused.
         for number, (mine, _) in enumerate(outcomes):
             there = [payload[1] for payload in view.payloads() if payload[0] == number]
             assert there == list(range(len(mine)))
@@ -86,13 +86,13 @@ async def test_eight_producers_meet_the_cap_exactly(server: Server | Cluster, fo
         assert caught.value.code == "CMQ-006"
         assert len(caught.value.refused) == 1
         assert caught.value.refused[0] in str(caught.value)
-        # As soon as there is room, there is room.
+        # Jobs are accepted as soon as there is room.
         view.client.xtrim(view.keys.stream, maxlen=CAP - 1, approximate=False)
         assert (await producers[7].add("fits")).is_new
         assert view.length() == CAP
 
 
-def test_eight_processes_meet_the_cap_exactly(server: Server) -> None:
+def test_eight_processes_fill_the_queue_exactly_to_its_cap(server: Server) -> None:
     program = textwrap.dedent("""
         import asyncio, json, sys
         from tampu.config import ProducerConfig
@@ -138,9 +138,9 @@ def test_eight_processes_meet_the_cap_exactly(server: Server) -> None:
 
 
 @pytest.mark.servers
-async def test_a_bulk_takes_from_its_front_what_fits_and_names_the_rest(server: Server | Cluster) -> None:
+async def test_a_bulk_adds_the_jobs_that_fit_and_names_the_rest(server: Server | Cluster) -> None:
     async with open_producer(server.url, max_stream_len=700) as producer:
-        with pytest.raises(QueueFullError, match="300 of 1000 jobs were refused") as caught:
+        with pytest.raises(QueueFullError, match="300 of 1000 jobs were not added") as caught:
             await producer.add_bulk(range(1000))
         view = QueueView(server, "q")
         assert view.payloads() == list(range(700))
@@ -162,7 +162,7 @@ async def test_every_refused_job_of_an_iterator_is_named(server: Server) -> None
             await producer.add_bulk(jobs())
         assert QueueView(server, "q").ids() == caught.value.accepted
         assert len(caught.value.accepted) == 700
-        # All that was read and is not there is named, and no more is read than was under way.
+        # Every job that was read and not added is named, and no more are read than were in flight.
         assert len(set(caught.value.refused)) == read - 700
         assert read < 10_000
 
@@ -175,7 +175,7 @@ async def test_delayed_jobs_and_duplicates_need_no_room(server: Server | Cluster
         assert (await producer.add_in_with_id("later", 60, 2)).is_new
         assert not (await producer.add_with_id("there", 1)).is_new
         with pytest.raises(QueueFullError):
-            await producer.add_at_with_id("past", 1, 3)  # its time has come, so it needs room
+            await producer.add_at_with_id("past", 1, 3)  # it is due now, so it needs room
         view = QueueView(server, "q")
         assert ":dlid:past" not in view.all_keys()
         view.client.delete(view.keys.stream)
@@ -186,7 +186,7 @@ async def test_delayed_jobs_and_duplicates_need_no_room(server: Server | Cluster
 
 
 async def drain(view: QueueView, total: int, cap: int) -> list[Any]:
-    """Takes jobs off the front, a few at a time, until so many were taken."""
+    """Remove jobs from the front, a few at a time, until this many were removed."""
     taken: list[Any] = []
     while len(taken) < total:
         await until(lambda: view.length() > 0, "there are jobs")
@@ -211,7 +211,7 @@ async def test_waiting_for_room_keeps_the_order_and_the_cap(
         assert [job.id for job in taken] == await bulk
 
 
-async def test_a_connection_that_breaks_while_waiting_for_room_repeats_nothing(
+async def test_a_connection_that_breaks_while_waiting_repeats_no_job(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_small_windows(monkeypatch, 8)
@@ -232,27 +232,27 @@ async def test_a_connection_that_breaks_while_waiting_for_room_repeats_nothing(
         assert producer.client.connections_made > 5
 
 
-async def test_waiting_has_no_end_but_closing_does(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_room_has_no_timeout_but_closing_has(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 8)
     async with open_producer(server.url, max_stream_len=20, overflow="wait", retry_for_secs=1) as producer:
         bulk = asyncio.ensure_future(producer.add_bulk(range(40)))
         single = asyncio.ensure_future(producer.add("single"))
         view = QueueView(server, "q")
         await until(lambda: view.length() == 20, "the queue is full")
-        await asyncio.sleep(1.5)  # longer than any fault is waited out
+        await asyncio.sleep(1.5)  # longer than the patience for faults
         assert not bulk.done()
         assert not single.done()
         await producer.close()
-        with pytest.raises(ShutdownError, match="closed before this was confirmed") as caught:
+        with pytest.raises(ShutdownError, match="closed before the server confirmed this job") as caught:
             await bulk
-        # What had found room is named, to the last job of the window that was taken in part.
+        # The jobs that were added are named, to the last one of the window that was added in part.
         assert list(caught.value.accepted) == view.ids()
         assert view.payloads() == list(range(20))
         with pytest.raises(ShutdownError):
             await single
 
 
-async def test_a_window_taken_in_part_and_then_refused_tells_which_part(
+async def test_a_window_added_in_part_and_then_refused_names_that_part(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_small_windows(monkeypatch, 8)
@@ -270,7 +270,7 @@ async def test_a_window_taken_in_part_and_then_refused_tells_which_part(
         with pytest.raises(ServerError, match="OOM") as caught:
             await asyncio.wait_for(_drained(bulk, view), 20)
         assert list(caught.value.accepted)[:4] == view_ids
-        # The window behind it was not lost with it, nor taken for it.
+        # The next window was neither lost nor mistaken for it.
         assert len(caught.value.accepted) == 12
         view.client.delete(view.keys.stream)
         assert (await producer.add("after")).is_new
@@ -283,9 +283,7 @@ async def _drained(bulk: asyncio.Future[Any], view: QueueView) -> Any:
     return await bulk
 
 
-async def test_only_the_first_window_asks_for_room_again_and_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_only_the_first_window_polls_for_room(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 2)
     monkeypatch.setattr("tampu.redis.resend.POLL_SECS", 0.001)
     async with (
@@ -295,7 +293,7 @@ async def test_only_the_first_window_asks_for_room_again_and_again(
         bulk = asyncio.ensure_future(producer.add_bulk(range(12)))
         await until(lambda: len(proxy.calls) > 30, "it has asked many times")
         sent = [ids_in(call) for call in proxy.calls]
-        # Behind the second, which found room for half of it, the third and the fourth came once.
+        # Behind the second window, which was added in part, the third and fourth were sent once.
         assert len({job_id for ids in sent[-20:] for job_id in ids}) == 2
         assert len(sent) - sum(ids == sent[-1] for ids in sent) <= 4
         taken = await drain(QueueView(server, "q"), 12, 3)
@@ -303,9 +301,7 @@ async def test_only_the_first_window_asks_for_room_again_and_again(
         assert [job.payload for job in taken] == list(range(12))
 
 
-async def test_a_window_taken_in_part_behind_one_that_is_unknown_is_not_begun_again(
-    server: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_window_added_in_part_is_not_started_over(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 2)
     monkeypatch.setattr("tampu.redis.resend.POLL_SECS", 0.001)
     async with (
@@ -339,7 +335,7 @@ async def test_single_adds_wait_for_room_too(server: Server, monkeypatch: pytest
         await later
 
 
-async def test_a_lost_connection_while_waiting_names_only_what_is_unknown(
+async def test_a_lost_connection_while_waiting_names_only_unknown_jobs(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_small_windows(monkeypatch, 8)
@@ -371,10 +367,10 @@ def test_waiting_needs_numbered_windows(idempotency: str) -> None:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("idempotency", ["sequence", "off"])
-async def test_only_if_asked_for_the_oldest_are_trimmed(server: Server | Cluster, idempotency: str) -> None:
+async def test_the_oldest_jobs_are_trimmed_only_with_overflow_trim(server: Server | Cluster, idempotency: str) -> None:
     async with open_producer(server.url, max_stream_len=100, overflow="trim", idempotency=idempotency) as producer:
         ids = await producer.add_bulk(range(5000))
         view = QueueView(server, "q")
-        # "About": the server drops whole nodes of the stream.
+        # Approximately: the server drops whole nodes of the stream.
         assert 100 <= view.length() <= 300
         assert view.ids() == ids[-view.length() :]

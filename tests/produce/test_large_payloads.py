@@ -1,4 +1,4 @@
-"""Payloads that no worker would run are refused when they are added, before anything is sent."""
+"""Payloads that workers would dead-letter for their size are refused by the add, before anything is sent."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def test_a_payload_over_the_limit_is_refused_before_anything_is_sent(serve
         assert server.client().keys() == []
 
 
-async def test_the_position_of_a_payload_over_the_limit_is_named(server: Server) -> None:
+async def test_the_error_names_the_position_of_a_payload_over_the_limit(server: Server) -> None:
     async with open_producer(server.url) as producer:
         with pytest.raises(ConfigError, match="payload 1 of this bulk"):
             await producer.add_bulk_named([("small", 1), ("large", LARGE)])
@@ -79,7 +79,7 @@ async def test_tasks_with_large_arguments_are_refused(server: Server) -> None:
 
 
 @pytest.mark.parametrize("payload_format", ["bin", "inline"])
-async def test_the_limit_is_the_envelope_that_workers_measure(server: Server, payload_format: Any) -> None:
+async def test_the_limit_applies_to_the_envelope_as_in_workers(server: Server, payload_format: Any) -> None:
     view = QueueView(server, "q")
     async with open_producer(server.url, payload_format=payload_format) as producer:
         await producer.add("x" * 700)
@@ -106,5 +106,5 @@ async def test_the_limit_can_be_raised_or_removed(server: Server) -> None:
     assert QueueView(server, "q").length() == 4
 
 
-def test_producers_and_workers_agree_by_default() -> None:
+def test_producers_and_workers_have_the_same_default_limit() -> None:
     assert ProducerConfig().max_payload_bytes == ConsumerConfig().max_payload_bytes

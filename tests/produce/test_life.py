@@ -1,4 +1,4 @@
-"""A producer's life: forks, event loops that end, callers that go away, and closing with work under way."""
+"""A producer's life cycle: forks, event loops that end, cancelled callers, and closing with jobs in flight."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def run_program(program: str, *arguments: str) -> Any:
-    """What a program of its own prints, as JSON."""
+    """Run a program in a separate process and return the JSON that it prints."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
@@ -60,7 +60,7 @@ FORK = """
         server = redis.Redis.from_url(sys.argv[1])
         producer = await Producer.connect(sys.argv[1], ProducerConfig(queue_name="q"))
         await producer.add(["before", 0])
-        # Some windows are under way when the process is split: the server has them, and their answers are not read.
+        # Some windows are in flight during the fork: the server has them, and their replies are not read yet.
         flying = [asyncio.ensure_future(producer.add_bulk([["flying", n] for n in range(1000)])) for _ in range(2)]
         await asyncio.sleep(0)
         flying.append(asyncio.ensure_future(producer.add(["open window", 0])))
@@ -71,8 +71,8 @@ FORK = """
         for child in range(3):
             pid = os.fork()
             if pid == 0:
-                with open(f"{sys.argv[2]}/{child}", "w") as told:
-                    json.dump(asyncio.run(use(producer, f"child {child}")), told)
+                with open(f"{sys.argv[2]}/{child}", "w") as report:
+                    json.dump(asyncio.run(use(producer, f"child {child}")), report)
                 os._exit(0)
             children.append(pid)
         ids = await use(producer, "parent")
@@ -94,7 +94,7 @@ def test_after_a_fork_each_process_has_its_own_connection_and_chain(server: Serv
     view = QueueView(server, "q")
     before = view.connections_made()
     ids = [job_id for its_ids in run_program(FORK, server.url, str(tmp_path)) for job_id in its_ids]
-    # No socket is shared, and no child has disturbed its parent's: one for each of them, and the program's own look.
+    # Each process has its own socket and has not disturbed its parent's; one more belongs to the program's own client.
     assert view.connections_made() - before == 4 + 1
     assert len(view.chain_keys()) == 4
     assert len(ids) == len(set(ids)) == 2001 + 4 * 1020
@@ -134,13 +134,13 @@ MULTIPROCESSING = """
 """
 
 
-def test_processes_of_multiprocessing_share_a_producer_made_before_them(server: Server) -> None:
+def test_processes_share_a_producer_made_before_they_started(server: Server) -> None:
     ids = run_program(MULTIPROCESSING, server.url)
     assert len(ids) == len(set(ids)) == 2500
     assert sorted(QueueView(server, "q").ids()) == sorted(ids)
 
 
-def test_a_minted_id_holds_its_creation_time_and_is_unique() -> None:
+def test_a_generated_id_holds_its_time_and_is_unique() -> None:
     minter = Minter(now_ms=lambda: 1794770167273, random_bytes=bytes)
     assert minter.mint() == ("01M7GA6SF90000000000000000", 1794770167273)
     (one, made_at_ms), (other, _) = Minter().mint(), Minter().mint()
@@ -148,8 +148,8 @@ def test_a_minted_id_holds_its_creation_time_and_is_unique() -> None:
     assert one != other
 
 
-def test_a_child_of_a_fork_does_not_mint_its_parents_ids(server: Server) -> None:
-    told = run_program(
+def test_a_child_of_a_fork_does_not_generate_its_parents_ids(server: Server) -> None:
+    generated = run_program(
         """
         import json, os, sys
         from tampu.produce.ids import Minter
@@ -163,7 +163,7 @@ def test_a_child_of_a_fork_does_not_mint_its_parents_ids(server: Server) -> None
         print(json.dumps([minter.mint()[0], os.read(read_end, 100).decode()]))
         """
     )
-    assert told[0] != told[1]
+    assert generated[0] != generated[1]
 
 
 # --- event loops
@@ -179,20 +179,20 @@ def test_a_producer_is_used_on_one_event_loop_after_another(server: Server) -> N
 
     for number in range(3):
         asyncio.run(use(number))
-    assert len(QueueView(server, "q").connections()) == 1  # those of the loops that have ended are closed
+    assert len(QueueView(server, "q").connections()) == 1  # the connections of loops that have ended are closed
     asyncio.run(producer.close())
     view = QueueView(server, "q")
     assert view.ids() == ids
     assert view.payloads() == [number for number in range(3) for _ in range(601)]
 
 
-def test_adds_under_way_when_their_loop_ends_do_not_disturb_the_next(server: Server) -> None:
+def test_adds_in_flight_when_their_loop_ends_do_not_affect_the_next(server: Server) -> None:
     producer = unopened_producer(server.url)
 
     async def leave() -> None:
         await producer.open()
         left = [asyncio.ensure_future(producer.add_bulk([f"left {number}"] * 300)) for number in range(5)]
-        await asyncio.sleep(0)  # the loop ends with windows under way, some not even sent
+        await asyncio.sleep(0)  # the loop ends with windows in flight, some not even sent
         assert not any(bulk.done() for bulk in left)
 
     asyncio.run(leave())
@@ -244,16 +244,16 @@ def test_an_open_window_of_a_loop_that_ended_is_not_sent_by_the_next(server: Ser
     assert [payload for payload in QueueView(server, "q").payloads() if payload != "flying"] == ["first", "next"]
 
 
-# --- callers that go away
+# --- cancelled callers
 
 
-async def test_callers_that_go_away_take_nothing_with_them(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelling_callers_affects_no_other_add(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 4)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         proxy.hold_replies()
         adds = [asyncio.ensure_future(producer.add(number)) for number in range(20)]
         bulk = asyncio.ensure_future(producer.add_bulk(range(100, 120)))
-        await until(lambda: proxy.calls, "some are under way")
+        await until(lambda: proxy.calls, "some are in flight")
         for add in adds[::2]:
             add.cancel()
         bulk.cancel()
@@ -264,13 +264,13 @@ async def test_callers_that_go_away_take_nothing_with_them(server: Server, monke
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
         after = await producer.add("after")
         view = QueueView(server, "q")
-        # Cancelling a caller does not take back what it has added.
+        # Cancelling a caller does not remove its jobs.
         assert view.payloads() == [*range(20), *range(100, 120), "after"]
         assert set(kept) < set(view.ids())
         assert view.ids()[-1] == after
 
 
-async def test_a_caller_that_goes_away_while_the_connection_is_down(server: Server) -> None:
+async def test_a_caller_cancelled_while_the_connection_is_down(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         proxy.shut()
         await until(lambda: producer.client.connection is None, "the cut is noticed")
@@ -282,7 +282,7 @@ async def test_a_caller_that_goes_away_while_the_connection_is_down(server: Serv
         assert QueueView(server, "q").payloads() == [0, 1, 2]
 
 
-async def test_an_iterator_that_fails_leaves_what_was_added_and_a_producer_that_works(server: Server) -> None:
+async def test_an_iterator_that_raises_leaves_a_producer_that_works(server: Server) -> None:
     def jobs() -> Any:
         yield from range(700)
         raise LookupError("the database went away")
@@ -299,7 +299,7 @@ async def test_an_iterator_that_fails_leaves_what_was_added_and_a_producer_that_
 # --- closing
 
 
-async def test_closing_waits_for_what_is_under_way(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_waits_for_adds_in_flight(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 4)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         proxy.hold_replies()
@@ -315,7 +315,7 @@ async def test_closing_waits_for_what_is_under_way(server: Server, monkeypatch: 
     assert QueueView(server, "q").ids() == ids
 
 
-async def test_closing_without_a_server_tells_those_who_wait(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_without_a_server_fails_the_waiting_adds(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.01)
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
         proxy.hold_replies()
@@ -334,14 +334,14 @@ async def test_closing_without_a_server_tells_those_who_wait(server: Server, mon
         assert not isinstance(failure, OutcomeUnknownError)
 
 
-async def test_closing_while_the_server_is_silent_names_what_may_have_been_added(server: Server) -> None:
+async def test_closing_during_silence_names_jobs_that_may_be_added(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
         proxy.hold_replies()
         add = asyncio.ensure_future(producer.add("sent"))
         view = QueueView(server, "q")
         await until(lambda: view.length() == 1, "it has arrived")
         await producer.close()
-        with pytest.raises(OutcomeUnknownError, match="closed before this was confirmed") as caught:
+        with pytest.raises(OutcomeUnknownError, match="closed before the server confirmed this job") as caught:
             await add
         assert caught.value.ids == view.ids()
 
@@ -361,7 +361,7 @@ async def test_closing_takes_no_longer_than_the_adds_it_waits_for(
             await waiting
 
 
-async def test_a_producer_may_be_closed_twice_and_takes_nothing_afterwards(server: Server) -> None:
+async def test_a_producer_may_be_closed_twice_and_then_raises(server: Server) -> None:
     async with open_producer(server.url) as producer:
         await producer.add(1)
         await asyncio.gather(producer.close(), producer.close())
@@ -399,7 +399,7 @@ async def test_a_producer_that_cannot_connect_leaves_nothing_behind() -> None:
     assert not [task for task in asyncio.all_tasks() if "tampu" in task.get_name()]
 
 
-async def test_an_add_connects_by_itself(server: Server) -> None:
+async def test_an_add_connects_if_need_be(server: Server) -> None:
     producer = unopened_producer(server.url)
     assert QueueView(server, "q").length() == 0
     job_id = await producer.add(1)

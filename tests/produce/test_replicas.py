@@ -1,4 +1,4 @@
-"""`min_replicas`: an add is confirmed only when so many replicas have it, with real replicas."""
+"""`min_replicas`, with real replicas: an add is confirmed only when that many replicas have the job."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ OK_REPLY = b"$0\r\n\r\n"
 
 @pytest.fixture
 def pair(fresh_server: Callable[..., Server]) -> tuple[Server, Server]:
-    """A master and its replica, in step."""
+    """Return a master and its replica, in sync."""
     master = fresh_server()
     replica = fresh_server(replicaof=master)
     client = master.client()
     client.set("in", "step")
-    eventually(lambda: client.execute_command("WAIT", 1, 1000) == 1, "the replica is in step")
+    eventually(lambda: client.execute_command("WAIT", 1, 1000) == 1, "the replica is in sync")
     client.delete("in")
     return master, replica
 
 
-async def test_what_is_confirmed_is_on_the_replica(pair: tuple[Server, Server]) -> None:
+async def test_a_confirmed_job_is_on_the_replica(pair: tuple[Server, Server]) -> None:
     master, replica = pair
     async with open_producer(master.url, min_replicas=1, min_replicas_timeout_ms=5000) as producer:
         ids = [await producer.add(number) for number in range(10)]
-        assert QueueView(replica, "q").ids() == ids  # at once, without waiting for it
+        assert QueueView(replica, "q").ids() == ids  # right away, without waiting for the replica
         ids += await producer.add_bulk(range(2000))
         assert QueueView(replica, "q").ids() == ids
         ids += await asyncio.gather(*(producer.add(number) for number in range(300)))
         assert sorted(QueueView(replica, "q").ids()) == sorted(ids)
 
 
-async def test_what_too_few_replicas_have_is_named_and_then_all_is_well(pair: tuple[Server, Server]) -> None:
+async def test_jobs_that_too_few_replicas_have_are_named(pair: tuple[Server, Server]) -> None:
     master, replica = pair
     async with open_producer(master.url, min_replicas=1, min_replicas_timeout_ms=100) as producer:
         await producer.add("before")
@@ -58,7 +58,7 @@ async def test_what_too_few_replicas_have_is_named_and_then_all_is_well(pair: tu
         view = QueueView(master, "q")
         assert view.ids()[1:] == [*caught.value.ids, *bulk.value.ids]
         replica.resume()
-        after = await until(lambda: _added(producer), "the replica keeps up again")
+        after = await until(lambda: _added(producer), "the replica confirms again")
         assert QueueView(replica, "q").ids()[-1] == after
 
 
@@ -69,7 +69,7 @@ async def _added(producer: object) -> str | None:
         return None
 
 
-async def test_an_answer_that_is_fetched_again_waits_for_the_replicas_as_well(pair: tuple[Server, Server]) -> None:
+async def test_a_reply_that_is_fetched_again_waits_for_the_replicas_too(pair: tuple[Server, Server]) -> None:
     master, replica = pair
     async with (
         Proxy(master.address) as proxy,
@@ -77,7 +77,7 @@ async def test_an_answer_that_is_fetched_again_waits_for_the_replicas_as_well(pa
     ):
         await producer.add("before")
         replica.pause()
-        # The window's own answer arrives, then the connection is lost before the replicas' does.
+        # The window's own reply arrives, then the connection is lost before the reply to WAIT.
         proxy.cut_replies_after(len(OK_REPLY))
         with pytest.raises(OutcomeUnknownError, match="only 0 of 1 replicas"):
             await producer.add("lonely")
@@ -86,7 +86,7 @@ async def test_an_answer_that_is_fetched_again_waits_for_the_replicas_as_well(pa
         replica.resume()
 
 
-async def test_jobs_that_were_refused_are_not_said_to_be_unknown(pair: tuple[Server, Server]) -> None:
+async def test_refused_jobs_are_not_reported_as_unknown(pair: tuple[Server, Server]) -> None:
     master, replica = pair
     async with open_producer(
         master.url, min_replicas=1, min_replicas_timeout_ms=50, max_stream_len=2, retry_for_secs=1
@@ -109,7 +109,7 @@ async def test_jobs_that_were_refused_are_not_said_to_be_unknown(pair: tuple[Ser
         replica.resume()
 
 
-async def test_waiting_for_replicas_is_not_taken_for_a_silent_server(
+async def test_waiting_for_replicas_does_not_count_as_a_silent_server(
     pair: tuple[Server, Server],
 ) -> None:
     master, replica = pair
@@ -122,7 +122,7 @@ async def test_waiting_for_replicas_is_not_taken_for_a_silent_server(
         replica.resume()
 
 
-async def test_without_replicas_nothing_is_confirmed(server: Server) -> None:
+async def test_without_replicas_no_job_is_confirmed(server: Server) -> None:
     async with open_producer(server.url, min_replicas=2, min_replicas_timeout_ms=20) as producer:
         with pytest.raises(OutcomeUnknownError, match="only 0 of 2 replicas"):
             await producer.add(1)

@@ -1,4 +1,4 @@
-"""Faults of real servers: a clear error with its code or a wait until it passes, and afterwards all is well."""
+"""Faults of real servers: a clear error with its code, or a wait until the fault is over; then adds work again."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
 
-#: Much less than the 10 s that a passing fault is waited out.
+#: Much less than the 10 s for which a transient fault is retried.
 AT_ONCE_SECS = 4.0
 
 
 async def all_refused(producer: Producer[Any], kind: str, advice: str) -> None:
-    """Every way of adding is refused with this error, and nothing of it is there."""
+    """Check that every form of add raises this error and adds nothing."""
     calls: list[Callable[[], Any]] = [
         lambda: producer.add(1),
         lambda: producer.add_with_id("x", 1),
@@ -63,10 +63,10 @@ async def all_well(producer: Producer[Any], view: QueueView) -> None:
     assert view.delayed_ids() == ["y"]
 
 
-# --- not there, or not to be had
+# --- unreachable or forbidden
 
 
-async def test_a_server_that_is_not_there(server: Server) -> None:
+async def test_an_unreachable_server(server: Server) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         url = f"redis://127.0.0.1:{taken.getsockname()[1]}"
@@ -107,7 +107,7 @@ async def test_a_wrong_password(server: Server) -> None:
         await producer.close()
 
 
-async def test_a_user_without_the_right_to_run_scripts(server: Server) -> None:
+async def test_a_user_without_the_permission_to_run_scripts(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
         async with open_producer(server.url.replace("redis://", "redis://ada:pw@")) as producer:
             await producer.add("before")
@@ -122,7 +122,7 @@ async def test_a_user_without_the_right_to_run_scripts(server: Server) -> None:
             assert QueueView(server, "q").payloads() == ["before", "after"]
 
 
-async def test_a_user_without_the_right_to_the_queues_keys(server: Server) -> None:
+async def test_a_user_without_access_to_the_queues_keys(server: Server) -> None:
     with acl_user(server, "ada", "pw", "~{chasqui:other}*", "+@all"):
         async with open_producer(server.url.replace("redis://", "redis://ada:pw@")) as producer:
             with pytest.raises(RedisError, match="NOPERM"):
@@ -130,7 +130,7 @@ async def test_a_user_without_the_right_to_the_queues_keys(server: Server) -> No
     assert server.client().dbsize() == 0
 
 
-async def test_a_user_needs_no_more_than_the_queues_keys_and_commands(server: Server) -> None:
+async def test_a_user_needs_only_the_queues_keys_and_commands(server: Server) -> None:
     commands = """+@stream +@hash +@string +@sortedset +@keyspace +@scripting +time +ping +client|setname -@dangerous"""
     with acl_user(server, "ada", "pw", "~{chasqui:q}*", *commands.split()):
         async with open_producer(server.url.replace("redis://", "redis://ada:pw@")) as producer:
@@ -141,8 +141,8 @@ async def test_a_user_needs_no_more_than_the_queues_keys_and_commands(server: Se
 
 
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
-async def test_a_window_that_may_not_add_leaves_no_trace(server: Server) -> None:
-    """Its number is taken before its first job is added: when that is refused, it is given back."""
+async def test_a_window_without_permission_to_add_leaves_no_trace(server: Server) -> None:
+    """Its number is taken before its first job is added, and must be released if that job is refused."""
     with acl_user(server, "ada", "pw"):
         async with open_producer(server.url.replace("redis://", "redis://ada:pw@")) as producer:
             client = server.client()
@@ -199,8 +199,8 @@ async def test_memory_that_runs_out_in_the_middle_of_a_bulk(server: Server, monk
         assert view.ids()[-1] == after
 
 
-@pytest.mark.servers("valkey", "redis70", "redis86")  # Redis 6.2 does not look at it inside a script
-async def test_a_server_that_demands_replicas(server: Server) -> None:
+@pytest.mark.servers("valkey", "redis70", "redis86")  # Redis 6.2 does not check it inside a script
+async def test_a_server_that_requires_replicas(server: Server) -> None:
     async with open_producer(server.url) as producer:
         server.config_set(min_replicas_to_write=1)
         await all_refused(producer, "NOREPLICAS", "has fewer replicas than min-replicas-to-write requires")
@@ -210,7 +210,7 @@ async def test_a_server_that_demands_replicas(server: Server) -> None:
 
 async def test_a_server_that_cannot_save(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
-    (server.data_dir / "dump.rdb").mkdir()  # the file cannot be put there
+    (server.data_dir / "dump.rdb").mkdir()  # the file cannot be written there
     server.config_set(save="3600 1")
     client = server.client()
     client.bgsave()
@@ -228,7 +228,7 @@ async def test_a_replica_is_an_error_until_it_is_the_master(
 ) -> None:
     master = fresh_server(kind)
     replica = fresh_server(kind, replicaof=master)
-    eventually(lambda: replica.client().info("replication")["master_link_status"] == "up", "they are in step")
+    eventually(lambda: replica.client().info("replication")["master_link_status"] == "up", "they are in sync")
     async with open_producer(replica.url, retry_for_secs=1, idempotency=idempotency) as producer:
         with pytest.raises(RedisError, match="this is a replica: connect to the master") as caught:
             await producer.add("refused")
@@ -247,7 +247,7 @@ async def test_a_replica_is_an_error_until_it_is_the_master(
         assert (found == ids) if idempotency == "sequence" else (sorted(found) == sorted(ids))
 
 
-async def test_a_server_that_reads_its_data_is_waited_for(fresh_server: Callable[..., Server]) -> None:
+async def test_a_server_that_loads_its_data_is_waited_for(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", loading_process_events_interval_bytes=1024, rdbcompression="no")
     client = server.client()
     for number in range(300):
@@ -256,7 +256,7 @@ async def test_a_server_that_reads_its_data_is_waited_for(fresh_server: Callable
         before = await producer.add("before")
         client.save()
         server.stop()
-        server.settings["key-load-delay"] = "50000"  # microseconds a key
+        server.settings["key-load-delay"] = "50000"  # microseconds per key
         server.launch()
         try:
             adds = [asyncio.ensure_future(producer.add(number)) for number in range(5)]

@@ -1,4 +1,4 @@
-"""Servers that stop answering without a word: an add fails, or is sent again, within `retry_for_secs`."""
+"""Servers that stop answering while the connection stays open: adds fail or are sent again in `retry_for_secs`."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_the_next_add_to_a_silent_server_waits_no_longer(fresh_server: Cal
         server.resume()
 
 
-async def test_an_add_outlives_a_connection_that_went_silent(server: Server) -> None:
+async def test_an_add_survives_a_connection_that_went_silent(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=6) as producer:
         await producer.add("before")
         proxy.hold_requests()

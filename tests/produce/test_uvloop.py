@@ -1,4 +1,4 @@
-"""The producer under uvloop, which many programs use: the same promises with other transports."""
+"""The producer under uvloop, whose transports behave differently: the same guarantees."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ def test_a_bulk_through_a_connection_that_keeps_breaking(server: Server, monkeyp
     assert view.payloads() == list(range(5000))
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # uvloop warns of what it closes, and hangs if that is an error
+@pytest.mark.filterwarnings(
+    "ignore::ResourceWarning"
+)  # uvloop warns about what it closes, and hangs if the warning is an error
 def test_one_loop_after_another(server: Server) -> None:
     producer: Producer[Any] = Producer(parse_url(server.url), ProducerConfig(queue_name=QUEUE))
     ids: list[str] = []

@@ -1,9 +1,9 @@
-"""The consumer: reads jobs, runs the handler, settles what came of it; with a promoter and a scheduler beside it.
+"""The consumer: reads jobs, runs the handler and settles the outcomes. It also runs a promoter and a scheduler.
 
 ```
 reader ──► pool of handlers ──► settler ──► acked and deleted, or a retry, or a dead letter
    ▲                │
-   └── reclaim      └── leases (a thread): what is running or held here stays ours
+   └── reclaim      └── leases (a thread): renewed for every entry in flight
 ```
 """
 
@@ -49,21 +49,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: A consumer name that holds nothing and has been silent for so long belongs to a worker that died, in ms.
+#: A consumer with nothing pending that has been idle this long belongs to a dead worker, in milliseconds.
 SILENT_CONSUMER_MS = 10 * 60 * 1000
-#: How often such names are looked for, in seconds.
+#: How often the names of dead consumers are removed, in seconds.
 SWEEP_INTERVAL_SECS = 60.0
-#: How long a read may take beyond its BLOCK before the connection counts as lost, in seconds.
+#: How long a read may take beyond its BLOCK time before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
-#: How often a worker looks whether the queue is paused and which jobs are to be cancelled, in seconds.
+#: How often a worker checks whether the queue is paused and which jobs are to be cancelled, in seconds.
 LOOK_SECS = 1.0
-#: How long after its deadline a shutdown may still settle and tidy up; and how long a single courtesy may take, when
-#: the server does not answer, in seconds.
-COURTESY_SECS = 1.0
+#: How long a shutdown may go on settling and cleaning up after its deadline, and how long each cleanup step may take,
+#: in seconds.
+CLEANUP_SECS = 1.0
 
 
 class Consumer:
-    """Runs a handler for the jobs of one queue until it is told to stop."""
+    """Runs a handler for the jobs of one queue until it is asked to stop.
+
+    `url` is the server's URL. `credential_provider` returns the user name and password for each new connection.
+    Raises `ConfigError` if the URL or a setting is not allowed.
+    """
 
     def __init__(
         self,
@@ -77,17 +81,17 @@ class Consumer:
         typed = config.payload_type
         self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
         self._running: _Running | None = None
-        #: Handlers that did not end in time at the last shutdown.
+        #: Handlers that were still running at the deadline of the last shutdown.
         self.abandoned = 0
 
     @property
     def last_read_at(self) -> float | None:
-        """When a server last answered a read, by the monotonic clock; None before the first."""
+        """Return when the server last answered a read, by the monotonic clock; None before the first answer."""
         return None if self._running is None else self._running.last_read_at
 
     @property
     def is_healthy(self) -> bool:
-        """False while a handler blocks the event loop for longer than `max_block_ms`, or leases cannot be renewed."""
+        """Return False while a handler blocks the event loop for over `max_block_ms`, or leases cannot be renewed."""
         return self._running is None or self._running.is_healthy
 
     async def run(
@@ -98,10 +102,11 @@ class Consumer:
         process: bool = False,
         timeout_secs: float | None = None,
     ) -> None:
-        """Work until `shutdown` is set, then drain within `shutdown_deadline_secs`.
+        """Run jobs until `shutdown` is set, then drain within `shutdown_deadline_secs`.
 
         `handler` is an `async def (job) -> bytes | None`; a plain `def` runs in a thread. With `process=True` either
-        runs in a process of its own and must be importable there. A run longer than `timeout_secs` has failed.
+        one runs in a separate process and must be importable there. A run that exceeds `timeout_secs` fails. Raises
+        `ConfigError` if the handler cannot run in a process, and `RedisError` if the server rejects the login.
         """
         refuse_inside_starting_child()
         threads = DaemonThreads(self._config.concurrency, "tampu-handler")
@@ -127,7 +132,7 @@ class Consumer:
 
 
 class _Running:
-    """One run of a consumer: its parts and how they are wired."""
+    """Wires the parts of one run of a consumer."""
 
     def __init__(
         self,
@@ -141,7 +146,7 @@ class _Running:
         tag = keys.tag.encode()
         scripts = (SETTLE, ACK, *calls.CONSUMER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)
         self._client = Client(settings, tag, scripts)
-        # One of its own: what is done would wait to be written while the server moves hundreds of jobs.
+        # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
         self._promoter_client = Client(settings, tag, calls.PROMOTER_SCRIPTS) if config.delayed_enabled else None
         read_timeout = config.block_ms / 1000 + READ_MARGIN_SECS
         self._read_client = Client(settings, tag, response_timeout_secs=read_timeout)
@@ -168,7 +173,7 @@ class _Running:
         )
         self._stopping = asyncio.Event()
         self._is_prepared = False
-        self._courtesies_end_at = 0.0
+        self._cleanup_ends_at = 0.0
         self.abandoned = 0
 
     @property
@@ -191,7 +196,7 @@ class _Running:
             await self._stop(loops)
 
     async def _start_unless(self, shutdown: asyncio.Event) -> bool:
-        """Start, however long the server is away; False when it is time to stop before that."""
+        """Start, however long the server is unreachable. Return False if `shutdown` was set first."""
         starting, stopping = asyncio.ensure_future(self._start()), asyncio.ensure_future(shutdown.wait())
         try:
             await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -204,9 +209,9 @@ class _Running:
             await asyncio.gather(starting, stopping, return_exceptions=True)
 
     async def _start(self) -> None:
-        # What is hopeless, such as a wrong password, is said at once; everything else is waited out.
+        # A wrong password raises at once; an unreachable server is waited for.
         await self._client.up(patience_secs=3600)
-        await supervise("starting", self._prepare, lambda: self._is_prepared)
+        await supervise("startup", self._prepare, lambda: self._is_prepared)
         self._leases.start()
 
     async def _prepare(self) -> None:
@@ -215,13 +220,13 @@ class _Running:
         self._is_prepared = True
 
     async def _learn_capabilities(self, connection: Connection) -> None:
-        """Try what the server can do, for each connection: another server may have taken the address."""
+        """Probe the server's capabilities on each connection: another server may have taken over the address."""
         try:
             capabilities = await probe_capabilities(connection, self._keys.tag, adds=False)
         except ServerError as error:
             if error.kind not in PASSING:
                 raise
-            return  # out of memory, say: what is known is kept
+            return  # such as out of memory: keep what is known
         if capabilities.script_flags:
             await connection.ask("SCRIPT", "LOAD", SETTLE_UNDER_OOM.text)
         self._settler.use(xackdel=capabilities.xackdel, script_flags=capabilities.script_flags)
@@ -232,11 +237,11 @@ class _Running:
         is_over = self._stopping.is_set
         loops: dict[str, Any] = {
             "tampu-reader": supervise("reader", self._reader.read_once, is_over),
-            "tampu-reclaim": supervise("taking over jobs", self._reader.takeover.one_round, is_over),
-            "tampu-unheld": supervise("handing back late entries", self._reader.watch_unheld, is_over),
-            "tampu-sweeper": supervise("sweeping consumer names", self._sweep_consumers, is_over),
-            "tampu-heartbeat": supervise("publishing heartbeats", self._beat, is_over),
-            "tampu-watch": supervise("looking for pauses and cancels", self._watch, is_over),
+            "tampu-reclaim": supervise("takeover of jobs", self._reader.takeover.one_round, is_over),
+            "tampu-unheld": supervise("hand-back of late entries", self._reader.watch_unheld, is_over),
+            "tampu-sweeper": supervise("removal of dead consumers", self._sweep_consumers, is_over),
+            "tampu-heartbeat": supervise("heartbeat", self._beat, is_over),
+            "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
         }
         if self._promoter_client is not None:
             promoter = PromoterConfig(
@@ -274,52 +279,55 @@ class _Running:
         await self._cancels.learn(marks)
 
     async def _stop(self, loops: dict[str, asyncio.Task[None]]) -> None:
-        """Stop reading, hand back what was not started, finish or abandon the rest, settle, leave no trace."""
+        """Stop reading, hand back unstarted jobs, finish or abandon running ones, settle, remove the consumer name."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.shutdown_deadline_secs
-        self._courtesies_end_at = deadline + COURTESY_SECS
+        self._cleanup_ends_at = deadline + CLEANUP_SECS
         self._stopping.set()  # promoter and scheduler release their locks
-        await self._quietly(self._inflight.hand_back, self._pool.take_back())
+        await self._best_effort(self._inflight.hand_back, self._pool.take_back())
         if loops:
             await self._reader.stop(loops["tampu-reader"], loops["tampu-reclaim"])
-        await self._quietly(self._inflight.hand_back, self._pool.take_back())  # what came meanwhile
+        await self._best_effort(self._inflight.hand_back, self._pool.take_back())  # delivered meanwhile
         await self._read_client.close()
-        await self._quietly(self._reader.hand_back_missed)
+        await self._best_effort(self._reader.hand_back_missed)
         await self._pool.finish(deadline - loop.time())
         self._runner.is_stopping = True
         for job in self._inflight.running():
             self._log.abandoned(job)
         self.abandoned = await self._pool.end()
-        await self._quietly(self._inflight.hand_back, self._runner.unstarted)
+        await self._best_effort(self._inflight.hand_back, self._runner.unstarted)
         if self.abandoned:
             logger.warning(
-                "%d handlers did not end in time and were abandoned; their jobs run elsewhere", self.abandoned
+                "abandoned %d job%s that did not end in time (shutdown_deadline_secs is %g); another worker will retry "
+                "after %g s",
+                *(self.abandoned, "" if self.abandoned == 1 else "s"),
+                *(self._config.shutdown_deadline_secs, self._config.claim_min_idle_ms / 1000),
             )
-        if not await self._settler.drain(self._left_for_courtesies()):
-            logger.error("not everything could be settled in time; what is left runs elsewhere")
+        if not await self._settler.drain(self._cleanup_secs_left()):
+            logger.error("not all outcomes were settled in time; another worker will run those jobs again")
         self._settler.close()
         await self._leases.stop()
         if loops:
-            _, late = await asyncio.wait(loops.values(), timeout=self._left_for_courtesies())
+            _, late = await asyncio.wait(loops.values(), timeout=self._cleanup_secs_left())
             for task in late:
                 task.cancel()
             await asyncio.gather(*loops.values(), return_exceptions=True)
         if self._promoter_client is not None:
             await self._promoter_client.close()
-        await self._quietly(self._forget_name)
+        await self._best_effort(self._forget_name)
         await self._client.close()
 
-    def _left_for_courtesies(self) -> float:
-        return max(self._courtesies_end_at - asyncio.get_running_loop().time(), 0.05)
+    def _cleanup_secs_left(self) -> float:
+        return max(self._cleanup_ends_at - asyncio.get_running_loop().time(), 0.05)
 
-    async def _quietly(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
-        """Courtesies at the end: when the server is away, what they would do happens by itself a little later."""
+    async def _best_effort(self, work: Callable[..., Awaitable[None]], *args: Any) -> None:
+        """Run one cleanup step. If the server is unreachable, expiring leases have the same effect a little later."""
         if self._client.connection is None:
             return
         try:
-            await asyncio.wait_for(work(*args), min(self._left_for_courtesies(), COURTESY_SECS))
+            await asyncio.wait_for(work(*args), min(self._cleanup_secs_left(), CLEANUP_SECS))
         except Exception as error:
-            logger.info("left undone at shutdown: %s: %s", type(error).__name__, error)
+            logger.info("skipped a cleanup step at shutdown: %s: %s", type(error).__name__, error)
 
     async def _forget_name(self) -> None:
         names = {"group": self._config.group, "consumer": self._config.consumer_id}

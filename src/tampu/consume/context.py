@@ -1,4 +1,4 @@
-"""The job a task runs for. Tasks get arguments, not the job; this is for those that want its id or tell progress."""
+"""Gives a task access to the job it runs, for its id or for reporting progress."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _current: ContextVar[Job[Any] | None] = ContextVar("tampu_current_job", default=
 
 
 def current_job() -> Job[Any]:
-    """The job that is being run: inside a task, and in what it calls. `RuntimeError` elsewhere.
+    """Return the job that the calling task runs. Raises `RuntimeError` outside of a task.
 
-    A thread that a task starts by itself knows no job: pass it on as an argument.
+    A thread that the task starts does not see it: pass the job as an argument.
     """
     job = _current.get()
     if job is None:
-        raise RuntimeError("current_job() is for code that runs as a job: inside a task, called by a worker")
+        raise RuntimeError("no job is running here: call current_job() inside a task that a worker runs")
     return job
 
 
 def set_current_job(job: Job[Any]) -> None:
-    """Called before each run, in the context in which the task then runs."""
+    """Set the current job of this context. Called before each run."""
     _current.set(job)

@@ -1,4 +1,4 @@
-"""Finds the task for a job's name and calls it: on the loop, in a thread, or in a process, as the task says."""
+"""Finds the task by a job's name and runs it on the event loop, in a thread or in a process."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: How long a job of an unknown name waits for a worker that knows it: the first times, at the most, and in all.
-#: In between it waits for a quarter of the time that it has been unknown: each time is four events, and an hour of
-#: seconds would push everybody else's out of the events stream.
+#: A job with an unknown name is put back for a worker that knows it: after this delay at first, after a quarter of the
+#: time it has been unknown later (up to the longest delay), and no longer than the patience. Each put-back writes four
+#: events; once a second for an hour, they would push all others out of the events stream.
 UNKNOWN_DELAY_MS = 1000
 UNKNOWN_LONGEST_DELAY_MS = 30_000
 UNKNOWN_PATIENCE_SECS = 3600.0
-#: An unknown job that was not seen for so long has been somewhere else meanwhile: its patience starts anew.
+#: An unknown job that was not seen for this long was with another worker meanwhile: its patience starts again.
 UNKNOWN_ABSENCE_SECS = 600.0
-#: Unknown jobs remembered; beyond, the oldest are forgotten and get more patience.
+#: Unknown jobs remembered. Beyond that the oldest are forgotten, and their patience starts again.
 MAX_REMEMBERED = 10_000
-#: How often one unknown name is complained about.
+#: Shortest time between two log lines about one unknown name, in seconds.
 COMPLAINT_SECS = 60.0
 
 
 class ServedQueue(Protocol):
-    """What a dispatcher needs to know about a task's queue."""
+    """The part of a task's queue that a dispatcher uses."""
 
     @property
     def name(self) -> str: ...
@@ -62,7 +62,7 @@ class ServedQueue(Protocol):
 
 
 class ServedTask(Protocol):
-    """What a dispatcher needs to know about a task; `tampu.task.Task` is one."""
+    """The part of a task that a dispatcher uses; implemented by `tampu.task.Task`."""
 
     @property
     def name(self) -> str: ...
@@ -83,7 +83,7 @@ class ServedTask(Protocol):
 
 
 class Dispatcher:
-    """The handler of a worker that serves tasks: `await dispatcher(job)` gives what the consumer wants to know."""
+    """The handler of a worker that serves tasks: `await dispatcher(job)` runs the task and returns its outcome."""
 
     def __init__(
         self,
@@ -106,7 +106,7 @@ class Dispatcher:
         self._unknown = UnknownNames(now)
 
     def knows(self, job: Job[Any]) -> bool:
-        """Whether there is a task for it."""
+        """Return True if there is a task for this job."""
         return job.name in self._tasks
 
     async def __call__(self, job: Job[Any]) -> Any:
@@ -141,7 +141,7 @@ class Dispatcher:
         return encoded
 
     def _processes_for(self, task: ServedTask) -> Processes:
-        """All tasks share their processes: there are as many as jobs run at once, not as many for each task."""
+        """Return the processes that all tasks share: one per concurrent job, not one per job and task."""
         if task.name not in self._remotes:
             self._remotes = {
                 one.name: RemoteTaskCall.of(one, self._worker, self._events_kept)
@@ -153,16 +153,16 @@ class Dispatcher:
 
 
 class UnknownNames:
-    """Jobs that no task here is for: during a deploy old workers meet new jobs."""
+    """Decides about jobs without a task here: during a deploy old workers receive new jobs."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        #: By job: when it was first seen, and when last.
+        #: By job id: when it was first and last seen.
         self._seen: dict[str, tuple[float, float]] = {}
         self._complained_at: dict[str, float] = {}
 
     def outcome_of(self, job: Job[Any]) -> PutBack | Cancel:
-        """Back to the queue, for those who know it; but not for ever."""
+        """Put the job back for a worker that knows its name, or cancel it after `UNKNOWN_PATIENCE_SECS`."""
         now = self._now()
         first, last = self._seen.pop(job.id, (now, now))
         if now - last > UNKNOWN_ABSENCE_SECS:
@@ -183,7 +183,7 @@ class UnknownNames:
         if len(self._complained_at) >= MAX_REMEMBERED:
             self._complained_at.clear()
         self._complained_at[job.name] = now
-        logger.warning("%s: job %s, and others of that name, are put back for a worker that has one", text, job.id)
+        logger.warning("%s on this worker: job %s and others like it are put back for another worker", text, job.id)
 
 
 class TaskCall:
@@ -205,20 +205,20 @@ class TaskCall:
 
 @dataclass(frozen=True)
 class RemoteTaskCall:
-    """The same in another process: the task is found there by the name of its module, not sent."""
+    """Calls a task's function in another process, which finds the task by its module and name."""
 
     module: str
     name: str
     queue_name: str
     url: str = field(repr=False)
-    #: The folder of the worker's throw-away server, if the queue is there: in a child `embedded://` would be another.
+    #: The folder of the worker's temporary server, if the queue is on it: in a child, `embedded://` starts another one.
     throw_away: str | None
     worker: str
     events_kept: int
 
     @classmethod
     def of(cls, task: ServedTask, worker: str, events_kept: int) -> RemoteTaskCall:
-        """The call of a task, to be sent."""
+        """Return the call of a task, ready to be pickled."""
         settings = task.queue.connection_settings
         throw_away = None
         if settings.kind == "embedded" and settings.data_dir is None:
@@ -236,7 +236,7 @@ class RemoteTaskCall:
 
 @dataclass(frozen=True)
 class RemoteCalls:
-    """What a process of a worker can run, by the names of jobs."""
+    """The tasks that a worker's process can run, by job name."""
 
     remotes: dict[str, RemoteTaskCall]
 
@@ -246,7 +246,7 @@ class RemoteCalls:
 
 @functools.cache
 def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressReporter]:
-    """In the child: the task's call, and where its progress goes."""
+    """Return, in the child, the task's call and its progress reporter."""
     if remote.throw_away is not None:
         join_throw_away(remote.throw_away)
     found: Any = importlib.import_module(remote.module)
@@ -256,8 +256,8 @@ def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressR
     if isinstance(getattr(found, "arguments", None), Arguments):
         call = with_rules(TaskCall(found.function, found.arguments), found.rules)
         if found.queue.url == remote.url:
-            settings = found.queue.connection_settings  # with its credentials, which are not sent
-    else:  # the function kept its name, and the task has another
+            settings = found.queue.connection_settings  # it has the credentials, which are not pickled
+    else:  # the task was bound to another name than the function's
         call = TaskCall(found, Arguments(found, remote.name))
     return call, LoopThread().run(_make_reporter(settings, remote))
 
@@ -268,7 +268,7 @@ async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -
 
 
 def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_value) -> Any:
-    """A handler's return value in the consumer's terms: outcomes as they are, values as MessagePack if stored."""
+    """Return a handler's result for the consumer: outcomes unchanged, values as MessagePack if results are stored."""
     if isinstance(result, PutBack | Cancel | Retry | Snooze):
         return result
     if encode is None:
@@ -276,5 +276,5 @@ def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_v
     try:
         return encode(result)
     except EncodeError as error:
-        # The work is done, and would be done again and again for a value that will be no better.
+        # A retry would repeat the work and fail with the same value.
         raise UnrecoverableError(f"the work is done, but its result cannot be stored: {error}") from error

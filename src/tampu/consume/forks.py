@@ -1,7 +1,7 @@
-"""Ends the processes that handlers fork, once they leave the handler.
+"""Ends processes that a handler forks, once they leave the handler.
 
-The child of a fork is a copy of the worker: a `sys.exit` in it would only fail the job there, and the copy would go on
-as a second worker under the same name, on the same sockets and event loop.
+The child of a fork is a copy of the worker: `sys.exit` in it would only fail the job there, and the copy would continue
+as a second worker with the same name, sockets and event loop.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NoReturn
 
 
 class ForkGuard:
-    """Knows whether this process is a fork of the one that made the guard.
+    """Detects that this process is a fork of the one that made the guard.
 
-    An attribute that the fork sets: asking for the process id would be a system call for every job.
+    The fork sets an attribute: `os.getpid()` would be a system call for every job.
     """
 
     def __init__(self) -> None:
@@ -33,12 +33,12 @@ class ForkGuard:
         self.is_child = True
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # closed
-                # A handler that awaits something in the child gets back to the worker's loop without leaving.
+                # A handler that awaits in the child returns to the worker's loop without leaving the handler.
                 self._loop.call_soon(leave, RuntimeError("a forked process cannot use the worker's event loop"))
 
 
 def leave(error: BaseException | None) -> NoReturn:
-    """End the process as Python would after `error`, but without cleaning up what belongs to its parent."""
+    """End the process as Python would after `error`, but leave the parent's resources alone."""
     code = 0
     if isinstance(error, SystemExit):
         if isinstance(error.code, int):
@@ -50,7 +50,7 @@ def leave(error: BaseException | None) -> NoReturn:
         traceback.print_exception(error)
         code = 1
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or none
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # closed, or None
             stream.flush()
     os._exit(code & 0xFF)
 

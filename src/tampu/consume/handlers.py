@@ -1,4 +1,4 @@
-"""What a handler may say: errors, and outcomes as values."""
+"""Errors that a handler may raise and outcomes that it may return."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HandlerError(Error):
-    """A handler's failure that wraps another error. Recoverable, unless made with `unrecoverable`."""
+    """Wraps another error of a handler. The job is retried, unless it was made with `unrecoverable`."""
 
     code = "CMQ-010"
 
@@ -25,46 +25,46 @@ class HandlerError(Error):
 
     @classmethod
     def new(cls, source: BaseException | str) -> Self:
-        """A failure that is worth another try."""
+        """Return an error after which the job is retried."""
         return cls(source)
 
     @classmethod
     def unrecoverable(cls, source: BaseException | str) -> Self:
-        """A failure that no further try can mend: straight to the dead letters."""
+        """Return an error after which the job becomes a dead letter without further attempts."""
         return cls(source, is_unrecoverable=True)
 
     def is_unrecoverable(self) -> bool:
-        """Whether it goes straight to the dead letters."""
+        """Return True if the job is not retried."""
         return self._is_unrecoverable
 
     def source_err(self) -> BaseException:
-        """The error it wraps."""
+        """Return the wrapped error."""
         return self._source
 
     def into_source(self) -> BaseException:
-        """The error it wraps."""
+        """Return the wrapped error."""
         return self._source
 
 
 class UnrecoverableError(Error, RuntimeError):
-    """Raise it, or a subclass, to send a job straight to the dead letters."""
+    """Raise this error or a subclass to make the job a dead letter without further attempts."""
 
     code = "CMQ-024"
 
 
 def is_unrecoverable(error: BaseException) -> bool:
-    """By class name along the MRO, so that another package's `UnrecoverableError` means the same."""
+    """Return True if the job is not retried. Compares class names, so another package's `UnrecoverableError` counts."""
     if isinstance(error, HandlerError):
         return error.is_unrecoverable() or is_unrecoverable(error.source_err())
     return any(kind.__name__ == "UnrecoverableError" for kind in type(error).__mro__)
 
 
 def reason_to_give_up(error: BaseException, job_id: str) -> DlqReason | None:
-    """Why a failure is not worth another try; None when it is."""
+    """Return why the job is not retried after this error, or None if it is."""
     if is_unrecoverable(error):
         return DlqReason.UNRECOVERABLE
     if isinstance(error, DecodeError) and error.job_id == job_id:
-        return DlqReason.DECODE_FAILED  # its payload will be no better the next time
+        return DlqReason.DECODE_FAILED  # a retry would read the same payload
     return None
 
 
@@ -99,19 +99,19 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Returned by a handler: run the job again after this long (a timedelta or seconds). It counts as an attempt."""
+    """Return it from a handler to retry the job after `after` (a timedelta or seconds). Uses up an attempt."""
 
     after: timedelta | float
 
     @property
     def after_ms(self) -> int:
-        """The wait in milliseconds."""
+        """Return the delay in milliseconds. Raises `ConfigError` if it is negative or not a duration."""
         return check_delay_ms(self.after, "after")
 
 
 @dataclass(frozen=True, slots=True)
 class PutBack:
-    """Returned by a dispatcher: this worker cannot run the job; another may, after `after_ms`. Counts no attempt."""
+    """Returned by the dispatcher: put the job back for another worker after `after_ms`. Uses up no attempt."""
 
     after_ms: int
     why: str
@@ -119,7 +119,7 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Returned by a handler: this job is not to be done; it becomes a dead letter with this reason."""
+    """Return it from a handler to make the job a dead letter with this reason."""
 
     reason: str
 

@@ -1,9 +1,9 @@
-"""Entries in flight: delivered to this consumer, and neither settled, handed back nor lost. Sole owner of that state.
+"""Owns the entries in flight: delivered to this consumer and not yet settled, handed back or lost.
 
 ```
-receive ──► held ──► settled           written and acknowledged
+receive ──► held ──► settled           outcome written, entry acknowledged
               ├────► handed back       not started: another worker runs it
-              └────► lost              another worker owns it by now
+              └────► lost              another worker has taken it over
 ```
 """
 
@@ -38,24 +38,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: Deaths of workers with an entry running alone, before it is a dead letter.
+#: Worker deaths with an entry running alone, before it becomes a dead letter.
 LONE_DEATHS = 3
-#: Deaths in all: two in company (see `takeover.py`), the first one alone, and then as many as the limit says.
+#: Worker deaths in total: two while other suspects ran (see `takeover.py`), the first one alone, then `LONE_DEATHS`.
 MAX_DEATHS = 3 + LONE_DEATHS
 #: Entries handed back in one call.
 HAND_BACK_BATCH = 100
-#: Entries in our name that are looked through, beside those we hold.
+#: Pending entries of this consumer that are checked, beyond those it holds.
 MAX_UNDELIVERED = 1000
 #: How much a server's count of idle time may differ from ours, in milliseconds.
 CLOCK_MARGIN_MS = 50
 
-# Globals: these are compared for every job, and looking up a member of an enum takes ten times as long.
+# Globals, because they are compared for every job: looking up an enum member takes ten times as long.
 _SUCCESS, _RESULT, _CANCELLED = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.CANCELLED
 _WRITTEN = SettleCode.WRITTEN
 
 
 class WorkerLost(Exception):  # noqa: N818 - what dead letters show as the error's type
-    """Stands for an error that could not be reported: the worker died with the job, or lost its lease."""
+    """The error of a job whose worker died or lost the lease before it could report one."""
 
 
 class Delivery:
@@ -80,22 +80,22 @@ class Delivery:
 
     def __init__(self, entry_id: bytes, job: Job[Any], earlier_deliveries: int) -> None:
         self.entry_id = entry_id
-        #: Its `attempt` counts the runs before this one: the envelope's, plus earlier deliveries of this entry.
+        #: `job.attempt` counts the runs before this one: the envelope's, plus earlier deliveries of this entry.
         self.job = job
         self.earlier_deliveries = earlier_deliveries
-        #: No attempt is left after this one: its start is recorded on the server.
+        #: No attempt is left after this one, so its start is recorded on the server.
         self.is_last_attempt = False
         self.is_running = False
-        #: The handler has ended; the outcome only has to be written.
+        #: The handler has ended; only the outcome is left to write.
         self.has_outcome = False
-        #: Another worker owns it by now: if it waits here it must not start; if it runs, its failure does not count.
+        #: Another worker has taken it over: it must not start here, and if it runs, its failure does not count.
         self.is_lost = False
-        #: Set by a takeover: called once when it is settled or lost.
+        #: Set by a takeover; called once, when the entry is settled or lost.
         self.when_done: Callable[[], object] | None = None
 
     @property
     def is_suspect(self) -> bool:
-        """True if it was delivered before: it may be a job that kills its worker."""
+        """Return True if it was delivered before: the job may be one that kills its worker."""
         return self.earlier_deliveries > 0
 
     def cancel(self, reason: str) -> None:
@@ -108,14 +108,14 @@ class Delivery:
         self.task.cancel()
 
     def done(self) -> None:
-        """Note that it is settled, lost, or that the server refused to write its outcome."""
+        """Call `when_done`: the entry is settled or lost, or the server refused to write its outcome."""
         if self.when_done is not None:
             self.when_done()
             self.when_done = None
 
 
 class InFlight:
-    """The entries in flight of one consumer. Only the event loop's thread changes it; the lease thread reads copies."""
+    """Holds the entries in flight of one consumer. Only the event loop changes it; the lease thread reads copies."""
 
     def __init__(
         self,
@@ -141,7 +141,7 @@ class InFlight:
         return len(self._held)
 
     def __iter__(self) -> Iterator[bytes]:
-        """Iterate over the entry ids. The copy is one step to other threads, whatever the event loop does meanwhile."""
+        """Iterate over the entry ids. The lease thread calls this too, so it iterates over a copy, made atomically."""
         return iter(self._held.copy())
 
     def running_deliveries(self) -> list[Delivery]:
@@ -156,9 +156,9 @@ class InFlight:
     # --- coming in
 
     def receive(self, entry_id: bytes, fields: list[bytes], earlier_deliveries: int) -> Delivery | None:
-        """Take in one entry. Return its delivery, or None if it must not run: then it becomes a dead letter."""
+        """Take in one entry. Return its delivery, or None if it must not run and becomes a dead letter."""
         if entry_id in self._held:
-            return None  # it runs here already
+            return None  # already held here
         envelope, name = read_job_fields(fields)
         if envelope is None:
             self._reject(entry_id, DlqReason.MALFORMED, fields)
@@ -182,13 +182,13 @@ class InFlight:
         return delivery
 
     def _is_over(self, delivery: Delivery, attempts_left: int) -> bool:
-        """Return True if a job must not run again: its attempts are used up, or its workers died too often."""
+        """Return True if a job must not run again: no attempt is left, or it has killed too many workers."""
         has_begun = delivery.earlier_deliveries >= START_MARK
         if has_begun:
             delivery.earlier_deliveries -= START_MARK
         deaths = delivery.earlier_deliveries
         delivery.is_last_attempt = attempts_left == 1
-        # What never began its last attempt only waited in workers that died, however often.
+        # A job that never began its last attempt only waited in workers that died, however many did.
         is_poison = not delivery.is_last_attempt and deaths >= min(MAX_DEATHS, attempts_left + LONE_DEATHS)
         if has_begun or attempts_left <= 0 or is_poison:
             delivery.job.attempt += deaths
@@ -199,7 +199,7 @@ class InFlight:
         error = None
         if delivery.is_suspect:
             deaths = delivery.earlier_deliveries
-            error = WorkerLost(f"workers died, or lost their leases, while they had it: {deaths} so far")
+            error = WorkerLost(f"the worker died or lost its lease while it held the job; so far: {deaths}")
         self._bury(delivery, reason=DlqReason.RETRIES_EXHAUSTED, error=error)
 
     def _reject(
@@ -228,7 +228,7 @@ class InFlight:
     # --- going out
 
     def settled(self, outcome: Outcome, code: str) -> None:
-        """Release an entry whose outcome the server has answered with `code`, and count retries and dead letters."""
+        """Release an entry whose outcome the server answered with `code`, and count retries and dead letters."""
         delivery = outcome.delivery
         self._held.pop(delivery.entry_id, None)
         if outcome.kind is _SUCCESS or outcome.kind is _RESULT or outcome.kind is _CANCELLED or code != _WRITTEN:
@@ -240,18 +240,18 @@ class InFlight:
             tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
 
     def lost(self, entry_ids: Sequence[bytes]) -> None:
-        """Release entries whose leases are gone: what waits is dropped, what runs is left to finish."""
+        """Release entries whose leases are lost: drop those that wait, let running ones finish."""
         for entry_id in entry_ids:
             delivery = self._held.get(entry_id)
             if delivery is None or delivery.has_outcome:
-                continue  # settled, or about to be: then its entry is gone because of us
+                continue  # settled, or about to be: the entry is gone because we acknowledged it
             delivery.is_lost = True
             if not delivery.is_running:
                 del self._held[entry_id]
-            logger.warning("the lease of job %s (%s) was lost", delivery.job.id, entry_id.decode())
+            logger.warning("lost the lease of job %s (entry %s)", delivery.job.id, entry_id.decode())
 
     async def hand_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Give back entries that were not started, so that other workers run them."""
+        """Hand back entries that were not started, so that other workers run them."""
         for start in range(0, len(deliveries), HAND_BACK_BATCH):
             batch = deliveries[start : start + HAND_BACK_BATCH]
             await self._hand_back([(delivery.entry_id, b"") for delivery in batch])
@@ -259,20 +259,20 @@ class InFlight:
                 self._held.pop(delivery.entry_id, None)
 
     async def hand_back_undelivered(self, since: float, before: float | None = None) -> None:
-        """Give back what the server sent in a reply that never came: pending in our name, and not held here.
+        """Hand back entries whose delivery never arrived: pending for this consumer, but not held here.
 
-        Left to the lease it would count as delivered once more. Both times are by the monotonic clock. What was
-        delivered before `since` belonged to another worker of the same name, which may have died of it; what was
-        delivered after `before` may be in the reply to the read that was sent then.
+        Left until its lease expires, such an entry would count as delivered twice. Both times are by the monotonic
+        clock. An entry delivered before `since` belonged to another worker of the same name, which it may have killed;
+        one delivered after `before` may be in the reply to the read that was sent then.
         """
         oldest_ms = (time.monotonic() - since) * 1000 + CLOCK_MARGIN_MS
         most = len(self._held) + max(self._config.batch, MAX_UNDELIVERED)
         pending = await self._client.call(
             "XPENDING", self._keys.stream, self._config.group, "-", "+", most, self._config.consumer_id
         )
-        # By the time after the reply: the server may have been slow to look.
+        # Measured after the reply: the server may have been slow to run XPENDING.
         newest_ms = -1.0 if before is None else (time.monotonic() - before) * 1000 + CLOCK_MARGIN_MS
-        # One that was delivered before, and taken over in such a reply, may have run: its lease decides.
+        # An entry with earlier deliveries may have run: leave it until its lease expires.
         undelivered = [
             (entry_id, b"")
             for entry_id, _, idle_ms, deliveries in pending

@@ -1,4 +1,4 @@
-"""How a handler is called: on the event loop, in a thread, or in a process; each with its timeout."""
+"""Calls a handler on the event loop, in a thread or in a process, each with its timeout."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 
 def is_coroutine_handler(handler: Handler) -> bool:
-    """Whether calling it gives a coroutine; an object with an `async def __call__` counts."""
+    """Return True if calling it returns a coroutine; an object with an `async def __call__` counts."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def on_loop(handler: Handler, timeout_secs: float | None) -> Caller:
-    """An `async def` handler on the event loop; it is cancelled at its timeout."""
+    """Return a caller that runs an `async def` handler on the event loop and cancels it at its timeout."""
     if timeout_secs is None:
         return handler
 
@@ -43,13 +43,13 @@ def on_loop(handler: Handler, timeout_secs: float | None) -> Caller:
         except TimeoutError:
             if limit.expired():
                 raise TimeoutError(f"the handler was cancelled at its timeout of {timeout_secs:g} s") from None
-            raise  # its own
+            raise  # raised by the handler itself
 
     return call
 
 
 def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -> Caller:
-    """A `def` handler in a thread. A thread cannot be killed: at its timeout it has failed, but only when it ends."""
+    """Return a caller that runs a `def` handler in a thread, which cannot be killed: a late run fails when it ends."""
     loop = asyncio.get_running_loop()
     fork_guard = ForkGuard()
 
@@ -60,8 +60,8 @@ def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -
             if fork_guard.is_child:
                 leave(error)
             if isinstance(error, StopIteration | GeneratorExit | KeyboardInterrupt):
-                # A future cannot carry the first, closes the coroutine that awaits it with the second, and the third
-                # would look like Ctrl-C to the worker.
+                # A future rejects StopIteration, GeneratorExit would close the coroutine that awaits it, and
+                # KeyboardInterrupt would look like Ctrl-C to the worker.
                 raise RuntimeError(f"the handler raised {type(error).__name__}") from error
             raise
         if fork_guard.is_child:
@@ -75,14 +75,14 @@ def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -
         if inspect.isawaitable(result):
             result = await result
         if timeout_secs is not None and (took := time.monotonic() - started) > timeout_secs:
-            raise TimeoutError(f"the handler took {took:.1f} s, its timeout is {timeout_secs:g} s")
+            raise TimeoutError(f"the handler took {took:.1f} s; its timeout is {timeout_secs:g} s")
         return result
 
     return call
 
 
 def in_process(processes: Processes, timeout_secs: float | None) -> Caller:
-    """A handler in a process, which is killed at the timeout."""
+    """Return a caller that runs a handler in a process and kills the process at the timeout."""
 
     async def call(job: Job[Any]) -> Any:
         try:
@@ -94,23 +94,23 @@ def in_process(processes: Processes, timeout_secs: float | None) -> Caller:
 
 
 class DaemonThreads(Executor):
-    """At most `most` daemon threads, started when they are needed.
+    """Runs calls in up to `most` daemon threads, started on demand.
 
-    The standard library's executor waits for its threads at exit: a handler that never ends would keep the process.
+    The standard library's executor joins its threads at exit: a handler that never ends would keep the process alive.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
         self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        #: Threads that wait for a call.
+        #: Counts the threads that wait for a call.
         self._idle = threading.Semaphore(0)
         self._started = 0
         self._lock = threading.Lock()
         self._closed = False
 
     def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Have a thread call `function`."""
+        """Call `function` in a thread. Raises `RuntimeError` after `shutdown`."""
         future: Future[T] = Future()
 
         def call() -> None:
@@ -125,7 +125,7 @@ class DaemonThreads(Executor):
 
         with self._lock:
             if self._closed:
-                raise RuntimeError("these threads take no more calls")
+                raise RuntimeError("cannot run a handler in a thread after shutdown")
             self._calls.put(call)
             if not self._idle.acquire(blocking=False) and self._started < self._most:
                 threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True).start()
@@ -133,7 +133,7 @@ class DaemonThreads(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Let the threads end when they are done. Whatever is asked for, nobody waits for a call that never ends."""
+        """End each thread after its current call. Never waits, whatever `wait` says: a call may never end."""
         with self._lock:
             self._closed = True
             for _ in range(self._started):
@@ -142,5 +142,5 @@ class DaemonThreads(Executor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             call()
-            del call  # or the last job would be kept until the next one comes
+            del call  # otherwise the job would stay in memory until the next one arrives
             self._idle.release()

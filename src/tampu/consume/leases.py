@@ -1,13 +1,13 @@
-"""Leases: entries in flight are renewed while this process lives, however long a handler takes.
+"""Renews the leases of entries in flight while this process is alive, however long a handler takes.
 
 A dedicated thread with its own connection renews them, so a handler that blocks the event loop keeps its lease, up to
 `max_block_ms`. C code that holds the GIL stops this thread too: run such handlers in a process.
 
-Each renewal, also of nothing, tells the server that the fleet is alive. When no renewal got through for a while (the
-server was stopped, paused, busy or refused writes), the scripts grant a grace period in which nothing is taken over.
+Each renewal, even of no entry, is a heartbeat of the consumer group. When no heartbeat arrived for a while (the server
+was stopped, paused, busy or refused writes), the scripts grant a grace period in which no entry is taken over.
 
-Nothing is started on a lease that may have run out, because the process stood still or the server was away: `confirm`
-asks first.
+A lease may have expired while this process was suspended or the server was unreachable: `confirm` checks before a job
+starts.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: What live workers are given to renew, besides an interval and the longest wait before reconnecting, in ms.
+#: Part of the grace period on top of one renewal interval and the longest reconnect backoff, in milliseconds.
 GRACE_MARGIN_MS = 500
 #: Longest time between two renewals, in seconds.
 MAX_INTERVAL_SECS = 5.0
-#: How long to wait for a connection before saying so, in seconds.
+#: How long to wait for a connection before logging the failure, in seconds.
 RECONNECT_PATIENCE_SECS = 60.0
-#: Ids renewed in one call.
+#: Entries renewed in one call.
 MAX_IDS = 500
 #: How long the thread may take to end, in seconds.
 STOP_PATIENCE_SECS = 2.0
@@ -55,8 +55,8 @@ def renewal_secs(config: ConsumerConfig) -> float:
 def membership(keys: QueueKeys, config: ConsumerConfig) -> calls.Membership:
     """Return the consumer's place in its group, with the times for noticing a stall.
 
-    Two and a half intervals without a renewal are a stall. After one interval a renewal may just be late; after three,
-    leases may have run out.
+    Two and a half intervals without a heartbeat are a stall. After one interval a heartbeat may just be late; after
+    three, leases may have expired.
     """
     interval_ms = renewal_secs(config) * 1000
     return calls.Membership(
@@ -99,23 +99,23 @@ class Leases:
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
-        #: Up to this moment of `time.perf_counter_ns()` whatever we hold and have not been told to be lost is ours.
+        #: Until this `time.perf_counter_ns()` every entry held here and not marked as lost is ours.
         self.valid_until_ns = 0
-        #: Tells us apart from another process with the same `consumer_id`.
+        #: Distinguishes this process from another one with the same `consumer_id`.
         self._token = uuid.uuid4().hex
         self._has_renewed = False
         self._has_warned = False
         self._is_blocked = False
-        #: Whether the thread could not go on and waits to start again.
+        #: True while the thread has failed and waits to restart.
         self._has_failed = False
         self._renewed_at: float | None = None
         self._thread = threading.Thread(target=self._run, name="tampu-leases", daemon=True)
 
     @property
     def is_healthy(self) -> bool:
-        """False while a handler blocks the event loop for longer than `max_block_ms`, or leases are not renewed.
+        """Return False while a handler blocks the event loop for over `max_block_ms`, or leases are not renewed.
 
-        An outage of the server does not count: then there is nothing to renew them at.
+        A server outage does not count: leases cannot be renewed without it.
         """
         if self._is_blocked or self._has_failed:
             return False
@@ -124,14 +124,14 @@ class Leases:
         return time.monotonic() - self._renewed_at <= self._config.claim_min_idle_ms / 1000
 
     def start(self) -> None:
-        """Start renewing."""
+        """Start renewing leases."""
         self._extend(time.perf_counter_ns())
         self._renewed_at = time.monotonic()
         self._beat()
         self._thread.start()
 
     async def stop(self) -> None:
-        """Stop renewing and end the thread."""
+        """Stop renewing leases and end the thread."""
         if self._beater is not None:
             self._beater.cancel()
         if self._confirming is not None:
@@ -140,7 +140,7 @@ class Leases:
         if not self._thread.is_alive():
             return
         if self._own_loop is not None and self._renewing is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended by itself
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
                 self._own_loop.call_soon_threadsafe(self._renewing.cancel)
         with contextlib.suppress(TimeoutError):  # a daemon: it does not keep the process alive
             await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE_SECS)
@@ -150,9 +150,9 @@ class Leases:
         await calls.resign(self._client, self._member.owner, holder=self._token, patience_secs=1)
 
     async def confirm(self) -> None:
-        """Wait until it is known which of the leases held now are still ours, and the others are marked as lost."""
+        """Renew all leases held now and wait until those that are no longer ours are marked as lost."""
         if self._confirming is not None and not self._confirming.done():
-            await asyncio.shield(self._confirming)  # it began before this call: what came since is not in it
+            await asyncio.shield(self._confirming)  # began earlier: it does not cover newer entries
         if self._confirming is None or self._confirming.done():
             self._confirming = self._loop.create_task(self._confirm(), name="tampu-confirm-leases")
         await asyncio.shield(self._confirming)
@@ -164,19 +164,19 @@ class Leases:
                 self._inflight.lost(await self._renew(self._client))
             except RedisError as error:
                 if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
-                    return  # it will never say: better to run jobs than to wait for ever
+                    return  # it will never answer: running the jobs is better than waiting forever
             else:
                 return
             attempt += 1
             await asyncio.sleep(backoff_secs(attempt))
 
     def _beat(self) -> None:
-        """Called on the event loop: as long as this runs, no handler blocks it."""
+        """Note that the event loop runs; called on it at intervals."""
         self._last_beat = time.monotonic()
         self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
 
     async def _renew(self, client: Client) -> list[bytes]:
-        """Renew everything held; the ids that are no longer ours."""
+        """Renew every entry held. Return the ids that are no longer ours."""
         began = time.perf_counter_ns()
         ids = sorted(self._inflight, key=entry_order)
         lost: list[bytes] = []
@@ -186,13 +186,13 @@ class Leases:
             except ServerError as error:
                 if error.kind != "NOGROUP":
                     raise
-                lost = ids  # a flush: whatever we held is gone
+                lost = ids  # a flush deleted the stream, and every entry held here with it
                 break
         self._extend(began)
         return lost
 
     async def _call(self, client: Client, ids: list[bytes], *, everything: bool = False) -> list[bytes]:
-        is_first = not self._has_renewed  # it may find the token of an earlier process that has ended
+        is_first = not self._has_renewed  # may find the token of an earlier process of this name that has ended
         renewed = await calls.renew_leases(
             client, self._member, token=self._token, ids=ids, everything=everything, patience_secs=self._interval
         )
@@ -200,8 +200,8 @@ class Leases:
         if renewed.by_other and not is_first and not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "another running worker has the same consumer_id %r (queue %r, group %r): each takes the jobs of the "
-                "other for its own, and jobs may run twice. Give each worker its own consumer_id, or none",
+                "another running worker has the same consumer_id %r (queue %r, group %r), so jobs may run twice: give "
+                "each worker its own consumer_id, or leave it out",
                 *(self._config.consumer_id, self._config.queue_name, self._config.group),
             )
         return renewed.lost
@@ -219,13 +219,13 @@ class Leases:
                     runner.run(self._renew_until_stopped())
             except asyncio.CancelledError:
                 pass
-            except BaseException as error:  # out of file descriptors for the event loop, for example
+            except BaseException as error:  # such as no file descriptor left for the event loop
                 self._has_failed = True
                 failures += 1
                 if failures == 1:
-                    logger.exception("the thread that renews leases failed: %s; starting it again", error)
+                    logger.exception("the lease thread failed; restarting it: %s", error)
                 self._stopping.wait(backoff_secs(failures))
-        with contextlib.suppress(RuntimeError):  # the worker's loop was closed without waiting for us
+        with contextlib.suppress(RuntimeError):  # the worker's loop was closed without waiting for this thread
             self._loop.call_soon_threadsafe(self._ended.set)
 
     async def _renew_until_stopped(self) -> None:
@@ -238,10 +238,10 @@ class Leases:
             response_timeout_secs=max(self._interval, 1.0),
         )
         if self._has_failed:
-            logger.info("the thread that renews leases runs again")
+            logger.info("the lease thread runs again")
         self._has_failed = False
         try:
-            await supervise("renewing leases", lambda: self._one_round(client), self._stopping.is_set)
+            await supervise("lease renewal", lambda: self._one_round(client), self._stopping.is_set)
         finally:
             await client.close()
 
@@ -250,14 +250,14 @@ class Leases:
             try:
                 lost = await self._renew(client)
             except (ConnectionLost, Unreachable):
-                # The grace after an outage is short: renew as soon as there is a connection again.
+                # The grace period after an outage is short: renew as soon as the connection is back.
                 await client.up(patience_secs=RECONNECT_PATIENCE_SECS)
                 return
             self._renewed_at = time.monotonic()
             if lost:
                 self._loop.call_soon_threadsafe(self._inflight.lost, lost)
             if self._blocked_for() > self._interval / 2:
-                # The event loop stands still: what was delivered meanwhile waits in its socket, and is ours as well.
+                # The event loop is blocked: entries delivered meanwhile are in its socket, and need renewal too.
                 await self._call(client, [], everything=True)
         await asyncio.sleep(self._interval)
 
@@ -268,14 +268,14 @@ class Leases:
         blocked_for = self._blocked_for()
         if blocked_for <= self._max_block:
             if self._is_blocked:
-                logger.warning("the event loop runs again; leases are renewed again")
+                logger.warning("the event loop is no longer blocked; renewing leases again")
             self._is_blocked = False
             return True
         if not self._is_blocked:
             running = self._inflight.running()
             logger.error(
-                "a handler has blocked the event loop for %.1f s (max_block_ms): leases are no longer renewed and the "
-                "jobs may be run elsewhere; running are %s",
+                "a handler has blocked the event loop for %.1f s (over max_block_ms): leases are no longer renewed "
+                "and other workers may take over the jobs. Running jobs: %s",
                 blocked_for,
                 ", ".join(f"{job.name or 'job'} {job.id}" for job in running[:10]) or "none",
             )

@@ -1,4 +1,4 @@
-"""What became of one run of a job, packed for the settle script. Built once per job: the consumer's hot path."""
+"""Builds the outcome of one run of a job, as the settle script takes it. Runs once per job: a hot path."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ from tampu.wire.envelope import encode_envelope, encode_job
 if TYPE_CHECKING:
     from tampu.consume.inflight import Delivery
 
-_SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.RETRY  # globals: one per job
+_SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.RETRY  # globals: used once per job
 
-#: Longest text of an error, and of a traceback's end, that is written, in characters.
+#: Longest error text, and longest end of a traceback, that is stored, in characters.
 MAX_ERROR_TEXT = 500
 MAX_TRACEBACK_TEXT = 2000
 #: Longest traceback in a `failed` event, in characters and in frames: there may be one for every attempt of every job.
 MAX_EVENT_TRACEBACK = 1000
 MAX_EVENT_FRAMES = 5
-#: How long the index of a delayed retry outlives its due time, in seconds.
+#: How long the index key of a delayed retry outlives its due time, in seconds.
 INDEX_TTL_SECS = 3600
 
 
 def error_type(error: BaseException) -> str:
-    """The name of an error's type, also of one that was raised in another process."""
+    """Return the name of an error's type, also if it was raised in another process."""
     return error.error_type if isinstance(error, RemoteError) else type(error).__name__
 
 
 def plain_text(error: BaseException) -> str:
-    """The text of an error, bounded; also of one that fails to give any."""
+    """Return the text of an error, bounded. Never raises."""
     try:
         return str(error)[:MAX_ERROR_TEXT]
     except Exception:
-        return "(an error without a text: its __str__ failed)"
+        return "(no text: the error's __str__ failed)"
 
 
 def error_text(error: BaseException) -> str:
-    """Type and text of an error, bounded; never empty."""
+    """Return type and text of an error, bounded; never empty."""
     text = plain_text(error)
     name = error_type(error)
     return (f"{name}: {text}" if text else name)[:MAX_ERROR_TEXT]
 
 
 class Outcome:
-    """How one delivery ends; `extra` is what the settle script takes for this kind."""
+    """How one delivery ended. `extra` holds the settle script's further arguments for this kind."""
 
     __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "runs")
 
@@ -67,14 +67,14 @@ class Outcome:
 
 
 def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcome:
-    """Done, nothing to store."""
+    """Return the outcome of a job that succeeded without a result to store."""
     return Outcome(_SUCCESS, delivery, finished_at_ms, duration_us, ())
 
 
 def success_with_result(
     delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes, ttl_secs: int
 ) -> Outcome:
-    """Done, with a result to store."""
+    """Return the outcome of a job that succeeded with a result to store."""
     return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result, ttl_secs))
 
 
@@ -88,7 +88,7 @@ def retry(
     counts: bool = True,
     traceback: str = "",
 ) -> Outcome:
-    """Failed, to be run again after `backoff_ms`; or, when it does not count, only put back."""
+    """Return the outcome of a job that runs again after `backoff_ms`. Without `counts` it uses up no attempt."""
     job = delivery.job
     attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
     envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
@@ -121,7 +121,7 @@ def dead_letter(
     envelope: bytes | None = None,
     original: tuple[tuple[bytes, bytes], ...] | None = None,
 ) -> Outcome:
-    """Not to be run again: `error` is the last failure. `detail` is the wire's, which only `malformed` has."""
+    """Return the outcome of a job that is not retried. `error` is its last error; only `malformed` has a `detail`."""
     job = delivery.job
     runs = job.attempt + (1 if ran else 0)
     entry = DlqEntry(
@@ -154,11 +154,11 @@ def dead_letter(
 
 
 class ResultRefused(Exception):  # noqa: N818 - what dead letters show as the error's type
-    """Stands for a result that the server does not take."""
+    """The error of a job whose result the server refused."""
 
 
 def without_result(outcome: Outcome, worker: str, refusal: object) -> Outcome:
-    """Return the dead letter of a job whose result the server refuses for good: waiting callers are told why."""
+    """Return the dead letter of a job whose result the server refuses for good, so that waiting callers learn why."""
     size = len(outcome.extra[0])
     error = ResultRefused(f"the work is done, but the server refused its result of {size:,} bytes: {refusal}")
     return dead_letter(
@@ -172,7 +172,7 @@ def without_result(outcome: Outcome, worker: str, refusal: object) -> Outcome:
 
 
 def traceback_tail(error: BaseException) -> str | None:
-    """The end of a traceback, bounded; None when the error has none."""
+    """Return the end of an error's traceback, bounded; None if it has no traceback."""
     if isinstance(error, RemoteError):
         return error.remote_traceback[-MAX_TRACEBACK_TEXT:]
     if error.__traceback__ is None:

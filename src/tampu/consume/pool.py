@@ -1,4 +1,4 @@
-"""The pool: a fixed number of coroutines that take deliveries from one deque and run the handler. No task per job."""
+"""The pool: a fixed number of coroutines that take deliveries from one deque and run them. No asyncio task per job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: Jobs one coroutine may run without giving way to the event loop, when their handlers never wait.
+#: Jobs that one coroutine runs before it yields to the event loop, if their handlers never wait.
 JOBS_PER_TURN = 32
 #: How long a cancelled handler may take to clean up, in seconds.
 CANCEL_PATIENCE_SECS = 1.0
@@ -45,21 +45,21 @@ class Pool:
 
     @property
     def occupied(self) -> int:
-        """Jobs running or waiting."""
+        """Return the number of jobs running or waiting."""
         return self.running + len(self._waiting)
 
     def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Take these in."""
+        """Add deliveries behind those that wait."""
         self._waiting.extend(deliveries)
         self._wake_one()
 
     def put_first(self, delivery: Delivery) -> None:
-        """Take this one in before all that wait."""
+        """Add a delivery in front of those that wait."""
         self._waiting.appendleft(delivery)
         self._wake_one()
 
     async def progress(self, timeout_secs: float) -> None:
-        """Wait until a job has finished since the last call, or the time is over."""
+        """Wait until a job finishes, for up to `timeout_secs`."""
         self._progress.clear()
         try:
             async with asyncio.timeout(timeout_secs):
@@ -68,30 +68,30 @@ class Pool:
             pass
 
     def take_back(self) -> list[Delivery]:
-        """Start nothing more; all that has not been started. Called again: what came since."""
+        """Start no more jobs. Return those not started; called again, those put since."""
         self._is_closed = True
         unstarted = list(self._waiting)
         self._waiting.clear()
         return unstarted
 
     async def finish(self, timeout_secs: float) -> None:
-        """Wait for the running handlers, up to a time."""
+        """Wait for the running handlers, for up to `timeout_secs`."""
         deadline = self._loop.time() + timeout_secs
         while self.running and self._loop.time() < deadline:
             await self.progress(deadline - self._loop.time())
 
     async def end(self) -> int:
-        """Cancel what still runs and end the coroutines; how many handlers had to be abandoned."""
+        """Cancel running handlers and end the coroutines. Return how many handlers were abandoned."""
         abandoned = self.running
         self._is_ending = True
         for task in self._tasks:
             task.cancel()
-        # A handler may ignore that it is cancelled: nobody waits for it.
+        # A handler may ignore its cancellation: do not wait for it any longer.
         await asyncio.wait(self._tasks, timeout=CANCEL_PATIENCE_SECS)
         return abandoned
 
     def _wake_one(self) -> None:
-        """One at a time: a worker that is awake takes the next job, so a batch of quick jobs wakes few."""
+        """Wake one coroutine at a time: one that is awake takes the next job, so a batch of quick jobs wakes few."""
         while self._sleepers and not self._waking:
             sleeper = self._sleepers.pop()
             if not sleeper.done():
@@ -105,20 +105,20 @@ class Pool:
             except asyncio.CancelledError:
                 if self._is_ending:
                     raise
-                # Somebody cancelled the task a handler ran in: that ends the handler, never this coroutine.
+                # The handler's asyncio task was cancelled: that ends the handler, never this coroutine.
                 _uncancel(asyncio.current_task())
             except GeneratorExit:
-                # A handler awaited a future that holds one: Python then closes every coroutine inside this one.
+                # A handler awaited a future that holds a GeneratorExit, and Python closed the coroutines in between.
                 if not is_in_a_task():
                     raise
             except Exception:
-                logger.exception("a fault of tampu's own: please report it; the job stays pending")
+                logger.exception("internal error (please report it); the job stays pending until this worker stops")
 
     async def _take_and_run(self) -> None:
         waiting = self._waiting
         run_one = self._run_one
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101 - this is one
+        assert task is not None  # noqa: S101 - it always runs in one
         in_a_row = 0
         while not self._is_ending:
             while self._is_closed or not waiting:
@@ -131,7 +131,7 @@ class Pool:
                 in_a_row = 0
             delivery = waiting.popleft()
             if waiting:
-                # Should this handler wait for something, somebody else must take the next job.
+                # If this handler waits, another coroutine must take the next job.
                 self._wake_one()
             self.running += 1
             delivery.task = task
@@ -142,7 +142,7 @@ class Pool:
                 self.finished += 1
                 self._progress.set()
             if task.cancelling():
-                # The handler cancelled the task it ran in: that must not hit the next one.
+                # The handler cancelled its own asyncio task: the next handler must not be cancelled by that.
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.sleep(0)
                 _uncancel(task)
@@ -153,6 +153,6 @@ class Pool:
 
 
 def _uncancel(task: asyncio.Task[None] | None) -> None:
-    """Forget that a task was cancelled, as often as it was."""
+    """Undo all cancellation requests of an asyncio task."""
     while task is not None and task.cancelling():
         task.uncancel()

@@ -1,8 +1,8 @@
-"""Runs handlers in processes of their own: for CPU work, for C code that holds the GIL, for what may crash or hang.
+"""Runs handlers in separate processes: for CPU work, C code that holds the GIL, and code that may crash or hang.
 
-A process runs one job at a time. It is killed when the job exceeds its timeout, and replaced when it dies; a death
-costs the one job that was running in it. Each process leads a process group, which ends with it: whatever the handler
-started must not go on beside the retry.
+A process runs one job at a time. It is killed when the job exceeds its timeout and replaced when it dies, which fails
+only the job it was running. Each process leads a process group that is killed with it, so that nothing the handler
+started runs on beside the retry.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
-#: The modules that stand between a worker's loop and a handler.
+#: The modules between a worker's loop and a handler; their frames are cut from tracebacks.
 _CALLERS = ("tampu.consume.", "tampu.worker", "asyncio.")
-#: How long a process may take to exit after it closed its pipe or was killed, in seconds.
+#: How long a process may take to exit once it has closed its pipe or was killed, in seconds.
 EXIT_SECS = 5.0
 
 
 class ProcessDied(BaseException):
-    """The process died while it ran the job; counted as a panic."""
+    """The process died while it ran the job; metrics count it as a panic."""
 
 
 class _DiedIdle(ProcessDied):
@@ -51,7 +51,7 @@ class _DiedIdle(ProcessDied):
 
 
 class RemoteError(Exception):
-    """A handler's error in another process. `error_type` is its type's name, the text is its own."""
+    """An error that a handler raised in another process: `error_type` is its type's name, `str()` its text."""
 
     def __init__(
         self,
@@ -64,20 +64,20 @@ class RemoteError(Exception):
         super().__init__(text)
         self.error_type = error_type
         self.remote_traceback = remote_traceback
-        #: Why it is not worth another try; None when it is.
+        #: Why the job is not retried; None if it is.
         self.give_up = give_up
         #: When the task's retry rules want it retried, in milliseconds; None leaves it to the backoff.
         self.after_ms = after_ms
 
 
 class _Child:
-    """One worker process and our end of its pipe."""
+    """One handler process and the worker's end of its pipe."""
 
     def __init__(self, handler: Callable[[Job[Any]], Any]) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork would copy locks that threads of ours may hold
+        context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads may hold
         self._ours, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(theirs, handler), name="tampu-handler", daemon=True)
-        # Held back until it can say that Ctrl-C is not for it, which is after it has imported everything.
+        # Block SIGINT in the child until it ignores the signal, which is only after its imports.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
         try:
             self._process.start()
@@ -85,16 +85,16 @@ class _Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self._lock = threading.Lock()
-        #: Not to be given another job.
+        #: True if it must not run another job.
         self.is_spent = False
-        self._receive()  # until it has started and imported the handler, which no job's timeout has to pay for
+        self._receive()  # "ready": start and imports must not count towards a job's timeout
 
     def call(self, job: Job[Any]) -> Any:
-        """Run one job there and wait for it; blocks."""
-        with contextlib.suppress(OSError):  # it has died: receiving says so
+        """Run one job in the process and return its result. Blocks; raises `RemoteError` or `ProcessDied`."""
+        with contextlib.suppress(OSError):  # it has died: receiving raises that
             self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name, job._tail))
         try:
-            self._receive()  # that it has taken the job
+            self._receive()  # "taken"
         except ProcessDied as error:
             raise _DiedIdle(str(error)) from None
         outcome = self._receive()
@@ -107,7 +107,7 @@ class _Child:
             return self._ours.recv()
         except (EOFError, OSError):
             if not self.is_spent:
-                self._wait_for_exit()  # killed before it exits by itself, it would lose its exit code
+                self._wait_for_exit()  # a kill before its own exit would hide its exit code
             self.kill()
             self.end()
             raise ProcessDied(f"the handler's process died with exit code {self._process.exitcode}") from None
@@ -117,11 +117,11 @@ class _Child:
         return self._process.is_alive()
 
     def kill(self) -> None:
-        """Kill its process group, and wake the thread that waits for an answer."""
+        """Kill its process group and wake the thread that waits for its answer."""
         self.is_spent = True
         kill_group(self._process)
-        with self._lock, contextlib.suppress(OSError):  # closed, or the other end is
-            # A process that left the group may still hold the other end: do not wait until it closes it.
+        with self._lock, contextlib.suppress(OSError):  # this end or the other is closed
+            # A process that left the group may still hold the other end: do not wait for it.
             ours = socket.socket(fileno=self._ours.fileno())
             try:
                 ours.shutdown(socket.SHUT_RDWR)
@@ -129,22 +129,22 @@ class _Child:
                 ours.detach()
 
     def end(self) -> None:
-        """Kill it if it lives, reap it and close our end of the pipe."""
-        if self.is_alive:  # the number of a process that died long ago may be another's by now
+        """Kill it if it is alive, reap it and close this end of the pipe."""
+        if self.is_alive:  # the pid of a dead process may have been reused
             self.kill()
             self._wait_for_exit()
         with self._lock:
             self._ours.close()
 
     def _wait_for_exit(self) -> None:
-        # Not join(timeout): that waits for a pipe which the handler's own children hold open, too.
+        # Not join(timeout): that waits for a pipe which the handler's own children may hold open.
         deadline = time.monotonic() + EXIT_SECS
         while self.is_alive and time.monotonic() < deadline:
             time.sleep(0.002)
 
 
 def kill_group(process: BaseProcess) -> None:
-    """Kill a process with its process group; alone when it does not lead one (yet)."""
+    """Kill a process with its process group, or alone if it does not lead one yet."""
     if process.pid is None:
         return
     try:
@@ -154,14 +154,14 @@ def kill_group(process: BaseProcess) -> None:
 
 
 def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
-    """The child's whole life: take a job, run the handler, answer."""
+    """Run in the child: receive jobs, run the handler, send the results."""
     os.setsid()
-    # The handler may start processes; they are in our group and end with it.
+    # Let the handler start processes: they are in this group and are killed with it.
     multiprocessing.current_process().daemon = False
-    # A process that holds our end of the pipe would hide our death from the worker.
+    # A process that inherited the pipe would hide this process's death from the worker.
     os.set_inheritable(pipe.fileno(), False)
     os.register_at_fork(after_in_child=pipe.close)
-    # Ctrl-C is for the worker, which drains; and whose end is ours, however long the handler would go on.
+    # Ctrl-C is for the worker, which drains. `_end_with_parent` kills this process when the worker dies.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     threading.Thread(target=_end_with_parent, name="tampu-parent-watch", daemon=True).start()
@@ -213,7 +213,7 @@ async def _awaited(result: Any) -> Any:
         result = await result
     except BaseException as error:
         if fork_guard.is_child:
-            leave(error)  # before asyncio tidies up the event loop, whose selector is the parent's too
+            leave(error)  # before asyncio closes the event loop, whose selector the parent shares
         raise
     if fork_guard.is_child:
         leave(None)
@@ -228,7 +228,7 @@ def _end_with_parent() -> None:
 
 
 def call_typed(handler: Callable[[Job[Any]], Any], payload_type: Any, job: Job[Any]) -> Any:
-    """Call a handler whose payloads are of one type: in a child that was sent the type, not the codec made of it."""
+    """Call a handler with typed payloads, in a child: the type is pickled, its codec is made here."""
     job._decode = _typed_payload(payload_type).decode_slot
     return handler(job)
 
@@ -239,23 +239,23 @@ def _typed_payload(payload_type: Any) -> TypedPayload:
 
 
 def refuse_inside_starting_child() -> None:
-    """A child imports the main script again: one that starts its worker there without a guard would never end."""
+    """Raise `ConfigError` if a main script without a guard starts a worker in a child that imports the script."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise ConfigError(
-            "this is a process that is just starting to run handlers, and the main script starts a worker in it: "
-            "put what the script does under `if __name__ == '__main__':`"
+            "a handler process imported the main script, which starts another worker: put the code that starts the "
+            "worker under `if __name__ == '__main__':`"
         )
 
 
 class Processes:
-    """As many processes as jobs run at once; made when they are first needed."""
+    """Handler processes, one per concurrent job, started on demand and reused."""
 
     def __init__(self, handler: Callable[[Job[Any]], Any], threads: Executor) -> None:
         try:
             ForkingPickler.dumps(handler)
         except Exception as error:
             raise ConfigError(
-                f"a handler in a process must be importable there, a function at the top of a module: {error}"
+                f"a handler that runs in a process must be importable: define it at the top level of a module: {error}"
             ) from error
         self._handler = handler
         self._threads = threads
@@ -263,9 +263,9 @@ class Processes:
         self._busy: set[_Child] = set()
 
     async def run(self, job: Job[Any], timeout_secs: float | None) -> Any:
-        """Run one job in a process; `TimeoutError` after the process was killed."""
+        """Run one job in a process and return its result. Raises `TimeoutError` once the process was killed."""
         while (child := self._take_free()) is not None:
-            # It may have died meanwhile, or be about to, which shows only when it does not take the job.
+            # It may have died since: then it does not take the job, and the next process runs it.
             with contextlib.suppress(_DiedIdle):
                 return await self._run_in(child, job, timeout_secs)
         loop = asyncio.get_running_loop()
@@ -295,11 +295,11 @@ class Processes:
             child = self._free.pop()
             if child.is_alive:
                 return child
-            child.end()  # it died while it had nothing to do, which is no job's fault
+            child.end()  # it died while idle: no job failed
         return None
 
     def close(self) -> None:
-        """End all processes."""
+        """Kill all processes."""
         for child in [*self._free, *self._busy]:
             child.end()
         self._free.clear()

@@ -1,7 +1,7 @@
-"""Progress of running jobs, told to whoever follows the events; at most a few times a second and job.
+"""Writes the progress of running jobs to the events stream, at most four times per second and job.
 
-What is told in between is not lost: the latest follows when the interval is over. It travels over a connection of its
-own, so a worker may run in another event loop than the queue's other users.
+Of the reports within one interval the latest is sent when the interval ends. A dedicated connection sends them, so a
+worker may run in another event loop than other users of the queue.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
-#: Shortest time between two events of one job, in seconds; the last one, at 1.0, is told at once.
+#: Shortest time between two events of one job, in seconds. Progress of 1.0 is sent at once.
 INTERVAL_SECS = 0.25
 #: Longest note, in characters.
 MAX_NOTE = 200
 
 
 class _Told:
-    """What was told of one run of a job."""
+    """The progress events of one run of a job."""
 
     __slots__ = ("at", "is_finished", "is_scheduled", "latest")
 
@@ -43,7 +43,7 @@ class _Told:
 
 
 class ProgressReporter:
-    """What a running job is connected to. `events_kept` is about how many events are kept, 0 for none at all."""
+    """Reports the progress of running jobs. `events_kept` is the stream's approximate length; 0 sends no events."""
 
     def __init__(
         self,
@@ -60,17 +60,17 @@ class ProgressReporter:
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._client = Client(settings, keys.tag.encode())
-        #: Guards what follows: handlers in threads report too.
+        #: Guards `_told`: handlers report from threads too.
         self._guard = threading.Lock()
         self._told: dict[tuple[str, int], _Told] = {}
         self._sending: set[asyncio.Task[Any]] = set()
 
     async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
-        """A handler may wait for another job, not for its own."""
-        raise RuntimeError("result() is for jobs that Queue.add gave back, not for the job a handler runs")
+        """Raise `RuntimeError`: a handler cannot wait for the job that it runs."""
+        raise RuntimeError("a handler cannot wait for its own job: call result() on a job that Queue.add returned")
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Tell how far a job is; from any thread, as often as it likes."""
+        """Report a job's progress. May be called from any thread, at any rate. Raises `ConfigError` for a bad note."""
         check_text("note", note, blank_ok=True)
         if not self._events_kept:
             return
@@ -84,11 +84,11 @@ class ProgressReporter:
             if told.is_scheduled and not told.is_finished:
                 return
             told.is_scheduled = True
-        with contextlib.suppress(RuntimeError):  # a thread that outlives its worker has nobody to tell
+        with contextlib.suppress(RuntimeError):  # a thread has outlived its worker, whose loop is closed
             self._loop.call_soon_threadsafe(self._schedule, told, wait_secs)
 
     def forget(self, job: Job[Any]) -> None:
-        """The run is over: what was not told by now is news no more."""
+        """Drop what was not sent yet: the run is over."""
         if self._told:
             with self._guard:
                 told = self._told.pop((job.id, job.attempt), None)
@@ -96,7 +96,7 @@ class ProgressReporter:
                     told.latest = None
 
     async def close(self) -> None:
-        """Tell what is under way and close the connection."""
+        """Wait up to 1 s for events being sent, then close the connection."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=1)
         await self._client.close()
@@ -120,7 +120,7 @@ class ProgressReporter:
     def _sent(self, task: asyncio.Task[Any]) -> None:
         self._sending.discard(task)
         if not task.cancelled():
-            task.exception()  # progress is a courtesy: a server that is away costs nothing but the news
+            task.exception()  # progress is best-effort: an event that could not be sent is dropped
 
     async def _write(self, job_id: str, name: str, fraction: float, note: str, at_ms: int) -> None:
         fields: list[Any] = ["e", EventName.PROGRESS.value, "id", job_id, "ts", at_ms]

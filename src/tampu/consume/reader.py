@@ -1,6 +1,6 @@
-"""The reader: brings new entries from the stream to the pool, in batches that fit.
+"""The reader: passes new entries from the stream to the pool, in batches that fit.
 
-Entries of workers that died come by `takeover.py`.
+`takeover.py` reads the entries of workers that died.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: How often a worker looks whether the queue is paused, in seconds.
+#: How often a worker checks whether the queue is paused, in seconds.
 PAUSE_WATCH_SECS = 1.0
-#: The pool's pace is measured over this long, in seconds.
+#: The pool's throughput is measured over this time, in seconds.
 PACE_WINDOW_SECS = 0.02
-#: How long to wait for a place in the pool before looking again, in seconds.
-PLACE_WATCH_SECS = 0.05
-#: How long the reader may take to stop, and how often a blocked read is asked to end meanwhile, in seconds.
+#: How long to wait for a free slot in the pool before checking again, in seconds.
+SLOT_WATCH_SECS = 0.05
+#: How long the reader may take to stop, and how often it unblocks a blocked read meanwhile, in seconds.
 STOP_PATIENCE_SECS = 1.0
 UNBLOCK_SECS = 0.2
 #: How long a read that follows an ASK redirect may block, in ms: CLIENT UNBLOCK does not reach its connection.
@@ -46,7 +46,7 @@ ASK_BLOCK_MS = 100
 
 
 class Reader:
-    """Reads for one consumer."""
+    """Reads new entries for one consumer."""
 
     def __init__(
         self,
@@ -73,14 +73,14 @@ class Reader:
         self._client_id: int | None = None
         #: The ID and address of the read connection, as the server sees them.
         self._identity: tuple[str, str] | None = None
-        #: When the first read was sent whose reply never came: it may have brought entries.
+        #: When the first read without a reply was sent: entries may have been delivered to it.
         self._missed_since: float | None = None
-        #: The ID and address of that read's connection, as the server sees them: the read may still be executed.
+        #: The ID and address of that read's connection: the server may still execute the read.
         self._missed_on: tuple[str, str] | None = None
-        #: When the first read was sent, and the one that is under way or whose entries are not taken in yet.
+        #: When the first read was sent, and the read that is in flight or whose entries are not taken in yet.
         self._first_read_at: float | None = None
         self._reading_since: float | None = None
-        #: When the server last answered a read, by the monotonic clock: what a health check looks at.
+        #: When the server last answered a read, by the monotonic clock; health checks use it.
         self.last_read_at: float | None = None
         self._is_paused = False
         self.takeover = Takeover(client, keys, config, pool, settler, inflight, lambda: self._is_paused)
@@ -100,14 +100,14 @@ class Reader:
         connection.request(pack_command(("CLIENT", "INFO")), learn_identity)
 
     async def make_group(self) -> None:
-        """Make the group, and the stream with it; jobs added before the first worker came are delivered too."""
+        """Create the consumer group, and the stream if need be. Jobs added before are delivered too."""
         try:
             await self._client.call("XGROUP", "CREATE", self._keys.stream, self._config.group, "0", "MKSTREAM")
         except ServerError as error:
-            # Without memory no group is made, but one that is there can be worked for, which frees some.
+            # Out of memory, a group cannot be created, but an existing one can be drained, which frees memory.
             if error.kind != "BUSYGROUP" and (error.kind != "OOM" or not await self._group_exists()):
                 raise
-        self.last_read_at = time.monotonic()  # it may read; in an empty queue the first answer takes a while
+        self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
 
     async def _group_exists(self) -> bool:
         command = ("XPENDING", self._keys.stream, self._config.group)
@@ -122,14 +122,14 @@ class Reader:
     # --- new entries
 
     async def read_once(self) -> None:
-        """One read: wait for room, then for entries, and pass them on."""
+        """Wait for room in the pool, read one batch and pass it on."""
         room = self._room()
         if self._is_paused:
             await self._pool.progress(PAUSE_WATCH_SECS)
             return
         if room <= 0 or self._settler.is_behind:
-            # What was done goes before what is new, above all after a reconnect.
-            await self._pool.progress(PLACE_WATCH_SECS)
+            # Settle finished jobs before reading new ones, above all after a reconnect.
+            await self._pool.progress(SLOT_WATCH_SECS)
             return
         try:
             await self.hand_back_missed()
@@ -138,7 +138,7 @@ class Reader:
             entries = await self._read(min(room, self._config.batch))
         except ServerError as error:
             if error.kind == "NOGROUP":
-                logger.warning("the group %r is gone (a flush?): making it again", self._config.group)
+                logger.warning("consumer group %r is gone (a flush?); creating it again", self._config.group)
                 await self.make_group()
                 return
             if error.kind == "UNBLOCKED":
@@ -146,8 +146,8 @@ class Reader:
             raise
         self.last_read_at = time.monotonic()
         if not entries:
-            was_told_to_end = self._stopping.is_set() or self._is_paused
-            if self._had_entries and not was_told_to_end:
+            was_unblocked = self._stopping.is_set() or self._is_paused
+            if self._had_entries and not was_unblocked:
                 self._had_entries = False
                 self._settler.drained(wall_clock_ms())
             return
@@ -159,7 +159,7 @@ class Reader:
         ]
         self._reading_since = None
         if time.monotonic() - sent_at > self._config.claim_min_idle_ms / 1000:
-            # They may have waited in the socket, while this process stood still, for longer than their leases last.
+            # While this process was suspended, the entries may have been in the socket until their leases expired.
             await self._leases.confirm()
         self._pool.put(deliveries)
 
@@ -184,47 +184,47 @@ class Reader:
             self._missed_on = self._identity
             raise
         except ServerError as error:
-            # Such as MOVED: this connection will never read again.
+            # Such as MOVED: this connection cannot read any more.
             await self._read_client.apply_remedy(error, 0, float("inf"), connection)
             raise
         return reply[0][1] if reply else []
 
     def _room(self) -> int:
-        """Free places, plus what the pool is going to finish until the entries are here, by its pace of late."""
+        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate."""
         pool = self._pool
         now = time.monotonic()
         pace = self._pace
         pace.append((now, pool.finished))
         while pace[0][0] < now - PACE_WINDOW_SECS:
             pace.popleft()
-        if self.takeover.wants_place:
+        if self.takeover.wants_slot:
             return self._config.concurrency - 1 - pool.occupied
         lately = pool.finished - pace[0][1]
         return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
     async def note_pause(self, is_paused: bool) -> None:
-        """Stop or resume reading. A read that waits is ended, or it would bring one batch more."""
+        """Stop or resume reading. A blocked read is ended when the queue is paused: it would deliver one more batch."""
         if is_paused or self._pool.occupied >= self._config.concurrency:
-            # Nothing is read on purpose, and the server is there: no reason to turn a health check red.
+            # Nothing is read on purpose and the server answers: the health check must stay green.
             self.last_read_at = time.monotonic()
         if is_paused != self._is_paused:
-            logger.info("queue %s is %s", self._config.queue_name, "paused" if is_paused else "resumed")
+            logger.info('queue "%s" %s', self._config.queue_name, "paused" if is_paused else "resumed")
             self._is_paused = is_paused
-        if is_paused:  # each time: the first may have come before the read did
+        if is_paused:  # each time: the first UNBLOCK may have arrived before the read
             await self._end_blocked_read()
 
     # --- stopping
 
     async def stop(self, *loops: asyncio.Task[None]) -> None:
-        """Stop reading and taking over, and wait until these loops of ours have ended.
+        """Stop reading and taking over, and wait until these loops have ended.
 
-        A read that waits at the server is ended there, so that no entry is delivered to nobody.
+        A read that blocks at the server is unblocked there, so that no more entries are delivered to it.
         """
         self._stopping.set()
         self.takeover.stop()
         give_up_at = time.monotonic() + STOP_PATIENCE_SECS
         while time.monotonic() < give_up_at:
-            await self._end_blocked_read()  # again and again: it may come before the read does
+            await self._end_blocked_read()  # repeatedly: it may arrive before the read
             _, late = await asyncio.wait(loops, timeout=UNBLOCK_SECS)
             if not late:
                 return
@@ -235,24 +235,24 @@ class Reader:
     async def _end_blocked_read(self) -> None:
         if self._read_client.connection is None or self._client_id is None:
             return
-        with contextlib.suppress(RedisError, TimeoutError):  # then it ends with its BLOCK or its connection
+        with contextlib.suppress(RedisError, TimeoutError):  # then the read ends with its BLOCK time or its connection
             await asyncio.wait_for(self._client.call("CLIENT", "UNBLOCK", self._client_id), UNBLOCK_SECS)
 
     async def hand_back_missed(self) -> None:
-        """Give back what was delivered over a connection that broke, after making sure that no more will be."""
+        """Hand back entries delivered over a broken connection, once the server cannot deliver more over it."""
         if self._missed_since is None:
             return
         if self._missed_on is not None:
             # A restarted server assigns its IDs anew: the ID alone could name another client's connection.
             client_id, address = self._missed_on
-            with contextlib.suppress(ServerError):  # it is gone already, or an ACL forbids it: see `watch_unheld`
+            with contextlib.suppress(ServerError):  # gone already, or forbidden by an ACL: see `watch_unheld`
                 await self._client.call("CLIENT", "KILL", "ID", client_id, "ADDR", address)
             self._missed_on = None
         await self._inflight.hand_back_undelivered(self._missed_since)
         self._missed_since = None
 
     async def watch_unheld(self) -> None:
-        """Give back what a read brought that the server carried out after its connection was given up; then pause."""
+        """Wait one interval, then hand back entries of reads that the server executed after their connection broke."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), renewal_secs(self._config))
             return
@@ -261,7 +261,7 @@ class Reader:
             try:
                 await self._inflight.hand_back_undelivered(self._first_read_at, before)
             except ServerError as error:
-                if error.kind != "NOGROUP":  # the reader makes it again
+                if error.kind != "NOGROUP":  # the reader creates it again
                     raise
 
 

@@ -1,4 +1,4 @@
-"""Runs one delivery: calls the handler and turns whatever comes out of it into an outcome."""
+"""Runs one delivery: calls the handler and turns what it returns or raises into an outcome."""
 
 from __future__ import annotations
 
@@ -73,23 +73,23 @@ class Runner:
         self._events = config.events_enabled
         self._metrics = config.metrics
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
-        #: Set when running handlers are about to be cancelled because the worker ends.
+        #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
         self._fork_guard = ForkGuard()
         self._log = log
         self._logs_starts = log.has_starts
-        #: Deliveries whose start was perhaps recorded, and that did not start: to be handed back at shutdown.
+        #: Deliveries that did not start, though their start may have been recorded: handed back at shutdown.
         self.unstarted: list[Delivery] = []
 
     async def run(self, delivery: Delivery) -> None:
-        """Run one delivery and hand its outcome to the settler."""
+        """Run one delivery and pass its outcome to the settler."""
         started = time.perf_counter_ns()
         if started > self._leases.valid_until_ns:
-            # This process stood still, or the server was away: what waited here may have been taken over.
+            # This process was suspended or the server unreachable: another worker may have taken over waiting entries.
             await self._leases.confirm()
             started = time.perf_counter_ns()
         if delivery.is_lost:
-            # Somebody else took it over while it waited here.
+            # Another worker took it over while it waited here.
             delivery.done()
             return
         if delivery.is_last_attempt:
@@ -126,7 +126,7 @@ class Runner:
             outcome = self._returned(delivery, started, result)
         except asyncio.CancelledError as cancelled:
             if self.is_stopping and not self._fork_guard.is_child:
-                raise  # the entry stays pending, and others take it over
+                raise  # the entry stays pending, and another worker takes it over
             outcome = self._raised(delivery, started, cancelled)
         except BaseException as error:
             if self._fork_guard.is_child:
@@ -178,7 +178,7 @@ class Runner:
         elif not self._config.store_results:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         elif not isinstance(result, bytes | bytearray | memoryview):
-            raise TypeError(f"a handler whose results are stored returns bytes or None, not {type(result).__name__}")
+            raise TypeError(f"with store_results a handler must return bytes or None; got {type(result).__name__}")
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
@@ -186,7 +186,7 @@ class Runner:
                 delivery, self._now_ms(), duration_us, bytes(result), self._config.result_ttl_secs
             )
         if self._observes:
-            # Whoever asks for a retry or cancels says that this run was none.
+            # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)
             self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
         return outcome
@@ -244,18 +244,18 @@ class Runner:
 
 
 def _is_for_the_process(error: BaseException) -> bool:
-    """Tell Ctrl-C, and the end of this coroutine, from what a handler raised: `sys.exit()` is only its failure."""
+    """Return True for Ctrl-C and for the end of this coroutine. A handler's `sys.exit()` only fails its job."""
     if isinstance(error, KeyboardInterrupt):
         return threading.current_thread() is threading.main_thread()
-    # A coroutine that is closed, as its event loop is gone, gets a GeneratorExit outside of any task.
+    # A coroutine that is closed because its event loop is gone gets a GeneratorExit outside of any asyncio task.
     return isinstance(error, GeneratorExit) and not is_in_a_task()
 
 
 class RetryAsked(Exception):  # noqa: N818 - not an error: its name is what dead letters and events show
-    """A handler returned `Retry`."""
+    """The error of a job whose handler returned `Retry`."""
 
 
 def max_attempts_of(job: Job[Any], config: ConsumerConfig) -> int:
-    """Runs a job may have in all."""
+    """Return the total number of runs that a job may have, including the first."""
     own = job.retry.max_attempts if job.retry is not None else None
     return config.max_attempts if own is None else own

@@ -1,7 +1,7 @@
-"""Settles outcomes in windows: results, retries, dead letters and events are written, the acknowledgement last.
+"""Settles jobs in windows: one call writes results, retries, dead letters and events, then acknowledges the entries.
 
-A window of plain successes without events is one bare acknowledgement. Windows that could not be written are kept and
-written later: nothing is dropped, and their leases are renewed meanwhile.
+A window of successes without results or events is a single acknowledgement. Windows that could not be written are kept
+and written later, and their leases renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-# Globals: looking up a member of an enum takes ten times as long, and these are compared for every job.
+# Globals, because they are compared for every job: looking up an enum member takes ten times as long.
 _SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
 _RETRY, _DEAD_LETTER = OutcomeKind.RETRY, OutcomeKind.DEAD_LETTER
 _CANCELLED = OutcomeKind.CANCELLED
 
-#: Windows under way at once: the next is packed while the server works on the last.
+#: Windows in flight at once: the next one is packed while the server works on the last.
 MAX_IN_FLIGHT = 2
-#: How long an outcome that the server could not write waits for its next try, in seconds.
+#: How long an outcome that the server could not write waits before it is sent again, in seconds.
 HELD_RETRY_SECS = 0.5
 #: Connections that may break under a window before it is split.
 MAX_LOSSES = 3
-#: Outcomes that wait to be written, for whatever reason, before reading stops; four windows of them if that is more.
+#: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
 MAX_UNWRITTEN = 1000
 
 ACK = load_script("ack")
-#: The settle script for servers that know script flags, where it may write at maxmemory, and for those that do not.
+#: The settle script, and its form for servers with script flags, which let it write above maxmemory.
 SETTLE = load_script("settle_window")
 SETTLE_UNDER_OOM = Script("settle_window", "#!lua flags=allow-oom\n" + SETTLE.text)
 
 
 class SettleWindow(list["Outcome"]):
-    """Outcomes that travel in one call."""
+    """Outcomes that are written in one call."""
 
-    #: How often a connection broke while this was under way.
+    #: Connections that broke while this window was in flight.
     losses = 0
 
 
 class Settler:
-    """Gathers outcomes and writes them."""
+    """Collects outcomes and writes them in windows."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Settler:
         self._client = client
         self._keys = keys
         self._config = config
-        #: Called with each outcome and the code that the server answered for it.
+        #: Called with each outcome and the server's code for it.
         self.on_settled: Callable[[Outcome, str], None] = lambda outcome, code: None
         self._script = SETTLE
         self._has_xackdel = False
@@ -90,7 +90,7 @@ class Settler:
         self._put_off_timer: asyncio.TimerHandle | None = None
         self._recovery = Recovery(client, "settler", self._resume, self._on_hopeless)
         self._last_failure = ""
-        #: Those who wait until more retries, or dead letters, are taken.
+        #: Callers that wait until there is room for more retries or dead letters.
         self._waiters: dict[OutcomeKind, deque[asyncio.Future[None]]] = {
             OutcomeKind.RETRY: deque(),
             OutcomeKind.DEAD_LETTER: deque(),
@@ -101,21 +101,21 @@ class Settler:
         self.unsettled_letters = 0
 
     def use(self, *, xackdel: bool, script_flags: bool) -> None:
-        """Tell it what the server can do."""
+        """Set the server's capabilities."""
         self._has_xackdel = xackdel
         self._script = SETTLE_UNDER_OOM if script_flags else SETTLE
 
     # --- what the pool calls
 
     def started(self, delivery: Delivery, started_at_ms: int) -> None:
-        """Note that a handler starts; the event leaves with the next window."""
+        """Add the event that a handler starts; it is sent with the next window."""
         job = delivery.job
         self._actives += (job.id, job.name, started_at_ms, job.attempt + 1, job.created_at_ms)
         if self._timer is None:
             self._wake()
 
     def add(self, outcome: Outcome) -> None:
-        """Take over one outcome."""
+        """Add one outcome; it is sent with the next window."""
         outcomes = self._outcomes
         outcomes.append(outcome)
         if outcome.kind is _RETRY:
@@ -128,7 +128,7 @@ class Settler:
             self._wake()
 
     def drained(self, at_ms: int) -> None:
-        """Tell the events stream that the queue ran empty; nobody waits for it."""
+        """Write the event that the queue is drained, without waiting for the reply."""
         connection = self._client.connection
         if connection is not None and self._config.events_enabled:
             limit = self._config.events_max_stream_len
@@ -137,13 +137,13 @@ class Settler:
             connection.request(event, lambda reply: None)
 
     def _room_for(self, kind: OutcomeKind) -> int:
-        """How many more retries or dead letters are taken before whoever makes them must wait."""
+        """Return how many more retries or dead letters fit before callers must wait."""
         if kind is _RETRY:
             return self._config.retry_inflight - self.unsettled_retries
         return self._config.dlq_inflight - self.unsettled_letters
 
     async def wait_for_room(self, kind: OutcomeKind) -> None:
-        """Wait until more retries or dead letters are taken; of the other kinds any number is."""
+        """Wait until there is room for more retries or dead letters. Other kinds are not limited."""
         if kind not in self._waiters:
             return
         while self._room_for(kind) <= 0:
@@ -154,7 +154,7 @@ class Settler:
             try:
                 await waiter
             except asyncio.CancelledError:
-                self._wake_waiters()  # the turn may have been given to this one, who has no use for it
+                self._wake_waiters()  # the room may have been given to this caller: pass it on
                 raise
 
     def _wake_waiters(self) -> None:
@@ -167,7 +167,7 @@ class Settler:
                     room -= 1
 
     async def drain(self, timeout_secs: float) -> bool:
-        """Write everything; False when that took too long and something is left."""
+        """Write all outcomes. Return False if some are left after `timeout_secs`."""
         self._on_timer()
         self._check_idle()
         with contextlib.suppress(TimeoutError):
@@ -175,7 +175,7 @@ class Settler:
         return self._idle.is_set()
 
     def close(self) -> None:
-        """Stop trying."""
+        """Stop sending."""
         self._closed = True
         for timer in (self._timer, self._put_off_timer):
             if timer is not None:
@@ -184,7 +184,7 @@ class Settler:
 
     @property
     def is_behind(self) -> bool:
-        """Whether what was done has to be written before anything new is read."""
+        """Return True if outcomes must be written before new entries are read."""
         return (
             bool(self._again)
             or self._recovery.is_active
@@ -212,7 +212,7 @@ class Settler:
         self._pump(partial=True)
 
     def _pump(self, *, partial: bool = False) -> None:
-        """Send what is due, as far as the server keeps up."""
+        """Send full windows (`partial`: all outcomes), while fewer than `MAX_IN_FLIGHT` are in flight."""
         if self._recovery.is_active or self._closed:
             return
         connection = self._client.connection
@@ -300,7 +300,7 @@ class Settler:
         self._in_flight -= 1
         self._outcomes_in_flight -= len(window)
         if isinstance(reply, ServerError) and reply.kind == "NOGROUP":
-            # The stream is gone, and with it every entry of this window: nothing is left to settle.
+            # The stream is gone, and every entry of this window with it: nothing is left to settle.
             for outcome in window:
                 self._settled(outcome, SettleCode.LOST)
         elif isinstance(reply, RedisError):
@@ -330,7 +330,7 @@ class Settler:
             else:
                 self._settled(outcome, code)
         if failure and failure != self._last_failure:
-            logger.error("the server could not write everything of a settle window: %s", failure)
+            logger.error("the server could not write part of a settle window: %s", failure)
         if failure or not self._put_off:
             self._last_failure = failure
 
@@ -351,11 +351,10 @@ class Settler:
     # --- recovering
 
     def _keep(self, window: SettleWindow, error: RedisError) -> None:
-        """Keep a window that was not written, to be sent again: whole, or what may be wrong with it apart.
+        """Keep a window that was not written, to send it again whole or in halves.
 
-        One outcome that the server never takes must not hold up all others. A server that refuses a request for its
-        size may close the connection before its answer is read, so a window under which connections keep breaking is
-        split too.
+        One outcome that the server always refuses must not hold up the others. A server that refuses a request for
+        its size may close the connection before its reply is read, so a window that breaks connections is split too.
         """
         is_refused = isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING
         if isinstance(error, ConnectionLost):
@@ -377,7 +376,7 @@ class Settler:
         self._hold(outcome)
 
     def _hold(self, outcome: Outcome) -> None:
-        """Try an outcome again a little later, after the others."""
+        """Send an outcome again after `HELD_RETRY_SECS`."""
         self._put_off.append(outcome)
         outcome.delivery.done()
         if self._put_off_timer is None and not self._closed:
@@ -398,7 +397,7 @@ class Settler:
         self._pump(partial=True)
 
     def _on_hopeless(self, error: Error) -> None:
-        """Keep trying: a worker that gave up would lose what its handlers did."""
+        """Keep trying: a worker that gave up would lose the outcomes of its handlers."""
         delay_secs = backoff_secs(self._recovery.attempt)
         logger.error("settling failed; retrying in %.1f s: %s", delay_secs, error)
         if not self._closed:

@@ -1,12 +1,12 @@
-"""Start marks: a job's last attempt is recorded on the server right before its handler runs.
+"""Start marks: record a job's last attempt on the server right before its handler runs.
 
-A worker that dies leaves entries behind that were delivered to it. Those with attempts left simply run again. Of one on
-its last attempt it must be known whether its handler had begun: then it becomes a dead letter; otherwise it only waited
-beside the job that killed the worker, and runs at no cost.
+A worker that dies leaves the entries that were delivered to it. Those with attempts left run again. For an entry on its
+last attempt it matters whether the handler had begun. If so, it becomes a dead letter. If not, it only waited next to
+the job that killed the worker, and runs.
 
-So the mark and the handler's first line belong together: a mark that waited for its answer, or left together with
-others, would also name jobs that had not begun when the first of them killed the process. Each start has the event loop
-to itself: the mark leaves this process, the handler runs up to its first `await`, then the next one may start.
+So a mark must be sent right before its handler starts: a mark that waited for its reply, or was sent together with
+others, would also cover jobs that had not begun when the first of them killed the process. Starts are serialized on the
+event loop: the mark is sent, the handler runs up to its first `await`, then the next job may start.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger("tampu.worker")
 
 
 class StartMarks:
-    """Marks the starts of one consumer."""
+    """Records the starts of last attempts for one consumer."""
 
     def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
         self._client = client
@@ -45,7 +45,7 @@ class StartMarks:
         self._last_refusal = ""
 
     async def begin(self, delivery: Delivery) -> bool:
-        """Record a start; the caller runs the handler at once. Return False if another worker owns the entry by now."""
+        """Record a start; the caller then runs the handler at once. Return False if another worker owns the entry."""
         while True:
             await self._confirm(delivery)
             if delivery.is_lost:
@@ -53,12 +53,12 @@ class StartMarks:
             await self._turn.acquire()
             try:
                 if self._mark(delivery):
-                    # One turn for the connection to pass it on, one for event loops that write at the end of a turn.
+                    # One turn for the connection to write it, one more for event loops that write at the end of a turn.
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
                     return True
             finally:
-                # Called when the handler waits for the first time, or has ended.
+                # Runs when the handler first waits or has ended.
                 self._loop.call_soon(self._turn.release)
 
     def _mark(self, delivery: Delivery) -> bool:
@@ -75,12 +75,12 @@ class StartMarks:
     def _on_marked(self, reply: Reply) -> None:
         if isinstance(reply, ServerError) and str(reply) != self._last_refusal:
             self._last_refusal = str(reply)
-            logger.error("cannot record that the last attempt of a job begins: %s", reply)
+            logger.error("cannot record the start of a job's last attempt: %s", reply)
 
     async def _confirm(self, delivery: Delivery) -> None:
-        """Ask the server whether the entry is still ours; those of one turn of the event loop share a round trip.
+        """Ask the server whether the entry is still ours; calls in one turn of the event loop share a round trip.
 
-        A connection that is silently dead would swallow the mark.
+        The reply also shows that the connection works: a dead one would drop the mark unnoticed.
         """
         self._unconfirmed.append(delivery.entry_id)
         if self._confirming is None:
@@ -88,7 +88,7 @@ class StartMarks:
         await asyncio.shield(self._confirming)
 
     async def _confirm_all(self) -> None:
-        await asyncio.sleep(0)  # the others of this turn join
+        await asyncio.sleep(0)  # collect the other calls of this turn
         ids, self._unconfirmed, self._confirming = self._unconfirmed, [], None
         config, attempt = self._config, 0
         while True:
@@ -99,9 +99,9 @@ class StartMarks:
             except RedisError as error:
                 kind = error.kind if isinstance(error, ServerError) else ""
                 if kind == "NOGROUP":
-                    lost = ids  # a flush: the entries are gone
+                    lost = ids  # a flush deleted the entries
                 elif isinstance(error, ServerError) and error.remedy is Remedy.NONE and kind not in PASSING:
-                    return  # it will never say: better to run jobs than to wait for ever
+                    return  # it will never answer: running the jobs is better than waiting forever
                 else:
                     attempt += 1
                     await asyncio.sleep(backoff_secs(attempt))

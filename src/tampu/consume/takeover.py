@@ -1,15 +1,15 @@
-"""Takeover: runs the entries of workers that died, without letting one that kills its worker do so again and again.
+"""Takeover: runs the entries of dead workers, and isolates those that may have killed their worker.
 
-A worker that dies leaves all entries it held. Nearly always one of them, or none, is to blame:
+A worker that dies leaves all entries it held. Usually at most one of them killed it, so they run again as suspects:
 
-| deaths of an entry | runs |
+| worker deaths with the entry | runs |
 |---|---|
-| 1 | in parallel, into every free place of one worker |
-| 2 | in groups of a tenth of the worker's places |
-| more | alone: no other entry that was taken over runs beside it |
+| 1 | in parallel, in every free slot of one worker |
+| 2 | in groups of a tenth of the worker's slots |
+| more | alone: no other suspect runs beside it |
 
-Deaths use up no attempts. An entry that has died alone three times is a dead letter; see `InFlight.receive`. Fresh jobs
-run beside all of these. An entry that has run for a minute has not killed its worker and counts as an ordinary job.
+Worker deaths use up no attempts. An entry whose worker died three times while it ran alone becomes a dead letter; see
+`InFlight.receive`. New jobs run beside all suspects. An entry that has run for a minute is no longer a suspect.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: Longest time between two looks for entries to take over, in seconds.
+#: Longest time between two checks for entries to take over, in seconds.
 LOOK_SECS = 1.0
-#: How long to wait for a place in the pool before looking again, in seconds.
-PLACE_WATCH_SECS = 0.05
-#: How late a takeover may be executed, in milliseconds.
+#: How long to wait for a free slot in the pool before checking again, in seconds.
+SLOT_WATCH_SECS = 0.05
+#: How long after it was sent a takeover may be executed, in milliseconds.
 LATE_MS = 1000
-#: For how long the entries of a dead consumer are one worker's alone, in milliseconds.
+#: How long the entries of a dead consumer are reserved for one worker, in milliseconds.
 ALONE_MS = 10_000
 #: An entry that has run this long is no longer suspected of killing its worker, in seconds.
 QUARANTINE_SECS = 60.0
@@ -59,7 +59,7 @@ def suspect_class(deaths: int) -> int:
 
 
 class Takeover:
-    """Takes over for one consumer."""
+    """Takes over entries of dead workers for one consumer."""
 
     def __init__(
         self,
@@ -82,57 +82,57 @@ class Takeover:
         self._look_secs = min(renewal_secs(config), LOOK_SECS)
         self._stopping = asyncio.Event()
         self._from = 0.0
-        #: How far the server's clock is ahead of our monotonic one, as of the last look.
+        #: How far the server's clock is ahead of the local monotonic clock, as of the last check.
         self._server_ahead_ms: float | None = None
-        #: The entries taken over that run or wait here, and when they were taken.
+        #: The entries taken over that run or wait here, and when they were taken over.
         self._suspects: dict[Delivery, float] = {}
-        #: True while a place in the pool is wanted: the reader leaves one.
-        self.wants_place = False
+        #: True while this waits for a free slot in the pool: the reader then leaves one.
+        self.wants_slot = False
         client.on_up(self._let_others_renew)
 
     def stop(self) -> None:
-        """Take over nothing more."""
+        """Stop taking over entries."""
         self._stopping.set()
 
     def _let_others_renew(self, connection: Connection) -> None:
         """After a reconnect, let live workers renew their leases before taking over entries.
 
-        The scripts do the same for the whole group, but only notice outages that last for a while.
+        The scripts grant the whole group such a grace period, but only after outages that last for a while.
         """
         if self._client.connections_made > 1:
             self._from = time.monotonic() + self._member.grace_ms / 1000
 
     async def one_round(self) -> None:
-        """Take over what may run now, then pause."""
-        while await self._has_place():
+        """Take over the entries that may run now, then wait for the next round."""
+        while await self._has_slot():
             if not await self._take_over():
                 break
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), self._look_secs)
 
-    async def _has_place(self) -> bool:
-        """Wait for a place in the pool, which the reader leaves; False at shutdown.
+    async def _has_slot(self) -> bool:
+        """Wait for a free slot in the pool. Return False at shutdown.
 
-        Taken over before there is one, an entry would be held here, alive by our lease, while others could run it.
+        An entry taken over without one would wait here under a renewed lease while another worker could run it.
         """
         try:
             while not self._stopping.is_set():
                 may_look = time.monotonic() >= self._from and not self._is_paused() and not self._settler.is_behind
-                self.wants_place = may_look and self._could_take_more()
-                if self.wants_place and max(self._room()[1]) > 0:
+                self.wants_slot = may_look and self._could_take_more()
+                if self.wants_slot and max(self._room()[1]) > 0:
                     return True
-                await self._pool.progress(PLACE_WATCH_SECS)
+                await self._pool.progress(SLOT_WATCH_SECS)
         finally:
-            self.wants_place = False
+            self.wants_slot = False
         return False
 
     def _quarantined(self) -> list[int]:
-        """Return the classes of the entries that run or wait here and are still suspected: all the same class."""
+        """Return the class of each suspect that runs or waits here; all are of the same class."""
         since = time.monotonic() - QUARANTINE_SECS
         return [suspect_class(one.earlier_deliveries) for one, taken_at in self._suspects.items() if taken_at > since]
 
     def _could_take_more(self) -> bool:
-        """True if only the places in the pool limit what may be taken over."""
+        """Return True if only the free slots limit how many entries may be taken over."""
         classes = self._quarantined()
         return not classes or classes[0] == 1 or (classes[0] == 2 and len(classes) < self._group_size)
 
@@ -142,11 +142,11 @@ class Takeover:
         classes = self._quarantined()
         if not classes:
             return 0, (free, min(free, self._group_size), min(free, 1))
-        # Only one class runs at a time, so that a death tells something about it.
+        # Only one class runs at a time, so that a worker death can be attributed to it.
         return classes[0], (free, min(free, self._group_size - len(classes)), 0)
 
     async def _take_over(self) -> bool:
-        """Take over what fits; False if there was nothing to take over."""
+        """Take over the entries that fit. Return False if there were none."""
         config = self._config
         wanted_class, room = self._room()
         try:
@@ -162,11 +162,11 @@ class Takeover:
             )
         except ServerError as error:
             if error.kind == "NOGROUP":
-                return False  # the reader makes it again
+                return False  # the reader creates it again
             raise
         self._server_ahead_ms = now_ms - time.monotonic() * 1000
         if swept:
-            logger.warning("swept %d pending entries that were deleted (trimmed or flushed)", swept)
+            logger.warning("removed %d pending entries whose jobs were deleted (stream trimmed or flushed)", swept)
         if not entries:
             return bool(swept)
         tell(config.metrics.reader_batch, ReaderBatch(len(entries), len(entries)))
@@ -186,9 +186,9 @@ class Takeover:
         return True
 
     async def _soon_ms(self) -> int:
-        """Return the server's time up to which a takeover that is sent now may be executed.
+        """Return the server time until which a takeover that is sent now may be executed.
 
-        One that waited in a socket through an outage would find the leases of live workers run out.
+        One that waited in a socket through an outage would find the leases of live workers expired.
         """
         if self._server_ahead_ms is None:
             self._server_ahead_ms = await self._client.server_time_ms() - time.monotonic() * 1000

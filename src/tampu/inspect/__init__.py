@@ -1,1 +1,1 @@
-"""Looking at a queue and changing what is stored: job states, dead letters, schedules, results, snapshots."""
+"""Inspecting and changing stored data: job states, dead letters, repeatable jobs, results, snapshots."""

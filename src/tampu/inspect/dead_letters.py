@@ -1,4 +1,4 @@
-"""Dead letters of a queue: look at them, put them back, throw them away; by id or by what they have in common."""
+"""Reads, replays and removes the dead letters of a queue, chosen by id, reason, name or age."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
-#: Letters read, and moved, in one call.
+#: Letters read in one call.
 PAGE = 200
-#: How long the counts of replays are kept after the last one, in seconds.
+#: How long the replay counts are kept after the last replay, in seconds.
 REPLAY_COUNTS_TTL_SECS = 30 * 24 * 3600
 
 
 class ReplayCount(int):
-    """How many letters were moved. `skipped`: of those looked at, the ones whose envelope cannot be read;
-    `queue_is_full`: whether it stopped because the stream has no room."""
+    """The number of letters moved. `skipped` counts letters with an unreadable envelope, which were left in place;
+    `queue_is_full` is True if the replay stopped because the queue is full."""
 
     skipped: int = 0
     queue_is_full: bool = False
@@ -38,13 +38,13 @@ _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 class DlqQuery(TypedDict, total=False):
-    """Which dead letters a call is about; without any of these, all of them."""
+    """Filters for dead letters. Without any, a call applies to all of them."""
 
-    #: Ids of dead letters.
+    #: Only letters with these ids.
     ids: Sequence[str] | None
-    #: A `DlqReason`, such as "retries_exhausted".
+    #: Only letters with this `DlqReason`, such as "retries_exhausted".
     reason: str | None
-    #: The name of the jobs.
+    #: Only jobs with this name.
     name: str | None
     #: Only letters at least this old: a timedelta or seconds.
     older_than: timedelta | float | None
@@ -52,11 +52,11 @@ class DlqQuery(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DlqFilter:
-    """Which dead letters are meant. A field that is None matches every letter."""
+    """Filters dead letters. A field that is None matches every letter."""
 
-    #: Ids of letters. They are looked up directly, in this order, whatever their age.
+    #: Ids of letters. They are read directly, in this order, whatever their age.
     ids: Sequence[str] | None = None
-    #: Ids of letters or of the jobs in them; the whole stream is read to find a job's.
+    #: Ids of letters or of the jobs in them; to find a job's, the whole stream is read.
     any_ids: Sequence[str] | None = None
     reason: str | None = None
     name: str | None = None
@@ -66,15 +66,15 @@ class DlqFilter:
     def __post_init__(self) -> None:
         for dlq_id in self.ids or ():
             if isinstance(self.ids, str) or not isinstance(dlq_id, str) or not _ENTRY_ID.fullmatch(dlq_id):
-                raise invalid("ids", self.ids, "a list of ids of dead letters, such as ['1700000000000-0']")
+                raise invalid("ids", self.ids, "a list of dead-letter ids, such as ['1700000000000-0']")
         if self.older_than_ms is not None:
             check_int("older_than_ms", self.older_than_ms)
 
     @classmethod
     def of(cls, query: DlqQuery) -> DlqFilter:
-        """Return the filter of a call's arguments. Raises `ConfigError` for values that are not allowed."""
+        """Return the filter for a call's arguments. Raises `ConfigError` for a value that is not allowed."""
         for unknown in query.keys() - DlqQuery.__annotations__.keys():
-            raise TypeError(f"there is no filter {unknown!r}; the filters are {', '.join(DlqQuery.__annotations__)}")
+            raise TypeError(f"unknown filter {unknown!r}; allowed: {', '.join(DlqQuery.__annotations__)}")
         older_than = query.get("older_than")
         older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
         return cls(
@@ -83,18 +83,18 @@ class DlqFilter:
 
     @classmethod
     def by_any_id(cls, ids: Sequence[str], **others: Any) -> DlqFilter:
-        """Return a filter for ids of letters or of jobs; a quick one if all of them look like letters'."""
+        """Return a filter for ids of letters or of jobs. It is fast if all of them look like ids of letters."""
         if all(_ENTRY_ID.fullmatch(one) for one in ids):
             return cls(ids=ids or None, **others)
         return cls(any_ids=ids, **others)
 
     @property
     def compares(self) -> bool:
-        """True if a letter has to be read to know whether it matches."""
+        """Return True if a letter must be read to know whether it matches."""
         return self.reason is not None or self.name is not None or self.any_ids is not None
 
     def matches(self, entry: DlqEntry) -> bool:
-        """Compare reason, name and `any_ids`."""
+        """Return True if reason, name and `any_ids` match."""
         return (
             (self.reason is None or entry.reason == self.reason)
             and (self.name is None or entry.name == self.name)
@@ -103,7 +103,7 @@ class DlqFilter:
 
 
 class DeadLetters:
-    """The dlq stream of one queue."""
+    """The dead letters of one queue."""
 
     def __init__(self, client: Client, keys: QueueKeys, max_stream_len: int) -> None:
         self._client = client
@@ -111,7 +111,7 @@ class DeadLetters:
         self._max_stream_len = max_stream_len
 
     async def peek(self, limit: int, wanted: DlqFilter) -> list[DlqEntry]:
-        """Up to `limit` letters, oldest first."""
+        """Return up to `limit` letters, oldest first."""
         found: list[DlqEntry] = []
         async for page in self._pages(wanted, limit):
             found += page[: limit - len(found)]
@@ -120,7 +120,7 @@ class DeadLetters:
         return found
 
     async def count(self, wanted: DlqFilter) -> int:
-        """Count the letters that match."""
+        """Return the number of letters that match."""
         if wanted == DlqFilter():
             return int(await self._client.call("XLEN", self._keys.dlq))
         return sum([len(page) async for page in self._pages(wanted)])
@@ -128,9 +128,9 @@ class DeadLetters:
     async def replay(
         self, limit: int, wanted: DlqFilter, on_progress: Callable[[int], None] | None = None
     ) -> ReplayCount:
-        """Move up to `limit` letters back, oldest first. Those that cannot be read stay and never block the others.
+        """Move up to `limit` letters back into the queue, oldest first. Unreadable ones are skipped.
 
-        `on_progress` is called with how many were moved so far.
+        `on_progress` is called with the number moved so far.
         """
         moved = skipped = 0
         queue_is_full = False
@@ -169,7 +169,7 @@ class DeadLetters:
         )
 
     async def remove(self, limit: int, wanted: DlqFilter, on_progress: Callable[[int], None] | None = None) -> int:
-        """Delete up to `limit` letters, oldest first; return how many. `on_progress` is called as in `replay`."""
+        """Delete up to `limit` letters, oldest first. Return how many. `on_progress` is called as in `replay`."""
         removed = 0
         async for page in self._pages(wanted, limit):
             ids = [entry.dlq_id for entry in page[: limit - removed]]
@@ -182,9 +182,9 @@ class DeadLetters:
         return removed
 
     async def _pages(self, wanted: DlqFilter, limit: int = PAGE) -> AsyncIterator[list[DlqEntry]]:
-        """Yield the letters that match, page by page; the walk continues behind the last one, moved away or not.
+        """Yield the matching letters, page by page. Letters of earlier pages may be moved or deleted meanwhile.
 
-        A letter may be as large as its job, so the first page has no more letters than the `limit` the caller wants.
+        A letter may be as large as its job, so the first page has at most `limit` letters.
         """
         if limit <= 0:
             return
@@ -202,7 +202,7 @@ class DeadLetters:
             yield _decoded(entries, wanted)
             if len(entries) < size:
                 return
-            size = min(2 * size, PAGE)  # what was read did not do: letters that cannot be replayed, say
+            size = min(2 * size, PAGE)  # the caller needs more, such as after letters that cannot be replayed
             start = "(" + entries[-1][0].decode()
 
 

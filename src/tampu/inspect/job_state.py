@@ -1,6 +1,7 @@
-"""Where a job is right now, found without reading a whole stream.
+"""Finds the current state of a job without reading a whole stream.
 
-Result, index and pending list first; then the streams around the time that the job's id carries, and at their ends.
+It checks the result, the index of delayed jobs and the pending entries, then the streams around the time in the job's
+id and at their ends.
 """
 
 from __future__ import annotations
@@ -27,34 +28,34 @@ if TYPE_CHECKING:
 
 State = Literal["waiting", "delayed", "running", "done", "dead", "cancelled", "unknown"]
 
-#: Entries looked at in one step, and steps at the most, of each walk.
+#: Entries per page, and maximum number of pages, of each search through a stream.
 PAGE = 500
 MAX_PAGES = 20
-#: Steps of a walk through the delayed set, for jobs of those who write no index.
+#: Maximum number of pages of a search through the delayed set, for jobs of producers that write no index.
 MAX_DELAYED_PAGES = 200
-#: How far clocks may differ, in milliseconds.
+#: How far clocks may be apart, in milliseconds.
 CLOCK_SKEW_MS = 5000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
-    """What is known of a job. `unknown` means: finished without a stored result, or never there."""
+    """The current state of a job. `unknown` means that it finished without storing a result, or never existed."""
 
     id: str
     state: State
     name: str = ""
-    #: Runs so far.
+    #: Number of runs so far.
     attempt: int | None = None
     created_at_ms: int | None = None
-    #: Delayed: when it runs, in epoch ms.
+    #: Delayed: when it runs, in epoch milliseconds.
     run_at_ms: int | None = None
-    #: Running: by which consumer of which group, and for how long it has not been renewed.
+    #: Running: the consumer group, the worker, and how long ago it last renewed the lease, in milliseconds.
     group: str | None = None
     worker: str | None = None
     idle_ms: int | None = None
-    #: Done: what the handler returned.
+    #: Done: the stored result.
     result: Any = None
-    #: Dead: the letter.
+    #: Dead: the dead letter.
     dead_letter: DlqEntry | None = None
     #: How long it has been running, how long ago it failed (dead), or was added; in milliseconds. Set in lists of jobs.
     age_ms: int | None = None
@@ -64,7 +65,7 @@ class JobState:
 
 
 async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
-    """Look for a job in the order in which it is cheapest to find."""
+    """Return the state of a job, checking the cheapest places first."""
     result, member, mark = await client.call_many(
         [("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id)), ("GET", keys.cancel_mark(job_id))]
     )
@@ -82,14 +83,14 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
     if letter is not None:
         name, attempts = letter.name, letter.attempts
         return JobState(id=job_id, state="dead", name=name, attempt=attempts, dead_letter=letter)
-    # A delayed job without an index: other implementations write none for the ids they make and for retries.
+    # A delayed job without an index: other implementations write none for ids they generate and for retries.
     member = await find_delayed_member(client, keys, job_id, MAX_DELAYED_PAGES)
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
     return delayed or JobState(id=job_id, state="unknown")
 
 
 async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqEntry | None:
-    """The newest dead letter of a job; none is older than the job itself."""
+    """Return the newest dead letter of a job, or None. It cannot be older than the job."""
     since = await _born_ms(client, job_id)
     async for dlq_id, fields in _walk(client, keys.dlq, "-" if since is None else str(since), backwards=True):
         letter = decode_dlq_fields(dlq_id.decode(), fields)
@@ -99,7 +100,7 @@ async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqE
 
 
 def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
-    """The job in an envelope, if it is this one."""
+    """Return the job in an envelope if it has this id, else None."""
     if job_id.encode(errors="replace") not in envelope:
         return None
     try:
@@ -133,7 +134,7 @@ async def _born_ms(client: Client, job_id: str) -> int | None:
 async def _walk(
     client: Client, stream: str, since: str, *, backwards: bool = False
 ) -> AsyncIterator[tuple[bytes, list[bytes]]]:
-    """Entries of a stream from `since` on, oldest or newest first, as far as a walk goes."""
+    """Yield entries of a stream since `since`, oldest or newest first, up to `MAX_PAGES` pages."""
     command, start, end = ("XREVRANGE", "+", since) if backwards else ("XRANGE", since, "+")
     for _ in range(MAX_PAGES):
         entries = await client.call(command, stream, start, end, "COUNT", PAGE)
@@ -146,8 +147,8 @@ async def _walk(
 
 async def _find_in_stream(client: Client, keys: QueueKeys, job_id: str) -> JobState | None:
     since = await _born_ms(client, job_id)
-    # Around its own time lies what was added and not taken yet; at the end what was retried or promoted a moment ago;
-    # at the beginning what has been running for long.
+    # Around the id's time: jobs that still wait. At the end: jobs just retried or promoted. At the beginning: jobs that
+    # have been running for long.
     walks = [("-", True), ("-", False)]
     if since is not None:
         walks = [(str(since), False), (str(since), True), ("-", False)]
@@ -207,7 +208,7 @@ async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) 
 async def find_delayed_member(
     client: Client, keys: QueueKeys, job_id: str, max_pages: float = math.inf
 ) -> bytes | None:
-    """Find the member of a delayed job that has no index: a walk over the whole set, in small steps."""
+    """Return the member of a delayed job that has no index, or None. Scans the delayed set page by page."""
     needle = job_id.encode(errors="replace")
     cursor, pages = b"0", 0
     while pages < max_pages:

@@ -1,4 +1,4 @@
-"""Takes back jobs that no worker has: cancel one that is delayed, or purge the whole queue."""
+"""Removes jobs that no worker holds: cancels one delayed job, or purges the queue."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
-#: Jobs of each kind deleted in one step of `purge`.
+#: Waiting jobs, and delayed jobs, deleted in one step of `purge`.
 PURGE_BATCH = 500
 
 
 async def cancel_delayed(client: Client, keys: QueueKeys, job_id: str) -> bool:
-    """Cancel a job that waits for its time or its retry; False if it is not waiting."""
+    """Cancel a job that waits for its due time or its retry. Return False if there is no such delayed job."""
     names = (keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id))
     is_cancelled = await calls.cancel(client, *names)
     if is_cancelled is None:
-        # No index: the job of a producer or worker that writes none.
+        # No index: another implementation, which writes none, may have added the job.
         member = await find_delayed_member(client, keys, job_id)
         is_cancelled = member is not None and await calls.cancel(client, *names, member=member)
     return bool(is_cancelled)
 
 
 async def purge(client: Client, keys: QueueKeys, *, waiting: bool, delayed: bool) -> int:
-    """Delete waiting jobs, delayed jobs or both, and what is kept under their ids; return how many were deleted.
+    """Delete waiting jobs, delayed jobs or both, with their dedup markers and indexes. Return how many were deleted.
 
-    What is added meanwhile stays. A long queue is purged in steps, each of which is atomic.
+    Jobs added meanwhile are kept. A long queue is purged in steps, each of which is atomic.
     """
     deleted, delayed_to_go, last = 0, -1 if delayed else 0, b"+" if waiting else b""
     while delayed_to_go or last:

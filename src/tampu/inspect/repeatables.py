@@ -1,4 +1,4 @@
-"""The repeatable jobs of a queue: register, list, remove. Firing them is the scheduler's work."""
+"""Registers, lists and removes the repeatable jobs of a queue. The scheduler fires them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Repeatables:
         self._keys = keys
 
     async def upsert(self, spec: StoredSpec, *, keep_identical: bool) -> bool:
-        """Write a spec and its first fire; whether anything was written."""
+        """Write a spec and its first fire. Return False if `keep_identical` left an identical one in place."""
         next_fire_ms = first_fire_ms(spec, await self._client.server_time_ms())
         return await calls.upsert_repeatable(
             self._client,
@@ -34,7 +34,7 @@ class Repeatables:
         )
 
     async def list(self, limit: int) -> list[RepeatableMeta]:
-        """Up to `limit` repeatables, the next to fire first. What cannot be read is left out."""
+        """Return up to `limit` repeatable jobs, the next to fire first. Unreadable ones are left out."""
         if limit <= 0:
             return []
         flat = await self._client.call("ZRANGE", self._keys.repeat, 0, limit - 1, "WITHSCORES")
@@ -52,16 +52,16 @@ class Repeatables:
         return metas
 
     async def remove(self, spec_key: str) -> bool:
-        """Remove a repeatable; whether it was there."""
+        """Remove a repeatable job. Return False if there is none with this key."""
         keys = (self._keys.repeat, self._keys.repeat_spec(spec_key))
         return await calls.remove_repeatable(self._client, *keys, spec_key=spec_key)
 
 
 def first_fire_ms(spec: StoredSpec | RepeatableSpec[Any], now_ms: int) -> int:
-    """When a spec registered now fires first; `ConfigError` when it never would."""
+    """Return the first fire of a spec registered now, in epoch milliseconds. Raises `ConfigError` if it never fires."""
     first = spec.pattern.next_fire_ms(max(now_ms, spec.start_after_ms or 0))
     if first is None:
-        raise ConfigError(f"pattern {spec.pattern.signature()!r} never fires again")
+        raise ConfigError(f"pattern {spec.pattern.signature()!r} never fires again: it has no time in the future")
     if spec.end_before_ms is not None and first > spec.end_before_ms:
-        raise ConfigError(f"end_before_ms {spec.end_before_ms} is before the first fire, {first}")
+        raise ConfigError(f"end_before_ms must not be before the first fire ({first}); got {spec.end_before_ms}")
     return first

@@ -1,4 +1,4 @@
-"""A queue at one moment: how much waits, runs, is delayed or dead, who works on it, and what it takes up."""
+"""Takes a snapshot of a queue: numbers of jobs by state, consumer groups, event rates and memory usage."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from tampu.redis.connection import Part, Reply
     from tampu.wire.keys import QueueKeys
 
-#: Rates are taken from the events of so many milliseconds, and of so many of them at the most.
+#: Rates are computed from the events of the last minute (in milliseconds), and from at most this many events.
 RATE_WINDOW_MS = 60_000
 RATE_EVENTS = 5000
-#: A consumer that was silent for so long is no worker any more, in milliseconds: they read every 5 s or so.
+#: A consumer that was idle for this long is not counted as a worker, in milliseconds. Workers read about every 5 s.
 SILENT_MS = 30_000
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerView:
-    """One consumer of a group."""
+    """One consumer of a consumer group."""
 
     name: str
     pending: int
@@ -35,12 +35,12 @@ class ConsumerView:
 
 @dataclass(frozen=True, slots=True)
 class GroupView:
-    """One group on the stream."""
+    """One consumer group of the stream."""
 
     name: str
-    #: Entries delivered and not settled.
+    #: Entries that were delivered and not settled.
     pending: int
-    #: How long ago the oldest of them entered the stream.
+    #: How long ago the oldest of them was added to the stream.
     oldest_pending_ms: int | None
     last_delivered_id: str
     consumers: list[ConsumerView]
@@ -48,30 +48,30 @@ class GroupView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueueSnapshot:
-    """Everything `inspect` tells of a queue. Times are by the server's clock."""
+    """The state of a queue at one moment. Times are by the server's clock."""
 
     queue: str
     taken_at_ms: int
     is_paused: bool
-    #: Entries in the stream that no worker has taken.
+    #: Entries in the stream that were not delivered to a worker.
     waiting: int
-    #: Entries that a worker has taken and not settled.
+    #: Entries that were delivered to a worker and not settled.
     pending: int
     delayed: int
-    #: Delayed jobs whose time has come.
+    #: Delayed jobs that are due.
     due: int
     dlq: int
     events: int
     repeatables: int
-    #: How long the first waiting job has been waiting.
+    #: How long the oldest waiting job has been waiting.
     oldest_waiting_ms: int | None = None
-    #: Until the first delayed job runs; below 0 when it is overdue.
+    #: Time until the next delayed job is due; negative if it is overdue.
     next_due_in_ms: int | None = None
     #: Entries ever added to the stream; None before Redis 7.
     added_in_all: int | None = None
     bytes_by_key: dict[str, int] = field(default_factory=dict)
     groups: list[GroupView] = field(default_factory=list)
-    #: Events per second of late, by name; and of how many seconds.
+    #: Recent events per second by name, and the seconds over which they were counted.
     event_rates: dict[str, float] = field(default_factory=dict)
     rate_window_secs: float = 0.0
     promoter: str | None = None
@@ -79,22 +79,22 @@ class QueueSnapshot:
 
     @property
     def length(self) -> int:
-        """Entries in the stream."""
+        """Return the number of entries in the stream."""
         return self.waiting + self.pending
 
     @property
     def bytes(self) -> int:
-        """What its four large keys take up."""
+        """Return the memory usage of the queue's four large keys, in bytes."""
         return sum(self.bytes_by_key.values())
 
     @property
     def workers(self) -> int:
-        """Consumers of all groups that were heard of lately."""
+        """Return the number of recently active consumers in all groups."""
         return sum(consumer.idle_ms < SILENT_MS for group in self.groups for consumer in group.consumers)
 
 
 async def ask_each(client: Client, commands: Sequence[tuple[Part, ...]]) -> list[Reply | ServerError]:
-    """Several commands at once; a refusal is a value, so that one key in trouble does not hide the others."""
+    """Send several commands at once. Server errors are returned as values, so that one does not hide other replies."""
     replies = await asyncio.gather(*(client.call(*command) for command in commands), return_exceptions=True)
     for reply in replies:
         if isinstance(reply, BaseException) and not isinstance(reply, ServerError):
@@ -103,7 +103,7 @@ async def ask_each(client: Client, commands: Sequence[tuple[Part, ...]]) -> list
 
 
 async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) -> QueueSnapshot:
-    """Look at a queue; `sizes=False` leaves out the bytes, which cost the server most."""
+    """Return a snapshot of a queue. `sizes=False` skips memory usage, the most expensive part for the server."""
     replies = await client.call_many(
         [
             ("TIME",),
@@ -154,17 +154,17 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
 
 
 def text(value: bytes) -> str:
-    """A name from the server; bytes that are no UTF-8 are shown as such."""
+    """Decode a name from the server. Bytes that are not UTF-8 are escaped."""
     return value.decode(errors="backslashreplace")
 
 
 def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
-    """A reply of names and values."""
+    """Return a flat reply of names and values as a dict."""
     return {text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
 
 
 def entry_ms(entry_id: bytes) -> int:
-    """When an entry was written."""
+    """Return when an entry was added, in epoch milliseconds."""
     return int(entry_id.partition(b"-")[0])
 
 
@@ -201,7 +201,7 @@ async def _added_in_all(client: Client, keys: QueueKeys) -> int | None:
 
 
 async def _oldest_waiting_ms(client: Client, keys: QueueKeys, groups: list[GroupView], now_ms: int) -> int | None:
-    """The first entry behind the last one delivered; with no group at all the first there is."""
+    """Return the age of the oldest entry not delivered to a group (without groups, of the oldest), or None."""
     starts = [f"({group.last_delivered_id}" for group in groups] or ["-"]
     ages = []
     for start in starts:
@@ -218,7 +218,7 @@ async def _bytes_by_key(client: Client, keys: QueueKeys) -> dict[str, int]:
 
 
 def event_rates(newest_first: Sequence[tuple[bytes, list[bytes]]], now_ms: int) -> tuple[dict[str, float], float]:
-    """Events per second by name, and of how many seconds: a minute, or as far back as was looked."""
+    """Return events per second by name, and the seconds they cover: a minute, or less if `RATE_EVENTS` were read."""
     if not newest_first:
         return {}, RATE_WINDOW_MS / 1000
     window_ms = RATE_WINDOW_MS

@@ -1,7 +1,7 @@
-"""Waiting for results: one reader of the events stream wakes all who wait at a queue.
+"""Wakes callers that wait for results: one reader of the events stream serves all waiting callers of a queue.
 
-A result is looked for when somebody begins to wait, when an event tells that it is there, and every second for all who
-wait: an event may have been trimmed, or events be switched off.
+A result is looked up when a caller starts to wait, when an event announces it, and every second for all callers,
+because an event may have been trimmed or events may be disabled.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.queue")
 
-#: How often the keys of all awaited results are looked at, in seconds.
+#: How often all awaited results are polled, in seconds, in case an event was missed.
 SAFETY_NET_SECS = 1.0
-#: Keys of one look.
+#: Maximum number of results, or of dead letters, read in one call.
 MAX_KEYS = 500
-#: Other implementations tell `completed` before they write the result: so long after it is looked for, in seconds.
+#: Delays between lookups after a `completed` event, in seconds: other implementations send it before the result.
 LOOKS_AFTER_COMPLETED_SECS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
-#: How long the reader goes on when nobody waits, in seconds: busy queues tell much.
+#: The reader stops after this long without callers, in seconds: a busy queue has many events.
 IDLE_SECS = 10.0
 
 
 class EventFeed(Protocol):
-    """The queue's events as they happen; `tampu.QueueEvents` is one."""
+    """The live events of a queue; implemented by `tampu.QueueEvents`."""
 
     def __aiter__(self) -> AsyncIterator[QueueEvent]: ...
     async def pin(self) -> None: ...
@@ -47,7 +47,7 @@ class EventFeed(Protocol):
 
 
 class Waiters:
-    """All who wait for results of one queue, in one event loop."""
+    """The callers in one event loop that wait for results of one queue."""
 
     def __init__(self, client: Client, keys: QueueKeys, follow: Callable[[], EventFeed]) -> None:
         self._client = client
@@ -62,40 +62,40 @@ class Waiters:
         self._last_letter = "0-0"
 
     async def wait(self, job_id: str, timeout_secs: float) -> Any:
-        """What the job's handler returned; `JobFailed` when it became a dead letter."""
+        """Wait for a job's result and return it. Raises `JobFailed` if it becomes a dead letter, or `TimeoutError`."""
         self._bind_to_loop()
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(job_id, []).append(future)
         try:
             async with asyncio.timeout(timeout_secs) as limit:
                 try:
-                    # First take position, then look: what happens after the look is told by an event.
+                    # Subscribe before the lookup: whatever happens after the lookup then comes as an event.
                     await self._started()
                     await self._look(job_id)
                     if not future.done():
                         await self._look_for_letter(job_id)
                 except Error:
-                    if not future.done():  # otherwise it knows better: the queue was closed, say
+                    if not future.done():  # otherwise its own error explains more: the queue was closed
                         raise
                 return await future
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(self._excuse(job_id, timeout_secs)) from None
+            raise TimeoutError(self._timeout_text(job_id, timeout_secs)) from None
         finally:
             self._leave(job_id, future)
 
     async def close(self) -> None:
-        """Stop reading events; whoever waits is told."""
+        """Stop reading events. Waiting callers raise `ShutdownError`."""
         self._bind_to_loop()
         waiting = [future for futures in self._waiting.values() for future in futures]
         for future in waiting:
             if not future.done():
-                future.set_exception(ShutdownError("the queue was closed while somebody waited for a result"))
+                future.set_exception(ShutdownError("the queue was closed while this call waited for a result"))
         await self._stop()
 
     def _bind_to_loop(self) -> None:
-        """The first wait on another event loop, or in the child of a fork, begins anew."""
+        """Start over on first use in another event loop or in the child of a fork."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             if self._events is not None:
@@ -103,10 +103,10 @@ class Waiters:
             self._loop, self._events, self._starting = loop, None, None
             self._waiting, self._tasks = {}, set()
 
-    def _excuse(self, job_id: str, timeout_secs: float) -> str:
+    def _timeout_text(self, job_id: str, timeout_secs: float) -> str:
         text = f"no result of job {job_id} within {timeout_secs:g} s"
         if job_id in self._completed:
-            return f"{text}: it has completed, but its worker stores no results; Worker(..., store_results=True) does"
+            return f"{text}: it completed, but its worker does not store results; use Worker(..., store_results=True)"
         return f"{text}; is a worker running, and does it store results?"
 
     def _leave(self, job_id: str, future: asyncio.Future[Any]) -> None:
@@ -118,7 +118,7 @@ class Waiters:
             self._waiting.pop(job_id, None)
             self._completed.discard(job_id)
 
-    # --- looking
+    # --- lookups
 
     async def _look(self, job_id: str) -> bool:
         packed, mark = await self._client.call("MGET", self._keys.result(job_id), self._keys.cancel_mark(job_id))
@@ -147,7 +147,7 @@ class Waiters:
         try:
             result = decode_result(packed)
         except DecodeError:
-            result = packed  # a `Consumer` stores the bytes its handler returns, whatever they are
+            result = packed  # a `Consumer` stores its handler's bytes, MessagePack or not
         for future in self._waiting.get(job_id, ()):
             if not future.done():
                 future.set_result(result)
@@ -158,16 +158,16 @@ class Waiters:
         text = f"job {job_id} became a dead letter: {letter.reason}" + (f" ({detail})" if detail else "")
         for future in self._waiting.get(job_id, ()):
             if not future.done():
-                # An error of its own for each: a raised one collects the traceback of whoever raises it.
+                # One error per caller: a raised error collects the traceback of its caller.
                 future.set_exception(JobFailed(text, job_id=job_id, reason=letter.reason, detail=detail or None))
 
-    # --- the reader and the net
+    # --- reading events and polling
 
     async def _started(self) -> None:
-        """Returns when the reader has taken its position at the end of the stream."""
+        """Wait until the reader is subscribed at the end of the events stream."""
         if self._starting is None or (self._starting.done() and self._events is None):
             self._starting = asyncio.get_running_loop().create_task(self._start(), name="tampu-waiters-start")
-            # Whoever waits for it may have gone: either way its error has been seen.
+            # Retrieve its error even if the caller was cancelled, or asyncio would log it.
             self._starting.add_done_callback(lambda task: task.cancelled() or task.exception())
         await asyncio.shield(self._starting)
 
@@ -175,10 +175,10 @@ class Waiters:
         newest = await self._client.call("XREVRANGE", self._keys.dlq, "+", "-", "COUNT", 1)
         self._last_letter = newest[0][0].decode() if newest else "0-0"
         self._events = events = self._follow()
-        with contextlib.suppress(Error):  # then the net has to do
+        with contextlib.suppress(Error):  # then polling has to find the results
             await events.pin()
         self._spawn(self._read(events), "tampu-waiters-read")
-        self._spawn(self._cast_net(), "tampu-waiters-net")
+        self._spawn(self._poll(), "tampu-waiters-poll")
 
     async def _stop(self) -> None:
         events, self._events, self._starting = self._events, None, None
@@ -197,7 +197,7 @@ class Waiters:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.warning("waiting for results is in trouble: %s: %s", type(error).__name__, error)
+            logger.warning("the reader of results failed: %s: %s", type(error).__name__, error)
 
     async def _read(self, events: EventFeed) -> None:
         async for event in events:
@@ -220,18 +220,18 @@ class Waiters:
 
     async def _on_dlq(self, job_id: str, event: QueueEvent) -> None:
         await self._look_for_letter(job_id)
-        # Somebody may have removed or replayed it at once: the event is enough.
+        # The letter may be removed or replayed already: the event is enough.
         self._fail(job_id, DlqEntry(dlq_id="", source_id="", reason=str(event.fields.get("reason", ""))))
 
-    async def _cast_net(self) -> None:
-        """Once a second: all awaited results, and the dead letters that have come since."""
+    async def _poll(self) -> None:
+        """Read all awaited results and the new dead letters once a second, until no caller has waited for a while."""
         idle_since: float | None = None
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SAFETY_NET_SECS)
             if self._waiting:
                 idle_since = None
-                with contextlib.suppress(Error):  # a server that is away is looked at again in a second
+                with contextlib.suppress(Error):  # an unreachable server is polled again in a second
                     await self._look_at_all()
                 continue
             idle_since = loop.time() if idle_since is None else idle_since

@@ -1,6 +1,6 @@
-"""A lock that one of several processes holds: taken, renewed while it lives, released when it stops.
+"""Leader election with a lock on the server: one of several processes holds it and renews it while alive.
 
-`run_standalone` runs such a process outside a worker: a `Promoter` or a `Scheduler`.
+`run_standalone` runs a `Promoter` or a `Scheduler` outside of a worker.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ if TYPE_CHECKING:
     from tampu.redis.scripts import Script
     from tampu.redis.settings import ConnectionSettings
 
-#: The lock is renewed when this share of its TTL has passed.
+#: The lock is renewed after this share of its TTL.
 RENEW_SHARE = 0.3
-#: How often a spare looks whether the lock was released, in seconds. It also looks the moment the lock runs out.
+#: How often a standby checks whether the lock was released, in seconds. It also checks when the lock expires.
 STANDBY_SECS = 0.25
-#: How long a round under way may take when it is time to stop, in seconds.
+#: How long the current round may take at shutdown, in seconds.
 LAST_ROUND_SECS = 1.0
 
 
 class Leader:
-    """One candidate for one lock. `on_change(is_ours)` is told of changes only."""
+    """One candidate for one lock. `on_change(is_ours)` is called when the lock is won or lost."""
 
     def __init__(
         self, client: Client, lock_key: str, holder_id: str, ttl_secs: int, on_change: Callable[[bool], None]
     ) -> None:
         self._client = client
         self._lock_key = lock_key
-        # Two that were given the same id, or the same settings, must not both believe they lead.
+        # Two processes with the same configured id must not both believe they are the leader.
         self._holder_id = f"{holder_id}:{uuid.uuid4().hex}"
         self._ttl_secs = ttl_secs
         self._on_change = on_change
@@ -46,9 +46,9 @@ class Leader:
         self._renew_at = 0.0
 
     async def work(self, role: str, one_round: Callable[[], Awaitable[float]], shutdown: asyncio.Event) -> None:
-        """Do rounds while the lock is ours, stand by while it is not; release it at shutdown.
+        """Run rounds while the lock is ours, stand by while it is not, and release it at shutdown.
 
-        `one_round` answers how long to wait for the next, in seconds; 0 for at once.
+        `one_round` returns the seconds until the next round; 0 for at once.
         """
 
         async def next_round() -> None:
@@ -60,16 +60,16 @@ class Leader:
         rounds = asyncio.ensure_future(supervise(role, next_round, shutdown.is_set))
         try:
             await shutdown.wait()
-            # One that waits for a server that is away is not waited for.
+            # Do not wait longer for a round that waits for an unreachable server.
             await asyncio.wait([rounds], timeout=LAST_ROUND_SECS)
         finally:
             rounds.cancel()
             await asyncio.gather(rounds, return_exceptions=True)
-            with contextlib.suppress(Exception):  # then the lock runs out by itself
+            with contextlib.suppress(Exception):  # then the lock expires
                 await self.resign()
 
     async def lead(self) -> float:
-        """Take the lock, or renew it when it is time. 0: it is ours; otherwise ask again after so many seconds."""
+        """Take the lock, or renew it when due. Return 0 if it is ours, otherwise the seconds until the next check."""
         if time.monotonic() < self._renew_at:
             return 0.0
         others_for_ms = await calls.lead(self._client, self._lock_key, holder=self._holder_id, ttl_secs=self._ttl_secs)
@@ -84,7 +84,7 @@ class Leader:
         return STANDBY_SECS if others_for_ms < 0 else min((others_for_ms + 1) / 1000, STANDBY_SECS)
 
     async def resign(self) -> None:
-        """Release the lock if it is ours, so that a spare takes over at once and not after the TTL."""
+        """Release the lock if it is ours, so that a standby takes over at once and not after the TTL."""
         self._renew_at = 0.0
         self._was_ours = None
         await calls.resign(self._client, self._lock_key, holder=self._holder_id, patience_secs=1)
@@ -96,7 +96,7 @@ async def run_standalone(
     scripts: Sequence[Script],
     work: Callable[[Client], Awaitable[None]],
 ) -> None:
-    """Run `work` with a dedicated client. Raises at the start if there is no server at all."""
+    """Run `work` with a dedicated client. Raises `RedisError` if the server cannot be reached at the start."""
     client = Client(settings, QueueKeys(queue_name).tag.encode(), scripts)
     try:
         await client.up()

@@ -1,4 +1,4 @@
-"""The promoter: moves jobs whose time has come from the delayed set into the stream."""
+"""The promoter: moves due jobs from the delayed set into the stream."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.promoter")
 
-#: Batches that are looked for, and moved, at a time; with more, reads and moves take turns instead of sharing time.
+#: Batches that are read ahead and promoted at a time. With more, reads and promotions alternate instead of overlapping.
 BATCHES_AHEAD = 2
 
 
 class PromoterLoop:
-    """The promoter's work over a client that somebody else owns."""
+    """Promotes due jobs of one queue, with a client that the caller owns."""
 
     def __init__(self, client: Client, config: PromoterConfig) -> None:
         self._client = client
@@ -40,26 +40,25 @@ class PromoterLoop:
         self._keys = keys = QueueKeys(config.queue_name)
         self._leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
         self._last_failure = ""
-        #: What was found due together with the last move.
+        #: The due jobs that were read along with the last promotion.
         self._found: Due | None = None
 
     async def run(self, shutdown: asyncio.Event) -> None:
-        """Promote until shutdown, then release the lock."""
-        await self._leader.work(f"promoter of {self._config.queue_name}", self._promote_due, shutdown)
+        """Promote due jobs until shutdown, then release the lock."""
+        await self._leader.work(f'promoter of queue "{self._config.queue_name}"', self._promote_due, shutdown)
 
     async def _promote_due(self) -> float:
-        """Move what is due, a few batches of it; how long until there is more to do, 0 for at once."""
+        """Promote a few batches of due jobs. Return the seconds until the next round, 0 for at once."""
         due = self._found or await self._look()
         self._found = None
         moves = [Promoted()]
         if due.members:
-            # Batches leave one behind the other, and with them the question what is due next: the server need not
-            # wait for this side, which is busy with other things.
+            # All batches and the next read are sent together, so that the server does not wait for this process.
             size = min(self._config.promote_batch, MAX_CALL_ENTRIES)
             batches = [due.members[start : start + size] for start in range(0, len(due.members), size)]
             moving = asyncio.gather(*map(self._promote, batches))
             due, moves = await asyncio.gather(self._look(), moving)
-        self._tell(moves, due)
+        self._report(moves, due)
         poll_secs = self._config.poll_interval_ms / 1000
         if not due.lag_ms:
             return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, poll_secs)
@@ -72,7 +71,8 @@ class PromoterLoop:
         most = self._config.promote_batch * BATCHES_AHEAD
         return await calls.due(self._client, self._keys.delayed, max_members=most, max_bytes=MAX_CALL_BYTES)
 
-    def _tell(self, moves: list[Promoted], left: Due) -> None:
+    def _report(self, moves: list[Promoted], left: Due) -> None:
+        """Emit metrics and log unreadable members."""
         depth = left.depth + sum(move.promoted + move.buried for move in moves)
         for move in moves:
             depth -= move.promoted + move.buried
@@ -81,11 +81,11 @@ class PromoterLoop:
                 tell(self._metrics.dlq_routed, DlqRouted(DlqReason.MALFORMED, 0, ""))
         buried = sum(move.buried for move in moves)
         if buried:
-            logger.warning("%d unreadable members of the delayed set became dead letters", buried)
+            logger.warning("dead-lettered %d unreadable members of the delayed set", buried)
         failure = next((move.failure for move in moves if move.failure), "")
         if failure != self._last_failure:
             if failure:
-                logger.error("unreadable members of the delayed set cannot be dead-lettered: %s", failure)
+                logger.error("cannot dead-letter unreadable members of the delayed set: %s", failure)
             self._last_failure = failure
 
     async def _promote(self, members: list[bytes]) -> Promoted:
@@ -96,7 +96,7 @@ class PromoterLoop:
         facts: list[tuple[str, int]] = []
         unreadable: list[tuple[bytes, str]] = []
         for member in members:
-            # Events tell when a job was made, too: then its envelope is decoded.
+            # Events include the job's creation time, for which the envelope must be decoded.
             if not config.events_enabled and (quick_id := quick_job_id(member)) is not None:
                 index_keys.append(index_prefix + quick_id)
                 readable.append(member)
@@ -109,7 +109,7 @@ class PromoterLoop:
             try:
                 job_id, created_at_ms = decode_id_and_time(envelope)
             except DecodeError:
-                # The stream's reader says what is wrong with it, and keeps its bytes.
+                # Promote it: the worker dead-letters it with the reason and its bytes.
                 job_id, created_at_ms = "", 0
             index_keys.append(index_prefix + job_id.encode())
             readable.append(member)
@@ -132,7 +132,7 @@ class PromoterLoop:
 
 
 class Promoter:
-    """A promoter in a process of its own, or beside others: of several, one works and the others stand by."""
+    """A promoter outside of a worker. Several may run: one is the leader, the others stand by."""
 
     def __init__(
         self, url: str, config: PromoterConfig | None = None, *, credential_provider: CredentialCallback | None = None
@@ -141,7 +141,7 @@ class Promoter:
         self._config = config or PromoterConfig()
 
     async def run(self, shutdown: asyncio.Event) -> None:
-        """Promote until `shutdown` is set."""
+        """Promote due jobs until `shutdown` is set. Raises `RedisError` if it cannot connect at the start."""
         await run_standalone(
             self._settings,
             self._config.queue_name,

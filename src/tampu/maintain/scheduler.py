@@ -1,4 +1,4 @@
-"""The scheduler: fires repeatable jobs when they are due, once each, whichever process leads."""
+"""The scheduler: fires each repeatable job once per due time, whichever process is the leader."""
 
 from __future__ import annotations
 
@@ -31,32 +31,32 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.scheduler")
 
-#: With the policy Skip a fire up to this late is still worth firing.
+#: With the policy Skip a fire that is at most this late is still written, in milliseconds.
 SKIP_GRACE_MS = 10_000
-#: Most missed fires that FireAll makes up for in one go, whatever its `max_catchup`, as in other implementations.
+#: Maximum number of missed fires that FireAll catches up on at once, whatever its `max_catchup`, as in ChasquiMQ.
 MAX_CATCHUP = 10_000
-#: Most skipped fires of one spec that are counted for the log.
+#: Skipped fires of one spec are counted up to this number.
 MAX_COUNTED = 1000
 #: How often skipped fires are logged, in seconds.
 SKIP_LOG_SECS = 10.0
-#: Most fires of one spec written in one call; more follow at once.
+#: Maximum number of fires of one spec per call; more follow in further calls.
 MAX_FIRES_PER_CALL = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """What one round does with one spec."""
+    """The fires of one spec in one round."""
 
-    #: The fires to write, in ms, oldest first.
+    #: The fires to write, in epoch milliseconds, oldest first.
     fires: tuple[int, ...]
-    #: The fire after them; None when there is none any more.
+    #: The fire after them; None if the schedule has ended.
     next_ms: int | None
-    #: Fires that the policy drops because they fell due too long ago; counted up to `MAX_COUNTED`.
+    #: Fires that the policy drops because they are too late; counted up to `MAX_COUNTED`.
     skipped: int = field(default=0, compare=False)
 
 
 def plan(spec: StoredSpec, due_ms: int, now_ms: int, all_since_ms: int | None = None) -> Firing:
-    """Return the fires of a spec that was due at `due_ms` that are written now, by its policy.
+    """Return the fires to write at `now_ms` for a spec that was due at `due_ms`, by its missed-fires policy.
 
     Fires since `all_since_ms` do not count as missed and are all written, except with FireOnce.
     """
@@ -82,13 +82,13 @@ def plan(spec: StoredSpec, due_ms: int, now_ms: int, all_since_ms: int | None = 
         fires = () if is_stale else fires
     if spec.end_before_ms is not None and following is not None and following > spec.end_before_ms:
         following = None
-    # FireOnce is meant to make one of many.
+    # FireOnce combines many fires into one on purpose.
     skipped = 0 if policy.kind == "fire-once" else _count_fires(pattern, due_ms, newest) - len(fires)
     return Firing(fires, following, skipped)
 
 
 def _newest_fire(pattern: RepeatPattern, due_ms: int, last_ms: int) -> int:
-    """The last fire up to `last_ms`, of those that begin with `due_ms`, however many lie between."""
+    """Return the last fire from `due_ms` to `last_ms`, however many lie between."""
     if pattern.kind == "every" and pattern.interval_ms:
         return last_ms - (last_ms - due_ms) % pattern.interval_ms
 
@@ -96,13 +96,13 @@ def _newest_fire(pattern: RepeatPattern, due_ms: int, last_ms: int) -> int:
         following = pattern.next_fire_ms(at_ms)
         return following is None or following > last_ms
 
-    if is_newest_or_later(due_ms):  # unless the scheduler was away, it is
+    if is_newest_or_later(due_ms):  # the common case: the scheduler was not down
         return due_ms
     return due_ms + bisect_left(range(due_ms, last_ms), True, key=is_newest_or_later)
 
 
 def _fires_from(pattern: RepeatPattern, due_ms: int, newest: int, most: int) -> tuple[int, ...]:
-    """The fires from `due_ms` to `newest`, oldest first."""
+    """Return up to `most` fires from `due_ms` to `newest`, oldest first."""
     fires: list[int] = []
     fire_ms: int | None = due_ms
     while fire_ms is not None and fire_ms <= newest and len(fires) < most:
@@ -112,20 +112,20 @@ def _fires_from(pattern: RepeatPattern, due_ms: int, newest: int, most: int) -> 
 
 
 def _count_fires(pattern: RepeatPattern, due_ms: int, newest: int) -> int:
-    """Count the fires from `due_ms` to `newest`, up to `MAX_COUNTED`."""
+    """Return the number of fires from `due_ms` to `newest`, up to `MAX_COUNTED`."""
     if pattern.kind == "every" and pattern.interval_ms:
         return min((newest - due_ms) // pattern.interval_ms + 1, MAX_COUNTED)
     return 1 if newest == due_ms else len(_fires_from(pattern, due_ms, newest, MAX_COUNTED))
 
 
 def fire_id(spec_key: str, fire_ms: int) -> str:
-    """The id of a fire: the same wherever it is computed."""
+    """Return the job id of a fire, which is the same in every process."""
     digest = hashlib.sha256(spec_key.encode(errors="surrogateescape")).digest()
     return ulid_from_bits(fire_ms, int.from_bytes(digest[:10], "big"))
 
 
 class SchedulerLoop:
-    """The scheduler's work over a client that somebody else owns."""
+    """Fires repeatable jobs of one queue, with a client that the caller owns."""
 
     def __init__(self, client: Client, config: SchedulerConfig) -> None:
         self._client = client
@@ -134,36 +134,36 @@ class SchedulerLoop:
         self._leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
         self._has_stood_by = False
         self._has_taken_over = False
-        #: While the fires of a takeover are made up for: those since this server time are all written.
+        #: While catching up after a takeover: fires since this server time are all written.
         self._all_since_ms: int | None = None
-        #: What was logged about specs that cannot be fired, so that it is logged once.
-        self._complaints: dict[bytes, str] = {}
-        #: Fires that were skipped, by spec, since they were last logged.
+        #: The last error logged for a spec that cannot be fired, so that each is logged once.
+        self._logged_errors: dict[bytes, str] = {}
+        #: Skipped fires by spec, since they were last logged.
         self._skipped: dict[bytes, int] = {}
         self._skips_logged_at = float("-inf")
 
     async def run(self, shutdown: asyncio.Event) -> None:
-        """Fire until shutdown, then release the lock."""
-        await self._leader.work(f"scheduler of {self._config.queue_name}", self._fire_due, shutdown)
+        """Fire repeatable jobs until shutdown, then release the lock."""
+        await self._leader.work(f'scheduler of queue "{self._config.queue_name}"', self._fire_due, shutdown)
 
     def _note_leader(self, is_ours: bool) -> None:
         self._has_taken_over = is_ours and self._has_stood_by
         self._has_stood_by = not is_ours
 
     def _note_takeover(self, now_ms: int) -> None:
-        """Have the fires made up for that fell due between the death of the last leader and now.
+        """After a takeover, set `_all_since_ms` to catch up on fires since the last leader died.
 
-        It held the lock, so it lived until at most one TTL ago, and had fired everything up to one tick before.
+        The last leader held the lock, so it died at most one TTL ago and had fired everything up to one tick before.
         """
         window_ms = self._config.lock_ttl_secs * 1000 + self._config.tick_interval_ms
         if self._has_taken_over:
             self._has_taken_over = False
             self._all_since_ms = now_ms - window_ms
         elif self._all_since_ms is not None and now_ms - self._all_since_ms > 2 * window_ms:
-            self._all_since_ms = None  # the server was away meanwhile: what fell due then is missed
+            self._all_since_ms = None  # the server was unreachable meanwhile: fires of that time count as missed
 
     async def _fire_due(self) -> float:
-        """Fire what is due. Return the seconds until something is, 0 if more is due now.
+        """Fire all due specs. Return the seconds until the next round, 0 if more are due now.
 
         All specs of a round are read in one round trip and fired in the next.
         """
@@ -181,9 +181,9 @@ class SchedulerLoop:
                 raise failure
         for spec_key, outcome in zip(spec_keys, outcomes, strict=True):
             if isinstance(outcome, Exception):  # one spec's failure does not stop the others
-                self._complain(spec_key, outcome)
+                self._log_error(spec_key, outcome)
             else:
-                self._complaints.pop(spec_key, None)
+                self._logged_errors.pop(spec_key, None)
         self._log_skipped()
         if failures and len(failures) == len(spec_keys):
             raise failures[-1]
@@ -191,17 +191,17 @@ class SchedulerLoop:
             return 0.0
         if not failures:
             self._all_since_ms = None
-        # Asked after the fires: one of those may be the soonest again.
+        # Read after the fires: one of those may be the next again.
         soonest = await self._client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
         tick_secs = config.tick_interval_ms / 1000
         return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, tick_secs) if soonest else tick_secs
 
-    def _complain(self, spec_key: bytes, error: Exception) -> None:
+    def _log_error(self, spec_key: bytes, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
-        if self._complaints.get(spec_key) != text:
-            self._complaints[spec_key] = text
+        if self._logged_errors.get(spec_key) != text:
+            self._logged_errors[spec_key] = text
             unexpected = None if isinstance(error, RedisError) else error
-            logger.error("the repeatable %r could not be fired: %s", spec_key, text, exc_info=unexpected)
+            logger.error("could not fire repeatable job %r: %s", spec_key, text, exc_info=unexpected)
 
     def _log_skipped(self) -> None:
         now = time.monotonic()
@@ -209,27 +209,27 @@ class SchedulerLoop:
             return
         total, example = sum(self._skipped.values()), min(self._skipped)
         logger.warning(
-            "skipped %d fires of %d schedules of queue %s that fell due while no scheduler ran or it was behind "
-            "(missed_fires decides); one of them is %s",
-            *(total, len(self._skipped), self._config.queue_name, example.decode(errors="replace")),
+            'queue "%s" skipped late fires, as missed_fires says (no scheduler ran, or it fell behind): %d fires in '
+            "total, schedules affected: %d, such as %s",
+            *(self._config.queue_name, total, len(self._skipped), example.decode(errors="replace")),
         )
         self._skips_logged_at = now
         self._skipped.clear()
 
     async def _fire(self, spec_key: bytes, score: bytes, now_ms: int) -> None:
-        """Fire one spec that is due, as often as its policy says."""
+        """Write the fires of one due spec."""
         keys = self._keys
         hash_key = keys.repeat_spec("").encode() + spec_key
         packed = await self._client.call("HGET", hash_key, "spec")
         try:
             spec = decode_spec(packed or b"")
         except DecodeError as error:
-            # It cannot fire. It stays, for whoever understands it, but must not be looked at every round.
+            # Keep it, in case a newer version can read it, but do not read it again in every round.
             read = {"spec_key": spec_key, "score": score, "spec": packed or b""}
             if await calls.set_aside(self._client, keys.repeat, hash_key, **read):
-                logger.error("the repeatable %r cannot be read and is set aside: %s", spec_key, error)
+                logger.error("cannot read repeatable job %r; it will not fire: %s", spec_key, error)
             return
-        # A score may be anything a double can be; before 1970 there was nothing to fire.
+        # A score can be any double, such as -inf; there are no fires before 1970.
         firing = plan(spec, int(max(float(score), 0.0)), now_ms, self._all_since_ms)
         if firing.skipped:
             self._skipped[spec_key] = self._skipped.get(spec_key, 0) + firing.skipped
@@ -254,14 +254,14 @@ class SchedulerLoop:
             )
             if failure:
                 raise ServerError(failure)
-            # Fewer when the limit is reached, or somebody else changed it: the rest is not ours to fire.
+            # Fewer were fired if the limit is reached or the spec was changed meanwhile: then do not fire the rest.
             if next_ms is None or not fires or fired < len(batch):
                 return
             expected = next_ms
 
 
 class Scheduler:
-    """A scheduler in a process of its own, or beside others: of several, one works and the others stand by."""
+    """A scheduler outside of a worker. Several may run: one is the leader, the others stand by."""
 
     def __init__(
         self, url: str, config: SchedulerConfig | None = None, *, credential_provider: CredentialCallback | None = None
@@ -270,7 +270,7 @@ class Scheduler:
         self._config = config or SchedulerConfig()
 
     async def run(self, shutdown: asyncio.Event) -> None:
-        """Fire until `shutdown` is set."""
+        """Fire repeatable jobs until `shutdown` is set. Raises `RedisError` if it cannot connect at the start."""
         await run_standalone(
             self._settings,
             self._config.queue_name,

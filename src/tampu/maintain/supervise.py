@@ -1,4 +1,4 @@
-"""Runs a loop's body again and again, whatever it raises: one bad round never ends a worker's part."""
+"""Keeps a worker's background loops running, whatever one round raises."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("tampu.worker")
 
 
 async def supervise(role: str, one_round: Callable[[], Awaitable[None]], is_over: Callable[[], bool]) -> None:
-    """Run `one_round` until `is_over`. An error is logged when it first appears or changes, then the loop backs off."""
+    """Call `one_round` until `is_over()`. After an error, log it if it is new, back off and continue."""
     failures = 0
     last_text = ""
     while not is_over():
@@ -28,16 +28,16 @@ async def supervise(role: str, one_round: Callable[[], Awaitable[None]], is_over
             failures += 1
             text = f"{type(error).__name__}: {error}"
             if text != last_text:
-                logger.warning("%s is in trouble and goes on trying: %s", role, text, exc_info=_unexpected(error))
+                logger.warning("%s failed; retrying: %s", role, text, exc_info=_unexpected(error))
                 last_text = text
             await asyncio.sleep(backoff_secs(failures))
         else:
             if failures:
-                logger.info("%s works again after %d failures", role, failures)
+                logger.info("%s recovered after %d failure%s", role, failures, "" if failures == 1 else "s")
             failures = 0
             last_text = ""
 
 
 def _unexpected(error: Exception) -> Exception | None:
-    """A traceback only for what is not an error of a server."""
+    """Return the error, for its traceback, unless a server or the network caused it."""
     return None if isinstance(error, RedisError) else error

@@ -1,1 +1,1 @@
-"""Adding jobs: the producer, the windows it gathers adds into, and the chain that makes resends harmless."""
+"""Adding jobs: the producer, the windows that it collects jobs into, and the chain that makes resends safe."""

@@ -1,7 +1,7 @@
-"""Gathers adds into windows and tells each caller what became of its jobs.
+"""Collects jobs into windows and returns each caller the ids of its jobs.
 
-What is added in one turn of the event loop leaves as one window; a bulk leaves as windows of up to 256 jobs, the next
-one packed while the server works on the last.
+Jobs added in one turn of the event loop form one window. A bulk is sent in windows of up to 256 jobs; the next one is
+packed while the server works on the last.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
     from tampu.wire.keys import QueueKeys
     from tampu.wire.retry import JobRetryOverride
 
-#: About what an envelope adds to the bytes of its payload.
+#: Approximate size of an envelope without its payload, in bytes.
 ENVELOPE_BYTES = 64
-#: More than an envelope with a minted id ever adds: a payload that leaves this much room needs no closer look.
+#: Upper bound of that size if the id is generated: a payload this far below the limit needs no exact check.
 MAX_ENVELOPE_BYTES = 512
 
 _ANY_ULID = "0" * 26
 
 
 class Due:
-    """When a delayed job is due, packed for the script: so long from the server's now, or an instant."""
+    """The due time of a delayed job, packed for the script: relative to the server's clock, or absolute."""
 
     __slots__ = ("packed",)
 
@@ -48,17 +48,17 @@ class Due:
 
     @classmethod
     def after_ms(cls, delay_ms: int) -> Due:
-        """So many milliseconds from now, by the server's clock."""
+        """Return the due time `delay_ms` milliseconds from now, by the server's clock."""
         return cls(pack_part(b"+%d" % delay_ms))
 
     @classmethod
     def at_ms(cls, instant_ms: int) -> Due:
-        """At this epoch time."""
+        """Return the due time at this epoch time, in milliseconds."""
         return cls(pack_part(b"%d" % instant_ms))
 
 
 class Adder:
-    """Packs jobs into windows for one queue and hands them to the chain."""
+    """Packs jobs of one queue into windows and submits them to the chain."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Adder:
     ) -> None:
         self._chain = chain
         self._minter = minter
-        #: How a payload stands in its envelope: `bytes` are wrapped in a bin, and `Raw` is written as it is.
+        #: How a payload is written into its envelope: `bytes` as a MessagePack bin, `Raw` inline.
         self._slot_of = msgspec.Raw if inline else bytes
         self._marker_prefix = keys.dedup_marker("").encode()
         self._cancel_prefix = keys.cancel_mark("").encode()
@@ -80,19 +80,19 @@ class Adder:
         self._max_bytes = max_payload_bytes or sys.maxsize
 
     def now_ms(self) -> int:
-        """This machine's clock, as jobs are stamped with it."""
+        """Return the time that a job created now is stamped with, in milliseconds, by the local clock."""
         return self._minter.now_ms()
 
     # --- one job
 
     def add(self, body: bytes, options: AddOptions, due: Due | None = None) -> asyncio.Future[JobId]:
-        """Put one job into the open window. The future resolves to its id, or raises why it was refused."""
+        """Add one job to the open window. The future resolves to its id, or raises the error of the add."""
         future: asyncio.Future[JobId] = asyncio.get_running_loop().create_future()
         explicit = options.id
         if explicit is None:
             job_id, now_ms = self._minter.mint()
         else:
-            job_id = str(explicit)  # of a subclass too, such as the JobId of another add
+            job_id = str(explicit)  # a plain str, also from a subclass such as JobId
             now_ms = self._minter.now_ms()
         name = options.name.encode()
         envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
@@ -100,7 +100,7 @@ class Adder:
             envelope += options.tail
         if len(envelope) > self._max_bytes:
             raise _too_large(len(envelope), self._max_bytes)
-        # When nothing is under way there is nothing to wait for: the first job of a turn leaves at once, alone.
+        # With nothing in flight there is no reason to wait: the first job of a turn is sent at once, alone.
         if (
             self._open is None
             and explicit is None
@@ -108,18 +108,18 @@ class Adder:
             and self._chain.send_single(SingleWindow(job_id, name, envelope, future))
         ):
             return future
-        leaves_at_once = self._open is None and self._chain.is_idle()
+        sends_at_once = self._open is None and self._chain.is_idle()
         packed = pack_part(envelope)
         kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
-        window = SharedWindow() if leaves_at_once else self._window_for(len(packed))
+        window = SharedWindow() if sends_at_once else self._window_for(len(packed))
         window.put(job_id, kind, name, packed, due_packed, keys)
         window.futures.append(future)
-        if leaves_at_once:
+        if sends_at_once:
             self._chain.submit(window)
         return future
 
     def _kind(self, job_id: str, is_explicit: bool, due: Due | None) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-        """(kind, due time, keys) of a job, all but the kind packed."""
+        """Return (kind, due time, keys) of a job; due time and keys are packed."""
         if due is None:
             if not is_explicit:
                 return AddKind.NOW, b"", ()
@@ -143,7 +143,7 @@ class Adder:
         return window
 
     def flush(self) -> None:
-        """Send the open window now."""
+        """Send the open window now, if there is one."""
         if self._open is not None:
             window, self._open = self._open, None
             self._chain.submit(window)
@@ -153,23 +153,23 @@ class Adder:
             self.flush()
 
     def abandon(self) -> None:
-        """Forget the open window: it belongs to the parent of a fork, or to a loop that has ended."""
+        """Drop the open window: it belongs to the parent of a fork, or to an event loop that has ended."""
         self._open = None
 
     # --- many jobs
 
     async def add_list(self, bodies: Sequence[bytes], options: AddOptions, due: Due | None = None) -> list[JobId]:
-        """Add jobs that share their options."""
+        """Add jobs that share their options. Return their ids in order."""
         self._check_sizes(bodies, options)
         results = BulkResults()
         for window in self._windows_of(bodies, options, due):
-            # The server works on the first while the next one is packed.
+            # The server works on this window while the next one is packed.
             self._submit(window)
             results.expect(window)
         return await results.finish()
 
     async def add_each(self, items: Iterable[tuple[bytes, AddOptions]], due: Due | None = None) -> list[JobId]:
-        """Add jobs that each have their own options. All are packed before anything is sent."""
+        """Add jobs that each have their own options. All are packed before any is sent."""
         results = BulkResults()
         window: BulkWindow | None = None
         windows: list[BulkWindow] = []
@@ -195,10 +195,10 @@ class Adder:
         encode_many: Callable[[Sequence[Any], int], list[bytes]],
         options: AddOptions,
     ) -> list[JobId]:
-        """Add what an iterator yields, window by window, in bounded memory.
+        """Add the payloads that an iterator yields, window by window, in bounded memory.
 
-        `encode_many(payloads, position)` encodes one chunk. When a payload cannot be encoded or is too large, or on
-        any other error, the error's `accepted` holds the ids confirmed before it.
+        `encode_many(payloads, position)` encodes one chunk. On any error, such as a payload that cannot be encoded or
+        is too large, the error's `accepted` holds the ids confirmed before it.
         """
         results = BulkResults()
         position = 0
@@ -217,23 +217,23 @@ class Adder:
         return await results.finish()
 
     def check_size(self, body: bytes, retry: JobRetryOverride | None = None, which: str = "") -> None:
-        """Raise `ConfigError` if a job with this payload and a minted id would be over `max_payload_bytes`."""
+        """Raise `ConfigError` if a job with this payload and a generated id would exceed `max_payload_bytes`."""
         size = len(fresh_envelope(_ANY_ULID, self._slot_of(body), self.now_ms(), retry))
         if size > self._max_bytes:
             raise _too_large(size, self._max_bytes, which)
 
     def _check_sizes(self, bodies: Sequence[bytes], options: AddOptions, position: int = 0) -> None:
-        """Refuse a bulk before any of it is sent. The error counts its payloads from `position`."""
+        """Raise `ConfigError` if a payload is too large, before any is sent. The error counts them from `position`."""
         if max(map(len, bodies), default=0) + MAX_ENVELOPE_BYTES > self._max_bytes:
             for number, body in enumerate(bodies, position):
                 self.check_size(body, options.retry, f" {number} of this bulk")
 
     def _submit(self, window: BulkWindow) -> None:
-        self.flush()  # what was added before goes first
+        self.flush()  # jobs added before this bulk go first
         self._chain.submit(window)
 
     def _windows_of(self, bodies: Sequence[bytes], options: AddOptions, due: Due | None = None) -> Iterator[BulkWindow]:
-        """Windows of fresh jobs with minted ids, each packed when it is asked for."""
+        """Yield windows of new jobs with generated ids, each packed only when it is requested."""
         name = options.name.encode()
         for start, end in _slices(bodies):
             window = BulkWindow(asyncio.get_running_loop())
@@ -259,7 +259,7 @@ def _too_large(size: int, limit: int, which: str = "") -> ConfigError:
 
 
 def _slices(bodies: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-    """Cuts that keep every window within its bounds."""
+    """Yield (start, end) of slices that each fit into one window."""
     start = 0
     total = len(bodies)
     while start < total:

@@ -1,18 +1,16 @@
-"""A chain: windows numbered one after the other over one client, so that sending one again is harmless.
+"""The chain: numbers the windows of one producer, so that sending one again is safe.
 
-The server applies window n only after n - 1 and remembers its reply. So whatever happens to the connection, the
-windows without an answer are sent again under their numbers, in order, and each is applied exactly once.
+The server applies window n only after n - 1 and remembers its reply. After a lost connection the windows without a
+reply are sent again in order, with the same numbers, and each is applied exactly once.
 
-What a window can meet:
-
-| answer | meaning | then |
+| reply to a window | meaning | then |
 |---|---|---|
-| ok | applied, now or the first time it was sent | its jobs are told |
-| gap | one before it is missing | sent again, renumbered behind the last one applied |
-| full | overflow="wait" and no room | sent again a little later, under the same number |
-| an error that passes (LOADING, BUSY, MOVED ...) | not applied | sent again after the remedy |
-| any other error | not applied | its jobs are told; those behind it are renumbered |
-| connection lost | unknown | sent again under the same number; without numbers its jobs fail |
+| ok | applied, now or when it was first sent | its adds return |
+| gap | an earlier window is missing | sent again, numbered after the last one applied |
+| full | overflow="wait" and no room | sent again a little later, with the same number |
+| a transient error (LOADING, BUSY, MOVED ...) | not applied | sent again after the remedy |
+| any other error | not applied | its adds raise; windows behind it are renumbered |
+| connection lost | unknown | sent again with the same number; without numbers its adds raise |
 """
 
 from __future__ import annotations
@@ -41,16 +39,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.producer")
 
-#: Windows sent and not answered. The script remembers the replies of the last 8, so no more than that.
+#: Windows in flight at once. The script remembers the replies of the last 8, so it must not exceed that.
 MAX_IN_FLIGHT = 4
 #: How long the server remembers an idle chain, in seconds.
 CHAIN_TTL_SECS = 3600
-#: How often it is reminded, in seconds.
+#: How often the chain's TTL is renewed, in seconds.
 TTL_RENEWAL_SECS = CHAIN_TTL_SECS / 60
 
 
 class Chain:
-    """Sends windows in order; see the module's text for what it survives."""
+    """Sends windows in order. The module docstring lists what each reply leads to."""
 
     def __init__(
         self,
@@ -69,37 +67,37 @@ class Chain:
         self._wait = pack_command(("WAIT", min_replicas, min_replicas_timeout_ms))
         self._now = time.time
         self._queue: deque[Window] = deque()
-        #: Sent and not answered, in order; all on `_connection`.
+        #: Sent and not answered, in order, all on `_connection`.
         self._sent: deque[Window] = deque()
         self._connection: Connection | None = None
         #: Answered, but to be sent again, in order.
         self._again: list[Window] = []
-        #: Whether the first window waits for room; those behind it wait here rather than on the server's doorstep.
+        #: True while the first window waits for room in the queue; those behind it are not sent meanwhile.
         self._waits_for_room = False
         self._recovery = Recovery(client, "chain", self._resume, self._give_up, patience_secs)
         self._drained: asyncio.Event | None = None
         self._closed = False
-        #: Confirmed windows that a failover lost; nothing can bring them back, so they are counted and logged.
+        #: Confirmed windows that a failover lost. They cannot be recovered, so they are counted and logged.
         self.windows_lost_by_server = 0
         self.windows_sent_again = 0
         self._begin()
 
     def _begin(self) -> None:
-        """Start a new chain: numbers from 1, under a name nobody has used."""
+        """Start a new chain: numbers from 1, with a new id."""
         self.id = uuid.uuid4().hex
         self._header = self._make_header(self.id)
-        #: Whether a single window needs nothing but to be numbered and sent. It never waits for room then.
+        #: True if `send_single` may be used: the window only needs a number and never waits for room.
         self._is_plain = self._numbered and not self._min_replicas and self._header.has_short_form
         self._confirmed = 0
         self._next_number = 1
-        #: Whether a window was given up that the server may hold, or hold a part of: its number cannot be used again.
+        #: True if a window was given up that may be applied, wholly or in part: its number cannot be used again.
         self._has_spent_number = False
         self._ttl_set_at = float("-inf")
 
     # --- what the producer calls
 
     def submit(self, window: Window) -> None:
-        """Send this window as soon as those before it allow."""
+        """Send this window after those submitted before it."""
         if self._closed:
             self._fail(window, ShutdownError("the producer is closed"))
             return
@@ -107,9 +105,9 @@ class Chain:
         self._pump()
 
     def send_single(self, window: SingleWindow) -> bool:
-        """Send the window of one job if nothing at all is in its way; False when it has to be submitted.
+        """Send the window of one job if the chain is idle. Return False if it has to be submitted.
 
-        The same as `submit`, in fewer steps: whoever adds one job after the other waits for each of them.
+        A faster `submit` for callers that add one job at a time and wait for each.
         """
         connection = self._client.connection
         now = self._now()
@@ -133,7 +131,7 @@ class Chain:
         return True
 
     async def drain(self, timeout_secs: float) -> None:
-        """Wait until every window submitted has been answered, but not longer than this."""
+        """Wait until every submitted window was answered, for up to `timeout_secs`."""
         if self.is_idle():
             return
         self._drained = asyncio.Event()
@@ -141,11 +139,11 @@ class Chain:
             await asyncio.wait_for(self._drained.wait(), timeout_secs)
 
     def is_idle(self) -> bool:
-        """Whether every window submitted has been answered."""
+        """Return True if every submitted window was answered."""
         return not (self._queue or self._sent or self._again)
 
     def abandon(self) -> None:
-        """Leave the chain and its windows to the parent of a fork, or to an event loop that has ended: begin anew."""
+        """Drop all windows and begin a new chain: the old one belongs to a fork's parent or to another event loop."""
         self._queue.clear()
         self._sent.clear()
         self._again.clear()
@@ -154,10 +152,10 @@ class Chain:
         self._begin()
 
     def close(self) -> None:
-        """Give up on what is not answered; its jobs are told."""
+        """Give up windows without a reply: their adds raise."""
         self._closed = True
         self._recovery.stop()
-        self._give_up(ShutdownError("the producer was closed before this was confirmed"))
+        self._give_up(ShutdownError("the producer was closed before the server confirmed this job"))
 
     # --- sending
 
@@ -174,7 +172,7 @@ class Chain:
         self._connection = connection
         queue, sent = self._queue, self._sent
         if not sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:
-            self._begin()  # the server forgets an idle chain; with nothing under way, nothing is lost with it
+            self._begin()  # the server forgets an idle chain, which is safe to leave with nothing in flight
         while queue and len(sent) < MAX_IN_FLIGHT:
             window = queue.popleft()
             if self._numbered:
@@ -187,8 +185,8 @@ class Chain:
         if window.first_sent_at is None:
             window.first_sent_at = now
         self._sent.append(window)
-        # The chain's TTL is set now and then: with every window it would cost the server a tenth of its time. A window
-        # sent again may only fetch its answer; the TTL makes it a write, which WAIT needs to wait for.
+        # The chain's TTL is renewed only now and then: with every window it would cost a tenth of the server's time. A
+        # window sent again may only fetch its reply; the TTL makes it a write, which WAIT needs to wait for.
         if window.may_be_applied or now - self._ttl_set_at > TTL_RENEWAL_SECS:
             window.chain_ttl_secs = CHAIN_TTL_SECS
         packed = window.packed(self._header)
@@ -200,7 +198,7 @@ class Chain:
             connection.request(packed, partial(self._on_reply, window))
 
     def _on_replicas(self, window: Window, count: Reply) -> None:
-        """The answer to WAIT, which follows the window's own."""
+        """Handle the reply to WAIT, which follows the window's own."""
         window.replicas = 0 if isinstance(count, Exception) else count
         self._on_reply(window, count if isinstance(count, ConnectionLost) else window.reply)
 
@@ -208,14 +206,14 @@ class Chain:
         if reply == b"" and not self._queue and self._sent and self._sent[0] is window and self._drained is None:
             self._sent.popleft()
             self._confirmed = window.number
-            window.tell_added()
+            window.resolve_added()
         else:
             self._on_reply(window, reply)
 
     def _on_reply(self, window: Window, reply: Reply) -> None:
         sent = self._sent
         if not sent or sent[0] is not window:
-            return  # an answer to what was given up meanwhile
+            return  # a reply to a window that was given up meanwhile
         sent.popleft()
         if isinstance(reply, Error):
             self._on_error(window, reply)
@@ -238,7 +236,7 @@ class Chain:
             self._drained.set()
 
     def _on_applied(self, window: Window, reply: Reply) -> None:
-        if window.number > self._confirmed:  # one sent again may come behind its successor
+        if window.number > self._confirmed:  # one sent again may be answered after its successor
             self._confirmed = window.number
         self._recovery.accepted()
         self._waits_for_room = False
@@ -249,23 +247,23 @@ class Chain:
         if window.replicas < self._min_replicas:
             window.codes = (window.codes or AddCode.ADDED * len(window.ids)).replace(AddCode.ADDED, AddCode.UNKNOWN)
             window.error = OutcomeUnknownError(
-                f"added, but only {window.replicas} of {self._min_replicas} replicas confirmed it in time: "
-                "a failover now may lose it",
+                f"the job was added, but only {window.replicas} of {self._min_replicas} replicas confirmed it in time: "
+                "a failover may lose it",
                 ids=[job_id for job_id, code in zip(window.ids, window.codes, strict=True) if code == AddCode.UNKNOWN],
             )
-        window.tell()
+        window.resolve()
 
     def _on_gap(self, window: Window, last: int) -> None:
         if last < self._confirmed:
             lost = self._confirmed - last
             self.windows_lost_by_server += lost
             logger.warning(
-                "the server forgot %d confirmed windows of %s (a failover or a flush); going on with a new chain",
+                "the server forgot %d confirmed windows of chain %s (a failover or a flush); starting a new chain",
                 lost,
                 self.id,
             )
             self._begin()
-            # Whoever may have applied these is gone, and what it had.
+            # The server that may have applied these is gone, and its data with it.
             for other in (window, *self._sent):
                 other.may_be_applied = False
         if not window.may_be_applied:
@@ -277,7 +275,7 @@ class Chain:
             window.may_be_applied = True
             if self._numbered:
                 self._send_again(window, error)
-            else:  # without numbers a resend could add twice
+            else:  # without numbers, a resend could add the jobs twice
                 self._fail(window, error)
         elif remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
             if window.codes or window.may_be_applied:
@@ -302,12 +300,12 @@ class Chain:
             self._recovery.start()
 
     def _resume(self, connection: Connection) -> None:
-        """Send everything without an answer again, in order, then what waited behind it."""
+        """Send windows without a reply again, in order, then the queued ones."""
         self._connection = connection
         if self._numbered:
             self._close_gap()
         if any(self._is_too_old(window) for window in self._again):
-            self._give_up(ConnectionLost("the server no longer remembers windows as old as these"))
+            self._give_up(ConnectionLost("the outage lasted too long: the server may have forgotten the chain"))
             return
         again, self._again = self._again, []
         behind = again[1:]
@@ -320,10 +318,10 @@ class Chain:
         self._pump()
 
     def _close_gap(self) -> None:
-        """When a window was refused for good, those behind it take over its number, and so on."""
+        """Renumber the windows behind one that was refused for good."""
         if self._again and self._again[0].number <= self._confirmed + 1:
-            return  # nothing is missing: each under its own number
-        # A window that was under way when a connection broke may still arrive, and be applied under its old number.
+            return  # no number is missing
+        # A window that was in flight when a connection broke may still be applied with its old number.
         stray = [window for window in self._again if window.may_be_applied]
         if stray:
             self._has_spent_number = True
@@ -335,15 +333,15 @@ class Chain:
             window.number = self._next_number
             self._next_number += 1
         for window in stray:
-            self._fail(window, RedisError("the connection broke, and then a job added before was refused"))
+            self._fail(window, RedisError("the connection broke, and then the server refused a job added earlier"))
 
     def _is_too_old(self, window: Window) -> bool:
-        """Near the end of the server's memory a resend could meet a forgotten chain and add twice."""
+        """Return True if the server may have forgotten the chain by now: a resend could add the jobs twice."""
         sent_at = window.first_sent_at
         return window.may_be_applied and sent_at is not None and self._now() - sent_at > CHAIN_TTL_SECS / 2
 
     def _give_up(self, error: Error) -> None:
-        """Tell everybody who waits. What may have been applied is named; its numbers are never used again."""
+        """Fail all windows. Ids that may have been added are named, and their numbers are never used again."""
         for window in self._sent:
             window.may_be_applied = True
         unanswered = [*self._sent, *self._again]
@@ -363,9 +361,8 @@ class Chain:
     def _fail(self, window: Window, error: Error) -> None:
         if window.may_be_applied:
             error = OutcomeUnknownError(
-                f"{error}; it cannot be told whether the jobs named in .ids were added: look for them before adding "
-                "them again",
+                f"{error}; the jobs in .ids may or may not have been added: check before adding them again",
                 ids=window.ids[len(window.codes) :],
             )
         window.error = error
-        window.tell()
+        window.resolve()

@@ -1,4 +1,4 @@
-"""What an add may say besides its payload, and the forms in which callers may say it."""
+"""The options of an add, and the forms in which callers may give them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from tampu.errors import ConfigError
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
 
-#: A number of milliseconds, or an instant; a timedelta is understood.
+#: Milliseconds from now, or an absolute time; a timedelta is accepted too.
 DelayMs = int | float | datetime | timedelta
-#: Milliseconds between retries, a spec, or a spec's fields.
+#: Milliseconds between retries, a `BackoffSpec`, or a dict of its fields.
 Backoff = int | BackoffSpec | Mapping[str, Any]
 Repeat = RepeatPattern | Mapping[str, Any]
 MissedFires = MissedFiresPolicy | Mapping[str, Any]
 
-#: What an entry of `add_bulk` may have besides `name` and `data`.
+#: The keys that a job of `add_bulk` may have besides `name` and `data`.
 BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
-MISSED_FIRES_ALONE = "missed_fires goes with repeat: give repeat=RepeatPattern.cron(...) or .every(...) too"
+MISSED_FIRES_ALONE = "missed_fires goes with repeat: pass repeat=RepeatPattern.cron(...) or .every(...) too"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions:
-    """What one add may say besides its payload. Chainable: `AddOptions().with_name("mail").with_id("7")`."""
+    """The options of one add. The methods can be chained: `AddOptions().with_name("mail").with_id("7")`."""
 
-    #: An id of the caller's: the same id is not added twice. None mints a ULID.
+    #: The job's id: a second add with the same id is ignored for `dedup_ttl_secs`. Defaults to a new ULID.
     id: str | None = None
-    #: The job's own retry settings.
+    #: Retry settings of this job. Defaults to the worker's.
     retry: JobRetryOverride | None = None
-    #: The name handlers are chosen by; at most 256 bytes.
+    #: The job's name, by which workers choose the task; at most 256 bytes. Defaults to no name.
     name: str = ""
     #: Headers, timeout and expiry, encoded; see `tampu.wire.extras`.
     tail: bytes = b""
@@ -46,27 +46,27 @@ class AddOptions:
         check_job_name(self.name)
 
     def with_id(self, id: str) -> Self:  # noqa: A002 - the field's name
-        """The same options with this id."""
+        """Return a copy with this id."""
         return replace(self, id=id)
 
     def with_retry(self, retry: JobRetryOverride) -> Self:
-        """The same options with these retry settings."""
+        """Return a copy with these retry settings."""
         return replace(self, retry=retry)
 
     def with_name(self, name: str) -> Self:
-        """The same options with this name."""
+        """Return a copy with this name."""
         return replace(self, name=name)
 
 
 def wrong_type(field: str, value: object, allowed: str) -> TypeError:
-    """A type error in the words of every other refusal; `TypeError` because that is what the drop-in level raises."""
+    """Return a `TypeError`, as the drop-in API raises, with the text of `invalid`."""
     return TypeError(str(invalid(field, value, allowed)))
 
 
 def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) -> tuple[float, datetime | None]:
-    """(seconds from now, instant or None) of the two ways to give a delay."""
+    """Return (seconds from now, absolute time or None) of a delay given as either argument."""
     if delay_ms is not None and delay is not None:
-        raise ConfigError("give either delay_ms (milliseconds or a datetime) or delay (a timedelta), not both")
+        raise ConfigError("pass either delay_ms (milliseconds or a datetime) or delay (a timedelta), not both")
     if delay is not None:
         if not isinstance(delay, timedelta):
             raise wrong_type("delay", delay, "a timedelta; delay_ms takes milliseconds")
@@ -75,7 +75,7 @@ def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) 
         return int(delay.total_seconds() * 1000) / 1000, None
     if delay_ms is None:
         return 0.0, None
-    if isinstance(delay_ms, timedelta):  # other implementations take it too
+    if isinstance(delay_ms, timedelta):  # other implementations accept it too
         return delay_or_instant(None, delay_ms)
     if isinstance(delay_ms, datetime):
         return 0.0, delay_ms if delay_ms.tzinfo is not None else delay_ms.replace(tzinfo=UTC)
@@ -87,7 +87,7 @@ def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) 
 
 
 def backoff_spec(backoff: Backoff) -> BackoffSpec:
-    """A backoff in any of its forms."""
+    """Return the spec of a backoff given in any form."""
     if isinstance(backoff, BackoffSpec):
         return backoff
     if isinstance(backoff, Mapping):
@@ -101,7 +101,7 @@ def backoff_spec(backoff: Backoff) -> BackoffSpec:
 
 
 def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Backoff | None) -> AddOptions:
-    """The options of one add."""
+    """Return the options of one add. Raises `ConfigError` or `TypeError` for a value that is not allowed."""
     if job_id is not None and (not isinstance(job_id, str) or not job_id.strip()):
         raise invalid("job_id", job_id, "text that is not blank")
     retry = None
@@ -111,7 +111,7 @@ def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Ba
 
 
 def repeat_pattern(repeat: Repeat) -> RepeatPattern:
-    """A pattern in any of its forms."""
+    """Return the pattern of a `repeat` given in any form."""
     if isinstance(repeat, RepeatPattern):
         return repeat
     if not isinstance(repeat, Mapping):
@@ -123,7 +123,7 @@ def repeat_pattern(repeat: Repeat) -> RepeatPattern:
 
 
 def missed_fires_policy(policy: MissedFires) -> MissedFiresPolicy:
-    """A policy in any of its forms."""
+    """Return the policy of `missed_fires` given in any form."""
     if isinstance(policy, MissedFiresPolicy):
         return policy
     if not isinstance(policy, Mapping):
@@ -137,15 +137,15 @@ def missed_fires_policy(policy: MissedFires) -> MissedFiresPolicy:
 def repeatable_spec(
     name: str, data: Any, repeat: Repeat, missed_fires: MissedFires | None, **bounds: Any
 ) -> RepeatableSpec[Any]:
-    """What is registered for a repeatable job."""
+    """Return the spec to register for a repeatable job."""
     policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
     return RepeatableSpec(name, repeat_pattern(repeat), data, missed_fires=policy, **bounds)
 
 
 def bulk_entry(job: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An entry of a bulk that has what it needs and nothing that nobody knows."""
+    """Return a job of `add_bulk` whose keys are all known. Raises `ConfigError`, or `KeyError` without `data`."""
     for key in job.keys() - {"name", "data", *BULK_OPTIONS}:
-        raise ConfigError(f"an entry of add_bulk has no {key!r}; it has name, data, {', '.join(BULK_OPTIONS)}")
+        raise ConfigError(f"unknown key {key!r} in a job of add_bulk; allowed: name, data, {', '.join(BULK_OPTIONS)}")
     if "data" not in job:
         raise KeyError("data")
     return job

@@ -1,4 +1,4 @@
-"""The producer: adds jobs to one queue, and everything else one does to a queue from outside."""
+"""The producer: adds jobs to one queue, and inspects and changes the queue from outside of a worker."""
 
 from __future__ import annotations
 
@@ -46,16 +46,19 @@ T = TypeVar("T")
 ADD_WINDOW = load_script("add_window")
 ADD_PLAIN_WINDOW = load_script("add_plain_window")
 
-#: A server that forks for a snapshot or runs a slow command may be silent this long, in seconds.
+#: Shortest response timeout: a server may be silent this long while it forks for a snapshot, in seconds.
 MIN_RESPONSE_TIMEOUT_SECS = 2.0
 
 _NO_OPTIONS = AddOptions()
 
 
 class Producer(Generic[T]):
-    """Adds jobs to a queue. Safe to share between tasks of one event loop; make it with `Producer.connect`.
+    """Adds jobs to a queue. Create it with `Producer.connect`; coroutines of one event loop may share it.
 
-    Adds survive a lost connection: they are sent again and applied once. An add that returned is on the server.
+    Adds survive a lost connection: they are sent again and applied once. Once an add returns, the job is stored on the
+    server. An add raises `EncodeError` if the payload cannot be encoded, `ConfigError` if an argument is not allowed,
+    `QueueFullError` if the queue is full, `OutcomeUnknownError` if the job may or may not have been added, and
+    `RedisError` if the server cannot be reached within `retry_for_secs` or refuses the job.
     """
 
     def __init__(self, settings: ConnectionSettings, config: ProducerConfig | None = None) -> None:
@@ -96,29 +99,35 @@ class Producer(Generic[T]):
         *,
         credential_provider: CredentialCallback | Any = None,
     ) -> Connecting[T]:
-        """`producer = await Producer.connect(url, config)`, or `async with Producer.connect(...) as producer`."""
+        """Connect to a server. `await` the call or enter it: `async with Producer.connect(url) as producer`.
+
+        Raises `ConfigError` if the URL is not valid, and `RedisError` if the server cannot be reached.
+        """
         return Connecting(cls(parse_url(url, credential_provider=credential_provider), config))
 
     async def open(self) -> Self:
-        """Connect; raises what stands in the way. Adds do this by themselves when need be."""
+        """Connect and return the producer. Optional: the first add connects too.
+
+        Raises `RedisError` if the server cannot be reached, and `NotSupportedError` if it lacks what `config` needs.
+        """
         self._bind_to_loop()
         connection = await self._client.up(max(self._config.retry_for_secs, 1))
         if self._config.idempotency == "idmp" and not (await probe_capabilities(connection, self._keys.tag)).xadd_idmp:
             raise NotSupportedError(
-                "idempotency='idmp' needs XADD IDMP, which this server does not know (Redis 8.6 does); "
-                "use 'sequence', which works on every server"
+                "idempotency='idmp' needs XADD IDMP (Redis 8.6 or newer), which this server does not support; use "
+                "'sequence', which works on every server"
             )
         return self
 
     async def close(self) -> None:
-        """Send what was added, wait for the answers, and close the connection."""
+        """Send pending jobs, wait for the replies, and close the connection."""
         if self._closed:
             return
         self._bind_to_loop()
         self._adder.flush()
         await self._chain.drain(max(self._config.retry_for_secs, 1))
         self._closed = True
-        self._loop = None  # so that whatever is called next is refused
+        self._loop = None  # so that every later call raises ShutdownError
         self._chain.close()
         await self._client.close()
 
@@ -130,62 +139,62 @@ class Producer(Generic[T]):
     ) -> None:
         await self.close()
 
-    # --- what it is about
+    # --- properties
 
     @property
     def producer_id(self) -> str:
-        """This producer's own id."""
+        """Return the unique id of this producer."""
         return self._producer_id
 
     @property
     def stream_key(self) -> str:
-        """The key of the stream of waiting jobs."""
+        """Return the key of the stream of waiting jobs."""
         return self._keys.stream
 
     @property
     def delayed_key(self) -> str:
-        """The key of the set of delayed jobs."""
+        """Return the key of the sorted set of delayed jobs."""
         return self._keys.delayed
 
     @property
     def dlq_key(self) -> str:
-        """The key of the stream of dead letters."""
+        """Return the key of the stream of dead letters."""
         return self._keys.dlq
 
     @property
     def client(self) -> Client:
-        """The connection it uses, for commands about the same queue."""
+        """Return the client of this producer, for other commands on the same queue."""
         return self._client
 
     def ready_client(self) -> Client:
-        """The same, ready for the event loop that runs now."""
+        """Return the client, ready for the running event loop. Raises `ShutdownError` after `close`."""
         self._bind_to_loop()
         return self._client
 
     @property
     def encode(self) -> Callable[[Any], bytes]:
-        """The function that turns a payload into MessagePack, for the `add_packed` methods."""
+        """Return the function that encodes a payload as MessagePack, for the `add_packed` methods."""
         return self._encode
 
     @property
     def config(self) -> ProducerConfig:
-        """The settings it was made with."""
+        """Return the settings."""
         return self._config
 
     # --- adding now
 
     async def add(self, payload: T) -> JobId:
-        """Add one job."""
-        if asyncio.get_running_loop() is not self._loop:  # nearly always it is, and that is all there is to see to
+        """Add one job and return its id."""
+        if asyncio.get_running_loop() is not self._loop:  # skips a call in the common case
             self._bind_to_loop()
         return await self._adder.add(self._encode(payload), _NO_OPTIONS)
 
     async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
-        """Add one job unless a job of this id was added lately (`dedup_ttl_secs`); `.is_new` of the answer tells."""
+        """Add one job, unless one with this id was added within `dedup_ttl_secs`: then `.is_new` of the id is False."""
         return await self.add_with_options(payload, AddOptions(id=id))
 
     async def add_with_options(self, payload: T, opts: AddOptions) -> JobId:
-        """Add one job with a name, an id or retry settings of its own."""
+        """Add one job with a name, an id or retry settings."""
         return await self.add_packed(self._encode(payload), _checked_options(opts))
 
     async def add_packed(
@@ -196,7 +205,7 @@ class Producer(Generic[T]):
         delay: timedelta | float | None = None,
         run_at: datetime | float | None = None,
     ) -> JobId:
-        """Add one job whose payload is MessagePack already; it runs after `delay`, at `run_at`, or now."""
+        """Add one job whose payload is already MessagePack. It runs after `delay`, at `run_at`, or now."""
         due = None if delay is None and run_at is None else self._due(delay, run_at)
         self._bind_to_loop()
         return await self._adder.add(packed, opts, due)
@@ -209,7 +218,7 @@ class Producer(Generic[T]):
         delay: timedelta | float | None = None,
         run_at: datetime | float | None = None,
     ) -> list[JobId]:
-        """Add many jobs whose payloads are MessagePack already, with the same options."""
+        """Add many jobs whose payloads are already MessagePack, with the same options. Return their IDs in order."""
         due = self._due(delay, run_at)
         self._bind_to_loop()
         return await self._adder.add_list(packed, opts, due)
@@ -220,35 +229,38 @@ class Producer(Generic[T]):
         return None if run_at is None else self._due_at(run_at)
 
     async def add_bulk(self, payloads: Iterable[T] | AsyncIterable[T]) -> list[JobId]:
-        """Add many jobs. A list is encoded whole before anything is sent; any other iterable is sent as it is read."""
+        """Add many jobs and return their ids in order. On an error, its `accepted` holds the ids that were added.
+
+        A list is encoded as a whole before any job is sent; any other iterable is sent while it is read.
+        """
         return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
 
     async def add_bulk_with_options(self, payloads: Iterable[T] | AsyncIterable[T], opts: AddOptions) -> list[JobId]:
-        """As `add_bulk`, with the same options for all. An id is refused unless there is just one payload."""
+        """Add many jobs with the same options, like `add_bulk`. An id is only allowed with a single payload."""
         self._bind_to_loop()
         opts = _checked_options(opts)
         if isinstance(payloads, AsyncIterable):
             if opts.id is not None:
-                raise ConfigError("an id and an asynchronous bulk do not go together: use add_with_id for each")
+                raise ConfigError("an asynchronous bulk cannot have an id: call add_with_id for each payload")
             return await self._adder.add_stream(aiter(payloads), self._encode_many, opts)
         payloads = _checked_bulk("payloads", payloads)
         if opts.id is not None:
             found = [*payloads]
             if len(found) > 1:
-                raise ConfigError(f"one id cannot serve {len(found)} payloads: use add_with_id for each")
+                raise ConfigError(f"one id cannot be used for {len(found)} payloads: call add_with_id for each payload")
             return [await self._adder.add(self._encode(payload), opts) for payload in found]
         if isinstance(payloads, Sequence):
             return await self._adder.add_list(self._encode_many(payloads), opts)
         return await self._adder.add_stream(iter(payloads), self._encode_many, opts)
 
     async def add_bulk_named(self, items: Iterable[tuple[str, T]]) -> list[JobId]:
-        """Add many jobs, each with a name of its own. All are checked and encoded before anything is sent."""
+        """Add many jobs given as (name, payload). All are checked and encoded before any is sent."""
         pairs = _checked_pairs("(name, payload)", items)
         self._bind_to_loop()
         return await self._adder.add_each([(self._encode(payload), AddOptions(name=name)) for name, payload in pairs])
 
     def _encode_many(self, payloads: Sequence[Any], position: int = 0) -> list[bytes]:
-        """Encode payloads. The error names the position of the one that cannot be, counted from `position`."""
+        """Encode payloads. The error of one that cannot be encoded names its position, counted from `position`."""
         bodies: list[bytes] = []
         try:
             bodies.extend(map(self._encode, payloads))
@@ -263,7 +275,7 @@ class Producer(Generic[T]):
         return await self.add_in_with_options(delay, payload, _NO_OPTIONS)
 
     async def add_at(self, run_at: datetime | float, payload: T) -> JobId:
-        """Add one job that runs at `run_at` (a datetime, naive = UTC, or epoch seconds); in the past means now."""
+        """Add one job that runs at `run_at` (a datetime, UTC if naive, or epoch seconds); a past time means now."""
         return await self.add_at_with_options(run_at, payload, _NO_OPTIONS)
 
     async def add_in_bulk(self, delay: timedelta | float, payloads: Iterable[T]) -> list[JobId]:
@@ -282,15 +294,15 @@ class Producer(Generic[T]):
         return await self.add_packed(self._encode(payload), _checked_options(opts), run_at=run_at)
 
     async def add_in_with_id(self, id: str, delay: timedelta | float, payload: T) -> JobId:  # noqa: A002
-        """Add one job that runs after `delay`, unless one of this id was added lately."""
+        """Add one job that runs after `delay`, unless a job with this id was added within `dedup_ttl_secs`."""
         return await self.add_in_with_options(delay, payload, AddOptions(id=id))
 
     async def add_at_with_id(self, id: str, run_at: datetime | float, payload: T) -> JobId:  # noqa: A002
-        """Add one job that runs at `run_at`, unless one of this id was added lately."""
+        """Add one job that runs at `run_at`, unless a job with this id was added within `dedup_ttl_secs`."""
         return await self.add_at_with_options(run_at, payload, AddOptions(id=id))
 
     async def add_in_bulk_with_ids(self, delay: timedelta | float, items: Iterable[tuple[str, T]]) -> list[JobId]:
-        """Add many jobs that run after `delay`, each with an id of its own."""
+        """Add many jobs given as (id, payload) that run after `delay`."""
         due = self._due_after(delay)
         pairs = _checked_pairs("(id, payload)", items)
         self._bind_to_loop()
@@ -310,18 +322,18 @@ class Producer(Generic[T]):
     def _check_delay(self, delay_ms: int) -> None:
         limit = self._config.max_delay_secs
         if limit and delay_ms // 1000 > limit:
-            raise ConfigError(f"delay of {delay_ms // 1000} s exceeds max_delay_secs, {limit} s")
+            raise ConfigError(f"a delay of {delay_ms // 1000} s exceeds max_delay_secs ({limit} s)")
 
     # --- cancelling
 
     async def cancel_delayed(self, id: str) -> bool:  # noqa: A002
-        """Cancel a job that waits for its time or its retry, whoever added it; False when it is not waiting."""
+        """Cancel a job that waits for its due time or its retry. Return False if there is no such delayed job."""
         check_job_id(id)
         self._bind_to_loop()
         return await cancel_delayed(self._client, self._keys, id)
 
     async def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
-        """Cancel several; one answer each."""
+        """Cancel several delayed jobs. Return one bool for each, as `cancel_delayed` does."""
         return list(await asyncio.gather(*(self.cancel_delayed(job_id) for job_id in ids)))
 
     # --- dead letters
@@ -332,7 +344,7 @@ class Producer(Generic[T]):
         return await self._dead_letters.peek(check_int("limit", limit), DlqFilter.of(wanted))
 
     async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
-        """Move up to `limit` dead letters back into the queue, their attempts at zero. Return how many were moved."""
+        """Move up to `limit` dead letters back into the queue and reset their attempts. Return how many were moved."""
         self._bind_to_loop()
         return await self._dead_letters.replay(check_int("limit", limit), DlqFilter.of(wanted))
 
@@ -344,15 +356,18 @@ class Producer(Generic[T]):
     # --- repeatable jobs
 
     async def upsert_repeatable(self, spec: RepeatableSpec[T]) -> str:
-        """Register a repeatable job, or replace the one of that key: its fires and its count start anew."""
+        """Register a repeatable job or replace the one with its key, whose fire count then starts again.
+
+        Return its key. Raises `ConfigError` if it would never fire.
+        """
         return await self.register_packed(spec, self._encode_of(spec), keep_identical=False)
 
     async def ensure_repeatable(self, spec: RepeatableSpec[T]) -> str:
-        """Register a repeatable job unless the same is registered already: safe to call at every start."""
+        """Register a repeatable job unless an identical one exists: safe to call at every start. Return its key."""
         return await self.register_packed(spec, self._encode_of(spec), keep_identical=True)
 
     async def register_packed(self, spec: RepeatableSpec[Any], packed: bytes, *, keep_identical: bool) -> str:
-        """Register a repeatable job whose payload is MessagePack already; `spec.payload` is ignored."""
+        """Register a repeatable job whose payload is already MessagePack; `spec.payload` is ignored. Return its key."""
         self._adder.check_size(packed, which=f" of {spec.job_name!r}")
         stored = spec.stored_with(wrap_bin(packed) if self._config.payload_format == "bin" else packed)
         self._bind_to_loop()
@@ -360,12 +375,12 @@ class Producer(Generic[T]):
         return stored.key
 
     async def list_repeatable(self, limit: int = 100) -> list[RepeatableMeta]:
-        """Up to `limit` repeatable jobs, the next to fire first, without payloads."""
+        """Return up to `limit` repeatable jobs without their payloads, the next to fire first."""
         self._bind_to_loop()
         return await self._repeatables.list(check_int("limit", limit))
 
     async def remove_repeatable(self, spec_key: str) -> bool:
-        """Remove a repeatable job; whether it was there."""
+        """Remove a repeatable job. Return False if there is none with this key."""
         check_text("spec_key", spec_key)
         self._bind_to_loop()
         return await self._repeatables.remove(spec_key)
@@ -378,27 +393,27 @@ class Producer(Generic[T]):
     # --- the whole queue
 
     async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
-        """Delete jobs that wait, now or for their time, and what is kept under their ids; how many were deleted.
+        """Delete waiting and delayed jobs, with their dedup markers and indexes. Return how many were deleted.
 
-        What a worker holds is left alone, and so is what is added meanwhile. A queue of thousands is purged in steps,
-        each of which is atomic.
+        Jobs that a worker holds and jobs added meanwhile are kept. A queue of thousands is purged in steps, each of
+        which is atomic.
         """
         return await purge(self.ready_client(), self._keys, waiting=waiting, delayed=delayed)
 
     # --- results
 
     async def get_result(self, id: str) -> bytes | None:  # noqa: A002
-        """The MessagePack of what the handler returned; None when there is no result (yet, or any more)."""
+        """Return the stored result as MessagePack; None if there is none yet, or it has expired."""
         check_job_id(id)
         self._bind_to_loop()
         result: bytes | None = await self._client.call("GET", self._keys.result(id))
         return result
 
     async def get_result_bulk(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Several results at once, in the order of the ids."""
+        """Return several stored results, in the order of the ids."""
         return list(await asyncio.gather(*(self.get_result(job_id) for job_id in ids)))
 
-    # --- inner workings
+    # --- internals
 
     def _window_header(self, chain_id: str) -> WindowHeader:
         config = self._config
@@ -415,7 +430,7 @@ class Producer(Generic[T]):
         )
 
     def _bind_to_loop(self) -> None:
-        """The first use on another event loop, or in the child of a fork, starts with a connection of its own."""
+        """Start with a new connection on first use in another event loop or in the child of a fork."""
         if self._closed:
             raise ShutdownError("the producer is closed")
         loop = asyncio.get_running_loop()
@@ -458,8 +473,8 @@ class Connecting(Generic[T]):
 def _response_timeout_secs(settings: ConnectionSettings, config: ProducerConfig) -> float:
     """Return how long the server may be silent before the connection counts as lost, in seconds.
 
-    With half of `retry_for_secs`, a new connection has the other half to bring an add through; an add that cannot be
-    sent again gets all of it.
+    Half of `retry_for_secs` leaves a new connection the other half to send an add again; an add that must not be sent
+    again gets all of it.
     """
     share = 0.5 if config.idempotency == "sequence" else 1.0
     patience = max(config.retry_for_secs * share, MIN_RESPONSE_TIMEOUT_SECS)
@@ -475,7 +490,7 @@ def _checked_options(opts: AddOptions) -> AddOptions:
 
 
 def _checked_bulk(field: str, items: Iterable[Any]) -> Iterable[Any]:
-    """Anything to iterate over but what is nearly always a single payload by mistake."""
+    """Return `items`. Raises `ConfigError` for a type that is nearly always a single payload by mistake."""
     if isinstance(items, str | bytes | bytearray | Mapping) or not isinstance(items, Iterable):
         raise invalid(field, items, "an iterable; add() takes a single payload")
     return items
@@ -493,7 +508,7 @@ _producers: weakref.WeakSet[Producer[Any]] = weakref.WeakSet()
 
 
 def _after_fork_in_child() -> None:
-    """The parent goes on with its chains; a child that used the same numbers would have its jobs dropped as resends."""
+    """Begin new chains: the parent keeps its own, and jobs sent with the same numbers would be dropped as resends."""
     for producer in list(_producers):
         producer._abandon()
         producer._loop = None

@@ -1,7 +1,7 @@
-"""Windows: jobs that travel to the server in one script call, packed here and sent by the chain.
+"""Windows: jobs that are added in one script call, packed here and sent by the chain.
 
-Packing is the producer's hot path: one MessagePack pass and one format per job. A window knows who waits for its
-answer: the callers of single adds (`SharedWindow`, `SingleWindow`) or one bulk (`BulkWindow`, `BulkResults`).
+Packing is the producer's hot path: one MessagePack pass and one format per job. A window resolves the futures of its
+callers: one per job of single adds (`SharedWindow`, `SingleWindow`), one per bulk window (`BulkWindow`, `BulkResults`).
 """
 
 from __future__ import annotations
@@ -16,48 +16,48 @@ from tampu.redis.codes import AddCode, AddKind
 from tampu.redis.faults import ServerError
 from tampu.wire.job import DuplicateJobId, JobId
 
-#: Windows of one bulk that are packed or under way; the rest waits in the caller's iterable.
+#: Windows of one bulk that are packed or in flight; the rest stays in the caller's iterable.
 BULK_WINDOWS_AHEAD = 4
 
-_NOW = AddKind.NOW  # looking up a member of an enum takes ten times as long as a global
+_NOW = AddKind.NOW  # a global, because looking up an enum member takes ten times as long
 
 
 def pack_part(part: bytes) -> bytes:
-    """One argument of a command as RESP."""
+    """Return one argument of a command as RESP."""
     return b"$%d\r\n%b\r\n" % (len(part), part)
 
 
 def pack_number(number: int) -> bytes:
-    """A number as one argument."""
+    """Return a number as one argument of a command."""
     return pack_part(b"%d" % number)
 
 
 class Window:
-    """Jobs packed for one script call, and what became of them.
+    """Jobs packed for one script call, and its outcome.
 
-    When `tell` is called, `codes` tells it job by job, and `error` holds for the jobs behind the last code, and for
-    those with the code 'u' (added, but not safely). Neither means that all were added.
+    When `resolve` is called, `codes` holds a code for each of the first jobs. `error` applies to the others, and to
+    those with the code 'u' (added, but not replicated in time). With neither, all jobs were added.
     """
 
-    # On the class: a window of one job is made as often as jobs are added one by one, and most of this never changes.
+    # Class attributes: a `SingleWindow` is made for every single add, and most of these never change.
     codes = ""
     failure = ""
     error: Error | None = None
-    #: Its place in the chain; 0 outside of one.
+    #: Its number in the chain; 0 without numbers.
     number = 0
-    #: The TTL that this window gives its chain; 0 leaves it as it is.
+    #: The TTL that this window sets on its chain; 0 leaves it unchanged.
     chain_ttl_secs = 0
     first_sent_at: float | None = None
-    #: Whether it was sent and the connection broke before an answer came.
+    #: True if the connection broke after it was sent and before its reply.
     may_be_applied = False
-    #: With `min_replicas`: the server's answer, and how many replicas have the window.
+    #: With `min_replicas`: the server's reply, and how many replicas have the window.
     reply: Any = None
     replicas = 0
-    #: Bytes so far, extra keys, arguments behind the fixed ones.
+    #: Bytes so far, keys and arguments beyond the fixed ones.
     size = 0
     keys = 0
     arguments = 0
-    # The run that is open: jobs of the same kind and name share one header, written when it ends.
+    # The open run: consecutive jobs of the same kind and name share one header, written when the run ends.
     run_at = -1
     run_kind = b""
     run_name = b""
@@ -68,18 +68,18 @@ class Window:
         self.body: list[bytes] = []
         self.packed_keys: list[bytes] = []
 
-    def tell(self) -> None:
-        """Tell those who wait what became of their jobs."""
+    def resolve(self) -> None:
+        """Resolve the futures of the callers."""
         raise NotImplementedError
 
     def has_room(self, extra: int) -> bool:
-        """Whether another job of `extra` bytes fits. The first always does."""
+        """Return True if another job of `extra` bytes fits. The first always does."""
         return not self.ids or (len(self.ids) < MAX_CALL_ENTRIES and self.size + extra <= MAX_CALL_BYTES)
 
     def put(
         self, job_id: str, kind: bytes, name: bytes, envelope: bytes, due: bytes = b"", keys: tuple[bytes, ...] = ()
     ) -> None:
-        """Append one job; envelope, due time and keys are packed arguments already."""
+        """Append one job. Envelope, due time and keys are packed arguments."""
         if kind != self.run_kind or name != self.run_name:
             self._begin_run(kind, name)
         self.ids.append(job_id)
@@ -123,7 +123,7 @@ class Window:
             )
 
     def packed(self, header: WindowHeader) -> bytes:
-        """The whole command, numbered as it is now."""
+        """Return the whole command with the current number."""
         if self.run_at == 0 and self.run_kind == _NOW and self.number and header.has_short_form:
             self.body[0] = b""
             return header.packed_short(self, self.run_name, self.run_count) + b"".join(self.body)
@@ -132,7 +132,7 @@ class Window:
 
 
 class WindowHeader:
-    """What all windows of one chain have in common, packed once."""
+    """The arguments that all windows of one chain share, packed once."""
 
     __slots__ = ("_after_ttl", "_before_keys", "_shared_keys", "_short", "has_short_form")
 
@@ -154,25 +154,25 @@ class WindowHeader:
         self._shared_keys = chain + stream + delayed
         plain_call = b"$7\r\nEVALSHA\r\n" + pack_part(plain_sha.encode())
         self._short = plain_call + pack_number(2) + chain + stream + pack_number(cap)
-        #: Whether numbered windows of jobs that all run now, under one name, may travel in the short form.
+        #: True if numbered windows of immediate jobs with one name may be sent in the short form.
         self.has_short_form = overflow == "reject" and not idmp_producer
         fixed = (pack_number(cap), pack_part(overflow.encode()), pack_number(dedup_ttl_secs))
         self._after_ttl = b"".join((*fixed, pack_part(idmp_producer.encode())))
 
     def packed_short(self, window: Window, name: bytes, jobs: int) -> bytes:
-        """Everything before the envelopes, in the short form."""
+        """Return everything before the envelopes, in the short form."""
         # EVALSHA, sha, number of keys, 2 keys, cap, number, TTL, name, the envelopes.
         place = pack_number(window.number) + pack_number(window.chain_ttl_secs)
         return b"*%d\r\n%b%b%b" % (9 + jobs, self._short, place, pack_part(name))
 
     def packed_single(self, number: int, name: bytes, envelope: bytes) -> bytes:
-        """The whole command for one job, in the short form and in one step; the chain's TTL stays as it is."""
+        """Return the whole command for one job in the short form; it leaves the chain's TTL unchanged."""
         digits = b"%d" % number
         values = (self._short, len(digits), digits, len(name), name, len(envelope), envelope)
         return b"*10\r\n%b$%d\r\n%b\r\n$1\r\n0\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
 
     def packed(self, window: Window) -> bytes:
-        """Everything before the window's body: command, keys, and the fixed arguments."""
+        """Return everything before the window's body: command, keys and the fixed arguments."""
         # EVALSHA, sha, number of keys, 3 + n keys, 7 fixed arguments, the body's.
         parts = (
             b"*%d\r\n" % (13 + window.keys + window.arguments),
@@ -189,16 +189,16 @@ class WindowHeader:
 
 
 class SharedWindow(Window):
-    """The window of single adds: each job has a future of its own."""
+    """A window of single adds: each job has its own future."""
 
     def __init__(self) -> None:
         super().__init__()
         self.futures: list[asyncio.Future[JobId]] = []
 
-    def tell(self) -> None:
+    def resolve(self) -> None:
         if not self.codes and self.error is None:
             for job_id, future in zip(self.ids, self.futures, strict=True):
-                if not future.done():  # if it is, its caller went away
+                if not future.done():  # done if its caller was cancelled
                     future.set_result(JobId(job_id))
             return
         for position, (job_id, future) in enumerate(zip(self.ids, self.futures, strict=True)):
@@ -213,9 +213,9 @@ class SharedWindow(Window):
 
 
 class SingleWindow(Window):
-    """The window of one immediate job that leaves at once, alone: the shortest way to the server.
+    """A window of one immediate job that is sent at once, alone.
 
-    It makes `Producer.add` one by one a quarter faster than a `SharedWindow` would (12 % for `task.add`).
+    `Producer.add` one by one is a quarter faster with it than with a `SharedWindow` (`task.add`: 12 %).
     """
 
     def __init__(self, job_id: str, name: bytes, envelope: bytes, future: asyncio.Future[JobId]) -> None:
@@ -225,37 +225,37 @@ class SingleWindow(Window):
         self._future = future
 
     @property
-    def ids(self) -> list[str]:  # type: ignore[override]  # a list of its own for each, made when somebody asks
+    def ids(self) -> list[str]:  # type: ignore[override]  # made on demand, as it is rarely needed
         return [self.job_id]
 
     def packed(self, header: WindowHeader) -> bytes:
-        """When it is sent again; the first time `WindowHeader.packed_single` is quicker."""
+        """Return the whole command, for a resend; the first send uses the faster `WindowHeader.packed_single`."""
         window = Window()
         window.number, window.chain_ttl_secs = self.number, self.chain_ttl_secs
         window.put(self.job_id, _NOW, self.name, pack_part(self.envelope))
         return window.packed(header)
 
-    def tell_added(self) -> None:
-        """Tell that all went well."""
-        if not self._future.done():  # if it is, its caller went away
+    def resolve_added(self) -> None:
+        """Resolve the future of a job that was added."""
+        if not self._future.done():  # done if its caller was cancelled
             self._future.set_result(JobId(self.job_id))
 
-    def tell(self) -> None:
+    def resolve(self) -> None:
         error = _error_of(self, 0, self.job_id) if self.codes or self.error is not None else None
         if error is None:
-            self.tell_added()
+            self.resolve_added()
         elif not self._future.done():
             self._future.set_exception(error)
 
 
 class BulkWindow(Window):
-    """A window of one bulk: one future for all of it."""
+    """A window of one bulk, with one future for all of its jobs."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__()
         self.future: asyncio.Future[None] = loop.create_future()
 
-    def tell(self) -> None:
+    def resolve(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
@@ -270,7 +270,7 @@ def _code_of(window: Window, position: int) -> str:
 def _error_of(window: Window, position: int, job_id: str) -> Error | None:
     code = _code_of(window, position)
     if code == AddCode.FULL:
-        return QueueFullError(f"the queue is full (max_stream_len): job {job_id} was refused", refused=[job_id])
+        return QueueFullError(f"the queue is full (max_stream_len): job {job_id} was not added", refused=[job_id])
     if code == AddCode.ERROR:
         reason = ServerError(window.failure) if window.failure else "the reason was lost with the connection"
         return RedisError(f"job {job_id} was not added: {reason}")
@@ -280,7 +280,7 @@ def _error_of(window: Window, position: int, job_id: str) -> Error | None:
 
 
 def _own_copy(error: Error, ids: list[str]) -> Error:
-    """A window's error goes to many callers: each gets one of its own, about its own jobs."""
+    """Return a copy of a window's error that names only one caller's jobs."""
     copy = error.__class__.__new__(error.__class__)
     copy.args = error.args
     copy.__dict__.update(error.__dict__)
@@ -291,7 +291,7 @@ def _own_copy(error: Error, ids: list[str]) -> Error:
 
 
 class BulkResults:
-    """Waits for the windows of one bulk, in order, and puts their answers together."""
+    """Waits for the windows of one bulk, in order, and combines their outcomes."""
 
     def __init__(self) -> None:
         self._windows: deque[BulkWindow] = deque()
@@ -305,20 +305,20 @@ class BulkResults:
         self._windows.append(window)
 
     async def keep_ahead(self, window: BulkWindow) -> bool:
-        """Expect one more, and wait until few enough are under way; False as soon as one was not wholly added."""
+        """Add one window and wait until few enough are in flight. Return False once a job was not added."""
         self._windows.append(window)
-        await asyncio.sleep(0)  # lets what was just submitted leave before the next chunk is packed
+        await asyncio.sleep(0)  # lets the connection send the window before the next chunk is packed
         while len(self._windows) >= BULK_WINDOWS_AHEAD:
             await self._collect_one()
         return self.error() is None
 
     async def wait_all(self) -> None:
-        """Wait for all that is under way."""
+        """Wait for all windows."""
         while self._windows:
             await self._collect_one()
 
     async def finish(self) -> list[JobId]:
-        """All ids, in order; raises if any job was refused or failed, once all are answered."""
+        """Wait for all windows and return all ids in order. Raises if any job was refused or failed."""
         await self.wait_all()
         error = self.error()
         if error is not None:
@@ -326,7 +326,7 @@ class BulkResults:
         return self.accepted
 
     def error(self) -> Error | None:
-        """What is wrong so far: what is unknown before what failed, and that before what was refused."""
+        """Return the error so far, if any: unknown outcomes take precedence over failures, those over refusals."""
         error: Error | None = None
         if self._unknown_because is not None:
             error = _own_copy(self._unknown_because, [*self._unknown])
@@ -335,7 +335,7 @@ class BulkResults:
         elif self._refused:
             error = QueueFullError(
                 f"the queue is full (max_stream_len): {len(self._refused)} of "
-                f"{len(self._refused) + len(self.accepted)} jobs were refused; .accepted and .refused name them",
+                f"{len(self._refused) + len(self.accepted)} jobs were not added; see .accepted and .refused",
                 refused=self._refused,
             )
         if error is not None:
@@ -344,7 +344,7 @@ class BulkResults:
 
     async def _collect_one(self) -> None:
         window = self._windows[0]
-        job_ids = [*map(JobId, window.ids)]  # made while the server works on them; nearly always all are added
+        job_ids = [*map(JobId, window.ids)]  # made while the server is busy: nearly always all are added
         await window.future
         self._windows.popleft()
         if not window.codes and window.error is None:

@@ -1,4 +1,4 @@
-"""A producer and a look into its queue, on every kind of server. Only keys of the wire may be left without a TTL."""
+"""A producer and a view of its queue, on every kind of server. Only keys of the wire format may lack a TTL."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from servers.process import Server
     from tampu.produce.producer import Producer
 
-#: Keys that live as long as what is in them.
+#: Keys without a TTL, which live as long as their contents.
 LASTING = (":stream", ":delayed", ":dlq", ":events", ":repeat", ":repeat:spec:")
 
 
 @pytest.fixture
 async def producer(server: Server | Cluster) -> AsyncIterator[Producer[Any]]:
-    """A producer of the queue `q` with default settings."""
+    """Return a producer of the queue `q` with default settings."""
     async with open_producer(server.url) as producer:
         yield producer
 
 
 @pytest.fixture
 def view(server: Server | Cluster) -> QueueView:
-    """What is really in the queue `q`."""
+    """Return a view of the queue `q`."""
     return QueueView(server, "q")
 
 

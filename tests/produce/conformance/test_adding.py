@@ -1,4 +1,4 @@
-"""Adds that run now: what they write, what they return, one by one and in bulk."""
+"""Immediate jobs: what single and bulk adds write and return."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PAYLOAD = {"to": "ada@example.com", "tries": [1, 2.5, None, True, b"\x00\xff"], 
 
 
 def packed(job_id: str, payload: Any, created_at_ms: int, *rest: Any) -> bytes:
-    """An envelope as msgpack-python writes it, independent of our codec."""
+    """Return an envelope as msgpack-python writes it, independent of tampu's codec."""
     inner = msgpack.packb(payload, use_bin_type=True)
     return msgpack.packb([job_id, inner, created_at_ms, 0, *rest], use_bin_type=True)
 
@@ -50,7 +50,7 @@ async def test_an_add_is_one_entry_with_just_the_envelope(producer: Producer[Any
 
 
 @pytest.mark.servers
-async def test_a_minted_id_is_new_and_a_ulid(producer: Producer[Any]) -> None:
+async def test_a_generated_id_is_new_and_a_ulid(producer: Producer[Any]) -> None:
     ids = [await producer.add(number) for number in range(5)]
     assert all(isinstance(job_id, JobId) and job_id.is_new for job_id in ids)
     assert all(len(job_id) == 26 for job_id in ids)
@@ -102,7 +102,7 @@ async def test_payloads_of_every_size(producer: Producer[Any], view: QueueView) 
 
 
 @pytest.mark.servers
-async def test_what_is_added_in_one_turn_of_the_loop_arrives_in_order(producer: Producer[Any], view: QueueView) -> None:
+async def test_jobs_added_in_one_turn_of_the_loop_arrive_in_order(producer: Producer[Any], view: QueueView) -> None:
     ids = await asyncio.gather(*(producer.add(number) for number in range(1000)))
     assert view.ids() == ids
     assert view.payloads() == list(range(1000))
@@ -204,7 +204,7 @@ async def test_a_named_bulk_gives_each_job_its_name(producer: Producer[Any], vie
 
 
 @pytest.mark.servers
-async def test_large_jobs_travel_in_windows_of_bounded_size(view: QueueView) -> None:
+async def test_large_jobs_are_sent_in_windows_of_bounded_size(view: QueueView) -> None:
     texts = ["x" * size for size in (10, 100_000, 100_000, 100_000, 10, 400_000, 10, *[1000] * 400)]
     async with Proxy(view.node.address) as proxy, open_producer(proxy.url) as producer:
         ids = await producer.add_bulk(texts)
@@ -218,11 +218,11 @@ async def test_large_jobs_travel_in_windows_of_bounded_size(view: QueueView) -> 
         assert jobs == 1 or size <= 256 * 1024 + 1000
 
 
-# --- who it is
+# --- properties
 
 
 @pytest.mark.servers
-async def test_a_producer_tells_its_id_and_its_keys(producer: Producer[Any]) -> None:
+async def test_a_producer_has_an_id_and_its_keys(producer: Producer[Any]) -> None:
     assert len(producer.producer_id) == 36
     assert producer.stream_key == "{chasqui:q}:stream"
     assert producer.delayed_key == "{chasqui:q}:delayed"
@@ -230,11 +230,11 @@ async def test_a_producer_tells_its_id_and_its_keys(producer: Producer[Any]) -> 
     assert producer.config.queue_name == "q"
 
 
-# --- other ways of keeping a resend from adding twice
+# --- other forms of idempotency
 
 
 @pytest.mark.servers("redis86", "cluster86")
-async def test_with_idmp_each_add_is_the_seeds_xadd(server: Server | Cluster) -> None:
+async def test_with_idmp_each_add_is_an_idempotent_xadd(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     async with open_producer(server.url, idempotency="idmp", overflow="trim") as producer:
         ids = [await producer.add(1), await producer.add_with_id("x" * 300, 2), *(await producer.add_bulk(range(50)))]
@@ -242,7 +242,7 @@ async def test_with_idmp_each_add_is_the_seeds_xadd(server: Server | Cluster) ->
         info = view.client.execute_command("XINFO STREAM", view.keys.stream)
         assert info["iids-added"] == 52
         assert info["pids-tracked"] == 1
-        # The server knows each by its id: the same entry again is a duplicate to it.
+        # The server knows each by its id: it treats the same entry as a duplicate.
         entry_id = view.client.execute_command(
             "XADD", view.keys.stream, "IDMP", producer.producer_id, ids[-1], "*", "d", "x"
         )
@@ -263,7 +263,7 @@ async def test_without_idempotency_no_chain_is_kept(server: Server | Cluster) ->
     view = QueueView(server, "q")
     async with open_producer(server.url, idempotency="off") as producer:
         ids = [await producer.add(1), *(await producer.add_bulk(range(1000)))]
-        assert (await producer.add_with_id(ids[0], 2)).is_new  # an id of another add is an id like any other
+        assert (await producer.add_with_id(ids[0], 2)).is_new  # the id of another job is accepted as well
         assert view.ids() == [*ids, ids[0]]
         assert set(view.all_keys()) == {":stream", f":dlid:{ids[0]}"}
 

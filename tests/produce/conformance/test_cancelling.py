@@ -1,4 +1,4 @@
-"""Cancelling delayed jobs: of explicit and minted ids, of peers that write no index, of jobs that wait for a retry."""
+"""Cancelling delayed jobs: with explicit and generated ids, without an index, and while they wait for a retry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_as_a_peer(view: QueueView, job_id: str, *, name: str = "", payload: Any = None, attempt: int = 0) -> bytes:
-    """A delayed job as a producer or worker without an index adds it."""
+    """Add a delayed job without an index, as other implementations do."""
     member = encode_delayed_member(name, encode_job(Job(job_id, name, payload, attempt, 1)))
     view.client.zadd(view.keys.delayed, {member: view.now_ms() + 60_000})
     return member
@@ -40,7 +40,7 @@ async def test_an_explicit_id_is_cancelled_with_its_marker_and_index(producer: P
 
 
 @pytest.mark.servers
-async def test_finding_26_a_minted_id_is_cancelled(producer: Producer[Any], view: QueueView) -> None:
+async def test_finding_26_a_job_with_a_generated_id_is_cancelled(producer: Producer[Any], view: QueueView) -> None:
     ids = await producer.add_in_bulk(60, range(3))
     single = await producer.add_in_with_options(60, 4, AddOptions(name="n"))
     assert await producer.cancel_delayed(ids[1])
@@ -53,7 +53,7 @@ async def test_finding_26_a_minted_id_is_cancelled(producer: Producer[Any], view
 async def test_a_job_of_a_peer_without_an_index_is_found_and_cancelled(
     producer: Producer[Any], view: QueueView
 ) -> None:
-    for number in range(1200):  # more than one step of the search
+    for number in range(1200):  # more than one page of the search
         add_as_a_peer(view, f"other {number}", payload="mine")  # the id looked for is in other jobs' payloads
     add_as_a_peer(view, "mine", name="mail")
     assert await producer.cancel_delayed("mine") is True
@@ -66,7 +66,7 @@ async def test_a_job_of_a_peer_without_an_index_is_found_and_cancelled(
 @pytest.mark.servers
 async def test_a_job_that_waits_for_its_retry_is_cancelled(producer: Producer[Any], view: QueueView) -> None:
     job_id = await producer.add_in(60, 1)
-    # The worker of a peer took it, it failed, and waits with another attempt: the index still has the old member.
+    # It failed in another implementation's worker and waits for its retry: the index still holds the old member.
     view.client.delete(view.keys.delayed)
     add_as_a_peer(view, job_id, attempt=1)
     assert await producer.cancel_delayed(job_id) is True
@@ -75,16 +75,16 @@ async def test_a_job_that_waits_for_its_retry_is_cancelled(producer: Producer[An
 
 
 @pytest.mark.servers
-async def test_a_job_that_has_left_is_not_cancelled(producer: Producer[Any], view: QueueView) -> None:
+async def test_a_promoted_job_is_not_cancelled(producer: Producer[Any], view: QueueView) -> None:
     await producer.add_in_with_id("x", 60, 1)
     view.client.delete(view.keys.delayed)  # promoted
     assert await producer.cancel_delayed("x") is False
-    assert ":dlid:x" in view.all_keys()  # still not to be added again
+    assert ":dlid:x" in view.all_keys()  # its id is still taken
     assert await producer.cancel_delayed("never there") is False
 
 
 @pytest.mark.servers
-async def test_a_bulk_of_cancels_has_one_answer_each(producer: Producer[Any], view: QueueView) -> None:
+async def test_a_bulk_of_cancels_returns_one_bool_each(producer: Producer[Any], view: QueueView) -> None:
     ids = await producer.add_in_bulk_with_ids(60, [(f"id {number}", number) for number in range(300)])
     asked = [*ids[:100], "no such id", *ids[200:], ids[0]]
     answers = await producer.cancel_delayed_bulk(asked)
@@ -94,7 +94,7 @@ async def test_a_bulk_of_cancels_has_one_answer_each(producer: Producer[Any], vi
 
 
 @pytest.mark.servers
-async def test_of_cancels_at_once_one_wins(producer: Producer[Any], view: QueueView) -> None:
+async def test_one_of_several_concurrent_cancels_wins(producer: Producer[Any], view: QueueView) -> None:
     await producer.add_in_with_id("x", 60, 1)
     minted = await producer.add_in(60, 2)
     add_as_a_peer(view, "peer's")
@@ -104,7 +104,7 @@ async def test_of_cancels_at_once_one_wins(producer: Producer[Any], view: QueueV
 
 
 @pytest.mark.servers
-async def test_members_that_cannot_be_read_do_not_stop_the_search(producer: Producer[Any], view: QueueView) -> None:
+async def test_unreadable_members_do_not_stop_the_search(producer: Producer[Any], view: QueueView) -> None:
     for member in (b"", b"\x00", b"\xff\xff\xff\xffmine", b"\x00\x00\x00\x00mine", b"\x00\x00\x00\x00\x94\xa4mine"):
         view.client.zadd(view.keys.delayed, {member: 1})
     assert await producer.cancel_delayed("mine") is False
@@ -122,11 +122,11 @@ async def test_a_bad_id_is_refused(server: Server, job_id: Any) -> None:
             await producer.cancel_delayed_bulk(["fine", job_id])
 
 
-async def test_a_cancel_whose_answer_is_lost_is_not_guessed(server: Server, view: QueueView) -> None:
+async def test_a_cancel_whose_reply_is_lost_raises(server: Server, view: QueueView) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
         await producer.add_in_with_id("x", 60, 1)
         proxy.cut_replies_after(0)
-        # Asked again the server would say no, though it was this call that cancelled it.
+        # A second call would return False although this one cancelled the job.
         with pytest.raises(ConnectionLost):
             await producer.cancel_delayed("x")
         assert view.delayed() == []

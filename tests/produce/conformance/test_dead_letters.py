@@ -1,4 +1,4 @@
-"""Dead letters: looked at, put back and thrown away, by id or by what they have in common."""
+"""Reading, replaying and removing dead letters, by id and by filter."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ GARBAGE = b"\xc1 not an envelope"
 
 
 def bury(view: QueueView, job: Job[Any] | bytes, *, reason: str = "retries_exhausted", at_ms: int = 0) -> str:
-    """A dead letter as a worker writes it; its dlq id."""
+    """Write a dead letter as a worker does and return its id."""
     payload = job if isinstance(job, bytes) else encode_job(job)
     name = "" if isinstance(job, bytes) else job.name
     entry = DlqEntry(dlq_id="", source_id="5-1", reason=reason, payload=payload, name=name)
@@ -41,7 +41,7 @@ def letters(view: QueueView) -> list[str]:
     return [entry_id.decode() for entry_id, _ in view.client.xrange(view.keys.dlq)]
 
 
-# --- looking
+# --- reading
 
 
 @pytest.mark.servers
@@ -59,7 +59,7 @@ async def test_peeking_shows_letters_oldest_first_and_removes_nothing(producer: 
 
 
 @pytest.mark.servers
-async def test_letters_of_any_form_can_be_looked_at(producer: Producer[Any], view: QueueView) -> None:
+async def test_letters_of_any_form_can_be_read(producer: Producer[Any], view: QueueView) -> None:
     bury(view, GARBAGE, reason="decode_failed")
     view.client.xadd(view.keys.dlq, {"d": "", "source_id": "1-1", "reason": "malformed", "detail": "no d"})
     view.client.xadd(view.keys.dlq, {"strange": "fields"})
@@ -94,18 +94,18 @@ async def test_letters_are_chosen_by_id_reason_name_and_age(producer: Producer[A
 
 
 @pytest.mark.servers
-async def test_a_filter_looks_through_all_pages(producer: Producer[Any], view: QueueView) -> None:
+async def test_a_filter_reads_all_pages(producer: Producer[Any], view: QueueView) -> None:
     for number in range(1000):
         bury(view, dead(number, "rare" if number % 300 == 299 else "common"))
     found = await producer.peek_dlq(name="rare")
     assert [decode_job(entry.payload).id for entry in found] == ["job 299", "job 599", "job 899"]
 
 
-# --- putting back
+# --- replaying
 
 
 @pytest.mark.servers
-async def test_replaying_puts_jobs_back_with_their_attempts_at_zero(producer: Producer[Any], view: QueueView) -> None:
+async def test_a_replay_puts_jobs_back_with_zero_attempts(producer: Producer[Any], view: QueueView) -> None:
     for number in range(5):
         bury(view, dead(number, "mail" if number % 2 else ""))
     assert await producer.replay_dlq(3) == 3
@@ -151,7 +151,7 @@ async def test_replaying_by_id_and_by_filter(producer: Producer[Any], view: Queu
 
 
 @pytest.mark.servers
-async def test_replays_at_once_move_each_letter_once(server: Server | Cluster, view: QueueView) -> None:
+async def test_concurrent_replays_move_each_letter_once(server: Server | Cluster, view: QueueView) -> None:
     for number in range(500):
         bury(view, dead(number))
     async with open_producer(server.url) as one, open_producer(server.url) as other:
@@ -161,7 +161,7 @@ async def test_replays_at_once_move_each_letter_once(server: Server | Cluster, v
 
 
 @pytest.mark.servers
-async def test_replaying_stops_at_a_full_queue_and_says_so(server: Server | Cluster, view: QueueView) -> None:
+async def test_a_replay_stops_at_a_full_queue_and_reports_it(server: Server | Cluster, view: QueueView) -> None:
     for number in range(10):
         bury(view, dead(number))
     async with open_producer(server.url, max_stream_len=7) as producer:
@@ -186,7 +186,7 @@ async def test_large_letters_are_moved_in_calls_of_bounded_size(view: QueueView)
         assert max(map(len, proxy.calls)) < 300 * 1024
 
 
-async def test_a_replay_whose_answer_is_lost_moves_nothing_twice(server: Server, view: QueueView) -> None:
+async def test_a_replay_whose_reply_is_lost_moves_nothing_twice(server: Server, view: QueueView) -> None:
     for number in range(5):
         bury(view, dead(number))
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
@@ -203,21 +203,21 @@ async def test_a_replay_whose_answer_is_lost_moves_nothing_twice(server: Server,
         await producer.peek_dlq(200)
         proxy.cut_replies_after(proxy.link.reply_bytes - letters_reply + sizes[0] - 1)
         moved = await producer.replay_dlq()
-        assert moved in (0, 5)  # the count may be lost with the answer, the jobs are not
+        assert moved in (0, 5)  # the count may be lost with the reply, but not the jobs
     assert sorted(view.ids()) == sorted(f"job {number}" for number in range(10))
     assert letters(view) == []
 
 
 @pytest.mark.servers
 async def test_the_bytes_of_a_payload_survive_a_replay(producer: Producer[Any], view: QueueView) -> None:
-    envelope = b"\x94\xa1x\xc4\x02\xc1\xc1\x01\x05"  # a payload that is no MessagePack
+    envelope = b"\x94\xa1x\xc4\x02\xc1\xc1\x01\x05"  # a payload that is not MessagePack
     bury(view, envelope)
     assert await producer.replay_dlq() == 1
     ((_, fields),) = view.entries()
     assert fields == [b"d", b"\x94\xa1x\xc4\x02\xc1\xc1\x01\x00"]
 
 
-# --- throwing away
+# --- removing
 
 
 @pytest.mark.servers
@@ -252,7 +252,7 @@ async def test_removing_by_id_filter_and_count(producer: Producer[Any], view: Qu
         ({"older_than": float("nan")}, "older_than"),
     ],
 )
-async def test_a_bad_choice_is_refused(server: Server, view: QueueView, wanted: dict[str, Any], named: str) -> None:
+async def test_a_bad_filter_is_refused(server: Server, view: QueueView, wanted: dict[str, Any], named: str) -> None:
     kept = bury(view, dead(1))
     async with open_producer(server.url) as producer:
         for method in (producer.peek_dlq, producer.replay_dlq, producer.remove_dlq):

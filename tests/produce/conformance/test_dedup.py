@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.servers
-async def test_finding_11_a_duplicate_is_told_from_a_new_job(producer: Producer[Any], view: QueueView) -> None:
+async def test_finding_11_a_duplicate_can_be_distinguished_from_a_new_job(
+    producer: Producer[Any], view: QueueView
+) -> None:
     first = await producer.add_with_id("x", 1)
     again = await producer.add_with_id("x", 2)
     assert (first, first.is_new) == ("x", True)
     assert (again, again.is_new) == ("x", False)
     assert view.payloads() == [1]
-    # Even when the job is long done.
+    # Even when the job finished long ago.
     view.client.delete(view.keys.stream)
     assert not (await producer.add_with_id("x", 3)).is_new
     assert view.length() == 0
@@ -41,7 +43,7 @@ async def test_finding_16_ids_are_deduplicated_across_producers(server: Server |
             *(producer.add_with_id(f"id {number}", number) for number in range(200) for producer in (one, other, one))
         )
         assert sum(job_id.is_new for job_id in outcomes) == 200
-        # Far more than a hundred ids later, too.
+        # Also after far more than a hundred other ids.
         assert not (await other.add_with_id("id 0", 0)).is_new
     assert sorted(view.payloads()) == list(range(200))
 
@@ -81,7 +83,7 @@ async def test_an_id_may_be_added_again_when_its_marker_has_expired(server: Serv
     async with open_producer(server.url, dedup_ttl_secs=1) as producer:
         assert (await producer.add_with_id("x", 1)).is_new
         assert not (await producer.add_with_id("x", 2)).is_new
-        view.client.delete(view.keys.dedup_marker("x"))  # as its TTL, tested elsewhere, does
+        view.client.delete(view.keys.dedup_marker("x"))  # as when its TTL expires, which other tests check
         assert (await producer.add_with_id("x", 3)).is_new
     assert view.payloads() == [1, 3]
 

@@ -1,4 +1,4 @@
-"""Payloads: both formats of the slot, and payloads of a type of their own."""
+"""Payloads: both formats, and typed payloads."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @pytest.mark.servers
 @pytest.mark.parametrize("value", [None, True, 7, -1, 2.5, "text", [1, [2]], {"a": {"b": []}}, "x" * 300, {}])
-async def test_both_formats_carry_any_value(server: Server | Cluster, view: QueueView, value: Any) -> None:
+async def test_both_formats_round_trip_any_value(server: Server | Cluster, view: QueueView, value: Any) -> None:
     packed = msgpack.packb(value, use_bin_type=True)
     for payload_format in ("bin", "inline"):
         async with open_producer(server.url, payload_format=payload_format) as producer:
@@ -41,9 +41,7 @@ async def test_both_formats_carry_any_value(server: Server | Cluster, view: Queu
 
 
 @pytest.mark.servers
-async def test_bytes_cannot_be_told_from_a_bin_and_are_refused_inline(
-    server: Server | Cluster, view: QueueView
-) -> None:
+async def test_bytes_are_refused_inline_as_they_look_like_a_bin(server: Server | Cluster, view: QueueView) -> None:
     async with open_producer(server.url, payload_format="inline") as producer:
         for attempt in (
             producer.add(b"bytes"),
@@ -62,7 +60,7 @@ async def test_bytes_cannot_be_told_from_a_bin_and_are_refused_inline(
     assert view.payloads()[1] == b"bytes"
 
 
-# --- payloads of a type
+# --- typed payloads
 
 
 @dataclass
@@ -93,7 +91,7 @@ class Point(TypedDict):
         (int, 5, 5),
     ],
 )
-async def test_a_payload_of_a_type_is_written_and_read_back(
+async def test_a_typed_payload_is_written_and_read_back(
     server: Server | Cluster, view: QueueView, payload_type: Any, value: Any, written: Any
 ) -> None:
     async with open_producer(server.url, payload_type=payload_type) as producer:
@@ -106,7 +104,7 @@ async def test_a_payload_of_a_type_is_written_and_read_back(
     assert [TypedPayload(payload_type).decode_slot(job.payload_slot) for job in jobs] == [value] * 5
 
 
-async def test_what_does_not_fit_the_type_is_not_sent(server: Server, view: QueueView) -> None:
+async def test_a_payload_of_the_wrong_type_is_not_sent(server: Server, view: QueueView) -> None:
     async with open_producer(server.url, payload_type=Invoice) as producer:
         for wrong in ({"number": "seven"}, 5, Mail("x"), Invoice("seven", Decimal(1)), None):  # type: ignore[arg-type]
             with pytest.raises(EncodeError, match="is not a Invoice") as caught:
@@ -118,12 +116,12 @@ async def test_what_does_not_fit_the_type_is_not_sent(server: Server, view: Queu
     assert view.length() == 1
 
 
-def test_a_type_that_cannot_be_written_is_refused_at_once() -> None:
+def test_an_unsupported_payload_type_is_refused_at_once() -> None:
     with pytest.raises(ConfigError, match="cannot be encoded as MessagePack"):
         TypedPayload(list[int] | set[int])
 
 
-def test_reading_what_does_not_fit_the_type_is_a_decode_error() -> None:
+def test_reading_a_payload_of_the_wrong_type_is_a_decode_error() -> None:
     typed = TypedPayload(Invoice)
     with pytest.raises(DecodeError, match="is not a Invoice"):
         typed.decode_slot(msgpack.packb(msgpack.packb({"number": "x"})))

@@ -1,4 +1,4 @@
-"""Repeatable jobs: registered, kept, listed and removed; when they fire is the scheduler's business."""
+"""Registering, listing and removing repeatable jobs. (tests/maintain tests when they fire.)"""
 
 from __future__ import annotations
 
@@ -46,24 +46,24 @@ async def test_a_spec_is_stored_as_the_wire_says(producer: Producer[Any], view: 
 
 
 @pytest.mark.servers
-async def test_the_key_is_the_callers_or_made_of_name_and_pattern(producer: Producer[Any], view: QueueView) -> None:
+async def test_the_key_is_given_or_made_of_name_and_pattern(producer: Producer[Any], view: QueueView) -> None:
     assert await producer.upsert_repeatable(spec(CRON)) == "report::cron:0 9 * * 1-5:America/Lima"
     assert await producer.upsert_repeatable(spec(CRON).with_key("mine")) == "mine"
     assert set(fires(view)) == {"report::cron:0 9 * * 1-5:America/Lima", "mine"}
 
 
 @pytest.mark.servers
-async def test_findings_5_and_6_an_upsert_starts_anew_and_ensure_leaves_the_same_alone(
+async def test_findings_5_and_6_an_upsert_restarts_and_an_ensure_does_not(
     producer: Producer[Any], view: QueueView
 ) -> None:
     key = await producer.upsert_repeatable(spec().with_limit(10))
     view.client.hset(view.keys.repeat_spec(key), "fired", 4)
     view.client.zadd(view.keys.repeat, {key: 5})
-    # The same spec, ensured at every start of a program, is neither re-anchored nor counted anew.
+    # An identical spec that is ensured keeps its next fire and its count.
     assert await producer.ensure_repeatable(spec().with_limit(10)) == key
     assert fires(view) == {key: 5}
     assert stored(view, key)[b"fired"] == b"4"
-    # Upserted, it is both.
+    # Upserted, it loses both.
     assert await producer.upsert_repeatable(spec().with_limit(10)) == key
     assert fires(view)[key] > 5
     assert b"fired" not in stored(view, key)
@@ -102,7 +102,7 @@ async def test_ensuring_a_spec_whose_next_fire_was_lost_registers_it_again(
 
 
 @pytest.mark.servers
-async def test_all_of_a_spec_but_its_payload_is_listed_the_next_to_fire_first(
+async def test_specs_are_listed_without_payloads_the_next_to_fire_first(
     producer: Producer[Any], view: QueueView
 ) -> None:
     far = view.now_ms() + 10**9
@@ -136,7 +136,7 @@ async def test_all_of_a_spec_but_its_payload_is_listed_the_next_to_fire_first(
 
 
 @pytest.mark.servers
-async def test_what_cannot_be_read_is_left_out_of_the_list(producer: Producer[Any], view: QueueView) -> None:
+async def test_unreadable_specs_are_left_out_of_the_list(producer: Producer[Any], view: QueueView) -> None:
     key = await producer.upsert_repeatable(spec())
     view.client.zadd(view.keys.repeat, {"dangling": 1, b"not \xff utf-8": 2, "garbage": 3})
     view.client.hset(view.keys.repeat_spec("garbage"), "spec", b"\xc1")
@@ -144,21 +144,21 @@ async def test_what_cannot_be_read_is_left_out_of_the_list(producer: Producer[An
 
 
 @pytest.mark.servers
-async def test_removing_says_whether_it_was_there(producer: Producer[Any], view: QueueView) -> None:
+async def test_a_removal_returns_whether_the_spec_existed(producer: Producer[Any], view: QueueView) -> None:
     key = await producer.upsert_repeatable(spec())
     view.client.hset(view.keys.repeat_spec(key), "fired", 4)
     assert await producer.remove_repeatable(key) is True
     assert await producer.remove_repeatable(key) is False
     assert fires(view) == {}
     assert stored(view, key) == {}
-    # Even the rest of one that a peer left behind goes.
+    # The remains of one that another implementation left are removed too.
     view.client.hset(view.keys.repeat_spec("left"), "fired", 4)
     assert await producer.remove_repeatable("left") is False
     assert stored(view, "left") == {}
 
 
 @pytest.mark.servers
-async def test_many_specs_are_listed_in_one_go(producer: Producer[Any]) -> None:
+async def test_many_specs_are_listed_in_one_call(producer: Producer[Any]) -> None:
     for number in range(50):
         await producer.upsert_repeatable(RepeatableSpec(f"job {number}", RepeatPattern.every(1000 + number), None))
     metas = await producer.list_repeatable()
@@ -177,7 +177,7 @@ async def test_the_payload_is_written_in_the_producers_format(server: Server | C
 async def test_specs_that_never_fire_are_refused_and_nothing_is_written(server: Server, view: QueueView) -> None:
     now = view.now_ms()
     async with open_producer(server.url) as producer:
-        with pytest.raises(ConfigError, match="is before the first fire"):
+        with pytest.raises(ConfigError, match="must not be before the first fire"):
             await producer.upsert_repeatable(spec().with_end_before_ms(now + 30_000))
         with pytest.raises(ConfigError, match="never fires again"):
             await producer.upsert_repeatable(spec(RepeatPattern.cron("0 0 0 1 1 * 2001")))
@@ -187,7 +187,7 @@ async def test_specs_that_never_fire_are_refused_and_nothing_is_written(server: 
             await producer.remove_repeatable("")
         with pytest.raises(ConfigError, match="limit must be"):
             await producer.list_repeatable(-1)
-        # Exactly at its end is allowed.
+        # A fire exactly at the end is allowed.
         await producer.upsert_repeatable(spec().with_end_before_ms(now + 70_000))
     assert list(fires(view)) == ["report::every:60000"]
 

@@ -1,4 +1,4 @@
-"""Results of jobs, as their handlers returned them."""
+"""Reading stored results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def test_a_result_is_the_bytes_that_were_stored(producer: Producer[Any], v
 
 
 @pytest.mark.servers
-async def test_many_results_come_in_the_order_of_the_ids(producer: Producer[Any], view: QueueView) -> None:
+async def test_many_results_are_returned_in_the_order_of_the_ids(producer: Producer[Any], view: QueueView) -> None:
     ids = [f"job {number}" for number in range(1000)]
     with view.client.pipeline(transaction=False) as pipeline:
         for job_id in ids[::2]:
