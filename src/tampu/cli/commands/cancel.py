@@ -44,8 +44,8 @@ def cancel(
     if bool(ids) == has_filter:
         raise UsageError("give either job IDs, or a filter: --name, --older-than or --state")
     older_than_secs = None if older_than is None else parse_duration(older_than)
-    states = [one for one in CANCELLABLE if state in (None, one)]
-    found = list(ids) if ids else common.run(_matching, queue, states, name, older_than_secs)
+    states = [] if ids else [one for one in CANCELLABLE if state in (None, one)]
+    found = [*(ids or ()), *common.run(_matching, queue, states, name, older_than_secs)]
     outcomes: dict[str, CancelOutcome] = {}
     if confirm(f"cancel {plural(len(found), 'job')} of {queue}", len(found), yes=yes, dry_run=dry_run):
         outcomes = common.run(_cancel, queue, found, reason)

@@ -48,7 +48,7 @@ async def check_queue(client: Client, keys: QueueKeys, limits: Limits) -> list[F
         snapshot = await take_snapshot(client, keys, sizes=False)
         findings = [
             *lag(snapshot, limits),
-            *await unserved(client, keys, snapshot),
+            *await unserved(client, keys, snapshot, limits),
             *overdue(snapshot),
             *caps(snapshot),
             *groups(snapshot),
@@ -150,11 +150,12 @@ def groups(one: QueueSnapshot) -> list[Finding]:
     ]
 
 
-async def unserved(client: Client, keys: QueueKeys, snapshot: QueueSnapshot) -> list[Finding]:
+async def unserved(client: Client, keys: QueueKeys, snapshot: QueueSnapshot, limits: Limits) -> list[Finding]:
     """Check that a queue with jobs has a live worker, and name jobs that have been running for long."""
     workers = await list_workers(client, keys)
     findings = []
-    if not workers and snapshot.length + snapshot.due:
+    is_late = bool(lag(snapshot, limits))
+    if not workers and not is_late and snapshot.length + snapshot.due:
         what = plural(snapshot.length + snapshot.due, "job")
         remedy = "start a worker: tampu worker APP; check the queue's name and the server's address"
         findings.append(wrong("workers", f"{what} and no live worker", remedy))
