@@ -7,6 +7,7 @@ from tampu.task import Task as Task
 from tampu.worker import Worker as Worker
 from tampu.events import QueueEvents as QueueEvents
 from tampu.inspect.job_state import JobState as JobState
+from tampu.inspect.workers import WorkerInfo as WorkerInfo
 from tampu.worker import Handler as Handler
 from tampu.consume.context import current_job as current_job
 
@@ -42,6 +43,7 @@ from tampu.wire.repeat import RepeatableMeta as RepeatableMeta
 from tampu.consume.handlers import HandlerError as HandlerError
 from tampu.consume.handlers import UnrecoverableError as UnrecoverableError
 from tampu.consume.handlers import Retry as Retry
+from tampu.consume.handlers import Snooze as Snooze
 from tampu.consume.handlers import Cancel as Cancel
 
 # Dead letters and events
@@ -72,6 +74,7 @@ from tampu.errors import ShutdownError as ShutdownError
 from tampu.errors import QueueFullError as QueueFullError
 from tampu.errors import OutcomeUnknownError as OutcomeUnknownError
 from tampu.errors import JobFailed as JobFailed
+from tampu.errors import JobCancelled as JobCancelled
 from tampu.errors import NotSupportedError as NotSupportedError
 
 __version__: str

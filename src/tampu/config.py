@@ -6,6 +6,8 @@ with the name of the field.
 
 from __future__ import annotations
 
+import os
+import socket
 import uuid
 from dataclasses import dataclass, field, fields
 from functools import partial
@@ -68,6 +70,10 @@ def _queue_name() -> Any:
 
 def _own_name(prefix: str) -> Any:
     return field(default_factory=lambda: f"{prefix}-{uuid.uuid4()}", metadata={"check": check_text})
+
+
+def _worker_name() -> str:
+    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
 
 
 def _metrics() -> Any:
@@ -178,8 +184,8 @@ class ConsumerConfig(_Checked):
     #: Consumer group. Defaults to "default".
     group: str = _checked(check_text, "default")
     #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
-    #: Defaults to "c-<uuid>".
-    consumer_id: str = _own_name("c")
+    #: Defaults to "<host>:<pid>:<random>".
+    consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
     #: Maximum number of entries per read. Defaults to 64.
     batch: int = _number(64, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.

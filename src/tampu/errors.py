@@ -90,6 +90,17 @@ class JobFailed(Error):  # noqa: N818 - a public name of the API
         self.detail = detail
 
 
+class JobCancelled(Error):  # noqa: N818 - a public name of the API
+    """Raised to a waiter whose job was cancelled, and by `Job.check_cancelled` inside the job's handler."""
+
+    code = "CMQ-011"
+
+    def __init__(self, message: str, *, job_id: str = "", reason: str = "") -> None:
+        super().__init__(message)
+        self.job_id = job_id
+        self.reason = reason
+
+
 class NotSupportedError(Error):
     """The server or the wire format does not support this call. The message says what to do instead."""
 

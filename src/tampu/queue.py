@@ -14,15 +14,21 @@ from __future__ import annotations
 import asyncio
 import threading
 from dataclasses import asdict, fields
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from tampu.base.checks import check_job_id, invalid
+from tampu.base.checks import check_delay_ms, check_int, check_job_id, invalid
 from tampu.base.clock import wall_clock_ms
 from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, Error
 from tampu.events import QueueEvents
+from tampu.inspect.cancel import cancel_job
+from tampu.inspect.dlq_summary import summarize_letters
 from tampu.inspect.job_state import JobState, find_job
+from tampu.inspect.jobs import LISTED_STATES, list_jobs
+from tampu.inspect.life_cycle import delete_queue, drain_queue
 from tampu.inspect.waiters import Waiters
+from tampu.inspect.workers import list_workers
 from tampu.produce.options import (
     BULK_OPTIONS,
     MISSED_FIRES_ALONE,
@@ -45,11 +51,17 @@ from tampu.wire.payload import decode_result, wrap_bin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-    from datetime import datetime, timedelta
+    from datetime import timedelta
     from types import TracebackType
     from typing import Unpack
 
+    from tampu.consume.retry_rules import Errors, RetryDecision
+    from tampu.inspect.cancel import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, ReplayCount
+    from tampu.inspect.dlq_summary import LetterCluster
+    from tampu.inspect.jobs import ListedState
+    from tampu.inspect.workers import WorkerInfo
+    from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
@@ -197,6 +209,9 @@ class Queue:
         backoff: Backoff | None = None,
         timeout: float | None = None,
         process: bool = False,
+        retry_on: Errors | None = None,
+        no_retry_on: Errors | None = None,
+        retry: RetryDecision | None = None,
     ) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -210,7 +225,9 @@ class Queue:
             **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
                 and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
                 stored with each job; `timeout`, the maximum duration of a run in seconds; `process=True` to run it in
-                a separate process, for CPU-bound work.
+                a separate process, for CPU-bound work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
+                those that are not; or `retry`, a function of the exception and the number of the attempt that returns
+                True, False or the time to wait.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.
@@ -238,15 +255,25 @@ class Queue:
         delay: timedelta | float | None = None,
         run_at: datetime | float | None = None,
         job_id: str | None = None,
+        options: AddOptions | None = None,
     ) -> Job[Any]:
-        options = task.add_options
+        options = options or task.add_options
         if job_id is not None:
             options = options.with_id(check_job_id(job_id, "job_id"))
         added = await self._producer.add_packed(packed, options, delay=delay, run_at=run_at)
         return self._task_job(added, task, packed)
 
-    async def _add_tasks(self, task: Task[Any, Any], packed: list[bytes]) -> list[Job[Any]]:
-        ids = await self._producer.add_packed_bulk(packed, task.add_options)
+    async def _add_tasks(
+        self,
+        task: Task[Any, Any],
+        packed: list[bytes],
+        *,
+        delay: timedelta | float | None = None,
+        run_at: datetime | float | None = None,
+        options: AddOptions | None = None,
+    ) -> list[Job[Any]]:
+        options = options or task.add_options
+        ids = await self._producer.add_packed_bulk(packed, options, delay=delay, run_at=run_at)
         return [self._task_job(job_id, task, one) for job_id, one in zip(ids, packed, strict=True)]
 
     async def _ensure_repeat(
@@ -396,6 +423,21 @@ class Queue:
         job._context = self
         return job
 
+    async def cancel(self, job_id: str, *, reason: str = "") -> CancelOutcome:
+        """Cancel a job. `job.result()` of a cancelled job raises `JobCancelled`.
+
+        | returned | meaning |
+        |---|---|
+        | `"cancelled"` | it was delayed, or waited for a retry, and is removed |
+        | `"requested"` | it is waiting or running: its worker drops or cancels it, within about two seconds |
+        | `"finished"` | too late: it is done or a dead letter |
+        | `"unknown"` | no such job: it finished without storing a result, or never existed |
+
+        A running `async def` task gets `asyncio.CancelledError`, and a `process=True` task is killed. A `def` task in
+        a thread goes on until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
+        """
+        return await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
+
     async def cancel_delayed(self, job_id: str) -> bool:
         """Cancel a delayed job, or one that waits for a retry. Return False if there is no such delayed job."""
         return await self._producer.cancel_delayed(job_id)
@@ -459,6 +501,30 @@ class Queue:
         """Return the state of a job: waiting, delayed, running, done or dead, with the details of that state."""
         return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
 
+    async def jobs(
+        self,
+        state: ListedState = "waiting",
+        *,
+        name: str | None = None,
+        older_than: timedelta | float | None = None,
+        limit: int = 100,
+    ) -> list[JobState]:
+        """Return up to `limit` jobs that are "waiting", "running", "delayed" or "dead", oldest first.
+
+        `older_than` (a timedelta or seconds) compares how long a running job has been running, how long ago a dead one
+        failed, and how long ago any other was added. A large queue is walked in steps until `limit` jobs match.
+        """
+        if state not in LISTED_STATES:
+            raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))
+        older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
+        client = self._producer.ready_client()
+        check_int("limit", limit, low=1)
+        return await list_jobs(client, self._keys, state, name=name, older_than_ms=older_than_ms, limit=limit)
+
+    async def workers(self) -> list[WorkerInfo]:
+        """Return the live workers of this queue, with host, process, version and running jobs."""
+        return await list_workers(self._producer.ready_client(), self._keys)
+
     async def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
         """Wait up to `timeout_secs` for a job to finish and return its result. `Job.result` is the usual way.
 
@@ -479,6 +545,10 @@ class Queue:
         """Return up to `limit` dead letters as dicts, oldest first. Filter by `ids`, `reason`, `name`, `older_than`."""
         return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
 
+    async def dlq_summary(self) -> list[LetterCluster]:
+        """Return the dead letters grouped by task, reason and error, the largest group first."""
+        return await summarize_letters(self._producer.ready_client(), self._keys)
+
     async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
         """Move up to `limit` dead letters back into the queue and return how many. Takes the filters of `peek_dlq`."""
         return await self._producer.replay_dlq(limit, **wanted)
@@ -489,9 +559,26 @@ class Queue:
 
     # --- the whole queue
 
-    async def pause(self) -> None:
-        """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish."""
-        await self._producer.ready_client().call("SET", self._keys.paused, "1")
+    async def pause(self, *, reason: str = "", until: datetime | timedelta | float | None = None) -> None:
+        """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish.
+
+        `until` resumes the queue by itself: a datetime (naive means UTC), or a timedelta or seconds from now. Tools
+        show `reason`.
+        """
+        command: tuple[Any, ...] = ("SET", self._keys.paused, reason or "1")
+        if isinstance(until, datetime):
+            instant = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
+            command += ("PX", max(int((instant.timestamp()) * 1000) - wall_clock_ms(), 1))
+        elif until is not None:
+            command += ("PX", max(check_delay_ms(until, "until"), 1))
+        await self._producer.ready_client().call(*command)
+
+    async def pause_reason(self) -> str | None:
+        """Return why the queue is paused, "" if no reason was given; None if it is not paused."""
+        value = await self._producer.ready_client().call("GET", self._keys.paused)
+        if value is None:
+            return None
+        return "" if value == b"1" else str(value.decode(errors="replace"))
 
     async def resume(self) -> bool:
         """Tell the workers to take jobs again. Return False if the queue was not paused."""
@@ -507,6 +594,22 @@ class Queue:
         Running jobs, dead letters, schedules, results and events are kept, and so are jobs added during the purge.
         """
         return await self._producer.purge(waiting=waiting, delayed=delayed)
+
+    async def drain(self, timeout: timedelta | float | None = None) -> None:  # noqa: ASYNC109 - as in `Job.result`
+        """Wait until no job is waiting, running or due. Raises `TimeoutError` after `timeout`.
+
+        Jobs that are delayed to a later time are not waited for. Stop your producers first: a queue that is filled all
+        the time never drains.
+        """
+        timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
+        await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)
+
+    async def delete(self, *, force: bool = False) -> int:
+        """Delete the queue with everything in it, results and events too. Return how many keys were deleted.
+
+        Raises `ConfigError` if the queue still has jobs, dead letters, schedules or live workers, unless `force`.
+        """
+        return await delete_queue(self._producer.ready_client(), self._keys, force=force)
 
 
 def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from tampu.config import ProducerConfig
     from tampu.redis.settings import CredentialCallback
-    from tampu.task import ScheduleOptions, Task
+    from tampu.task import ConfiguredTask, ScheduleOptions, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -117,6 +117,7 @@ class SyncQueue:
         """Add many jobs; see `Queue.add_bulk`."""
         return [SyncJob.of(job, self._run) for job in self._run(self._inner.add_bulk(jobs))]
 
+    cancel = blocking(Queue.cancel)
     cancel_delayed = blocking(Queue.cancel_delayed)
     upsert_repeatable_job = blocking(Queue.upsert_repeatable_job)
     get_repeatable_jobs = blocking(Queue.get_repeatable_jobs)
@@ -127,11 +128,17 @@ class SyncQueue:
     get_job_result = blocking(Queue.get_job_result)
     get_job_result_bulk = blocking(Queue.get_job_result_bulk)
     get_job = blocking(Queue.get_job)
+    jobs = blocking(Queue.jobs)
+    workers = blocking(Queue.workers)
     wait_for_result = blocking(Queue.wait_for_result)
     pause = blocking(Queue.pause)
     resume = blocking(Queue.resume)
     is_paused = blocking(Queue.is_paused)
+    pause_reason = blocking(Queue.pause_reason)
     purge = blocking(Queue.purge)
+    drain = blocking(Queue.drain)
+    delete = blocking(Queue.delete)
+    dlq_summary = blocking(Queue.dlq_summary)
 
 
 class SyncTask(Generic[P, R]):
@@ -195,6 +202,29 @@ class SyncTask(Generic[P, R]):
         queue = self._task.queue.sync
         packed = self._task.arguments.encode(args, kwargs)
         return SyncJob.of(queue._run(queue._inner._add_task(self._task, packed, **when)), queue._run)
+
+
+class SyncConfiguredTask(Generic[P, R]):
+    """The adds of `task.using(...)` for code without an event loop."""
+
+    def __init__(self, configured: ConfiguredTask[P, R]) -> None:
+        self._configured = configured
+
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
+        """Add a job that calls the function with these arguments."""
+        task = self._configured.task
+        queue = task.queue.sync
+        packed = task.arguments.encode(args, kwargs)
+        added = queue._run(queue._inner._add_task(task, packed, **self._configured._when()))
+        return SyncJob.of(added, queue._run)
+
+    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
+        """Add one job per item, as `ConfiguredTask.add_bulk`."""
+        task = self._configured.task
+        queue = task.queue.sync
+        packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
+        jobs = queue._run(queue._inner._add_tasks(task, packed, **self._configured._when_bulk()))
+        return [SyncJob.of(job, queue._run) for job in jobs]
 
 
 class SyncProducer(Generic[T]):

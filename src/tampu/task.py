@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, 
 
 from tampu.base.checks import check_bool, check_delay_ms, check_job_name, invalid
 from tampu.consume.invoke import is_coroutine_handler
+from tampu.consume.retry_rules import RetryRules
 from tampu.errors import ConfigError
 from tampu.produce.options import add_options
+from tampu.produce.using import Using
 from tampu.wire.job import Job
 from tampu.wire.repeat import RepeatPattern
 from tampu.wire.task_codec import Arguments, Results
@@ -19,9 +21,11 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import Unpack
 
+    from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.produce.options import Backoff, MissedFires
+    from tampu.produce.using import UsingOptions
     from tampu.queue import Queue
-    from tampu.sync import SyncTask
+    from tampu.sync import SyncConfiguredTask, SyncTask
     from tampu.wire.job import JobContext
 
 P = ParamSpec("P")
@@ -78,6 +82,9 @@ class Task(Generic[P, R]):
         backoff: Backoff | None = None,
         timeout: float | None = None,
         process: bool = False,
+        retry_on: Errors | None = None,
+        no_retry_on: Errors | None = None,
+        retry: RetryDecision | None = None,
     ) -> None:
         self.queue = queue
         self.function = function = check_function(function)
@@ -93,6 +100,8 @@ class Task(Generic[P, R]):
                 f"task {self.name!r}: process=True needs a function at module level, which another process can import; "
                 "this one is defined inside another function"
             )
+        #: Which errors are worth another attempt; None leaves it to `attempts`.
+        self.rules = RetryRules.of(retry_on, no_retry_on, retry)
         self.arguments = Arguments(function, self.name)
         self.results = Results(function)
         functools.update_wrapper(self, function)
@@ -122,6 +131,13 @@ class Task(Generic[P, R]):
         `job.id.is_new` is False if nothing was added.
         """
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
+
+    def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
+        """Return this task with other options for its adds: `task.using(delay=60, unique="42").add(...)`.
+
+        The result can be kept and used again. Options not given are the task's own. See `UsingOptions` for all of them.
+        """
+        return ConfiguredTask(self, Using().with_options(options))
 
     async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
         """Add one job per item: a tuple of arguments, a dict of keyword arguments, or a single argument.
@@ -187,6 +203,51 @@ class Task(Generic[P, R]):
         from tampu.sync import SyncTask  # imported here, because only synchronous programs need it
 
         return SyncTask(self)
+
+
+class ConfiguredTask(Generic[P, R]):
+    """A task with options for its adds, made by `task.using(...)`."""
+
+    __slots__ = ("_using", "task")
+
+    def __init__(self, task: Task[P, R], using: Using) -> None:
+        self.task = task
+        self._using = using
+
+    def __repr__(self) -> str:
+        return f"{self.task!r}.using({self._using!r})"
+
+    def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
+        """Return this with more options; those given again replace the earlier ones."""
+        return ConfiguredTask(self.task, self._using.with_options(options))
+
+    async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
+        """Add a job that calls the function with these arguments."""
+        task = self.task
+        return task._job(await task.queue._add_task(task, task.arguments.encode(args, kwargs), **self._when()))
+
+    async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
+        """Add one job per item, as `Task.add_bulk`. All run at the same time; `unique` does not go with a bulk."""
+        task = self.task
+        packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
+        return [task._job(job) for job in await task.queue._add_tasks(task, packed, **self._when_bulk())]
+
+    @property
+    def sync(self) -> SyncConfiguredTask[P, R]:
+        """The same calls for code without an event loop."""
+        from tampu.sync import SyncConfiguredTask  # here: only synchronous programs need it
+
+        return SyncConfiguredTask(self)
+
+    def _when(self) -> dict[str, Any]:
+        using, task = self._using, self.task
+        options = using.add_options(task.name, task.add_options.retry)
+        return {"delay": using.delay, "run_at": using.at, "options": options}
+
+    def _when_bulk(self) -> dict[str, Any]:
+        if self._using.unique is not None:
+            raise ConfigError("unique goes with one job: add_bulk takes no unique")
+        return self._when()
 
 
 class FunctionTask(Task[P, R]):

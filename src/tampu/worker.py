@@ -42,6 +42,17 @@ Handler = Callable[[Job[Any]], Any]
 
 logger = logging.getLogger("tampu.worker")
 
+#: Attempts of a job that does not set its own: of a task, and of the drop-in form with a handler, as in chasquimq.
+TASK_ATTEMPTS = 5
+HANDLER_ATTEMPTS = 25
+
+
+class _Default(int):
+    """A default that can be told from the same number given by the caller."""
+
+
+_DEFAULT_ATTEMPTS = _Default(HANDLER_ATTEMPTS)
+
 
 class Worker:
     """Runs jobs of a `Queue`, of several queues, or of a queue given by name with a handler.
@@ -65,9 +76,10 @@ class Worker:
         redis_url: Another name for `url`.
         tls: Connect with TLS, for a queue given by name.
         concurrency: Maximum number of jobs that run at the same time, per queue.
-        max_attempts: Maximum number of attempts of jobs that set none.
+        max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks and 25 for a handler,
+            as in chasquimq.
         group: Consumer group.
-        consumer_id: Name of this worker in the group; must be unique per process. Defaults to a random one.
+        consumer_id: Name of this worker in the group; must be unique per process. Defaults to `<host>:<pid>:<random>`.
         read_block_ms: `ConsumerConfig.block_ms`.
         read_count: `ConsumerConfig.batch`.
         claim_min_idle_ms: `ConsumerConfig.claim_min_idle_ms`.
@@ -100,7 +112,7 @@ class Worker:
         redis_url: str | None = None,
         tls: bool = False,
         concurrency: int = 100,
-        max_attempts: int = 25,
+        max_attempts: int = _DEFAULT_ATTEMPTS,
         group: str = "default",
         consumer_id: str | None = None,
         read_block_ms: int | None = None,
@@ -135,7 +147,7 @@ class Worker:
         stores = (handler is None) if store_results is None else store_results
         given: dict[str, Any] = {
             "concurrency": concurrency,
-            "max_attempts": max_attempts,
+            "max_attempts": _attempts(max_attempts, handler),
             "group": group,
             "consumer_id": consumer_id,
             "block_ms": read_block_ms,
@@ -350,6 +362,12 @@ class Worker:
             result = hook(*args)
             if inspect.isawaitable(result):
                 await result
+
+
+def _attempts(given: int, handler: Handler | None) -> int:
+    if given is not _DEFAULT_ATTEMPTS:
+        return given
+    return TASK_ATTEMPTS if handler is None else HANDLER_ATTEMPTS
 
 
 def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None, url: str | None) -> list[Queue]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import socket
 from typing import Any
 
 import pytest
@@ -82,6 +84,8 @@ FLAGS = [
     (name, field) for name, defaults in SEED_DEFAULTS.items() for field, default in defaults.items() if default is True
 ]
 
+UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_every_field_of_the_seeds_has_its_default(name: str) -> None:
@@ -93,17 +97,17 @@ def test_every_field_of_the_seeds_has_its_default(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "prefix"),
+    ("name", "field", "pattern"),
     [
-        ("ConsumerConfig", "consumer_id", "c"),
-        ("PromoterConfig", "holder_id", "p"),
-        ("SchedulerConfig", "holder_id", "s"),
+        ("ConsumerConfig", "consumer_id", rf"{re.escape(socket.gethostname())}:{os.getpid()}:[0-9a-f]{{6}}"),
+        ("PromoterConfig", "holder_id", f"p-{UUID}"),
+        ("SchedulerConfig", "holder_id", f"s-{UUID}"),
     ],
 )
-def test_consumer_and_lock_holder_ids_are_unique(name: str, field: str, prefix: str) -> None:
+def test_consumer_and_lock_holder_ids_are_unique(name: str, field: str, pattern: str) -> None:
     first, second = (getattr(getattr(tampu, name)(), field) for _ in range(2))
     assert first != second
-    assert re.fullmatch(rf"{prefix}-[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}", first)
+    assert re.fullmatch(pattern, first)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -202,5 +206,5 @@ def test_errors_have_the_codes_of_the_seeds() -> None:
         )
     }
     assert [*codes.values()] == [f"CMQ-{number:03d}" for number in range(1, 8)]
-    assert [reason.code for reason in tampu.DlqReason] == [f"CMQ-{number:03d}" for number in range(20, 25)]
+    assert [reason.code for reason in tampu.DlqReason] == [f"CMQ-{number:03d}" for number in range(20, 26)]
     assert all(issubclass(getattr(tampu, name), tampu.Error) for name in codes)

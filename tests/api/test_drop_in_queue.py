@@ -373,7 +373,7 @@ def test_the_url_comes_from_the_arguments_or_the_environment(monkeypatch: pytest
     monkeypatch.setenv("TAMPU_URL", "redis://from-environment")
     assert Queue("q").url == "redis://from-environment"
     assert Queue("q", redis_url="redis://given").url == "redis://given"
-    with pytest.raises(ConfigError, match="two names"):
+    with pytest.raises(ConfigError, match="url and redis_url are aliases"):
         Queue("q", url="redis://a", redis_url="redis://b")
 
 

@@ -250,7 +250,7 @@ async def test_closing_finishes_running_jobs_and_leaves_the_rest(queue: Queue, s
         ({"events_enabled": "yes"}, ValueError, "events_enabled"),
         ({"bogus": 1}, TypeError, "bogus"),
         ({"redis_url": "nonsense"}, RuntimeError, "url"),
-        ({"url": "redis://a", "redis_url": "redis://b"}, ValueError, "two names"),
+        ({"url": "redis://a", "redis_url": "redis://b"}, ValueError, "url and redis_url are aliases"),
     ],
 )
 def test_invalid_settings_of_a_worker_are_refused(options: dict[str, Any], error: type[Exception], says: str) -> None:

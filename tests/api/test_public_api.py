@@ -10,14 +10,24 @@ SEEDS_LEVEL = set(
     Producer ProducerConfig Consumer ConsumerConfig Promoter PromoterConfig Scheduler SchedulerConfig RetryConfig
     Job JobId JobRetryOverride AddOptions BackoffSpec BackoffKind RepeatPattern MissedFiresPolicy RepeatableSpec
     RepeatableMeta DlqEntry DlqReason QueueEvent MetricsSink NoopSink InMemorySink noop_sink PromoterTick LockOutcome
-    ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted HandlerError UnrecoverableError Retry Cancel
+    ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted HandlerError UnrecoverableError Retry Snooze Cancel
     Error RedisError EncodeError DecodeError ConfigError ShutdownError QueueFullError OutcomeUnknownError JobFailed
-    NotSupportedError
+    JobCancelled NotSupportedError
     """.split()
 )
 
 
-PEOPLES_LEVEL = {"Queue", "Task", "Worker", "QueueEvents", "JobState", "Handler", "current_job", "version"}
+PEOPLES_LEVEL = {
+    "Queue",
+    "Task",
+    "Worker",
+    "QueueEvents",
+    "JobState",
+    "WorkerInfo",
+    "Handler",
+    "current_job",
+    "version",
+}
 
 
 def test_the_public_names_are_exactly_these() -> None:

@@ -80,17 +80,31 @@ def test_a_number_messagepack_cannot_hold_is_refused(url: str) -> None:
 
 
 def test_cancel_removes_a_delayed_job(shop: Filled) -> None:
-    assert invoke("cancel", QUEUE, shop.delayed, "--dry-run").err == f"would cancel 1 delayed job in {QUEUE}\n"
-    done = invoke("cancel", QUEUE, shop.delayed, "--yes", "--json")
+    assert invoke("cancel", QUEUE, shop.delayed, "--dry-run").err == f"would cancel 1 job of {QUEUE}\n"
+    done = invoke("cancel", QUEUE, shop.delayed, "--reason", "by hand", "--yes", "--json")
     assert done.code == 0
-    assert done.json["cancelled"] == [shop.delayed]
+    assert done.json["outcomes"] == {shop.delayed: "cancelled"}
     assert invoke("inspect", QUEUE, "--json").json["delayed"] == 0
+    told = invoke("job", "show", shop.delayed, "--json").json
+    assert (told["state"], told["reason"]) == ("cancelled", "by hand")
 
 
-def test_cancel_explains_why_a_job_cannot_be_cancelled(shop: Filled) -> None:
+def test_cancel_marks_waiting_jobs_and_names_unknown_ones(shop: Filled) -> None:
     done = invoke("cancel", QUEUE, shop.waiting, "nobody", "--yes")
     assert done.code == 1
-    assert f"cannot cancel: {shop.waiting} is already waiting to run, nobody does not exist" in done.err
+    assert done.out == "1 job marked; workers drop or cancel them within about two seconds\n"
+    assert "no such job: nobody" in done.err
+
+
+def test_cancel_takes_a_filter_instead_of_ids(shop: Filled) -> None:
+    assert invoke("cancel", QUEUE, "--state", "delayed", "--older-than", "1d", "--yes").code == 0
+    assert invoke("inspect", QUEUE, "--json").json["delayed"] == 1
+    assert invoke("cancel", QUEUE, "--state", "delayed", "--yes").out == "1 job cancelled\n"
+    assert invoke("inspect", QUEUE, "--json").json["delayed"] == 0
+    for wrong in ((), (shop.waiting, "--state", "waiting")):
+        done = invoke("cancel", QUEUE, *wrong, "--yes")
+        assert done.code == 2
+        assert "either job IDs, or a filter" in done.complaint
 
 
 # --- nothing is destroyed without confirmation
@@ -103,7 +117,8 @@ def test_cancel_explains_why_a_job_cannot_be_cancelled(shop: Filled) -> None:
         (("dlq", "replay", QUEUE), "replay 2 dead letters in shop"),
         (("queue", "purge", QUEUE), "delete 2 jobs of shop permanently (1 waiting and 1 delayed)"),
         (("repeatable", "remove", QUEUE, "daily"), "remove the schedule daily of shop permanently"),
-        (("cancel", QUEUE, "DELAYED"), "cancel 1 delayed job in shop"),
+        (("cancel", QUEUE, "DELAYED"), "cancel 1 job of shop"),
+        (("queue", "delete", QUEUE), "delete queue shop permanently, with 5 jobs, dead letters and schedules"),
     ],
 )
 def test_destructive_commands_first_print_how_many_are_affected(
@@ -214,9 +229,28 @@ def test_an_unknown_reason_is_refused(shop: Filled) -> None:
 
 
 def test_pause_and_resume(shop: Filled) -> None:
-    assert invoke("queue", "pause", QUEUE, "--json").json == {"queue": QUEUE, "is_paused": True}
+    paused = invoke("queue", "pause", QUEUE, "--reason", "bank is down", "--for", "15m", "--json").json
+    assert paused == {"queue": QUEUE, "is_paused": True, "reason": "bank is down", "for_secs": 900.0}
     assert invoke("queue", "resume", QUEUE).out == f"resumed {QUEUE}\n"
     assert invoke("queue", "resume", QUEUE, "--json").json["was_paused"] is False
+
+
+def test_queues_are_listed_and_deleted(shop: Filled) -> None:
+    assert invoke("queue", "list").out == f"{QUEUE}\n"
+    assert invoke("queue", "list", "--json").json == [QUEUE]
+    refused = invoke("queue", "delete", QUEUE, "--yes")
+    assert refused.code == 1
+    assert "still has jobs" in refused.err
+    assert invoke("queue", "delete", QUEUE, "--yes", "--force").out == f"deleted {QUEUE}\n"
+    assert invoke("queue", "list", "--json").json == []
+
+
+def test_drain_gives_up_after_its_time(shop: Filled) -> None:
+    done = invoke("queue", "drain", QUEUE, "--within", "100ms")
+    assert done.code == 1
+    assert f"{QUEUE} still has jobs after 100ms" in done.complaint
+    invoke("queue", "purge", QUEUE, "--yes")
+    assert invoke("queue", "drain", QUEUE, "--within", "10s").out == f"{QUEUE} is drained\n"
 
 
 def test_purge_keeps_what_is_excluded(shop: Filled) -> None:

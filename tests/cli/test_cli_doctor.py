@@ -34,6 +34,8 @@ def test_a_healthy_server_is_exit_code_0(fresh_server: Callable[..., Server], mo
     server = fresh_server(appendonly="yes")
     monkeypatch.setenv("TAMPU_URL", server.url)
     fill(server.url)
+    assert faults()["workers"]["text"] == "1 job and no live worker"
+    invoke("queue", "purge", QUEUE, "--yes")
     assert faults() == {}
     text = invoke("doctor").out
     assert "no problems found" in text

@@ -15,6 +15,7 @@ from support.proxy import Proxy
 from support.waiting import until
 from tampu.config import ConsumerConfig
 from tampu.consume.inflight import InFlight
+from tampu.consume.job_log import JobLog
 from tampu.consume.leases import Leases
 from tampu.metrics import InMemorySink
 from tampu.redis.client import Client
@@ -297,7 +298,7 @@ async def test_entries_that_arrive_during_a_confirmation_are_confirmed_too(view:
 
     settings, config = parse_url(view.server.url), ConsumerConfig(queue_name=QUEUE)
     client = TakenOver(settings, view.keys.tag.encode())
-    inflight = InFlight(client, view.keys, config, lambda letter: None, None)
+    inflight = InFlight(client, view.keys, config, lambda letter: None, None, JobLog(QUEUE))
     inflight.receive(b"1-0", [b"d", encode_envelope("a", b"\xc0", 0)], 0)
     leases = Leases(settings, client, view.keys, config, inflight)
     first = asyncio.create_task(leases.confirm())

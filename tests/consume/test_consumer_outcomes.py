@@ -160,7 +160,9 @@ async def test_a_failure_is_retried_from_the_delayed_set_and_then_succeeds(view:
     )
     tail = ["created_at_ms", str(CREATED_AT_MS), "worker", "w-1"]
     assert failed[6:13] == ["n", "flaky", "attempt", "1", "reason", "ValueError: not yet", "duration_us"]
-    assert failed[14:] == tail
+    assert failed[14:-1] == [*tail, "traceback"]
+    assert failed[-1].startswith('  File "')
+    assert failed[-1].endswith("ValueError: not yet")
     assert scheduled[6:] == ["n", "flaky", "attempt", "2", "backoff_ms", "1", *tail]
     assert [event["attempt"] for event in view.events(job_id) if event["e"] == "failed"] == ["1", "2"]
 
@@ -519,5 +521,5 @@ async def test_large_results_are_split_over_windows(view: WorkerView) -> None:
 
 def test_every_reason_is_in_the_wire_format() -> None:
     assert {reason.value for reason in DlqReason} == {
-        *("retries_exhausted", "decode_failed", "malformed", "oversize_payload", "unrecoverable")
+        *("retries_exhausted", "decode_failed", "malformed", "oversize_payload", "unrecoverable", "expired")
     }

@@ -12,6 +12,7 @@ from support.queues import QueueView
 from support.waiting import until
 from tampu.produce.options import AddOptions
 from tampu.wire.envelope import decode_job
+from tampu.wire.extras import JobExtras, encode_extras
 from tampu.wire.payload import decode_result
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffSpec, JobRetryOverride
@@ -199,3 +200,21 @@ async def test_dead_letters_are_the_same_for_both(server: Server) -> None:
         assert await queue.call("replay_dlq") == 1
         assert sorted(view.ids()) == sorted([ours, its])
         assert {job.attempt for job in view.jobs()} == {0}
+
+
+async def test_it_ignores_options_behind_the_envelope(server: Server) -> None:
+    """Also through its promoter, which moves our delayed members into the stream."""
+    view = QueueView(server, "q")
+    tail = encode_extras(JobExtras({"tenant": "acme"}, 1000, 2**50))
+    async with open_producer(server.url) as producer:
+        now = await producer.add_with_options({"n": 1}, AddOptions(name="mail", tail=tail))
+        later = await producer.add_in_with_options(0.1, {"n": 2}, AddOptions(name="mail", tail=tail))
+        assert [job.headers for job in view.jobs() + view.delayed_jobs()] == [{"tenant": "acme"}] * 2
+        async with chasquimq_worker(server.url) as worker:
+            runs = await worker.lines(2)
+            await is_drained(view)
+    assert [(run["id"], run["name"], run["data"]) for run in runs] == [
+        (now, "mail", {"n": 1}),
+        (later, "mail", {"n": 2}),
+    ]
+    assert view.dead_letters() == []

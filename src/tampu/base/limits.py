@@ -1,4 +1,4 @@
-"""Limits per script call: a script must not block the server for more than a few milliseconds."""
+"""Limits that several parts share. A script must not block the server for more than a few milliseconds."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ T = TypeVar("T")
 MAX_CALL_ENTRIES = 256
 #: Maximum payload bytes per script call. A larger entry is sent alone.
 MAX_CALL_BYTES = 256 * 1024
+#: How long the mark of a cancelled job is kept, in seconds. A job that no worker has taken by then runs.
+CANCEL_TTL_SECS = 86_400
 
 
 def split_into_calls(items: Iterable[tuple[T, int]], max_entries: int = MAX_CALL_ENTRIES) -> Iterator[list[T]]:

@@ -56,7 +56,8 @@ class _Text(logging.Formatter):
         line = f"{time_of_day(record.created * 1000)} {record.levelname.lower():<7} {self._role}[{os.getpid()}] "
         line += printable(record.getMessage())
         if record.exc_info and record.exc_info[1] is not None:
-            line += "\n" + "".join(traceback.format_exception(record.exc_info[1])).rstrip()
+            trace = "".join(traceback.format_exception(*record.exc_info)).rstrip()
+            line += "\n" + "\n".join(map(printable, trace.split("\n")))
         return line
 
 
@@ -76,5 +77,5 @@ class _Json(logging.Formatter):
             **getattr(record, "fields", {}),
         }
         if record.exc_info and record.exc_info[1] is not None:
-            values["traceback"] = "".join(traceback.format_exception(record.exc_info[1]))
+            values["traceback"] = "".join(traceback.format_exception(*record.exc_info))
         return json.dumps(jsonable(values), allow_nan=False)

@@ -114,7 +114,14 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option(
+            "--version",
+            callback=_print_version,
+            is_eager=True,
+            allow_from_autoenv=False,  # TAMPU_VERSION is a likely name for another variable
+            help="Print the version and exit.",
+        ),
     ] = False,
 ) -> None:
     pass

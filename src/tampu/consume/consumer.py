@@ -17,8 +17,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.config import ConsumerConfig, PromoterConfig
+from tampu.consume.cancels import Cancels
+from tampu.consume.heartbeat import HeartbeatLoop
 from tampu.consume.inflight import InFlight
 from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
+from tampu.consume.job_log import JobLog
 from tampu.consume.leases import Leases
 from tampu.consume.pool import Pool
 from tampu.consume.processes import Processes, call_typed, refuse_inside_starting_child
@@ -52,6 +55,8 @@ SILENT_CONSUMER_MS = 10 * 60 * 1000
 SWEEP_INTERVAL_SECS = 60.0
 #: How long a read may take beyond its BLOCK time before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
+#: How often a worker checks whether the queue is paused and which jobs are to be cancelled, in seconds.
+LOOK_SECS = 1.0
 #: How long a shutdown may go on settling and cleaning up after its deadline, and how long each cleanup step may take,
 #: in seconds.
 CLEANUP_SECS = 1.0
@@ -146,12 +151,15 @@ class _Running:
         read_timeout = config.block_ms / 1000 + READ_MARGIN_SECS
         self._read_client = Client(settings, tag, response_timeout_secs=read_timeout)
         self._settler = Settler(self._client, keys, config)
-        self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload)
+        self._log = log = JobLog(config.queue_name)
+        self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload, log)
         self._settler.on_settled = self._inflight.settled
+        self._heartbeat = HeartbeatLoop(self._client, keys, config, self._inflight)
         self._client.prepare_with(self._learn_capabilities)
         self._leases = Leases(settings, self._client, keys, config, self._inflight)
         starts = StartMarks(self._client, keys, config, self._inflight)
-        self._runner = Runner(handler, config, self._settler, self._leases, starts)
+        self._cancels = Cancels(self._client, keys, config, self._inflight)
+        self._runner = Runner(handler, config, self._settler, self._leases, starts, self._cancels, log)
         self._pool = Pool(config.concurrency, self._runner.run)
         self._reader = Reader(
             self._read_client,
@@ -208,7 +216,7 @@ class _Running:
 
     async def _prepare(self) -> None:
         await self._reader.make_group()
-        await self._reader.look_for_pause()
+        await self._look()
         self._is_prepared = True
 
     async def _learn_capabilities(self, connection: Connection) -> None:
@@ -232,7 +240,8 @@ class _Running:
             "tampu-reclaim": supervise("takeover of jobs", self._reader.takeover.one_round, is_over),
             "tampu-unheld": supervise("hand-back of late entries", self._reader.watch_unheld, is_over),
             "tampu-sweeper": supervise("removal of dead consumers", self._sweep_consumers, is_over),
-            "tampu-pause": supervise("pause check", self._reader.watch_pause, is_over),
+            "tampu-heartbeat": supervise("heartbeat", self._beat, is_over),
+            "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
         }
         if self._promoter_client is not None:
             promoter = PromoterConfig(
@@ -253,6 +262,22 @@ class _Running:
             loops["tampu-scheduler"] = SchedulerLoop(self._client, scheduler).run(self._stopping)
         return loops
 
+    async def _beat(self) -> None:
+        await self._heartbeat.beat(self._stopping)
+
+    async def _watch(self) -> None:
+        """Look, then wait for a second."""
+        await self._look()
+        self._log.flush()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), LOOK_SECS)
+
+    async def _look(self) -> None:
+        """Look once, in one request, whether the queue is paused and which jobs are to be cancelled."""
+        paused, marks = await self._client.call_many([("EXISTS", self._keys.paused), self._cancels.command])
+        await self._reader.note_pause(bool(paused))
+        await self._cancels.learn(marks)
+
     async def _stop(self, loops: dict[str, asyncio.Task[None]]) -> None:
         """Stop reading, hand back unstarted jobs, finish or abandon running ones, settle, remove the consumer name."""
         loop = asyncio.get_running_loop()
@@ -267,6 +292,8 @@ class _Running:
         await self._best_effort(self._reader.hand_back_missed)
         await self._pool.finish(deadline - loop.time())
         self._runner.is_stopping = True
+        for job in self._inflight.running():
+            self._log.abandoned(job)
         self.abandoned = await self._pool.end()
         await self._best_effort(self._inflight.hand_back, self._runner.unstarted)
         if self.abandoned:
@@ -304,6 +331,7 @@ class _Running:
 
     async def _forget_name(self) -> None:
         names = {"group": self._config.group, "consumer": self._config.consumer_id}
+        await self._heartbeat.stop()
         await calls.forget_consumer(self._client, self._keys.stream, **names)
         await self._leases.release_name()
 

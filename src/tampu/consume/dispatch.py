@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tampu.base.event_loop import LoopThread
 from tampu.consume.context import set_current_job
-from tampu.consume.handlers import Cancel, PutBack, Retry, UnrecoverableError
+from tampu.consume.handlers import Cancel, PutBack, Retry, Snooze, UnrecoverableError
 from tampu.consume.invoke import in_process, in_thread, is_coroutine_handler, on_loop
 from tampu.consume.processes import Processes
 from tampu.consume.progress import ProgressReporter
+from tampu.consume.retry_rules import with_rules
 from tampu.embedded.server import acquire, join_throw_away, release
 from tampu.errors import DecodeError, EncodeError
 from tampu.redis.settings import parse_url
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
     from concurrent.futures import Executor
 
+    from tampu.consume.retry_rules import RetryRules
     from tampu.redis.settings import ConnectionSettings
     from tampu.wire.job import Job
     from tampu.wire.task_codec import Results
@@ -76,6 +78,8 @@ class ServedTask(Protocol):
     def timeout(self) -> float | None: ...
     @property
     def process(self) -> bool: ...
+    @property
+    def rules(self) -> RetryRules | None: ...
 
 
 class Dispatcher:
@@ -111,7 +115,9 @@ class Dispatcher:
             task = self._tasks.get(job.name)
             if task is None:
                 return self._unknown.outcome_of(job)
-            caller = self._callers[job.name] = self._caller(task)
+            caller = self._callers[job.name] = self._caller(task, task.timeout)
+        if job._tail and (timeout_ms := job.extras.timeout_ms) is not None:
+            caller = self._caller(self._tasks[job.name], timeout_ms / 1000)
         return await caller(job)
 
     def close(self) -> None:
@@ -119,13 +125,14 @@ class Dispatcher:
         for processes in self._processes:
             processes.close()
 
-    def _caller(self, task: ServedTask) -> Caller:
+    def _caller(self, task: ServedTask, timeout_secs: float | None) -> Caller:
+        called = with_rules(TaskCall(task.function, task.arguments), task.rules)
         if task.process:
-            call = in_process(self._processes_for(task), task.timeout)
+            call = in_process(self._processes_for(task), timeout_secs)
         elif is_coroutine_handler(task.function):
-            call = on_loop(TaskCall(task.function, task.arguments), task.timeout)
+            call = on_loop(called, timeout_secs)
         else:
-            call = in_thread(TaskCall(task.function, task.arguments), self._threads, task.timeout)
+            call = in_thread(called, self._threads, timeout_secs)
         encode = task.results.encode if self._store_results else None
 
         async def encoded(job: Job[Any]) -> Any:
@@ -238,7 +245,7 @@ class RemoteCalls:
 
 
 @functools.cache
-def _found(remote: RemoteTaskCall) -> tuple[TaskCall, ProgressReporter]:
+def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressReporter]:
     """Return, in the child, the task's call and its progress reporter."""
     if remote.throw_away is not None:
         join_throw_away(remote.throw_away)
@@ -247,7 +254,7 @@ def _found(remote: RemoteTaskCall) -> tuple[TaskCall, ProgressReporter]:
         found = getattr(found, part)
     settings = parse_url(remote.url)
     if isinstance(getattr(found, "arguments", None), Arguments):
-        call = TaskCall(found.function, found.arguments)
+        call = with_rules(TaskCall(found.function, found.arguments), found.rules)
         if found.queue.url == remote.url:
             settings = found.queue.connection_settings  # it has the credentials, which are not pickled
     else:  # the task was bound to another name than the function's
@@ -262,7 +269,7 @@ async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -
 
 def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_value) -> Any:
     """Return a handler's result for the consumer: outcomes unchanged, values as MessagePack if results are stored."""
-    if isinstance(result, PutBack | Cancel | Retry):
+    if isinstance(result, PutBack | Cancel | Retry | Snooze):
         return result
     if encode is None:
         return None

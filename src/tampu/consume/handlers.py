@@ -68,6 +68,35 @@ def reason_to_give_up(error: BaseException, job_id: str) -> DlqReason | None:
     return None
 
 
+class GiveUp(Exception):  # noqa: N818 - internal: stands for the error it carries
+    """Raised by a task's retry rules: `source` is not worth another attempt."""
+
+    def __init__(self, source: BaseException) -> None:
+        super().__init__(str(source))
+        self.source = source
+
+
+class RetryAfter(Exception):  # noqa: N818 - internal: stands for the error it carries
+    """Raised by a task's retry rules: retry `source` after `after_ms`."""
+
+    def __init__(self, source: BaseException, after_ms: int) -> None:
+        super().__init__(str(source))
+        self.source = source
+        self.after_ms = after_ms
+
+
+@dataclass(frozen=True, slots=True)
+class Snooze:
+    """Returned by a handler: run the job again after this long (a timedelta or seconds). It uses no attempt."""
+
+    after: timedelta | float
+
+    @property
+    def after_ms(self) -> int:
+        """The wait in milliseconds."""
+        return check_delay_ms(self.after, "after")
+
+
 @dataclass(frozen=True, slots=True)
 class Retry:
     """Return it from a handler to retry the job after `after` (a timedelta or seconds). Uses up an attempt."""

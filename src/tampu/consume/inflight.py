@@ -24,12 +24,14 @@ from tampu.redis.codes import OutcomeKind, SettleCode
 from tampu.wire.dlq import MISSING_PAYLOAD, DlqReason
 from tampu.wire.entry import first_values, read_job_fields, text_or_empty
 from tampu.wire.envelope import decode_job
-from tampu.wire.job import Job
+from tampu.wire.job import Cancellation, Job
 
 if TYPE_CHECKING:
+    import asyncio
     from collections.abc import Callable, Iterator, Sequence
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.job_log import JobLog
     from tampu.consume.outcomes import Outcome
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
@@ -48,7 +50,8 @@ MAX_UNDELIVERED = 1000
 CLOCK_MARGIN_MS = 50
 
 # Globals, because they are compared for every job: looking up an enum member takes ten times as long.
-_SUCCESS, _RESULT, _WRITTEN = OutcomeKind.SUCCESS, OutcomeKind.RESULT, SettleCode.WRITTEN
+_SUCCESS, _RESULT, _CANCELLED = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.CANCELLED
+_WRITTEN = SettleCode.WRITTEN
 
 
 class WorkerLost(Exception):  # noqa: N818 - what dead letters show as the error's type
@@ -66,8 +69,14 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
+        "started_ns",
+        "task",
         "when_done",
     )
+
+    #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
+    started_ns: int
+    task: asyncio.Task[None]
 
     def __init__(self, entry_id: bytes, job: Job[Any], earlier_deliveries: int) -> None:
         self.entry_id = entry_id
@@ -89,6 +98,15 @@ class Delivery:
         """Return True if it was delivered before: the job may be one that kills its worker."""
         return self.earlier_deliveries > 0
 
+    def cancel(self, reason: str) -> None:
+        """Cancel the running handler. One in a thread goes on until it looks, see `Job.check_cancelled`."""
+        job = self.job
+        if job._cancellation is not None:
+            job._cancellation.reason = reason
+            return
+        job._cancellation = Cancellation(reason)
+        self.task.cancel()
+
     def done(self) -> None:
         """Call `when_done`: the entry is settled or lost, or the server refused to write its outcome."""
         if self.when_done is not None:
@@ -106,6 +124,7 @@ class InFlight:
         config: ConsumerConfig,
         reject: Callable[[Outcome], None],
         decode_payload: Callable[[bytes], Any] | None,
+        log: JobLog,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -113,6 +132,7 @@ class InFlight:
         #: Takes the dead letter of an entry that may not run.
         self._reject_with = reject
         self._decode_payload = decode_payload
+        self._log = log
         self._held: dict[bytes, Delivery] = {}
         #: True when the server has XACKDEL.
         self.has_xackdel = False
@@ -124,10 +144,14 @@ class InFlight:
         """Iterate over the entry ids. The lease thread calls this too, so it iterates over a copy, made atomically."""
         return iter(self._held.copy())
 
+    def running_deliveries(self) -> list[Delivery]:
+        """Return the deliveries whose handlers are running."""
+        held = self._held.copy().values()
+        return [delivery for delivery in held if delivery.is_running and not delivery.has_outcome]
+
     def running(self) -> list[Job[Any]]:
         """Return the jobs whose handlers are running."""
-        held = self._held.copy().values()
-        return [delivery.job for delivery in held if delivery.is_running and not delivery.has_outcome]
+        return [delivery.job for delivery in self.running_deliveries()]
 
     # --- coming in
 
@@ -194,10 +218,12 @@ class InFlight:
             original=tuple(zip(fields[::2], fields[1::2], strict=False)) if is_malformed else None,
         )
 
-    def _bury(self, delivery: Delivery, **letter: Any) -> None:
+    def _bury(self, delivery: Delivery, *, error: BaseException | None, **letter: Any) -> None:
         delivery.has_outcome = True
         worker = self._config.consumer_id
-        self._reject_with(outcomes.dead_letter(delivery, wall_clock_ms(), 0, worker=worker, ran=False, **letter))
+        outcome = outcomes.dead_letter(delivery, wall_clock_ms(), 0, worker=worker, ran=False, error=error, **letter)
+        self._log.not_run(outcome, error)
+        self._reject_with(outcome)
 
     # --- going out
 
@@ -205,7 +231,7 @@ class InFlight:
         """Release an entry whose outcome the server answered with `code`, and count retries and dead letters."""
         delivery = outcome.delivery
         self._held.pop(delivery.entry_id, None)
-        if outcome.kind is _SUCCESS or outcome.kind is _RESULT or code != _WRITTEN:
+        if outcome.kind is _SUCCESS or outcome.kind is _RESULT or outcome.kind is _CANCELLED or code != _WRITTEN:
             return
         metrics, name = self._config.metrics, delivery.job.name
         if outcome.dlq_reason is not None:

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tampu.consume.forks import ForkGuard, leave
+from tampu.wire.job import Cancellation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -69,6 +70,7 @@ def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -
 
     async def call(job: Job[Any]) -> Any:
         started = time.monotonic()
+        job._cancellation = Cancellation()  # a thread cannot be cancelled: the handler has to look
         result = await loop.run_in_executor(threads, handle, job)
         if inspect.isawaitable(result):
             result = await result

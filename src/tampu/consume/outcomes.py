@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import linecache
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_U32
-from tampu.consume.processes import RemoteError, traceback_text
+from tampu.base.limits import CANCEL_TTL_SECS
+from tampu.consume.processes import RemoteError, own_traceback, traceback_text
 from tampu.redis.codes import OutcomeKind
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
 from tampu.wire.entry import encode_delayed_member
@@ -19,6 +21,9 @@ _SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind
 #: Longest error text, and longest end of a traceback, that is stored, in characters.
 MAX_ERROR_TEXT = 500
 MAX_TRACEBACK_TEXT = 2000
+#: Longest traceback in a `failed` event, in characters and in frames: there may be one for every attempt of every job.
+MAX_EVENT_TRACEBACK = 1000
+MAX_EVENT_FRAMES = 5
 #: How long the index key of a delayed retry outlives its due time, in seconds.
 INDEX_TTL_SECS = 3600
 
@@ -74,17 +79,33 @@ def success_with_result(
 
 
 def retry(
-    delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, backoff_ms: int, *, counts: bool = True
+    delivery: Delivery,
+    finished_at_ms: int,
+    duration_us: int,
+    reason: str,
+    backoff_ms: int,
+    *,
+    counts: bool = True,
+    traceback: str = "",
 ) -> Outcome:
     """Return the outcome of a job that runs again after `backoff_ms`. Without `counts` it uses up no attempt."""
     job = delivery.job
     attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
-    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry)
+    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
     member = encode_delayed_member(job.name, envelope)
     ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
-    return Outcome(
-        _RETRY, delivery, finished_at_ms, duration_us, (reason.encode(errors="replace"), backoff_ms, member, ttl_secs)
-    )
+    texts = (reason.encode(errors="replace"), traceback.encode(errors="replace"))
+    extra = (texts[0], backoff_ms, member, ttl_secs, texts[1])
+    return Outcome(_RETRY, delivery, finished_at_ms, duration_us, extra)
+
+
+def cancelled(delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, *, ran: bool) -> Outcome:
+    """Return the outcome of a job that was cancelled, before or while it ran."""
+    extra = (reason.encode(errors="replace"), CANCEL_TTL_SECS)
+    outcome = Outcome(OutcomeKind.CANCELLED, delivery, finished_at_ms, duration_us, extra)
+    if not ran:
+        outcome.runs = delivery.job.attempt
+    return outcome
 
 
 def dead_letter(
@@ -157,3 +178,22 @@ def traceback_tail(error: BaseException) -> str | None:
     if error.__traceback__ is None:
         return None
     return traceback_text(error)[-MAX_TRACEBACK_TEXT:]
+
+
+def event_traceback(error: BaseException) -> str:
+    """Return the innermost frames of an error's traceback, for a `failed` event.
+
+    Not by the `traceback` module, which takes 40 us: a storm of failures writes one for every attempt.
+    """
+    if isinstance(error, RemoteError):
+        return error.remote_traceback[-MAX_EVENT_TRACEBACK:].partition("\n")[2]
+    frames = []
+    trace = own_traceback(error)
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code, trace.tb_lineno))
+        trace = trace.tb_next
+    lines = []
+    for code, number in frames[-MAX_EVENT_FRAMES:]:
+        source = linecache.getline(code.co_filename, number).strip()
+        lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n')
+    return f"{''.join(lines)}{error_text(error)}"[-MAX_EVENT_TRACEBACK:] if lines else ""

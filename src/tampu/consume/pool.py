@@ -134,6 +134,7 @@ class Pool:
                 # If this handler waits, another coroutine must take the next job.
                 self._wake_one()
             self.running += 1
+            delivery.task = task
             try:
                 await run_one(delivery)
             finally:

@@ -22,8 +22,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from tampu.consume.forks import ForkGuard, leave
-from tampu.consume.handlers import reason_to_give_up
+from tampu.consume.handlers import GiveUp, RetryAfter, reason_to_give_up
 from tampu.errors import ConfigError
+from tampu.wire.dlq import DlqReason
 from tampu.wire.job import Job
 from tampu.wire.typed import TypedPayload
 
@@ -32,8 +33,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
-
-    from tampu.wire.dlq import DlqReason
+    from types import TracebackType
 
 
 #: The modules between a worker's loop and a handler; their frames are cut from tracebacks.
@@ -53,12 +53,21 @@ class _DiedIdle(ProcessDied):
 class RemoteError(Exception):
     """An error that a handler raised in another process: `error_type` is its type's name, `str()` its text."""
 
-    def __init__(self, error_type: str, text: str, remote_traceback: str, give_up: DlqReason | None) -> None:
+    def __init__(
+        self,
+        error_type: str,
+        text: str,
+        remote_traceback: str,
+        give_up: DlqReason | None,
+        after_ms: int | None = None,
+    ) -> None:
         super().__init__(text)
         self.error_type = error_type
         self.remote_traceback = remote_traceback
         #: Why the job is not retried; None if it is.
         self.give_up = give_up
+        #: When the task's retry rules want it retried, in milliseconds; None leaves it to the backoff.
+        self.after_ms = after_ms
 
 
 class _Child:
@@ -83,7 +92,7 @@ class _Child:
     def call(self, job: Job[Any]) -> Any:
         """Run one job in the process and return its result. Blocks; raises `RemoteError` or `ProcessDied`."""
         with contextlib.suppress(OSError):  # it has died: receiving raises that
-            self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name))
+            self._ours.send((job.id, job.payload_slot, job.created_at_ms, job.attempt, job.retry, job.name, job._tail))
         try:
             self._receive()  # "taken"
         except ProcessDied as error:
@@ -177,16 +186,25 @@ def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
                 leave(error)
             if not isinstance(error, Exception):
                 raise
-            text = traceback_text(error)
-            pipe.send(("error", type(error).__name__, str(error), text, reason_to_give_up(error, job.id)))
+            give_up, after_ms = reason_to_give_up(error, job.id), None
+            if isinstance(error, GiveUp):
+                error, give_up = error.source, DlqReason.UNRECOVERABLE
+            elif isinstance(error, RetryAfter):
+                after_ms, error = error.after_ms, error.source
+            pipe.send(("error", type(error).__name__, str(error), traceback_text(error), give_up, after_ms))
 
 
-def traceback_text(error: BaseException) -> str:
-    """Return its traceback without tampu's own frames at the start, which are the same for every handler."""
+def own_traceback(error: BaseException) -> TracebackType | None:
+    """Return an error's traceback from the handler's first frame on: the frames before it are the same for all."""
     first = error.__traceback__
     while first is not None and str(first.tb_frame.f_globals.get("__name__", "")).startswith(_CALLERS):
         first = first.tb_next
-    return "".join(traceback.format_exception(type(error), error, first or error.__traceback__))
+    return first or error.__traceback__
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return an error's own traceback as text."""
+    return "".join(traceback.format_exception(type(error), error, own_traceback(error)))
 
 
 async def _awaited(result: Any) -> Any:

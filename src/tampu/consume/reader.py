@@ -202,15 +202,8 @@ class Reader:
         lately = pool.finished - pace[0][1]
         return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
-    async def watch_pause(self) -> None:
-        """Check whether the queue is paused, then wait for the next check."""
-        await self.look_for_pause()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), PAUSE_WATCH_SECS)
-
-    async def look_for_pause(self) -> None:
-        """Check whether the queue is paused. If so, end a blocked read: it would deliver one more batch."""
-        is_paused = bool(await self._client.call("EXISTS", self._keys.paused))
+    async def note_pause(self, is_paused: bool) -> None:
+        """Stop or resume reading. A blocked read is ended when the queue is paused: it would deliver one more batch."""
         if is_paused or self._pool.occupied >= self._config.concurrency:
             # Nothing is read on purpose and the server answers: the health check must stay green.
             self.last_read_at = time.monotonic()

@@ -12,7 +12,16 @@ from tampu.base.clock import wall_clock_ms
 from tampu.base.event_loop import is_in_a_task
 from tampu.consume import outcomes
 from tampu.consume.forks import ForkGuard, leave
-from tampu.consume.handlers import Cancel, PutBack, Retry, UnrecoverableError, reason_to_give_up
+from tampu.consume.handlers import (
+    Cancel,
+    GiveUp,
+    PutBack,
+    Retry,
+    RetryAfter,
+    Snooze,
+    UnrecoverableError,
+    reason_to_give_up,
+)
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
@@ -23,14 +32,17 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.cancels import Cancels
     from tampu.consume.inflight import Delivery
+    from tampu.consume.job_log import JobLog
     from tampu.consume.leases import Leases
     from tampu.consume.outcomes import Outcome
     from tampu.consume.settle import Settler
     from tampu.consume.starts import StartMarks
     from tampu.wire.job import Job
 
-_SUCCESS = OutcomeKind.SUCCESS  # a global: it is compared for every job
+# Globals: they are compared for every job.
+_SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
 
 
 class Runner:
@@ -43,6 +55,8 @@ class Runner:
         settler: Settler,
         leases: Leases,
         starts: StartMarks,
+        cancels: Cancels,
+        log: JobLog,
         *,
         now_ms: Callable[[], int] = wall_clock_ms,
         random_below: Callable[[int], int] = random.randrange,
@@ -52,6 +66,8 @@ class Runner:
         self._settler = settler
         self._leases = leases
         self._starts = starts
+        self._cancels = cancels
+        self._marked = cancels.marked
         self._now_ms = now_ms
         self._random_below = random_below
         self._events = config.events_enabled
@@ -60,6 +76,8 @@ class Runner:
         #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
         self._fork_guard = ForkGuard()
+        self._log = log
+        self._logs_starts = log.has_starts
         #: Deliveries that did not start, though their start may have been recorded: handed back at shutdown.
         self.unstarted: list[Delivery] = []
 
@@ -84,7 +102,21 @@ class Runner:
                 delivery.done()
                 return
             started = time.perf_counter_ns()
+        if delivery.job._tail and self._is_expired(delivery.job):
+            delivery.has_outcome = True
+            self._settler.add(self._expired(delivery))
+            return
+        if self._marked and delivery.job.id in self._marked:
+            reason = await self._cancels.reason_for(delivery)
+            if reason is not None:
+                delivery.has_outcome = True
+                self._settler.add(self._cancelled(delivery, 0, reason, ran=False))
+                return
+            started = time.perf_counter_ns()
         delivery.is_running = True
+        delivery.started_ns = started
+        if self._logs_starts:
+            self._log.started(delivery.job, max_attempts_of(delivery.job, self._config))
         if self._events:
             self._settler.started(delivery, self._now_ms())
         try:
@@ -104,8 +136,32 @@ class Runner:
             outcome = self._raised(delivery, started, error)
         delivery.has_outcome = True
         self._settler.add(outcome)
-        if outcome.kind is not _SUCCESS:
+        if outcome.kind is _SUCCESS or outcome.kind is _RESULT:
+            if delivery.job.attempt:
+                self._log.recovered(delivery.job, outcome.duration_us)
+        else:
             await self._settler.wait_for_room(outcome.kind)
+
+    def _is_expired(self, job: Job[Any]) -> bool:
+        expires_at_ms = job.extras.expires_at_ms
+        return expires_at_ms is not None and job.attempt == 0 and self._now_ms() > expires_at_ms
+
+    def _expired(self, delivery: Delivery) -> Outcome:
+        outcome = outcomes.dead_letter(
+            delivery,
+            self._now_ms(),
+            0,
+            reason=DlqReason.EXPIRED,
+            worker=self._config.consumer_id,
+            detail="not started before its expiry",
+            ran=False,
+        )
+        self._log.not_run(outcome, None)
+        return outcome
+
+    def _cancelled(self, delivery: Delivery, duration_us: int, reason: str, *, ran: bool) -> Outcome:
+        self._log.cancelled(delivery.job, reason, was_running=ran)
+        return outcomes.cancelled(delivery, self._now_ms(), duration_us, reason, ran=ran)
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
@@ -113,6 +169,8 @@ class Runner:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):
             return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
+        elif isinstance(result, Snooze):
+            return outcomes.retry(delivery, self._now_ms(), duration_us, "", result.after_ms, counts=False)
         elif isinstance(result, Retry):
             outcome = self._retry(delivery, duration_us, RetryAsked("by the handler"), result.after_ms)
         elif isinstance(result, Cancel):
@@ -129,7 +187,7 @@ class Runner:
             )
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
-            is_success = outcome.kind in (_SUCCESS, OutcomeKind.RESULT)
+            is_success = outcome.kind in (_SUCCESS, _RESULT)
             self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
         return outcome
 
@@ -138,12 +196,20 @@ class Runner:
             leave(error)
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
         job = delivery.job
+        if job._cancellation is not None and job._cancellation.reason is not None:
+            return self._cancelled(delivery, duration_us, job._cancellation.reason, ran=True)
+        if isinstance(error, GiveUp):
+            return self._dead(delivery, duration_us, error.source, DlqReason.UNRECOVERABLE)
+        if isinstance(error, RetryAfter):
+            return self._retry(delivery, duration_us, error.source, error.after_ms)
         if self._observes:
             is_panic = not isinstance(error, Exception)
             self._observe(delivery, JobOutcomeKind.PANIC if is_panic else JobOutcomeKind.ERR, duration_us)
         reason = error.give_up if isinstance(error, RemoteError) else reason_to_give_up(error, job.id)
         if reason is not None:
             return self._dead(delivery, duration_us, error, reason)
+        if isinstance(error, RemoteError) and error.after_ms is not None:
+            return self._retry(delivery, duration_us, error, error.after_ms)
         spec = job.retry.backoff if job.retry is not None else None
         wait_ms = backoff_ms(job.attempt + 1, spec, self._config.retry, self._random_below)
         return self._retry(delivery, duration_us, error, wait_ms)
@@ -152,11 +218,25 @@ class Runner:
         job = delivery.job
         if job.attempt + 1 >= max_attempts_of(job, self._config):
             return self._dead(delivery, duration_us, error, DlqReason.RETRIES_EXHAUSTED)
-        return outcomes.retry(delivery, self._now_ms(), duration_us, outcomes.error_text(error), wait_ms)
+        outcome = outcomes.retry(
+            delivery,
+            self._now_ms(),
+            duration_us,
+            outcomes.error_text(error),
+            wait_ms,
+            traceback=outcomes.event_traceback(error) if self._events else "",
+        )
+        self._log_failure(outcome, error)
+        return outcome
 
     def _dead(self, delivery: Delivery, duration_us: int, error: BaseException, reason: DlqReason) -> Outcome:
         worker = self._config.consumer_id
-        return outcomes.dead_letter(delivery, self._now_ms(), duration_us, reason=reason, worker=worker, error=error)
+        outcome = outcomes.dead_letter(delivery, self._now_ms(), duration_us, reason=reason, worker=worker, error=error)
+        self._log_failure(outcome, error)
+        return outcome
+
+    def _log_failure(self, outcome: Outcome, error: BaseException) -> None:
+        self._log.failed(outcome, error, max_attempts_of(outcome.delivery.job, self._config))
 
     def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
         job = delivery.job

@@ -38,6 +38,7 @@ logger = logging.getLogger("tampu.worker")
 # Globals, because they are compared for every job: looking up an enum member takes ten times as long.
 _SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
 _RETRY, _DEAD_LETTER = OutcomeKind.RETRY, OutcomeKind.DEAD_LETTER
+_CANCELLED = OutcomeKind.CANCELLED
 
 #: Windows in flight at once: the next one is packed while the server works on the last.
 MAX_IN_FLIGHT = 2
@@ -278,6 +279,8 @@ class Settler:
                 keys.append(self._keys.result(job.id))
             elif outcome.kind is _RETRY:
                 keys.append(self._keys.delayed_index(job.id))
+            elif outcome.kind is _CANCELLED:
+                keys += (self._keys.cancel_mark(job.id), self._keys.cancel_marks, self._keys.dedup_marker(job.id))
         orders = [entry_order(outcome.delivery.entry_id) for outcome in window] or [(0, 0)]
         first, last = min(orders), max(orders)
         head: tuple[Part, ...] = (

@@ -170,6 +170,13 @@ class Takeover:
         if not entries:
             return bool(swept)
         tell(config.metrics.reader_batch, ReaderBatch(len(entries), len(entries)))
+        logger.warning(
+            "%s: took over %d %s from workers that died or stalled",
+            config.queue_name,
+            len(entries),
+            "job" if len(entries) == 1 else "jobs",
+            extra={"fields": {"event": "taken-over", "queue": config.queue_name, "jobs": len(entries)}},
+        )
         for entry_id, fields, deliveries in entries:
             suspect = self._inflight.receive(entry_id, fields, deliveries)
             if suspect is not None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
-State = Literal["waiting", "delayed", "running", "done", "dead", "unknown"]
+State = Literal["waiting", "delayed", "running", "done", "dead", "cancelled", "unknown"]
 
 #: Entries per page, and maximum number of pages, of each search through a stream.
 PAGE = 500
@@ -57,14 +57,22 @@ class JobState:
     result: Any = None
     #: Dead: the dead letter.
     dead_letter: DlqEntry | None = None
+    #: How long it has been running, how long ago it failed (dead), or was added; in milliseconds. Set in lists of jobs.
+    age_ms: int | None = None
+    #: Cancelled: why.
+    reason: str | None = None
     entry_id: str | None = None
 
 
 async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
     """Return the state of a job, checking the cheapest places first."""
-    result, member = await client.call_many([("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id))])
+    result, member, mark = await client.call_many(
+        [("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id)), ("GET", keys.cancel_mark(job_id))]
+    )
     if result is not None:
         return JobState(id=job_id, state="done", result=_decoded(result))
+    if mark is not None and mark.startswith(b"c"):
+        return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
     if delayed is not None:
         return delayed

@@ -16,6 +16,7 @@ from tampu.inspect.job_state import find_dead_letter
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.envelope import decode_job
 from tampu.wire.events import EventName, QueueEvent
+from tampu.wire.job import cancelled_error
 from tampu.wire.payload import decode_result
 
 if TYPE_CHECKING:
@@ -120,10 +121,22 @@ class Waiters:
     # --- lookups
 
     async def _look(self, job_id: str) -> bool:
-        packed = await self._client.call("GET", self._keys.result(job_id))
+        packed, mark = await self._client.call("MGET", self._keys.result(job_id), self._keys.cancel_mark(job_id))
+        return self._on_look(job_id, packed, mark)
+
+    def _on_look(self, job_id: str, packed: bytes | None, mark: bytes | None) -> bool:
         if packed is not None:
             self._resolve(job_id, packed)
-        return packed is not None
+        elif mark is not None and mark.startswith(b"c"):
+            self._cancel(job_id, mark[1:].decode(errors="replace"))
+        else:
+            return False
+        return True
+
+    def _cancel(self, job_id: str, reason: str) -> None:
+        for future in self._waiting.get(job_id, ()):
+            if not future.done():
+                future.set_exception(cancelled_error(job_id, reason))
 
     async def _look_for_letter(self, job_id: str) -> None:
         letter = await find_dead_letter(self._client, self._keys, job_id)
@@ -191,6 +204,8 @@ class Waiters:
             if event.job_id in self._waiting:
                 if event.name == EventName.COMPLETED:
                     self._spawn(self._on_completed(event.job_id), "tampu-waiters-completed")
+                elif event.name == EventName.CANCELLED:
+                    self._cancel(event.job_id, str(event.fields.get("reason", "")))
                 elif event.name == EventName.DLQ:
                     self._spawn(self._on_dlq(event.job_id, event), "tampu-waiters-dlq")
 
@@ -228,10 +243,11 @@ class Waiters:
         ids = list(self._waiting)
         for start in range(0, len(ids), MAX_KEYS):
             some = ids[start : start + MAX_KEYS]
-            found = await self._client.call("MGET", *(self._keys.result(job_id) for job_id in some))
-            for job_id, packed in zip(some, found, strict=True):
-                if packed is not None:
-                    self._resolve(job_id, packed)
+            results = (self._keys.result(job_id) for job_id in some)
+            marks = (self._keys.cancel_mark(job_id) for job_id in some)
+            found = await self._client.call("MGET", *results, *marks)
+            for job_id, packed, mark in zip(some, found[: len(some)], found[len(some) :], strict=True):
+                self._on_look(job_id, packed, mark)
         while True:
             letters = await self._client.call("XRANGE", self._keys.dlq, f"({self._last_letter}", "+", "COUNT", MAX_KEYS)
             for dlq_id, fields in letters:

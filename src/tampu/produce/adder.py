@@ -73,8 +73,9 @@ class Adder:
         self._minter = minter
         #: How a payload is written into its envelope: `bytes` as a MessagePack bin, `Raw` inline.
         self._slot_of = msgspec.Raw if inline else bytes
-        self._marker_prefix = f"{keys.tag}:dlid:".encode()
-        self._index_prefix = f"{keys.tag}:didx:".encode()
+        self._marker_prefix = keys.dedup_marker("").encode()
+        self._cancel_prefix = keys.cancel_mark("").encode()
+        self._index_prefix = keys.delayed_index("").encode()
         self._open: SharedWindow | None = None
         self._max_bytes = max_payload_bytes or sys.maxsize
 
@@ -95,6 +96,8 @@ class Adder:
             now_ms = self._minter.now_ms()
         name = options.name.encode()
         envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+        if options.tail:
+            envelope += options.tail
         if len(envelope) > self._max_bytes:
             raise _too_large(len(envelope), self._max_bytes)
         # With nothing in flight there is no reason to wait: the first job of a turn is sent at once, alone.
@@ -120,11 +123,16 @@ class Adder:
         if due is None:
             if not is_explicit:
                 return AddKind.NOW, b"", ()
-            return AddKind.NOW_WITH_ID, b"", (pack_part(self._marker_prefix + job_id.encode()),)
+            return AddKind.NOW_WITH_ID, b"", self._id_keys(job_id)
         index = pack_part(self._index_prefix + job_id.encode())
         if not is_explicit:
             return AddKind.DELAYED, due.packed, (index,)
-        return AddKind.DELAYED_WITH_ID, due.packed, (pack_part(self._marker_prefix + job_id.encode()), index)
+        return AddKind.DELAYED_WITH_ID, due.packed, (*self._id_keys(job_id), index)
+
+    def _id_keys(self, job_id: str) -> tuple[bytes, bytes]:
+        """Return the keys of an explicit id: its dedup marker, and its cancel mark, which a new add removes."""
+        encoded = job_id.encode()
+        return pack_part(self._marker_prefix + encoded), pack_part(self._cancel_prefix + encoded)
 
     def _window_for(self, size: int) -> SharedWindow:
         window = self._open
@@ -167,7 +175,7 @@ class Adder:
         windows: list[BulkWindow] = []
         for position, (body, options) in enumerate(items):
             job_id, now_ms = self._minter.mint() if options.id is None else (str(options.id), self._minter.now_ms())
-            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
+            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry) + options.tail
             if len(envelope) > self._max_bytes:
                 raise _too_large(len(envelope), self._max_bytes, f" {position} of this bulk")
             packed = pack_part(envelope)
@@ -231,6 +239,8 @@ class Adder:
             window = BulkWindow(asyncio.get_running_loop())
             ids, now_ms = self._minter.mint_many(end - start)
             envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
+            if options.tail:
+                envelopes = [envelope + options.tail for envelope in envelopes]
             packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]
             if due is None:
                 window.put_many(ids, name, packed)

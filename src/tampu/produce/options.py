@@ -35,6 +35,8 @@ class AddOptions:
     retry: JobRetryOverride | None = None
     #: The job's name, by which workers choose the task; at most 256 bytes. Defaults to no name.
     name: str = ""
+    #: Headers, timeout and expiry, encoded; see `tampu.wire.extras`.
+    tail: bytes = b""
 
     def __post_init__(self) -> None:
         if self.id is not None:

@@ -206,18 +206,27 @@ class Producer(Generic[T]):
         run_at: datetime | float | None = None,
     ) -> JobId:
         """Add one job whose payload is already MessagePack. It runs after `delay`, at `run_at`, or now."""
-        due = None
-        if delay is not None:
-            due = self._due_after(delay)
-        elif run_at is not None:
-            due = self._due_at(run_at)
+        due = None if delay is None and run_at is None else self._due(delay, run_at)
         self._bind_to_loop()
         return await self._adder.add(packed, opts, due)
 
-    async def add_packed_bulk(self, packed: Sequence[bytes], opts: AddOptions) -> list[JobId]:
-        """Add many jobs whose payloads are already MessagePack, with the same options. Return their ids in order."""
+    async def add_packed_bulk(
+        self,
+        packed: Sequence[bytes],
+        opts: AddOptions,
+        *,
+        delay: timedelta | float | None = None,
+        run_at: datetime | float | None = None,
+    ) -> list[JobId]:
+        """Add many jobs whose payloads are already MessagePack, with the same options. Return their IDs in order."""
+        due = self._due(delay, run_at)
         self._bind_to_loop()
-        return await self._adder.add_list(packed, opts)
+        return await self._adder.add_list(packed, opts, due)
+
+    def _due(self, delay: timedelta | float | None, run_at: datetime | float | None) -> Due | None:
+        if delay is not None:
+            return self._due_after(delay)
+        return None if run_at is None else self._due_at(run_at)
 
     async def add_bulk(self, payloads: Iterable[T] | AsyncIterable[T]) -> list[JobId]:
         """Add many jobs and return their ids in order. On an error, its `accepted` holds the ids that were added.

@@ -26,6 +26,7 @@ UPSERT_REPEATABLE = load_script("upsert_repeatable")
 REMOVE_REPEATABLE = load_script("remove_repeatable")
 REPLAY = load_script("replay")
 CANCEL = load_script("cancel")
+CANCEL_JOB = load_script("cancel_job")
 PURGE = load_script("purge")
 RENEW_LEASES = load_script("renew_leases")
 RECLAIM = load_script("reclaim")
@@ -39,7 +40,7 @@ START_MARK = 1_000_000_000
 #: The scripts that each of these parts needs.
 PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
 SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
-INSPECT_SCRIPTS = (CANCEL, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
+INSPECT_SCRIPTS = (CANCEL, CANCEL_JOB, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
 CONSUMER_SCRIPTS = (RENEW_LEASES, RECLAIM, MARK_STARTED, HAND_BACK, FORGET_CONSUMER)
 
 
@@ -204,6 +205,28 @@ async def cancel(client: Client, delayed: str, index: str, marker: str, *, membe
     """
     reply = await client.run(CANCEL, (delayed, index, marker), (_or_empty(member),), resend=False)
     return None if reply == -1 else bool(reply)
+
+
+async def cancel_job(
+    client: Client,
+    delayed: str,
+    index: str,
+    marker: str,
+    mark: str,
+    marks: str,
+    events: str,
+    *,
+    job_id: str,
+    reason: str,
+    ttl_secs: int,
+    member: bytes | None = None,
+    is_in_stream: bool = False,
+) -> int:
+    """Cancel a delayed job, or mark one that `is_in_stream`. Return 1 if it is cancelled, 2 if marked, else 0."""
+    keys = (delayed, index, marker, mark, marks, events)
+    arguments = (_or_empty(member), job_id, reason, "1" if is_in_stream else "0", ttl_secs)
+    done: int = await client.run(CANCEL_JOB, keys, arguments)
+    return done
 
 
 async def purge(

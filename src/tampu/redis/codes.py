@@ -35,6 +35,7 @@ class OutcomeKind(bytes, Enum):
     RESULT = b"r"
     RETRY = b"t"
     DEAD_LETTER = b"x"
+    CANCELLED = b"c"
 
 
 class SettleCode(StrEnum):

@@ -29,10 +29,11 @@ class DlqReason(StrEnum):
     MALFORMED = "malformed"
     OVERSIZE_PAYLOAD = "oversize_payload"
     UNRECOVERABLE = "unrecoverable"
+    EXPIRED = "expired"
 
     @property
     def code(self) -> str:
-        """The stable code, CMQ-020 to CMQ-024."""
+        """The stable code, CMQ-020 to CMQ-025."""
         return _CODES[self]
 
     def as_str(self) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from tampu.errors import EncodeError
+from tampu.wire.extras import split_extras
 from tampu.wire.job import Job
 from tampu.wire.legacy import decode_any_envelope
 from tampu.wire.retry import JobRetryOverride, WireRetry, from_wire_retry, to_wire_retry
@@ -82,7 +83,7 @@ def fresh_envelopes(
 
 def encode_job(job: Job[Any]) -> bytes:
     """Return the envelope of a job, without its name, which is a separate field."""
-    return encode_envelope(job.id, job._slot, job.created_at_ms, job.attempt, job.retry)
+    return encode_envelope(job.id, job._slot, job.created_at_ms, job.attempt, job.retry) + job._tail
 
 
 def decode_job(data: bytes, name: str = "") -> Job[Any]:
@@ -90,7 +91,12 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
     try:
         envelope = _decode_envelope(data)
     except REFUSALS:
-        return decode_any_envelope(data, name)
+        head, tail = split_extras(data)
+        if not tail:
+            return decode_any_envelope(data, name)
+        job = decode_job(head, name)
+        job._tail = tail
+        return job
     retry = envelope.retry
     return Job.from_wire(
         envelope.id,

@@ -25,6 +25,7 @@ class EventName(StrEnum):
     RETRY_SCHEDULED = "retry-scheduled"
     DELAYED = "delayed"
     DLQ = "dlq"
+    CANCELLED = "cancelled"
     DRAINED = "drained"
     PROGRESS = "progress"
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
-from tampu.errors import DecodeError
+from tampu.errors import DecodeError, JobCancelled
+from tampu.wire.extras import JobExtras, decode_extras
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
 from tampu.wire.ulid import RANDOM_BYTES, encode_ulid
@@ -23,6 +24,12 @@ def _check_retry(value: object) -> JobRetryOverride:
     if not isinstance(value, JobRetryOverride):
         raise invalid("retry", value, "a JobRetryOverride")
     return value
+
+
+def cancelled_error(job_id: str, reason: str) -> JobCancelled:
+    """Return the error for a cancelled job."""
+    text = f"job {job_id} was cancelled" + (f": {reason}" if reason else "")
+    return JobCancelled(text, job_id=job_id, reason=reason)
 
 
 def check_poll_interval(value: float) -> None:
@@ -46,6 +53,15 @@ class DuplicateJobId(JobId):
     is_new = False
 
 
+class Cancellation:
+    """Whether a running job is to be cancelled. `reason` is None until it is."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str | None = None) -> None:
+        self.reason = reason
+
+
 class JobContext(Protocol):
     """The queue that added a job, or the worker that runs it."""
 
@@ -64,7 +80,19 @@ class Job(Generic[T]):
     `data` and `attempts_made` are aliases of `payload` and `attempt`.
     """
 
-    __slots__ = ("_context", "_decode", "_payload", "_slot", "attempt", "created_at_ms", "id", "name", "retry")
+    __slots__ = (
+        "_cancellation",
+        "_context",
+        "_decode",
+        "_payload",
+        "_slot",
+        "_tail",
+        "attempt",
+        "created_at_ms",
+        "id",
+        "name",
+        "retry",
+    )
 
     def __init__(
         self,
@@ -86,6 +114,8 @@ class Job(Generic[T]):
         self._payload: T = cast("T", data)
         self._decode: Callable[[bytes], T] = decode_slot
         self._context: JobContext | None = None
+        self._cancellation: Cancellation | None = None
+        self._tail = b""
 
     @classmethod
     def new(
@@ -113,6 +143,7 @@ class Job(Generic[T]):
         attempt: int,
         retry: JobRetryOverride | None,
         name: str = "",
+        tail: bytes = b"",
     ) -> Job[T]:
         """Return a decoded job. Its fields are not checked, and the payload stays encoded until it is read."""
         job = cls.__new__(cls)
@@ -125,6 +156,8 @@ class Job(Generic[T]):
         job._payload = _NOT_DECODED
         job._decode = decode_slot
         job._context = None
+        job._cancellation = None
+        job._tail = tail
         return job
 
     @property
@@ -172,6 +205,29 @@ class Job(Generic[T]):
         if isinstance(fraction, bool) or not 0 <= fraction <= 1:
             raise invalid("fraction", fraction, "a number from 0 to 1")
         self._context.report_progress(self, float(fraction), note)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The headers that the job was added with: `task.using(headers={"tenant": "acme"})`."""
+        return dict(decode_extras(self._tail).headers)
+
+    @property
+    def extras(self) -> JobExtras:
+        """Headers, timeout and expiry of this job, as they travelled with it."""
+        return decode_extras(self._tail)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """True once the running job is to be cancelled; see `check_cancelled`."""
+        return self._cancellation is not None and self._cancellation.reason is not None
+
+    def check_cancelled(self) -> None:
+        """Raise `JobCancelled` if this job was cancelled. Call it now and then in a `def` handler that runs for long.
+
+        `async def` handlers are cancelled where they wait, and `process=True` handlers are killed: they need no check.
+        """
+        if self._cancellation is not None and self._cancellation.reason is not None:
+            raise cancelled_error(self.id, self._cancellation.reason)
 
     @property
     def payload_slot(self) -> bytes:

@@ -9,6 +9,7 @@ class QueueKeys:
     """All keys of one queue: first those of the ChasquiMQ format, then those that only tampu uses."""
 
     __slots__ = (
+        "cancel_marks",
         "delayed",
         "dlq",
         "events",
@@ -34,6 +35,7 @@ class QueueKeys:
         self.scheduler_lock = f"{tag}:scheduler:lock"
         self.replays = f"{tag}:replays"
         self.paused = f"{tag}:paused"
+        self.cancel_marks = f"{tag}:cancel"
 
     def dedup_marker(self, job_id: str) -> str:
         """Return the key that exists while an explicit id must not be added again."""
@@ -42,6 +44,10 @@ class QueueKeys:
     def delayed_index(self, job_id: str) -> str:
         """Return the key of the exact member of the delayed set, which lets cancel work without a scan."""
         return f"{self.tag}:didx:{job_id}"
+
+    def cancel_mark(self, job_id: str) -> str:
+        """Holds that a job is to be cancelled, or was, and why. `cancel_marks` lists those not carried out yet."""
+        return f"{self.tag}:cancel:{job_id}"
 
     def result(self, job_id: str) -> str:
         """Return the key of the handler's return value."""
@@ -66,6 +72,10 @@ class QueueKeys:
     def owner(self, group: str, consumer_id: str) -> str:
         """Return the key of the token of the process that last renewed leases under this consumer's name."""
         return f"{self.tag}:owner:{group}:{consumer_id}"
+
+    def heartbeat(self, group: str, consumer_id: str) -> str:
+        """Holds what a worker last published about itself."""
+        return f"{self.tag}:worker:{group}:{consumer_id}"
 
     def chain(self, chain_id: str) -> str:
         """Return the key of a producer's chain: the last window's number, and replies that a resend may need."""

@@ -48,13 +48,20 @@ _TABLE = {
             "Check the server and the queues, and say how to fix each problem. Exits with 3 if there is one.",
         ),
         "bench": ("bench:bench", "Benchmark this server with tampu, in a temporary queue."),
-        "job": ("job:app", "Inspect one job: its state and its history."),
+        "job": ("job:app", "List jobs, or inspect one: its state and its history."),
+        "workers": (
+            "workers:workers",
+            "List the workers of all queues, or of one, with host, process, version and running jobs.",
+        ),
     },
     "Manage": {
         "add": ("add:add", "Add a job and print its ID."),
-        "cancel": ("cancel:cancel", "Cancel delayed jobs, including those waiting for a retry."),
-        "queue": ("queue:app", "Pause, resume or purge a queue."),
-        "dlq": ("dlq:app", "Show, replay or remove dead letters."),
+        "cancel": (
+            "cancel:cancel",
+            "Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.",
+        ),
+        "queue": ("queue:app", "List, pause, resume, drain, purge or delete queues."),
+        "dlq": ("dlq:app", "Summarize, show, replay or remove dead letters."),
         "repeatable": ("repeatable:app", "List, remove or fire schedules (repeatable jobs)."),
     },
     "Other": {

@@ -1,52 +1,90 @@
-"""`tampu cancel`: removes delayed jobs from their queue."""
+"""`tampu cancel`: cancels jobs by ID, or all that match a filter."""
 
+from collections import Counter
 from typing import Annotated
 
 import typer
 
-from tampu.cli.errors import CliError
+from tampu.cli.errors import CliError, UsageError, check_choice
 from tampu.cli.options import DryRun, QueueName, Yes, confirm
-from tampu.cli.output import show, write_json
+from tampu.cli.output import progress_bar, show, write_json
 from tampu.cli.session import CommonOptions, Session
-from tampu.cli.units import plural
+from tampu.cli.units import parse_duration, plural
+from tampu.inspect.cancel import CancelOutcome
+from tampu.inspect.jobs import ListedState
+
+#: Maximum number of jobs that one call cancels by filter; call it again for the rest.
+MOST_JOBS = 10_000
+CANCELLABLE: tuple[ListedState, ...] = ("waiting", "running", "delayed")
 
 
 def cancel(
     common: CommonOptions,
     queue: QueueName,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="IDs of delayed jobs.")],
+    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Job IDs.")] = None,
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Only jobs at least this old (90s, 15m, 2h, 7d)."),
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", metavar="|".join(CANCELLABLE), help="Only jobs in this state.")
+    ] = None,
+    reason: Annotated[str, typer.Option("--reason", help="Why; shown in events and to callers that wait.")] = "",
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Cancel delayed jobs, including those waiting for a retry."""
-    states = common.run(_states, queue, ids)
-    delayed = [job_id for job_id in ids if states[job_id] == "delayed"]
-    cancelled: list[str] = []
-    if confirm(f"cancel {plural(len(delayed), 'delayed job')} in {queue}", len(delayed), yes=yes, dry_run=dry_run):
-        cancelled = common.run(_cancel, queue, delayed)
+    """Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.
+
+    Delayed jobs are removed at once. Waiting and running jobs are marked: workers drop or cancel them within about two
+    seconds.
+    """
+    check_choice("--state", state, CANCELLABLE)
+    has_filter = name is not None or older_than is not None or state is not None
+    if bool(ids) == has_filter:
+        raise UsageError("give either job IDs, or a filter: --name, --older-than or --state")
+    older_than_secs = None if older_than is None else parse_duration(older_than)
+    states = [] if ids else [one for one in CANCELLABLE if state in (None, one)]
+    found = [*(ids or ()), *common.run(_matching, queue, states, name, older_than_secs)]
+    outcomes: dict[str, CancelOutcome] = {}
+    if confirm(f"cancel {plural(len(found), 'job')} of {queue}", len(found), yes=yes, dry_run=dry_run):
+        outcomes = common.run(_cancel, queue, found, reason)
     if common.as_json:
-        write_json({"matched": len(delayed), "cancelled": cancelled, "states": states, "dry_run": dry_run})
-    elif cancelled:
-        show(f"cancelled {plural(len(cancelled), 'job')}")
-    missed = [job_id for job_id in ids if job_id not in (delayed if dry_run else cancelled)]
-    if missed and (dry_run or not delayed or cancelled):
-        others = ", ".join(f"{job_id} {_said(states[job_id])}" for job_id in missed)
-        raise CliError(f"cannot cancel: {others} (only delayed jobs can be cancelled)")
+        write_json({"queue": queue, "matched": len(found), "outcomes": outcomes, "dry_run": dry_run})
+    elif outcomes:
+        show(_summary(outcomes))
+    unknown = [job_id for job_id, outcome in outcomes.items() if outcome == "unknown"]
+    if unknown:
+        raise CliError(f"no such job: {', '.join(unknown)} (finished without a stored result, or never existed)")
 
 
-def _said(state: str) -> str:
-    return {
-        "unknown": "does not exist",
-        "delayed": "is no longer delayed",
-        "waiting": "is already waiting to run",
-    }.get(state, f"is {state}")
+def _summary(outcomes: dict[str, CancelOutcome]) -> str:
+    counts = Counter(outcomes.values())
+    said = {
+        "cancelled": "cancelled",
+        "requested": "marked; workers drop or cancel them within about two seconds",
+        "finished": "had already finished",
+    }
+    return "\n".join(f"{plural(counts[key], 'job')} {text}" for key, text in said.items() if counts[key]) or "none"  # type: ignore[index]
 
 
-async def _states(session: Session, name: str, ids: list[str]) -> dict[str, str]:
-    queue = await session.queue(name)
-    return {job_id: (await queue.get_job(job_id)).state for job_id in ids}
+async def _matching(
+    session: Session, queue: str, states: list[ListedState], name: str | None, older_than: float | None
+) -> list[str]:
+    jobs = await session.queue(queue)
+    found: list[str] = []
+    for state in states:
+        room = MOST_JOBS - len(found)
+        if room > 0:
+            found += [job.id for job in await jobs.jobs(state, name=name, older_than=older_than, limit=room) if job.id]
+    return found
 
 
-async def _cancel(session: Session, name: str, ids: list[str]) -> list[str]:
-    queue = await session.queue(name)
-    return [job_id for job_id in ids if await queue.cancel_delayed(job_id)]
+async def _cancel(session: Session, queue: str, ids: list[str], reason: str) -> dict[str, CancelOutcome]:
+    jobs = await session.queue(queue)
+    outcomes: dict[str, CancelOutcome] = {}
+    with progress_bar("cancelling", len(ids)) as done:
+        for number, job_id in enumerate(ids, 1):
+            outcomes[job_id] = await jobs.cancel(job_id, reason=reason)
+            done(number)
+    return outcomes

@@ -1,5 +1,6 @@
-"""`tampu dlq peek|replay|remove`: works on all dead letters, or those selected by options."""
+"""`tampu dlq summary|peek|replay|remove`: works on all dead letters, or those selected by options."""
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -12,14 +13,15 @@ from tampu.cli.options import DryRun, QueueName, Raw, Yes, confirm
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of
 from tampu.cli.session import CommonOptions, Session
-from tampu.cli.tables import fact_table
+from tampu.cli.tables import FittingTable, fact_table
 from tampu.cli.units import iso, parse_duration, plural, time_of_day
 from tampu.config import DEFAULT_MAX_STREAM_LEN
 from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
+from tampu.inspect.dlq_summary import LetterCluster, summarize_letters
 from tampu.inspect.snapshot import entry_ms
 from tampu.wire.dlq import DlqEntry, DlqReason
 
-app = typer.Typer(help="Show, replay or remove dead letters.", no_args_is_help=True)
+app = typer.Typer(help="Summarize, show, replay or remove dead letters.", no_args_is_help=True)
 
 Ids = Annotated[
     list[str] | None,
@@ -51,6 +53,43 @@ def _filter(ids: list[str] | None, reason: str | None, name: str | None, older_t
 async def _dead_letters(session: Session, queue: str) -> DeadLetters:
     [(client, keys)] = await session.views(queue)
     return DeadLetters(client, keys, DEFAULT_MAX_STREAM_LEN)
+
+
+@app.command()
+def summary(common: CommonOptions, queue: QueueName) -> None:
+    """Group dead letters by task, reason and error, the largest group first."""
+    clusters = common.run(_summary, queue)
+    if common.as_json:
+        found = [asdict(cluster) for cluster in clusters]
+        for told, cluster in zip(found, clusters, strict=True):
+            told["sample"] = letter_to_json(cluster.sample, raw=False)
+        write_json(found)
+        return
+    if not clusters:
+        say("no dead letters")
+        return
+    rows = FittingTable(
+        *("letters", "task", "reason", "error", "first", "last", "cluster"),
+        numbers=("letters",),
+        spare=("cluster", "first", "reason"),
+    )
+    for one in clusters:
+        shape = f"{one.error_type}: {one.fingerprint}" if one.error_type else one.fingerprint
+        rows.add_row(
+            cell(f"{one.letters:,}", "red"),
+            cell(one.name or "(no name)", "bold"),
+            cell(one.reason),
+            cell(shape),
+            cell(time_of_day(one.first_seen_ms), "dim"),
+            cell(time_of_day(one.last_seen_ms), "dim"),
+            cell(one.cluster, "dim"),
+        )
+    show(rows)
+
+
+async def _summary(session: Session, queue: str) -> list[LetterCluster]:
+    [(client, keys)] = await session.views(queue)
+    return await summarize_letters(client, keys)
 
 
 @app.command()

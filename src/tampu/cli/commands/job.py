@@ -1,7 +1,7 @@
-"""`tampu job show|why`: the state and the history of one job."""
+"""`tampu job list|show|why`: lists of jobs, and the state and the history of one job."""
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Group
@@ -9,21 +9,23 @@ from rich.text import Text
 
 from tampu.cli.commands.dlq import letter_to_json
 from tampu.cli.commands.job_timeline import Step, condensed, explain, read_events, steps_of
-from tampu.cli.errors import CliError
-from tampu.cli.options import QueueOption, Raw
-from tampu.cli.output import cell, progress_bar, show, write_json
+from tampu.cli.errors import CliError, check_choice
+from tampu.cli.options import QueueName, QueueOption, Raw
+from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable, fact_table
-from tampu.cli.units import duration, instant, iso, plural, time_of_day
+from tampu.cli.units import duration, instant, iso, parse_duration, plural, time_of_day
 from tampu.inspect.job_state import JobState, find_job
+from tampu.inspect.jobs import LISTED_STATES, ListedState
 from tampu.inspect.snapshot import take_snapshot
 from tampu.redis.client import Client
+from tampu.wire.dlq import DlqEntry
 from tampu.wire.entry import read_job_fields
 from tampu.wire.events import EventName, QueueEvent
 from tampu.wire.keys import QueueKeys
 
-app = typer.Typer(help="Inspect one job: its state and its history.", no_args_is_help=True)
+app = typer.Typer(help="List jobs, or inspect one: its state and its history.", no_args_is_help=True)
 
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job ID.")]
 
@@ -33,9 +35,73 @@ _STYLES = {
     "running": "cyan",
     "delayed": "yellow",
     "waiting": "yellow",
+    "cancelled": "magenta",
     "unknown": "dim",
 }
 _STEP_STYLES = {"completed": "green", "failed": "red", "dlq": "bold red", "retry-scheduled": "yellow", "active": "cyan"}
+
+
+@app.command("list")
+def list_(
+    common: CommonOptions,
+    queue: QueueName,
+    state: Annotated[
+        str, typer.Option("--state", "-s", metavar="|".join(LISTED_STATES), help="List jobs in this state.")
+    ] = "running",
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None,
+    older_than: Annotated[
+        str | None,
+        typer.Option(
+            "--older-than", metavar="DURATION", help="Only jobs that are running, or were added, for this long (15m)."
+        ),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of jobs, oldest first.")] = 50,
+) -> None:
+    """List running, waiting, delayed or dead jobs, oldest first."""
+    check_choice("--state", state, LISTED_STATES)
+    older_than_secs = None if older_than is None else parse_duration(older_than)
+
+    async def work(session: Session) -> list[JobState]:
+        jobs = await session.queue(queue)
+        return await jobs.jobs(cast("ListedState", state), name=name, older_than=older_than_secs, limit=limit)
+
+    found = common.run(work)
+    if common.as_json:
+        write_json([_state_to_json(queue, job, raw=False) for job in found])
+        return
+    if not found:
+        say(f"no {state} jobs" if name is None and older_than is None else f"no matching {state} jobs")
+        return
+    show(_jobs_table(state, found))
+    if len(found) == limit:
+        say(f"showing the first {limit:,}; raise --limit to see more")
+
+
+def _jobs_table(state: str, found: list[JobState]) -> FittingTable:
+    age = {"running": "running for", "dead": "died", "delayed": "added", "waiting": "added"}[state]
+    last = {"running": "worker", "dead": "error", "delayed": "due", "waiting": "worker"}[state]
+    rows = FittingTable("id", "name", age, "attempts", last, numbers=("attempts",), spare=("attempts", last))
+    for job in found:
+        letter = job.dead_letter
+        value = {
+            "worker": job.worker or "",
+            "due": instant(job.run_at_ms) if job.run_at_ms is not None else "",
+            "error": "" if letter is None else _error_of(letter),
+        }[last]
+        when = duration(job.age_ms) if job.age_ms is not None else "-"
+        attempts = job.attempt if letter is None else letter.attempts
+        rows.add_row(
+            cell(job.id or "(cannot be decoded)", "bold"),
+            cell(job.name),
+            cell(when if state == "running" else f"{when} ago"),
+            cell("-" if attempts is None else attempts),
+            cell(value, "dim"),
+        )
+    return rows
+
+
+def _error_of(letter: DlqEntry) -> str:
+    return f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail or letter.reason
 
 
 @app.command("show")
@@ -61,7 +127,7 @@ def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: 
 def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None:
     """Show every step of a job's life, and explain its current state."""
 
-    async def work(session: Session) -> tuple[str, JobState, list[Step], list[str]]:
+    async def work(session: Session) -> tuple[str, JobState, list[Step], list[str], str]:
         client, keys, state = await _find(session, queue, job_id)
         if state.state == "unknown":
             client, keys, events = await _find_events(session, queue, job_id)
@@ -71,14 +137,25 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
         reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
         if replays := await client.call("HGET", keys.replays, job_id):
             reasons.insert(0, f"it was a dead letter and was replayed {plural(int(replays), 'time')}")
-        return keys.queue_name, state, steps_of(state, events), reasons
+        return keys.queue_name, state, steps_of(state, events), reasons, _last_traceback(state, events)
 
-    name, state, steps, reasons = common.run(work)
+    name, state, steps, reasons, traceback = common.run(work)
     if common.as_json:
-        told = {"queue": name, "id": job_id, "state": state.state, "why": reasons}
+        told = {"queue": name, "id": job_id, "state": state.state, "why": reasons, "traceback": traceback or None}
         write_json(told | {"steps": [step.to_json() for step in steps]})
     else:
         show(_timeline_view(name, state, steps, reasons))
+        if traceback:
+            show(Text("\nlast failure", style="dim"))
+            for line in traceback.rstrip().splitlines():
+                show(cell(line))
+
+
+def _last_traceback(state: JobState, events: list[tuple[str, QueueEvent]]) -> str:
+    """Return the traceback of the last failure: the dead letter's, or the last `failed` event's."""
+    if state.dead_letter is not None and state.dead_letter.traceback:
+        return state.dead_letter.traceback
+    return next((str(event.fields["traceback"]) for _, event in reversed(events) if "traceback" in event.fields), "")
 
 
 async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client, QueueKeys, JobState]:
@@ -157,7 +234,7 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
         ("due", instant(state.run_at_ms) if state.run_at_ms is not None else None),
         ("worker", f"{state.worker} (group {state.group})" if state.worker else None),
         ("lease renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
-        ("reason", letter and letter.reason),
+        ("reason", state.reason if letter is None else letter.reason),
         ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),
         ("dead letter", letter and letter.dlq_id),
         ("payload", one_line(told["payload"]) if "payload" in told else None),

@@ -1,34 +1,116 @@
-"""`tampu queue pause|resume|purge`: operations on a whole queue."""
+"""`tampu queue list|pause|resume|drain|purge|delete`: operations on whole queues."""
 
 import asyncio
 from typing import Annotated
 
 import typer
 
+from tampu.cli.errors import CliError
 from tampu.cli.options import DryRun, QueueName, Yes, confirm
 from tampu.cli.output import progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
-from tampu.cli.units import plural
+from tampu.cli.units import duration, parse_duration, plural
+from tampu.inspect.life_cycle import drain_queue, jobs_left
 from tampu.inspect.snapshot import QueueSnapshot, take_snapshot
 
 #: Refresh interval of the purge progress bar, in seconds.
 PROGRESS_SECS = 0.2
 
-app = typer.Typer(help="Pause, resume or purge a queue.", no_args_is_help=True)
+app = typer.Typer(help="List, pause, resume, drain, purge or delete queues.", no_args_is_help=True)
+
+DrainTimeout = Annotated[
+    str | None, typer.Option("--within", metavar="DURATION", help="Give up after this time (90s, 15m, 2h).")
+]
+
+
+@app.command("list")
+def list_(common: CommonOptions) -> None:
+    """List the names of all queues, one per line."""
+    found = common.run(Session.find_queues)
+    if common.as_json:
+        write_json(found.names)
+        return
+    for name in found.names:
+        show(name)
+    if not found.names:
+        say("no queues yet")
 
 
 @app.command()
-def pause(common: CommonOptions, queue: QueueName) -> None:
+def pause(
+    common: CommonOptions,
+    queue: QueueName,
+    reason: Annotated[str, typer.Option("--reason", help="Why; shown by `tampu inspect`.")] = "",
+    for_: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="Resume automatically after this time (15m, 2h).")
+    ] = None,
+) -> None:
     """Stop all workers from taking new jobs, within about a second. Running jobs finish."""
+    until = None if for_ is None else parse_duration(for_)
 
     async def work(session: Session) -> None:
-        await (await session.queue(queue)).pause()
+        await (await session.queue(queue)).pause(reason=reason, until=until)
 
     common.run(work)
     if common.as_json:
-        write_json({"queue": queue, "is_paused": True})
-    else:
+        write_json({"queue": queue, "is_paused": True, "reason": reason, "for_secs": until})
+    elif until is None:
         show(f"paused {queue}; run `tampu queue resume {queue}` to continue")
+    else:
+        show(f"paused {queue} for {duration(until * 1000)}")
+
+
+@app.command()
+def drain(common: CommonOptions, queue: QueueName, within: DrainTimeout = None) -> None:
+    """Wait until no job is waiting, running or due. Jobs delayed to a later time are not waited for."""
+    within_secs = None if within is None else parse_duration(within)
+    try:
+        common.run(_drain, queue, within_secs)
+    except TimeoutError:
+        raise CliError(f"{queue} still has jobs after {within}; run `tampu inspect {queue}` to see them") from None
+    if common.as_json:
+        write_json({"queue": queue, "is_drained": True})
+    else:
+        show(f"{queue} is drained")
+
+
+async def _drain(session: Session, name: str, within_secs: float | None) -> None:
+    [(client, keys)] = await session.views(name)
+    total = await jobs_left(client, keys)
+    draining = asyncio.ensure_future(drain_queue(client, keys, within_secs))
+    with progress_bar("draining", total) as done:
+        while not (await asyncio.wait([draining], timeout=PROGRESS_SECS))[0]:
+            done(max(total - await jobs_left(client, keys), 0))
+    await draining
+
+
+@app.command()
+def delete(
+    common: CommonOptions,
+    queue: QueueName,
+    force: Annotated[
+        bool, typer.Option("--force", help="Delete it although it has jobs, dead letters, schedules or workers.")
+    ] = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Delete a queue with everything in it: jobs, dead letters, schedules, results and events."""
+    before = common.run(_snapshot, queue)
+    held = before.length + before.delayed + before.dlq + before.repeatables
+    question = (
+        f"delete queue {queue} with {plural(held, 'job, dead letter or schedule', 'jobs, dead letters and schedules')}"
+    )
+    deleted = 0
+    if confirm(question, 1, yes=yes, dry_run=dry_run):
+
+        async def work(session: Session) -> int:
+            return await (await session.queue(queue)).delete(force=force)
+
+        deleted = common.run(work)
+    if common.as_json:
+        write_json({"queue": queue, "deleted_keys": deleted, "dry_run": dry_run})
+    elif deleted:
+        show(f"deleted {queue}")
 
 
 @app.command()

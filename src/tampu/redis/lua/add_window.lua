@@ -1,11 +1,11 @@
 -- Adds a window of jobs, once, however often it is sent. add_plain_window.lua adds the most frequent kind of window.
 --
--- KEYS  1 state of the chain, 2 stream, 3 delayed set; then the keys that each job's kind needs: dlid, didx
+-- KEYS  1 state of the chain, 2 stream, 3 delayed set; then the keys that each job's kind needs: dlid, cancel mark, didx
 -- ARGV  1 number of the window in its chain (0: no chain), 2 new TTL of the chain's state in seconds (0: unchanged)
 --       3 maximum length of the stream, 4 overflow: reject, wait or trim, 5 dedup TTL in seconds
 --       6 producer id for XADD IDMP, or '', 7 number of jobs
 --       then runs of jobs of one kind and name: kind, count, name, and per job its envelope (and when it is due)
--- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
+-- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed (key didx); e: delayed, explicit id (all three).
 -- Due   '+ms' from now by this server's clock, or an epoch time in ms.
 --
 -- Reply '' or {'ok', codes, error}: one letter per job, a added, d duplicate, f full, e error (its text follows);
@@ -90,14 +90,21 @@ local function append(envelope, name)
   return 'a'
 end
 
--- Sets the marker of an explicit id: 'a' set, 'd' duplicate, 'e' error.
-local function take(marker, ttl)
+-- Sets the marker of an explicit id: 'a' set, 'd' duplicate, 'e' error. A request to cancel an earlier job of that id
+-- must not cancel this one.
+local function take(marker, ttl, cancel_mark)
   local reply = pcall('SET', marker, '1', 'NX', 'EX', ttl)
-  return failed(reply) and 'e' or reply and 'a' or 'd'
+  if failed(reply) then
+    return 'e'
+  elseif not reply then
+    return 'd'
+  end
+  pcall('DEL', cancel_mark)
+  return 'a'
 end
 
-local function append_once(envelope, name, marker)
-  local code = take(marker, dedup_ttl)
+local function append_once(envelope, name, marker, cancel_mark)
+  local code = take(marker, dedup_ttl, cancel_mark)
   if code == 'a' then
     code = append(envelope, name)
     if code == 'e' then
@@ -107,9 +114,9 @@ local function append_once(envelope, name, marker)
   return code
 end
 
-local function delay(envelope, name, due, index, marker)
+local function delay(envelope, name, due, index, marker, cancel_mark)
   local seconds = math.max(1, math.floor((due - now()) / 1000))
-  local code = marker and take(marker, seconds + dedup_ttl) or 'a'
+  local code = marker and take(marker, seconds + dedup_ttl, cancel_mark) or 'a'
   if code ~= 'a' then
     return code
   end
@@ -143,10 +150,10 @@ while job < total and not stopped do
     job = job + 1
     local envelope = args[argument]
     argument = argument + 1
-    local due, marker, index
+    local due, marker, cancel_mark, index
     if has_id then
-      marker = KEYS[key]
-      key = key + 1
+      marker, cancel_mark = KEYS[key], KEYS[key + 1]
+      key = key + 2
     end
     if is_delayed then
       due = due_ms(args[argument])
@@ -157,9 +164,9 @@ while job < total and not stopped do
     if job > taken then
       local code
       if due and due > now() then
-        code = delay(envelope, name, due, index, marker)
+        code = delay(envelope, name, due, index, marker, cancel_mark)
       elseif room > 0 then
-        code = marker and append_once(envelope, name, marker) or append(envelope, name)
+        code = marker and append_once(envelope, name, marker, cancel_mark) or append(envelope, name)
       elseif marker and call('EXISTS', marker) == 1 then
         code = 'd'
       elseif overflow == 'wait' then

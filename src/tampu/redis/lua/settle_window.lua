@@ -1,14 +1,17 @@
 -- Writes the outcomes of a window of jobs: results, retries, dead letters and events first, the acknowledgement last.
 -- A failure in between leaves the entry pending, so the job runs again and is never lost.
 --
--- KEYS  1 stream, 2 delayed set, 3 dlq, 4 events; then, outcome by outcome: the result key (r), the didx key (t)
+-- KEYS  1 stream, 2 delayed set, 3 dlq, 4 events; then, outcome by outcome: the result key (r), the didx key (t), the
+--       mark of the cancelled job, the index of the marks and dlid (c)
 -- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, 4 events to keep (0: no events), 5 dead letters to
 --       keep, 6 number of `active` events, 7 number of outcomes, 8 and 9 the lowest and highest entry id of these
 --       per `active` event: job id, name, started at (ms), attempt, created at (ms)
 --       per outcome: kind, entry id, job id, name, finished at (ms), attempt, duration (us), created at (ms), then
 --         s  success
 --         r  success with a result: bytes, TTL in seconds
---         t  retry: reason, backoff in ms, member of the delayed set, TTL of its index in seconds
+--         t  retry: reason ('' if the job did not fail), backoff in ms, member of the delayed set, TTL of its index in
+--            seconds, traceback or ''
+--         c  cancelled: reason, how long its mark is kept, in seconds
 --         x  dead letter: error ('' when the handler did not run), reason, number of fields, fields
 --
 -- Ownership: a success is written if the entry is still pending in any consumer (the first to finish wins). A failure
@@ -73,7 +76,14 @@ for i = 1, outcomes do
         failed(redis.pcall('SET', KEYS[key], ARGV[own + 2], 'EX', ARGV[own + 3]))
       end
     end
-    at, key = own + 4, key + 1
+    at, key = own + 5, key + 1
+  elseif kind == 'c' then
+    if code == 'k' then
+      failed(redis.pcall('SET', KEYS[key], 'c' .. ARGV[own], 'EX', ARGV[own + 1]))
+      failed(redis.pcall('ZREM', KEYS[key + 1], job))
+      failed(redis.pcall('DEL', KEYS[key + 2]))
+    end
+    at, key = own + 2, key + 3
   else
     at = own + 3 + tonumber(ARGV[own + 2])
     if code == 'k' and failed(redis.pcall('XADD', dlq, 'MAXLEN', '~', keep_letters, '*', unpack(ARGV, own + 3, at - 1))) then
@@ -87,8 +97,15 @@ for i = 1, outcomes do
     if is_success then
       emits = emits and not failed(emit_event(events, keep_events, 'completed', job, ts, name, 'attempt', attempt,
         'duration_us', duration, 'created_at_ms', created, 'worker', consumer))
+    elseif kind == 'c' then
+      emits = emits and not failed(emit_event(events, keep_events, 'cancelled', job, ts, name, 'attempt', attempt,
+        'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer))
     else
-      if kind == 't' or ARGV[own] ~= '' then
+      if kind == 't' and ARGV[own + 4] ~= '' then
+        emits = emits and not failed(emit_event(events, keep_events, 'failed', job, ts, name, 'attempt', attempt,
+          'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer,
+          'traceback', ARGV[own + 4]))
+      elseif ARGV[own] ~= '' then
         emits = emits and not failed(emit_event(events, keep_events, 'failed', job, ts, name, 'attempt', attempt,
           'reason', ARGV[own], 'duration_us', duration, 'created_at_ms', created, 'worker', consumer))
       end

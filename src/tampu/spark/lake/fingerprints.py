@@ -4,18 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.wire.fingerprint import MAX_FINGERPRINT, RULES
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-#: (pattern, what takes its place), in this order; Java's and Python's regular expressions agree on all of them.
-RULES = (
-    (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<uuid>"),
-    (r"\b[0-9A-HJKMNP-TV-Z]{26}\b", "<ulid>"),
-    (r"0x[0-9a-fA-F]+", "<hex>"),
-    (r"'[^']*'", "<text>"),
-    (r'"[^"]*"', "<text>"),
-    (r"\d+", "<n>"),
-)
 
 
 def fingerprint_sql(column: str) -> str:
@@ -24,7 +16,7 @@ def fingerprint_sql(column: str) -> str:
     for pattern, replacement in RULES:
         literal = pattern.replace("\\", "\\\\").replace("'", "\\'")
         text = f"regexp_replace({text}, '{literal}', '{replacement}')"
-    return f"trim(substring({text}, 1, 200))"
+    return f"trim(substring({text}, 1, {MAX_FINGERPRINT}))"
 
 
 def with_fingerprints(letters: DataFrame) -> DataFrame:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -47,6 +48,7 @@ def demo(
     ] = None,
 ) -> None:
     """Run a small shop for a day: orders, flaky payments, retries, delayed jobs, dead letters and a replay."""
+    logging.getLogger("tampu.job").setLevel(logging.CRITICAL)  # the payments that fail are part of the story
     with contextlib.ExitStack() as stack:
         folder = _folder(stack)
         server = stack.enter_context(EmbeddedServer(folder))

@@ -106,16 +106,17 @@ def _metrics_sink() -> Any:
 
 
 def _job_log(which: str) -> Callable[[Job[Any], BaseException | None], None] | None:
+    """Set which jobs are logged. The worker logs failures itself; only `all` needs a hook, for those that succeed."""
+    job_logger = logging.getLogger("tampu.job")
     if which == "none":
+        job_logger.setLevel(logging.CRITICAL)
+    if which != "all":
         return None
 
     def after_job(job: Job[Any], error: BaseException | None) -> None:
-        about = fields(job_id=job.id, job_name=job.name, attempt=job.attempt + 1, error=error and repr(error))
-        if error is not None:
-            text = f"{type(error).__name__}: {error}"
-            logger.warning("%s %s failed, attempt %d: %s", job.name, job.id, job.attempt + 1, text, extra=about)
-        elif which == "all":
-            logger.info("%s %s done, attempt %d", job.name, job.id, job.attempt + 1, extra=about)
+        if error is None:
+            about = fields(event="completed", task=job.name, job_id=job.id, attempt=job.attempt + 1)
+            job_logger.info("%s %s succeeded: attempt %d", job.name, job.id, job.attempt + 1, extra=about)
 
     return after_job
 

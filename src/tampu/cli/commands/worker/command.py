@@ -117,6 +117,9 @@ def worker(
 
     On the first Ctrl-C or SIGTERM it finishes the running jobs and exits; on the second it abandons them.
     """
+    if targets[:1] == ["list"]:
+        _list_workers(targets[1:], url)
+        return
     check_choice("--on", on, PLACES)
     check_log_options(log, log_level)
     check_choice("--log-jobs", log_jobs, JOB_LOGS)
@@ -155,6 +158,16 @@ def worker(
     set_up_logs(log, log_level, "worker")
     code = asyncio.run(_supervise(plan, processes, reload, health_port, health_host, silence_secs))
     raise typer.Exit(code)
+
+
+def _list_workers(queues: Sequence[str], url: str | None) -> None:
+    """Run `tampu worker list [QUEUE]`, another name for `tampu workers`."""
+    from tampu.cli.commands.workers import workers  # imported here: a worker does not need it
+    from tampu.cli.session import CommonOptions
+
+    if len(queues) > 1:
+        raise UsageError("tampu worker list takes at most one queue")
+    workers(CommonOptions(url=url), queues[0] if queues else None)
 
 
 def _refuse_with_spark(**given: bool) -> None:

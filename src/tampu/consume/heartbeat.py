@@ -1,0 +1,66 @@
+"""Heartbeats: every worker publishes where it runs and which jobs it is running, for tools that list them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from tampu.base.clock import wall_clock_ms
+from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, RunningJob
+
+if TYPE_CHECKING:
+    from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import InFlight
+    from tampu.redis.client import Client
+    from tampu.wire.keys import QueueKeys
+
+#: How often a worker publishes its heartbeat, in seconds.
+INTERVAL_SECS = 2.0
+
+
+class HeartbeatLoop:
+    """Publishes the heartbeats of one consumer."""
+
+    def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
+        from tampu import version  # here: the package's own module imports this one
+
+        self._client = client
+        self._config = config
+        self._inflight = inflight
+        self._key = keys.heartbeat(config.group, config.consumer_id)
+        self._version = version()
+        self._host = socket.gethostname()
+        self._started_at_ms = wall_clock_ms()
+
+    async def beat(self, stopping: asyncio.Event) -> None:
+        """Publish one heartbeat, then wait for the next."""
+        await self._client.call("SET", self._key, self._heartbeat().encode(), "PX", KEPT_MS)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), INTERVAL_SECS)
+
+    async def stop(self) -> None:
+        """Remove the heartbeat: the worker has ended."""
+        await self._client.call("DEL", self._key)
+
+    def _heartbeat(self) -> Heartbeat:
+        now_ns = time.perf_counter_ns()
+        running = self._inflight.running_deliveries()
+        # The longest first: a handler that hangs is listed, however many others run.
+        running.sort(key=lambda delivery: delivery.started_ns)
+        return Heartbeat(
+            host=self._host,
+            pid=os.getpid(),
+            version=self._version,
+            concurrency=self._config.concurrency,
+            started_at_ms=self._started_at_ms,
+            held=len(self._inflight),
+            running_count=len(running),
+            running=[
+                RunningJob(one.job.id, one.job.name, (now_ns - one.started_ns) // 1_000_000, one.job.attempt + 1)
+                for one in running[:MAX_LISTED]
+            ],
+        )

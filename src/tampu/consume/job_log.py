@@ -1,0 +1,234 @@
+"""The worker's log lines about single jobs: started, failed, retried, dead-lettered, recovered.
+
+The first failure of each kind is logged with its traceback; later ones are one line with a count. A storm of failures
+is logged at a bounded rate, and the lines left out are counted. Payloads are never logged.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tampu.consume.outcomes import error_text, error_type
+from tampu.consume.processes import RemoteError, own_traceback
+from tampu.redis.codes import OutcomeKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from tampu.consume.outcomes import Outcome
+    from tampu.wire.job import Job
+
+logger = logging.getLogger("tampu.job")
+
+#: Failures logged per second in the long run, and at once.
+LINES_PER_SEC = 10.0
+BURST = 50
+#: Kinds of failures remembered; then all are forgotten, and tracebacks are logged once more.
+MAX_KINDS = 1000
+
+
+class FailureKind(NamedTuple):
+    """What failures have in common that are logged with one traceback."""
+
+    task: str
+    error_type: str
+    #: Where the error was raised, as `file:line`.
+    place: str
+
+
+class _Count:
+    """Failures of one kind."""
+
+    __slots__ = ("left_out", "seen")
+
+    def __init__(self) -> None:
+        self.seen = 0
+        #: Failures since the last line.
+        self.left_out = 0
+
+
+class JobLog:
+    """The log of the jobs of one queue."""
+
+    def __init__(self, queue_name: str, now: Callable[[], float] = time.monotonic) -> None:
+        self._queue = queue_name
+        self._now = now
+        self._counts: dict[FailureKind, _Count] = {}
+        self._allowance = float(BURST)
+        self._refilled_at = now()
+        #: True if starts are logged; asked for once, because a start is on the path of every job.
+        self.has_starts = logger.isEnabledFor(logging.DEBUG)
+
+    def started(self, job: Job[Any], attempts: int) -> None:
+        """Log at DEBUG that a handler starts."""
+        logger.debug(
+            "%s started: attempt %d of %d",
+            self._label(job),
+            job.attempt + 1,
+            attempts,
+            extra=self._fields(job, "started", attempts=attempts),
+        )
+
+    def recovered(self, job: Job[Any], duration_us: int) -> None:
+        """Log at INFO that a job succeeded after it had failed."""
+        logger.info(
+            "%s succeeded on attempt %d in %s",
+            self._label(job),
+            job.attempt + 1,
+            _duration(duration_us),
+            extra=self._fields(job, "recovered", duration_us=duration_us),
+        )
+
+    def cancelled(self, job: Job[Any], reason: str, *, was_running: bool) -> None:
+        """Log at INFO that a job was cancelled."""
+        logger.info(
+            "%s was cancelled %s%s",
+            self._label(job),
+            "while it ran" if was_running else "before it started",
+            f": {reason}" if reason else "",
+            extra=self._fields(job, "cancelled", reason=reason),
+        )
+
+    def abandoned(self, job: Job[Any]) -> None:
+        """Log at WARNING that a handler was cut off at shutdown. Its job has not failed: another worker runs it."""
+        logger.warning(
+            "%s was abandoned at shutdown on attempt %d; another worker will run it again",
+            self._label(job),
+            job.attempt + 1,
+            extra=self._fields(job, "abandoned"),
+        )
+
+    def failed(self, outcome: Outcome, error: BaseException | None, attempts: int) -> None:
+        """Log a failed attempt and what follows: at WARNING if the job is retried, at ERROR if it is dead-lettered."""
+        job = outcome.delivery.job
+        kind = kind_of(job.name, error)
+        count = self._counts.get(kind)
+        if count is None:
+            if len(self._counts) >= MAX_KINDS:
+                self.flush()
+                self._counts.clear()
+            count = self._counts[kind] = _Count()
+        count.seen += 1
+        is_first = count.seen == 1
+        if not is_first and not self._may_log():
+            count.left_out += 1
+            return
+        more = ""
+        if not is_first:
+            more = f" (seen {count.seen:,} times" + (f", {count.left_out:,} not logged)" if count.left_out else ")")
+        count.left_out = 0
+        if outcome.kind is OutcomeKind.RETRY:
+            level, event = logging.WARNING, "failed"
+            backoff_ms: int | None = outcome.extra[1]
+            after = f"retrying in {_seconds(outcome.extra[1])}"
+        else:
+            level, event, backoff_ms = logging.ERROR, "dead-lettered", None
+            reason = outcome.dlq_reason.as_str() if outcome.dlq_reason is not None else "unknown"
+            after = f"moved to dead letters ({reason})"
+        text = "no error was reported" if error is None else error_text(error)
+        logger.log(
+            level,
+            "%s failed: attempt %d of %d, after %s: %s; %s%s",
+            self._label(job),
+            outcome.runs,
+            attempts,
+            _duration(outcome.duration_us),
+            text,
+            after,
+            more,
+            exc_info=_exception(error) if is_first else None,
+            extra=self._fields(
+                job,
+                event,
+                attempt=outcome.runs,
+                attempts=attempts,
+                duration_us=outcome.duration_us,
+                error_type=kind.error_type,
+                error=text,
+                retry_in_ms=backoff_ms,
+            ),
+        )
+
+    def not_run(self, outcome: Outcome, error: BaseException | None) -> None:
+        """Log at ERROR that a job was dead-lettered without being run: it cannot be read, or no attempt is left."""
+        job = outcome.delivery.job
+        if not self._may_log():
+            return
+        reason = outcome.dlq_reason.as_str() if outcome.dlq_reason is not None else "unknown"
+        logger.error(
+            "%s was moved to dead letters without running (%s)%s",
+            self._label(job),
+            reason,
+            "" if error is None else f": {error_text(error)}",
+            extra=self._fields(job, "dead-lettered", reason=reason),
+        )
+
+    def flush(self) -> None:
+        """Log how many failures were left out since their last line."""
+        for kind, count in self._counts.items():
+            if count.left_out and self._may_log():
+                logger.warning(
+                    "%s: %s failed %s more times with %s at %s",
+                    self._queue,
+                    kind.task or "(unnamed)",
+                    f"{count.left_out:,}",
+                    kind.error_type or "no error",
+                    kind.place or "an unknown place",
+                    extra={"fields": {"event": "failed", "queue": self._queue, "task": kind.task}},
+                )
+                count.left_out = 0
+
+    def _may_log(self) -> bool:
+        now = self._now()
+        self._allowance = min(self._allowance + (now - self._refilled_at) * LINES_PER_SEC, float(BURST))
+        self._refilled_at = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True
+
+    def _label(self, job: Job[Any]) -> str:
+        return f"{self._queue}: {job.name or '(unnamed)'} {job.id}"
+
+    def _fields(self, job: Job[Any], event: str, **values: object) -> dict[str, object]:
+        known = {"event": event, "queue": self._queue, "task": job.name, "job_id": job.id, "attempt": job.attempt + 1}
+        return {"fields": known | values}
+
+
+def kind_of(task: str, error: BaseException | None) -> FailureKind:
+    """Return what this failure has in common with others: task, type of the error, and where it was raised."""
+    if error is None:
+        return FailureKind(task, "", "")
+    if isinstance(error, RemoteError):
+        place = next((line.strip() for line in reversed(error.remote_traceback.splitlines()) if "File " in line), "")
+        return FailureKind(task, error.error_type, place)
+    trace = error.__traceback__
+    if trace is None:
+        return FailureKind(task, error_type(error), "")
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return FailureKind(task, error_type(error), f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}")
+
+
+def _exception(error: BaseException | None) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:
+    """Return what a log handler needs to show an error, without the frames that led to the handler."""
+    if error is None:
+        return None
+    if isinstance(error, RemoteError):
+        # Raised in another process: shown under its own name, with the traceback that came as text.
+        kind = type(error.error_type, (Exception,), {"__module__": "builtins"})
+        raised: BaseException = kind(str(error))
+        raised.add_note(error.remote_traceback.rstrip())
+        return type(raised), raised, None
+    return type(error), error, own_traceback(error)
+
+
+def _duration(microseconds: int) -> str:
+    return f"{microseconds / 1000:.3g} ms" if microseconds < 1_000_000 else f"{microseconds / 1_000_000:.3g} s"
+
+
+def _seconds(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:g} s"

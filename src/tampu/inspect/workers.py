@@ -1,0 +1,86 @@
+"""Lists the workers of a queue: the members of its consumer groups, with their heartbeats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tampu.inspect.snapshot import as_dict, text
+from tampu.redis.faults import ServerError
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, RunningJob, decode_heartbeat
+
+if TYPE_CHECKING:
+    from tampu.redis.client import Client
+    from tampu.wire.keys import QueueKeys
+
+#: A consumer without a heartbeat (chasquimq, tampu before 0.2) counts as alive if it called within this time, in ms.
+SILENT_MS = 30_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerInfo:
+    """A worker of one queue. Fields of its heartbeat are None for workers that publish none."""
+
+    name: str
+    group: str
+    #: True if its last heartbeat is at most 5 s old, or, if it publishes none, it called the server within 30 s.
+    is_alive: bool
+    #: Age of its last heartbeat, in milliseconds.
+    heartbeat_ms: int | None = None
+    #: Jobs delivered to it and not settled.
+    pending: int
+    #: Time since it last called the server for jobs, in milliseconds.
+    idle_ms: int
+    host: str | None = None
+    pid: int | None = None
+    version: str | None = None
+    #: Handlers that may run at once.
+    concurrency: int | None = None
+    started_at_ms: int | None = None
+    running_count: int | None = None
+    #: Its running jobs, at most 100, those that run for the longest time first.
+    running: list[RunningJob] = field(default_factory=list)
+
+
+async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -> list[WorkerInfo]:
+    """Return the workers of a queue by group and name; with `dead`, also consumers that are not alive."""
+    try:
+        groups = [as_dict(flat)["name"] for flat in await client.call("XINFO", "GROUPS", keys.stream)]
+    except ServerError as error:
+        if "no such key" in str(error):
+            return []
+        raise
+    found: list[WorkerInfo] = []
+    for group in sorted(groups):
+        consumers = [as_dict(flat) for flat in await client.call("XINFO", "CONSUMERS", keys.stream, group)]
+        if not consumers:
+            continue
+        beat_keys = [keys.heartbeat(text(group), text(one["name"])) for one in consumers]
+        beats, *ttls = await client.call_many([("MGET", *beat_keys), *(("PTTL", key) for key in beat_keys)])
+        for consumer, packed, ttl_ms in zip(consumers, beats, ttls, strict=True):
+            beat = None if packed is None else decode_heartbeat(packed)
+            common = {
+                "name": text(consumer["name"]),
+                "group": text(group),
+                "pending": consumer["pending"],
+                "idle_ms": consumer["idle"],
+            }
+            if beat is None:
+                found.append(WorkerInfo(**common, is_alive=consumer["idle"] < SILENT_MS))
+            else:
+                heartbeat_ms = max(KEPT_MS - ttl_ms, 0)
+                found.append(
+                    WorkerInfo(
+                        **common,
+                        is_alive=heartbeat_ms <= ALIVE_MS,
+                        heartbeat_ms=heartbeat_ms,
+                        host=beat.host,
+                        pid=beat.pid,
+                        version=beat.version,
+                        concurrency=beat.concurrency,
+                        started_at_ms=beat.started_at_ms,
+                        running_count=beat.running_count,
+                        running=beat.running,
+                    )
+                )
+    return sorted((one for one in found if dead or one.is_alive), key=lambda one: (one.group, one.name))

@@ -1,0 +1,71 @@
+"""A worker's heartbeat as bytes: a MessagePack array, to which later versions may append."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgpack
+
+#: How long a heartbeat is kept, in milliseconds: a dead worker's last one says what it was running.
+KEPT_MS = 600_000
+#: A worker whose last heartbeat is older than this is dead, or cannot reach the server, in milliseconds.
+ALIVE_MS = 5_000
+#: Jobs listed in one heartbeat, those that run for the longest time first.
+MAX_LISTED = 100
+
+
+class RunningJob(NamedTuple):
+    """A job that a worker runs."""
+
+    id: str
+    name: str
+    #: For how long its handler has been running, in milliseconds, when the heartbeat was published.
+    running_ms: int
+    #: The number of this attempt, from 1.
+    attempt: int
+
+
+class Heartbeat(NamedTuple):
+    """What a worker says about itself every two seconds."""
+
+    host: str
+    pid: int
+    version: str
+    #: Handlers that may run at once.
+    concurrency: int
+    started_at_ms: int
+    #: Jobs delivered to the worker and not settled, running ones included.
+    held: int
+    running_count: int
+    #: The first `MAX_LISTED` running jobs.
+    running: list[RunningJob]
+
+    def encode(self) -> bytes:
+        """Return the heartbeat as bytes."""
+        packed: bytes = msgpack.packb([*self[:-1], [list(job) for job in self.running]])
+        return packed
+
+
+def decode_heartbeat(packed: bytes) -> Heartbeat | None:
+    """Return a heartbeat; None for bytes that are not one, so that one bad key does not hide the others."""
+    try:
+        host, pid, version, concurrency, started_at_ms, held, count, running, *_ = msgpack.unpackb(packed)
+        return Heartbeat(
+            *(_text(host), _number(pid), _text(version), _number(concurrency), _number(started_at_ms)),
+            *(_number(held), _number(count)),
+            [RunningJob(_text(job[0]), _text(job[1]), _number(job[2]), _number(job[3])) for job in running],
+        )
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+        return None
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("not text")
+    return value
+
+
+def _number(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError("not a whole number")
+    return value

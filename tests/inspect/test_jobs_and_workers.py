@@ -1,0 +1,137 @@
+"""Lists of jobs by state and of workers: what an operator asks first when something hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.workers import working
+from consume.workers import fleet_in
+from support.queues import QueueView
+from support.waiting import until
+from tampu import ConfigError, Queue
+from tampu.wire.heartbeat import KEPT_MS, Heartbeat, RunningJob, decode_heartbeat
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servers.cluster import Cluster
+    from servers.process import Server
+
+
+@pytest.fixture
+def seen(server: Server | Cluster) -> QueueView:
+    return QueueView(server, "q")
+
+
+@pytest.mark.servers
+async def test_jobs_are_listed_by_state_name_and_age(seen: QueueView) -> None:
+    release = asyncio.Event()
+    async with Queue("q", url=seen.server.url) as queue:
+
+        @queue.task
+        async def wait() -> None:
+            await release.wait()
+
+        @queue.task(attempts=1)
+        async def fail() -> None:
+            raise ValueError("no")
+
+        dead = await fail.add()
+        delayed = await wait.add_in(3600)
+        async with working(queue, concurrency=2):
+            await until(lambda: seen.dead_letters(), "one is dead")
+            running = [(await wait.add()).id for _ in range(2)]
+            await until(lambda: len([e for e in seen.events() if e["e"] == "active"]) == 3, "two run")
+            waiting = [(await wait.add()).id for _ in range(3)]
+
+            async def ids(state: Any, **filters: Any) -> list[str]:
+                return [job.id for job in await queue.jobs(state, **filters)]
+
+            async def runs() -> bool:
+                return sorted(await ids("running")) == sorted(running)
+
+            await until(runs, "heartbeats tell what runs")
+            assert await ids("waiting") == waiting
+            assert await ids("waiting", limit=1) == waiting[:1]
+            assert await ids("waiting", name="fail") == []
+            assert await ids("waiting", older_than=3600) == []
+            assert await ids("delayed") == [delayed.id]
+            (letter,) = await queue.jobs("dead", name="fail")
+            assert (letter.id, letter.state, letter.dead_letter is not None) == (dead.id, "dead", True)
+            (oldest, _) = await queue.jobs("running")
+            assert (oldest.state, oldest.name, oldest.worker) == ("running", "wait", (await queue.workers())[0].name)
+            assert oldest.age_ms is not None
+            assert await ids("running", older_than=3600) == []
+            release.set()
+            await until(lambda: not seen.length(), "all have run")
+    with pytest.raises(ConfigError, match="state must be one of waiting, running, delayed, dead; got 'finished'"):
+        await queue.jobs("finished")  # type: ignore[arg-type]
+
+
+async def test_lists_of_a_queue_that_does_not_exist_are_empty(queue: Queue) -> None:
+    assert [await queue.jobs(state) for state in ("waiting", "running", "delayed", "dead")] == [[], [], [], []]
+    assert await queue.workers() == []
+
+
+async def test_a_worker_says_where_it_is_and_what_it_runs(seen: QueueView) -> None:
+    release = asyncio.Event()
+    async with Queue("q", url=seen.server.url) as queue:
+
+        @queue.task
+        async def wait() -> None:
+            await release.wait()
+
+        async with working(queue, concurrency=7):
+            job = await wait.add()
+
+            async def runs() -> bool:
+                return [worker.running_count for worker in await queue.workers()] == [1]
+
+            await until(runs, "a heartbeat has the job")
+            (worker,) = await queue.workers()
+            assert (worker.pid, worker.concurrency, worker.is_alive) == (os.getpid(), 7, True)
+            assert worker.host is not None
+            assert worker.name.startswith(f"{worker.host}:{os.getpid()}:")
+            assert [(one.id, one.name, one.attempt) for one in worker.running] == [(job.id, "wait", 1)]
+            release.set()
+        assert await queue.workers() == [], "a worker that ended is not listed"
+        assert not list(seen.client.scan_iter(f"{seen.keys.tag}:worker:*"))
+
+
+async def test_a_killed_worker_is_no_longer_listed_after_5_s(seen: QueueView, tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet:
+        victim = fleet.start(seen.server.url, "sleeping", consumer_id="victim")
+        seen.client.xadd(seen.keys.stream, {"d": "x"})
+        async with Queue("q", url=seen.server.url) as queue:
+
+            async def count() -> int:
+                return len(await queue.workers())
+
+            async def is_listed() -> bool:
+                return await count() == 1
+
+            await until(is_listed, "it is listed", 30)
+            victim.kill()
+            key = seen.keys.heartbeat("default", "victim")
+            assert 0 < seen.client.pttl(key) <= KEPT_MS, "its last heartbeat outlives it"
+            seen.client.pexpire(key, KEPT_MS - 4_000)
+            assert await count() == 1
+            seen.client.pexpire(key, KEPT_MS - 6_000)
+            assert await count() == 0
+
+
+def test_a_heartbeat_of_a_later_version_is_understood() -> None:
+    beat = Heartbeat("host", 1, "9.9", 4, 5, 6, 1, [RunningJob("a", "mail", 7, 1)])
+    packed = beat.encode()
+    assert decode_heartbeat(packed) == beat
+    longer = b"\x99" + packed[1:] + b"\xa3new"
+    assert decode_heartbeat(longer) == beat
+
+
+@pytest.mark.parametrize("packed", [b"", b"\xc0", b"\x91\x01", b"\x98" + b"\xc0" * 8, b"\xff" * 40])
+def test_bytes_that_are_not_a_heartbeat_are_ignored(packed: bytes) -> None:
+    assert decode_heartbeat(packed) is None
