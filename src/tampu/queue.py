@@ -434,7 +434,7 @@ class Queue:
         | `"unknown"` | no such job: it finished without storing a result, or never existed |
 
         A running `async def` task gets `asyncio.CancelledError`, and a `process=True` task is killed. A `def` task in
-        a thread goes on until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
+        a thread continues until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
         """
         return await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
 

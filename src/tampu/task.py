@@ -234,7 +234,7 @@ class ConfiguredTask(Generic[P, R]):
 
     @property
     def sync(self) -> SyncConfiguredTask[P, R]:
-        """The same calls for code without an event loop."""
+        """Return the synchronous form of these calls."""
         from tampu.sync import SyncConfiguredTask  # here: only synchronous programs need it
 
         return SyncConfiguredTask(self)

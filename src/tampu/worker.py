@@ -48,7 +48,7 @@ HANDLER_ATTEMPTS = 25
 
 
 class _Default(int):
-    """A default that can be told from the same number given by the caller."""
+    """A default that differs from the same number given by the caller."""
 
 
 _DEFAULT_ATTEMPTS = _Default(HANDLER_ATTEMPTS)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: Marks read in one call.
 PAGE = 1000
-#: Marks remembered. A queue with more is looked at from the beginning when these are used up.
+#: Marks remembered. When there are more, all are read again.
 MAX_MARKS = 100_000
 #: After this many looks, all marks are read again and forgotten ones dropped.
 LOOKS_PER_REFRESH = 60

@@ -99,7 +99,7 @@ class Delivery:
         return self.earlier_deliveries > 0
 
     def cancel(self, reason: str) -> None:
-        """Cancel the running handler. One in a thread goes on until it looks, see `Job.check_cancelled`."""
+        """Cancel the running handler. One in a thread continues until it checks, see `Job.check_cancelled`."""
         job = self.job
         if job._cancellation is not None:
             job._cancellation.reason = reason

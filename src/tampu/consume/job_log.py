@@ -31,7 +31,7 @@ MAX_KINDS = 1000
 
 
 class FailureKind(NamedTuple):
-    """What failures have in common that are logged with one traceback."""
+    """The common part of failures that are logged with one traceback."""
 
     task: str
     error_type: str

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
-#: How often a draining queue is looked at, in seconds.
+#: How often the state of a draining queue is read, in seconds.
 DRAIN_POLL_SECS = 0.2
 #: Keys examined by one SCAN call.
 SCAN_COUNT = 1000

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class UsingOptions(TypedDict, total=False):
-    """What `task.using` takes. Durations are seconds or a timedelta."""
+    """Options of `task.using`. Durations are seconds or a timedelta."""
 
     #: Run after this time.
     delay: timedelta | float | None
@@ -29,7 +29,7 @@ class UsingOptions(TypedDict, total=False):
     at: datetime | float | None
     #: The job's ID: a second add with the same ID within `dedup_ttl_secs` adds nothing.
     unique: str | None
-    #: Runs in all, the first included.
+    #: Maximum number of runs, including the first.
     attempts: int | None
     #: Wait between attempts: a timedelta for a fixed wait, or a `BackoffSpec`.
     backoff: BackoffSpec | timedelta | None

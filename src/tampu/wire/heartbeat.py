@@ -26,7 +26,7 @@ class RunningJob(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """What a worker says about itself every two seconds."""
+    """A worker's state, as it publishes it every two seconds."""
 
     host: str
     pid: int

@@ -54,7 +54,7 @@ class DuplicateJobId(JobId):
 
 
 class Cancellation:
-    """Whether a running job is to be cancelled. `reason` is None until it is."""
+    """A request to cancel a running job. `reason` is None until there is one."""
 
     __slots__ = ("reason",)
 
