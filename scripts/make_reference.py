@@ -102,7 +102,7 @@ def errors_table() -> str:
 def reasons_table() -> str:
     """Return a table of the reasons for dead letters."""
     meaning = {
-        tampu.DlqReason.RETRIES_EXHAUSTED: "the job used up its attempts, or its worker died on each of them",
+        tampu.DlqReason.RETRIES_EXHAUSTED: "the job used up its attempts, or repeatedly killed its worker",
         tampu.DlqReason.DECODE_FAILED: "the envelope, payload or arguments cannot be decoded, or do not match the type",
         tampu.DlqReason.MALFORMED: "the entry has no payload field; all its fields are kept in the dead letter",
         tampu.DlqReason.OVERSIZE_PAYLOAD: "the envelope is larger than `max_payload_bytes`",
