@@ -13,9 +13,9 @@ queue = Queue("downloads", url=os.environ.get("TAMPU_URL", "embedded://"))
 
 @queue.task
 async def download(number: int) -> None:
-    print(f"started download {number}", flush=True)
+    print(f"download {number} started", flush=True)
     await asyncio.sleep(1)
-    print(f"finished download {number}", flush=True)
+    print(f"download {number} finished", flush=True)
 
 
 async def open_database() -> None:

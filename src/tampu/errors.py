@@ -69,7 +69,7 @@ class QueueFullError(Error):
 
 
 class OutcomeUnknownError(Error):
-    """The connection was lost for so long that tampu cannot tell whether the jobs in `ids` were added."""
+    """The connection was lost for too long: the jobs in `ids` may or may not have been added."""
 
     code = "CMQ-007"
 

@@ -25,7 +25,7 @@ class LockOutcome(StrEnum):
 
 
 class JobOutcomeKind(StrEnum):
-    """How a run of a handler ended. `PANIC` is a BaseException or a worker process that died."""
+    """Result of a run of a handler. `PANIC` is a BaseException or a worker process that died."""
 
     OK = "ok"
     ERR = "err"

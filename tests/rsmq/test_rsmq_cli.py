@@ -79,7 +79,7 @@ def test_a_queue_is_created_listed_changed_and_deleted(invoke: Callable[..., str
     assert client.list_queues() == ["mail", "other"]
     with pytest.raises(UsageError, match="--yes"):
         invoke("delete", "mail")
-    assert invoke("delete", "mail", "--yes") == "mail deleted\n"
+    assert invoke("delete", "mail", "--yes") == "deleted mail\n"
     assert client.list_queues() == ["other"]
 
 

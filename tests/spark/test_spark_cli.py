@@ -101,9 +101,9 @@ def run_options(filled: Filled, lake: Path, *more: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (("--queue", "q", "--every", "soon"), 2, "'soon' is no duration"),
+        (("--queue", "q", "--every", "soon"), 2, "'soon' is not a valid duration"),
         (("--queue", "q", "--every", "0"), 2, "--every"),
-        (("--queue", "a,b"), 2, "give it again"),
+        (("--queue", "a,b"), 2, "repeat the option for more queues"),
         (("--queue", "q{"), 2, "option queue"),
         (("--queue", "q", "--queue", "q"), 2, "names that differ"),
         (("--queue", "q", "--url", "redis://127.0.0.1:1"), 1, "127.0.0.1:1"),
@@ -222,14 +222,14 @@ class TestPipeline:
         eventually(lambda: len(jobs_of(lake)) == 80, "a later round has the later jobs", PATIENCE_SECS)
         # A server that is away for a round is news, and no reason to end.
         filled.server.stop()
-        program.until("this round failed, and the next goes on from here: ")
+        program.until("this run failed; the next one continues from here: ")
         filled.server.start()
         tell(filled, 80, 20)
         rounds = program.said.count("landed ")
         program.until("landed ", rounds + 2)
         program.process.send_signal(signal.SIGTERM)
         assert program.wait() == 0
-        assert program.said.rstrip().endswith("stopped; the next run goes on from here")
+        assert program.said.rstrip().endswith("stopped; the next run continues from here")
         for noise in ("Traceback", "WARN", "py4j", "Exception in thread"):
             assert noise not in program.said
         eventually(lambda: not program.has_left_something(), "no process is left", 30)
@@ -245,7 +245,7 @@ class TestPipeline:
         program.until("landing events: ")
         program.signal_all(signal.SIGINT)
         assert program.wait() == 130
-        assert program.said.rstrip().endswith("stopped; the next run goes on from here\ntampu: interrupted")
+        assert program.said.rstrip().endswith("stopped; the next run continues from here\ntampu: interrupted")
         assert "Traceback" not in program.said
         assert Manifest.load(tmp_path / "lake").version == 0
         Pipeline(spark, filled.url, ["q"], tmp_path / "lake").run()

@@ -1,4 +1,4 @@
-"""How a command ends: its exit code, and its error as one line.
+"""The end of a command: its exit code, and its error as one line.
 
 | code | meaning |
 |---|---|

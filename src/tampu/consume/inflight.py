@@ -46,7 +46,7 @@ MAX_DEATHS = 3 + LONE_DEATHS
 HAND_BACK_BATCH = 100
 #: Pending entries of this consumer that are checked, beyond those it holds.
 MAX_UNDELIVERED = 1000
-#: How much a server's count of idle time may differ from ours, in milliseconds.
+#: How much a server's count of idle time may differ from the local one, in milliseconds.
 CLOCK_MARGIN_MS = 50
 
 # Globals, because they are compared for every job: looking up an enum member takes ten times as long.

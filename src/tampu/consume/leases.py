@@ -150,7 +150,7 @@ class Leases:
         await calls.resign(self._client, self._member.owner, holder=self._token, patience_secs=1)
 
     async def confirm(self) -> None:
-        """Renew all leases held now and wait until those that are no longer ours are marked as lost."""
+        """Renew all leases held now and wait until those that this worker no longer owns are marked as lost."""
         if self._confirming is not None and not self._confirming.done():
             await asyncio.shield(self._confirming)  # began earlier: it does not cover newer entries
         if self._confirming is None or self._confirming.done():
@@ -176,7 +176,7 @@ class Leases:
         self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
 
     async def _renew(self, client: Client) -> list[bytes]:
-        """Renew every entry held. Return the ids that are no longer ours."""
+        """Renew every entry held. Return the ids that this worker no longer owns."""
         began = time.perf_counter_ns()
         ids = sorted(self._inflight, key=entry_order)
         lost: list[bytes] = []

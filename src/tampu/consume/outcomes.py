@@ -49,7 +49,7 @@ def error_text(error: BaseException) -> str:
 
 
 class Outcome:
-    """How one delivery ended. `extra` holds the settle script's further arguments for this kind."""
+    """The end of one delivery. `extra` holds the settle script's further arguments for this kind."""
 
     __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "runs")
 

@@ -2,7 +2,7 @@
 
 A process runs one job at a time. It is killed when the job exceeds its timeout and replaced when it dies, which fails
 only the job it was running. Each process leads a process group that is killed with it, so that nothing the handler
-started runs on beside the retry.
+started keeps running during the retry.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ class Reader:
         if self._missed_since is None:
             return
         if self._missed_on is not None:
-            # A restarted server assigns its IDs anew: the ID alone could name another client's connection.
+            # A restarted server assigns its IDs again: the ID alone could name another client's connection.
             client_id, address = self._missed_on
             with contextlib.suppress(ServerError):  # gone already, or forbidden by an ACL: see `watch_unheld`
                 await self._client.call("CLIENT", "KILL", "ID", client_id, "ADDR", address)

@@ -6,7 +6,7 @@ A worker that dies leaves all entries it held. Usually at most one of them kille
 |---|---|
 | 1 | in parallel, in every free slot of one worker |
 | 2 | in groups of a tenth of the worker's slots |
-| more | alone: no other suspect runs beside it |
+| more | alone: no other suspect runs at the same time |
 
 Worker deaths use up no attempts. An entry whose worker died three times while it ran alone becomes a dead letter; see
 `InFlight.receive`. New jobs run beside all suspects. An entry that has run for a minute is no longer a suspect.

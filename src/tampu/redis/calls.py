@@ -73,7 +73,7 @@ class Due(NamedTuple):
 
     @property
     def lag_ms(self) -> float:
-        """How long the earliest member has been due."""
+        """Return how long the earliest member has been due."""
         return max(self.now_ms - self.earliest_ms, 0.0)
 
 

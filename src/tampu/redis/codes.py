@@ -6,7 +6,7 @@ from enum import Enum, StrEnum
 
 
 class AddKind(bytes, Enum):
-    """How the add script adds a run of jobs in a window."""
+    """Kinds of runs of jobs in a window of the add script."""
 
     NOW = b"n"
     NOW_WITH_ID = b"i"

@@ -127,7 +127,7 @@ class Connection(asyncio.Protocol):
         """
         self.is_up = False
         if self._made_in == os.getpid() and self._transport is not None:
-            # Not shared with another process: release the server's end. (The loop that could close ours is gone.)
+            # Not shared with another process: release the server's end. (The loop that could close this end is gone.)
             with contextlib.suppress(Exception):  # uvloop has closed it together with the loop
                 self._transport.get_extra_info("socket").shutdown(socket.SHUT_RDWR)
         self._waiting.clear()

@@ -12,7 +12,7 @@ from tampu.errors import RedisError
 
 
 class Remedy(Enum):
-    """What to do before a request is sent again."""
+    """Action before a request is sent again."""
 
     #: Do not send it again: the request is refused until it, or the server's configuration, changes.
     NONE = auto()
@@ -84,7 +84,7 @@ class ServerError(RedisError):
 
     @property
     def remedy(self) -> Remedy:
-        """What to do before the request is sent again."""
+        """Return the action before the request is sent again."""
         return REMEDIES.get(self.kind, Remedy.NONE)
 
 

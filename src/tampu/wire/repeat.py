@@ -91,7 +91,7 @@ class RepeatPattern:
 
 @dataclass(frozen=True, slots=True)
 class MissedFiresPolicy:
-    """What to do with fires that fell due while no scheduler ran."""
+    """Policy for fires that fell due while no scheduler ran."""
 
     kind: Literal["skip", "fire-once", "fire-all"] = "skip"
     max_catchup: int | None = None

@@ -22,7 +22,7 @@ DEFAULT_JITTER_MS = 100
 
 
 class BackoffKind(StrEnum):
-    """How the delay grows. `UNKNOWN` stands for a kind written by a newer version; it is treated as `EXPONENTIAL`."""
+    """Growth of the delay. `UNKNOWN` stands for a kind written by a newer version; it is treated as `EXPONENTIAL`."""
 
     FIXED = "fixed"
     EXPONENTIAL = "exponential"

@@ -60,7 +60,7 @@ Delay = Annotated[
 
 
 class Namespace:
-    """Where RSMQ queues are stored: base class of the two groups of options below."""
+    """Storage of RSMQ queues: base class of the two groups of options below."""
 
     as_json: bool
     url: str | None

@@ -22,7 +22,7 @@ local jobs = tonumber(ARGV[4])
 local promoted, buried, full = 0, 0, 0
 
 -- If an ACL forbids ZREM, fail here: after the first job was added, each retry would add it again. Also, at maxmemory a
--- script may go on after a write that needs no memory, such as ZREM; that is fine, as a move frees what it uses.
+-- script may continue after a write that needs no memory, such as ZREM; that is fine, as a move frees what it uses.
 redis.call('ZREM', delayed, 'no such member')
 
 -- Commands take many keys and members at once: one call per job would cost more than the work itself.

@@ -67,7 +67,7 @@ async def _config(client: Client, option: str) -> str | None:
 
 
 async def skew_ms(client: Client) -> float:
-    """Return how far the server's clock is ahead of ours; the fastest of three samples counts."""
+    """Return how far the server's clock is ahead of the local one; the fastest of three samples counts."""
     best: tuple[float, float] | None = None
     for _ in range(3):
         before = time.time()
@@ -154,7 +154,7 @@ def _number(info: Mapping[str, str], name: str) -> int:
 
 
 def clock(ahead_ms: float) -> Finding:
-    """Compare the server's clock, which measures delays, with ours, which sets times for delayed jobs."""
+    """Compare the server's clock, which measures delays, with the local one, which sets times for delayed jobs."""
     text = f"the server is {duration(round(abs(ahead_ms)))} {'ahead of' if ahead_ms >= 0 else 'behind'} this machine"
     if abs(ahead_ms) > MAX_SKEW_MS:
         return wrong("clock", text, "run NTP on both: jobs added for a point in time run early or late by that much")

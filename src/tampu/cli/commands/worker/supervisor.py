@@ -63,7 +63,7 @@ class Supervisor:
 
     @property
     def is_stopping(self) -> bool:
-        """Return whether it was told to stop."""
+        """Return whether it was asked to stop."""
         return self._signals > 0
 
     async def run(self) -> int:
