@@ -57,8 +57,8 @@ SWEEP_INTERVAL_SECS = 60.0
 READ_MARGIN_SECS = 5.0
 #: How often a worker checks whether the queue is paused and which jobs are to be cancelled, in seconds.
 LOOK_SECS = 1.0
-#: How long a shutdown may continue settling and cleaning up after its deadline, and how long each cleanup step may take,
-#: in seconds.
+#: How long a shutdown may keep settling and cleaning up after its deadline, and how long each cleanup step may take, in
+#: seconds.
 CLEANUP_SECS = 1.0
 
 
