@@ -28,6 +28,10 @@ _TABLE = {
             "demo.command:demo",
             "Watch a small shop's day: orders, flaky payments, retries, delayed jobs, dead letters, a replay.",
         ),
+        "new": (
+            "new.command:new",
+            "Write a small working project: tasks, a worker, tests, systemd unit, Dockerfile, Compose file.",
+        ),
         "worker": ("worker.command:worker", "Run the jobs of queues, in one or several supervised processes."),
         "promoter": ("maintain:promoter", "Move delayed jobs into their queues when their time has come."),
         "scheduler": ("maintain:scheduler", "Fire repeatable jobs when they are due."),

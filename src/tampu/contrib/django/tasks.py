@@ -183,7 +183,7 @@ class TampuBackend(BaseTaskBackend):
 
     def _described(self, queue: Queue, state: JobState) -> TaskResult[Any, Any] | None:
         """Return the result for a job's state; None if the job has moved on."""
-        status = _STATUS[state.state]
+        status = _STATUS.get(state.state, TaskResultStatus.FAILED)
         if state.state == "done":
             stored = state.result if isinstance(state.result, dict) else {}
             task = _task_named(stored.get("task", ""))
