@@ -23,6 +23,7 @@ import yaml
 
 from cli.lab import PATIENCE_SECS, invoke, run_program, worker_program
 from servers.process import eventually, free_port
+from tampu.cli.commands.new import command
 from tampu.cli.commands.new.command import MAX_NAME, TEMPLATES
 
 if TYPE_CHECKING:
@@ -367,3 +368,15 @@ def test_the_templates_are_in_the_package(tmp_path: Path) -> None:
     source = ROOT / "src"
     templates = [path for path in TEMPLATES.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert {str(path.relative_to(source)) for path in templates} <= names
+
+
+def test_compiled_templates_are_left_out(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """pip compiles every file of a package."""
+    copy = tmp_path_factory.mktemp("installed") / "templates"
+    shutil.copytree(TEMPLATES, copy)
+    subprocess.run([sys.executable, "-m", "compileall", "-q", copy], check=True)
+    assert list(copy.rglob("*.pyc"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(command, "TEMPLATES", copy)
+        assert invoke("new", "shop").code == 0
+    assert list((here / "shop").rglob("*.pyc")) == []

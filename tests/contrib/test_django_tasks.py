@@ -220,3 +220,11 @@ def test_a_task_that_moves_while_it_is_looked_for_is_found(jobs: ModuleType, mon
     answers = iter([JobState(id=result.id, state="unknown")] * 2)  # one for each queue
     monkeypatch.setattr(SyncQueue, "get_job", lambda queue, job_id: next(answers, None) or look(queue, job_id))
     assert jobs.add.get_result(result.id).status == "READY"
+
+
+def test_a_run_leaves_no_outdated_connection_behind(jobs: ModuleType) -> None:
+    from django.db import connection
+
+    job = Job("1", "contrib.django_jobs.count_users", {"args": [], "kwargs": {}})
+    assert jobs.add.get_backend().run(job)["return_value"] == 0
+    assert connection.connection is None  # CONN_MAX_AGE is 0

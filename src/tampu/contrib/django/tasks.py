@@ -70,8 +70,8 @@ else:
 
 #: Runs of a task that keeps failing, unless OPTIONS has `attempts`.
 DEFAULT_ATTEMPTS = 5
-#: How often to look for a job that is not found: it may have moved, or finished, during the look before.
-MAX_LOOKS = 2
+#: How often to look for a job that is not found: it may have moved during the look before, and a quick retry moves often.
+MAX_LOOKS = 5
 
 _STATUS = {
     "waiting": TaskResultStatus.READY,
