@@ -70,7 +70,7 @@ else:
 
 #: Runs of a task that keeps failing, unless OPTIONS has `attempts`.
 DEFAULT_ATTEMPTS = 5
-#: How often to look for a job that is not found: it may have moved during the look before, and a quick retry moves often.
+#: How often to look for a job that is not found: it may have moved during the look, and a quick retry moves often.
 MAX_LOOKS = 5
 
 _STATUS = {
