@@ -39,6 +39,11 @@ OUTPUT = {
     "sync_view.py": r"200 OK: sent to ada@example.com\n400 Bad Request: task 'welcome': .*nothing was sent\n",
     "fastapi_app.py": r"202 added\n{'state': 'done', 'result': {'shipped': 'tea', 'count': 3}}\n"
     r"404 for an unknown order\n",
+    "after_commit_sqlalchemy.py": r"rolled back: no job was added\nsending a welcome to ada@example.com\n",
+    "after_commit_django.py": r"rolled back: no job was added\nsending a welcome to ada@example.com\n",
+    "outbox.py": r"a process died after its commit \(exit code 1\): rows in the outbox: 1, their jobs: \['unknown'\]\n"
+    r"a relay died after its add: rows in the outbox: 1, their jobs: \['waiting'\]\nrelayed: 1\n"
+    r"done: rows in the outbox: 0, their jobs: \[\]\nsending a welcome to ada@example.com\njobs run: 1\n",
 }
 
 

@@ -13,6 +13,7 @@ from tampu import ConfigError, Job, Queue, UnrecoverableError
 from tampu.inspect import job_state
 from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import encode_job
+from tampu.wire.payload import encode_value
 from tampu.wire.ulid import encode_ulid
 
 if TYPE_CHECKING:
@@ -203,3 +204,20 @@ async def test_states_are_found_on_other_servers_too(server: Server) -> None:
         async with working(queue):
             assert await waiting.result(20) == "done"
         assert (await queue.get_job(waiting.id)).state == "done"
+
+
+async def test_a_job_that_finishes_during_the_search_is_done(
+    queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = await queue.add("mail", 1)
+    client = server.client()
+    search = job_state._find_in_stream
+
+    async def finish_first(*where: Any) -> Any:
+        client.set(queue.keys.result(job.id), encode_value("sent"))
+        client.delete(queue.keys.stream)
+        return await search(*where)
+
+    monkeypatch.setattr(job_state, "_find_in_stream", finish_first)
+    state = await queue.get_job(job.id)
+    assert (state.state, state.result) == ("done", "sent")

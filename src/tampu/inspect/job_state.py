@@ -86,7 +86,11 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
     # A delayed job without an index: other implementations write none for ids they generate and for retries.
     member = await find_delayed_member(client, keys, job_id, MAX_DELAYED_PAGES)
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
-    return delayed or JobState(id=job_id, state="unknown")
+    if delayed is not None:
+        return delayed
+    # A job that finished during the search has left every place before it was looked at there.
+    result = await client.call("GET", keys.result(job_id))
+    return JobState(id=job_id, state="unknown" if result is None else "done", result=_decoded(result))
 
 
 async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqEntry | None:
@@ -110,7 +114,9 @@ def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
     return job if job.id == job_id else None
 
 
-def _decoded(result: bytes) -> Any:
+def _decoded(result: bytes | None) -> Any:
+    if result is None:
+        return None
     try:
         return decode_result(result)
     except DecodeError:

@@ -28,6 +28,10 @@ _TABLE = {
             "demo.command:demo",
             "Run a small shop for a day: orders, flaky payments, retries, delayed jobs, dead letters and a replay.",
         ),
+        "new": (
+            "new.command:new",
+            "Write a small working project: tasks, a worker, tests, systemd unit, Dockerfile, Compose file.",
+        ),
         "worker": ("worker.command:worker", "Run jobs from one or more queues, in one or more supervised processes."),
         "promoter": ("maintain:promoter", "Move delayed jobs into their queues when they are due."),
         "scheduler": ("maintain:scheduler", "Enqueue the jobs of schedules when they are due."),

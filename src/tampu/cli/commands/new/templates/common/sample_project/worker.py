@@ -1,0 +1,8 @@
+"""The worker, with its settings: tampu worker sample_project.worker:worker"""
+
+from tampu import Worker
+
+from sample_project.tasks import queue
+
+# Each process runs up to 20 jobs at once; `--processes 4` starts four.
+worker = Worker(queue, concurrency=20)

@@ -1,0 +1,1 @@
+"""sample-project: an API that adds jobs, and a worker that runs them."""

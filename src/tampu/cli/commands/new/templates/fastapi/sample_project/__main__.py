@@ -1,0 +1,30 @@
+"""python -m sample_project: the API and a worker in one process, for development.
+
+http://127.0.0.1:8000/docs; PORT is another port. Without TAMPU_URL it starts a throw-away server.
+"""
+
+import asyncio
+import contextlib
+import os
+
+import uvicorn
+
+
+async def main() -> None:
+    # Imported here: the queue reads TAMPU_URL when it is made.
+    from sample_project.api import app
+    from sample_project.worker import worker
+
+    running = asyncio.create_task(worker.run())
+    config = uvicorn.Config(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")))
+    try:
+        await uvicorn.Server(config).serve()
+    finally:
+        await worker.close()
+        await running
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TAMPU_URL", "embedded://")
+    with contextlib.suppress(KeyboardInterrupt):  # uvicorn raises it again when it has stopped
+        asyncio.run(main())

@@ -1,0 +1,1 @@
+"""sample-project: a queue, two tasks and a worker."""
