@@ -88,7 +88,7 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
     if delayed is not None:
         return delayed
-    # A job that finished during the search has left every place before it was looked at there.
+    # A job that finished during the search had left each place before it was checked.
     result = await client.call("GET", keys.result(job_id))
     return JobState(id=job_id, state="unknown" if result is None else "done", result=_decoded(result))
 

@@ -83,7 +83,7 @@ def write_project(folder: Path, kind: str) -> int:
     """Write a project into a new folder, or an empty one, and return the number of files."""
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise _exists(folder)
-    # Written beside it and renamed: the folder is there whole or not at all, and no file can be overwritten.
+    # Written next to it and renamed: the folder is there whole or not at all, and no file can be overwritten.
     draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         files = {

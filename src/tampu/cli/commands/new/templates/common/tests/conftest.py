@@ -1,4 +1,4 @@
-"""The tests use a throw-away server of their own. Set before the queue is imported, which reads it."""
+"""Tests run on a temporary server. TAMPU_URL is set before the queue is imported, which reads it."""
 
 import os
 from collections.abc import Iterator

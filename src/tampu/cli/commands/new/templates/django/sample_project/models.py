@@ -4,7 +4,7 @@ from django.db import models
 
 
 class Signup(models.Model):
-    """Somebody who signed up, and when the welcome was sent."""
+    """A person who signed up, and when the welcome was sent."""
 
     email = models.EmailField(unique=True)
     created_at = models.DateTimeField(auto_now_add=True)

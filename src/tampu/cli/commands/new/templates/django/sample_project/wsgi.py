@@ -1,4 +1,4 @@
-"""What a WSGI server runs: gunicorn sample_project.wsgi"""
+"""WSGI application: gunicorn sample_project.wsgi"""
 
 import os
 

@@ -1,4 +1,4 @@
-"""The API, asked over HTTP without a network, with a worker beside it."""
+"""Tests of the API over HTTP without a network, with a running worker."""
 
 import asyncio
 from collections.abc import AsyncIterator
