@@ -6,7 +6,8 @@ beside the job that killed the worker, and runs at no cost.
 
 So the mark and the handler's first line belong together: a mark that waited for its answer, or left together with
 others, would also name jobs that had not begun when the first of them killed the process. Each start has the event loop
-to itself: the mark leaves this process, the handler runs up to its first `await`, then the next one may start.
+to itself: the mark leaves this process, the handler runs up to its first `await`, then the next one may start. Where
+the kernel takes the mark at once, nothing else runs in between: neither another handler nor its `os._exit`.
 """
 
 from __future__ import annotations
@@ -52,25 +53,28 @@ class StartMarks:
                 return False
             await self._turn.acquire()
             try:
-                if self._mark(delivery):
+                has_left = self._mark(delivery)
+                if has_left is None:
+                    continue
+                if not has_left:
                     # One turn for the connection to pass it on, one for event loops that write at the end of a turn.
                     await asyncio.sleep(0)
                     await asyncio.sleep(0)
-                    return True
+                return True
             finally:
                 # Called when the handler waits for the first time, or has ended.
                 self._loop.call_soon(self._turn.release)
 
-    def _mark(self, delivery: Delivery) -> bool:
+    def _mark(self, delivery: Delivery) -> bool | None:
+        """Send the mark. Return True if it has left this process, None if there is no connection."""
         connection = self._client.connection
         if connection is None:
-            return False
+            return None
         config = self._config
         packed = calls.packed_start_mark(
             self._stream, group=config.group, consumer=config.consumer_id, entry_id=delivery.entry_id
         )
-        connection.request(packed, self._on_marked)
-        return True
+        return connection.request_now(packed, self._on_marked)
 
     def _on_marked(self, reply: Reply) -> None:
         if isinstance(reply, ServerError) and str(reply) != self._last_refusal:

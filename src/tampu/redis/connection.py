@@ -99,6 +99,30 @@ class Connection(asyncio.Protocol):
             self._written += len(packed)
             self._gathers = True
             self._loop.call_soon(self._flush)
+        self._expect(on_reply)
+
+    def request_now(self, packed: bytes, on_reply: Callable[[Reply], None]) -> bool:
+        """As `request`, but hand the bytes to the kernel before returning, so that they outlive this process.
+
+        Return False if they may leave only in the next turns of the event loop: others wait before them, or TLS does.
+        """
+        transport = self._transport
+        is_tls = transport is not None and transport.get_extra_info("sslcontext") is not None
+        if not self.is_up or self._outgoing or transport is None or is_tls or transport.get_write_buffer_size():
+            self.request(packed, on_reply)
+            return False
+        try:
+            sent = os.write(transport.get_extra_info("socket").fileno(), packed)
+        except OSError:
+            self.request(packed, on_reply)
+            return False
+        if sent < len(packed):
+            transport.write(packed[sent:])
+        self._written += len(packed)
+        self._expect(on_reply)
+        return sent == len(packed)
+
+    def _expect(self, on_reply: Callable[[Reply], None]) -> None:
         if not self._waiting:
             self._last_heard = self._loop.time()
             if self._watchdog is None:
