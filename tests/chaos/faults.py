@@ -366,17 +366,13 @@ FAULTS: dict[str, Callable[[Lab], Awaitable[None]]] = {
     "slot-move": slot_move,
 }
 
+CLOCK_STEPS = ("clock-forward", "clock-back")
 #: Lanes of each topology: how much longer than others its pauses are, and its faults, which happen one at a time.
 LANES: dict[str, list[tuple[float, tuple[str, ...]]]] = {
     "single": [
         (1, ("kill", "stop", "term", "fds", "producer-kill")),
         # While the server is away nothing else can be hit.
-        (
-            3,
-            tuple(
-                "server-kill server-stop client-kill client-pause busy oom script-flush clock-forward clock-back".split()
-            ),
-        ),
+        (3, ("server-kill", "server-stop", "client-kill", "client-pause", "busy", "oom", "script-flush", *CLOCK_STEPS)),
         (1, ("cut", "delay", "throttle", "half-close", "blackhole", "partition")),
     ],
     "sentinel": [(2, ("failover",)), (1, ("kill", "stop", "term", "producer-kill"))],
