@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import redis
 
+from chaos.records import in_flight
 from servers.process import eventually
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from servers.sentinel import SentinelSetup
 
 EVERYBODY = "*"
+#: How long to look for a process with a job in flight, in seconds.
+AIM_SECS = 20.0
 
 
 class Lab:
@@ -86,12 +89,18 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def victim(self, members: list[Member]) -> AsyncIterator[Member | None]:
-        """Choose a process that is alive and not in trouble already; None if there is none."""
-        able = [member for member in members if member.is_at_work and not member.is_in_trouble]
-        if not able:
-            yield None
-            return
-        member = self.rng.choice(able)
+        """Choose a process that has a job in flight and is not in trouble already; None if there is none for long."""
+        give_up_at = time.monotonic() + AIM_SECS
+        while True:
+            able = [member for member in members if member.is_at_work and not member.is_in_trouble]
+            self.rng.shuffle(able)
+            member = next((member for member in able if in_flight(self.fleet.folder / "records", member.name)), None)
+            if member is not None:
+                break
+            if time.monotonic() > give_up_at:
+                yield None
+                return
+            await asyncio.sleep(0.002)
         member.is_in_trouble = True
         try:
             yield member

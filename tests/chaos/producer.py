@@ -45,6 +45,9 @@ RARE = [
     ("die", "work"),
 ]
 RARE_SECS = 1.5
+#: A job that takes a while is added this often, so that every fault finds some in flight.
+LONG_SECS = 0.1
+LONG_MS = 1500
 
 
 class Producer:
@@ -59,6 +62,7 @@ class Producer:
         self.stopping = threading.Event()
         self._numbers = 0
         self._next_rare = time.monotonic() + RARE_SECS
+        self._next_long = time.monotonic()
         self._rare = self.random.randrange(len(RARE))
 
     def token(self) -> str:
@@ -76,6 +80,9 @@ class Producer:
         jobs = rate * max(plan["began"] + plan["seconds"] - now, 0)
         async with Queue(plan["queue"], url=plan["url"], **settings) as queue:
             while self.confirmed < jobs and not self.stopping.is_set():
+                if time.monotonic() >= self._next_long:
+                    self._next_long = time.monotonic() + LONG_SECS
+                    await self.add_rare(queue, f"nap:{LONG_MS}", "work")
                 if self.confirmed >= (time.monotonic() - now) * rate:
                     await asyncio.sleep(0.01)
                     continue
@@ -140,7 +147,7 @@ class Producer:
         token, attempts = self.token(), 3
         if do == "long":
             do = f"nap:{int(self.plan['lease_ms'] * self.random.uniform(1.1, 2))}"
-        if do == "die" and self._rare % 4:
+        if do == "die" and (self.random.random() < 0.75 or not self.plan["poison"]):
             attempts = 1
         if do.startswith("process"):
             attempts = 20  # a child that cannot be started for want of descriptors uses up an attempt

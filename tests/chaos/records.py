@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
+#: How much of a file is looked at to tell what is in flight.
+TAIL_BYTES = 32_768
 #: The end of a run that was cut short.
 NEVER = math.inf
 
@@ -186,6 +188,23 @@ class History:
         """Every run of every job."""
         for runs in self.runs.values():
             yield from runs
+
+
+def in_flight(folder: Path, process: str) -> set[str]:
+    """Return the jobs that a process has begun, or asked for, lately and not finished, by the end of its records."""
+    tokens: set[str] = set()
+    for path in folder.glob(f"{process}~*.rec"):
+        with path.open("rb") as file:
+            file.seek(max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0))
+            for line in file.read().decode().splitlines()[1:]:
+                _, kind, *words = [*line.split(), "", ""]
+                if kind == "start":
+                    tokens.add(words[0])
+                elif kind == "ask":
+                    tokens.update(words[3:])
+                else:
+                    tokens.difference_update(words)
+    return tokens
 
 
 def read_history(folder: Path, lease_secs: float) -> History:

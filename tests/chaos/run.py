@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import random
 import signal
@@ -62,6 +63,10 @@ class Setup:
     kinds: tuple[str, ...] | None = None
     #: Handlers that misbehave.
     rare: bool = True
+    #: Jobs that kill worker after worker until they are dead letters: that takes a while.
+    poison: bool = True
+    #: How often each fault is injected; None: as often as fits into the time.
+    cycles: int | None = None
     #: How long the queue may take to drain once everything is healed, in seconds.
     drain_secs: float = 180.0
 
@@ -232,6 +237,7 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
                     "seconds": setup.seconds,
                     "began": time.monotonic(),
                     "rare": setup.rare,
+                    "poison": setup.poison,
                     "max_stream_len": 20_000,
                     "overflow": ("wait", "reject")[place % 2],
                     "min_replicas": setup.topology == "sentinel",
@@ -263,7 +269,7 @@ async def _inject(lab: Lab, slowness: float, kinds: list[str], setup: Setup, eno
     """Inject the faults of one lane: each kind in turn, in an order that the seed decides."""
     await asyncio.sleep(2.0)  # the fleet comes up
     rng = random.Random(f"{setup.seed} {kinds}")  # lanes run side by side: each has its own sequence
-    while True:
+    for _ in itertools.count() if setup.cycles is None else range(setup.cycles):
         order = list(kinds)
         rng.shuffle(order)
         for kind in order:
@@ -278,7 +284,7 @@ async def _until_added(fleet: Fleet, setup: Setup, injecting: list[asyncio.Task[
     deadline = time.monotonic() + setup.seconds * 1.5
     while any(member.is_alive for member in fleet.producers) and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
-        if any(task.done() for task in injecting):
+        if all(task.done() for task in injecting):
             return
 
 

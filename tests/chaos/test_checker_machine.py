@@ -93,12 +93,8 @@ class SmallQueue:
         if self.bug == "the jobs of the dead are forgotten":
             return
         deaths = sum(not one.outcome and one.attempt == run.attempt for one in self.history.runs[run.token])
-        is_last = run.attempt + 1 == asked.attempts
-        if (
-            (is_last and self.bug != "last attempts run again")
-            or deaths >= 6
-            or deaths >= asked.attempts - run.attempt + 3
-        ):
+        attempts_left = asked.attempts - run.attempt
+        if attempts_left == 1 or deaths >= min(6, attempts_left + 3):
             self.bury(run.token, 1, "WorkerLost")
         else:
             self.waiting.append((run.token, run.attempt + (self.bug == "deaths use up attempts")))
