@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tampu.base.checks import shown
 from tampu.errors import EncodeError
 from tampu.rsmq.errors import CannotDecodeMessage, MessageNotString
+from tampu.rsmq.validate import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,7 +51,8 @@ class RsmqMessage(Generic[T_co]):
     message: T_co
     #: How often it was received, this time included.
     rc: int
-    #: When it was first received: Unix time in ms (in microseconds with `precision="us"`).
+    #: When it was first received: Unix time in ms (in microseconds with `precision="us"`); 0 if another client stored
+    #: something else.
     fr: int
     #: The bytes as they were sent.
     body: bytes
@@ -101,4 +103,4 @@ def decode(fields: Sequence[Any], decoder: Decoder[T]) -> RsmqMessage[T]:
         value = decoder(body)
     except Exception as error:  # a decoder may raise anything; the body must reach the caller all the same
         raise CannotDecodeMessage(message_id, body, error) from error
-    return RsmqMessage(message_id, value, count, int(first), body)
+    return RsmqMessage(message_id, value, count, parse_int(decode_text(first)) or 0, body)
