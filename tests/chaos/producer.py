@@ -72,6 +72,7 @@ class Producer:
     async def run(self) -> None:
         plan = self.plan
         settings = {"max_stream_len": plan["max_stream_len"], "overflow": plan["overflow"], "retry_for_secs": 5}
+        settings["dedup_ttl_secs"] = plan["kept_secs"]
         if plan["min_replicas"]:
             settings |= {"min_replicas": 1, "min_replicas_timeout_ms": 2000}
         # One that takes the place of a killed one adds what was left to add.

@@ -57,6 +57,8 @@ class Setup:
     concurrency: int = 40
     lease_secs: float = 4.0
     schedules: int = 3
+    #: Fires that fell due while no scheduler ran are made up for; otherwise only those of a leader that died.
+    fires_all: bool = True
     #: Pause between two faults of a lane, in seconds: random, up to twice this.
     pause_secs: float = 1.5
     #: Kinds of faults; all of the topology's by default.
@@ -152,11 +154,11 @@ async def run(setup: Setup, folder: Path, say: Callable[[str], None] = lambda li
         await fleet.stop_producers(30)
         await _stop_schedules(queue, records, specs)
         say(f"{setup.topology}: draining")
-        await _drain(queue, setup.drain_secs)
+        await drain(queue, setup.drain_secs)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         await fleet.stop_workers(40)
-        await _collect(queue, records)
+        await collect(queue, records)
         say(f"{setup.topology}: checking")
         report.unexpected += fleet.unexpected
         history = read_history(records_folder, setup.lease_secs)
@@ -223,6 +225,7 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
             "queue": QUEUE,
             "seed": setup.seed,
             "lease_ms": int(setup.lease_secs * 1000),
+            "kept_secs": 3600,
         }
         if place < setup.workers:
             fleet.start("chaos.worker", plan | {"role": "w", "concurrency": setup.concurrency})
@@ -250,7 +253,8 @@ async def _start_schedules(queue: Queue, setup: Setup) -> dict[str, tuple[int, i
     intervals_ms = {f"schedule-{number}": (500, 1000, 3000)[number % 3] for number in range(setup.schedules)}
     for name, interval_ms in intervals_ms.items():
         spec = RepeatableSpec("work", RepeatPattern.every(interval_ms), {"token": name, "do": "ok"}).with_key(name)
-        await queue.producer.upsert_repeatable(spec.with_missed_fires(MissedFiresPolicy.fire_all(10_000)))
+        policy = MissedFiresPolicy.fire_all(10_000) if setup.fires_all else MissedFiresPolicy.skip()
+        await queue.producer.upsert_repeatable(spec.with_missed_fires(policy))
     return {meta.key: (intervals_ms[meta.key], meta.next_fire_ms) for meta in await queue.get_repeatable_jobs()}
 
 
@@ -306,7 +310,7 @@ async def _heal(lab: Lab) -> None:
             member.signal(signal.SIGCONT)
 
 
-async def _drain(queue: Queue, within_secs: float) -> None:
+async def drain(queue: Queue, within_secs: float) -> None:
     """Wait until nothing is left to do, or for as long as that may take."""
     client = queue.producer.ready_client()
     deadline = time.monotonic() + within_secs
@@ -318,7 +322,7 @@ async def _drain(queue: Queue, within_secs: float) -> None:
         await asyncio.sleep(0.2)
 
 
-async def _collect(queue: Queue, records: Recorder) -> None:
+async def collect(queue: Queue, records: Recorder) -> None:
     """Record what the server holds: dead letters, results, and jobs that should not be there any more."""
     client = queue.producer.ready_client()
     for _, fields in await _entries(client, KEYS.dlq):
@@ -337,6 +341,8 @@ async def _collect(queue: Queue, records: Recorder) -> None:
         cursor, keys = await client.call("SCAN", cursor, "MATCH", KEYS.result("*"), "COUNT", 1000)
         for key in keys:
             stored = await client.call("GET", key)
+            if stored is None:
+                continue  # it has expired
             token, _, job_id = str(decode_result(stored)).partition("/")
             records.write("result", token, token if KEYS.result(job_id).encode() == key else "of-another-job")
         if cursor == b"0":

@@ -109,6 +109,7 @@ def in_process(token: str, do: str) -> None:
     if attempt == 0 and do == "process-exit":
         os._exit(3)
     if attempt == 0 and do == "process-hang":
+        os.fork()  # a grandchild that holds the pipe to the worker
         time.sleep(3600)
     RECORDER.write("end", token, attempt, "ok")
 
@@ -191,6 +192,7 @@ def main() -> None:
         read_block_ms=1000,
         max_attempts=3,
         store_results=True,
+        result_ttl_ms=PLAN["kept_secs"] * 1000,
         shutdown_deadline_secs=20,
         retry=RetryConfig(initial_backoff_ms=50, max_backoff_ms=500, jitter_ms=50),
         scheduler=SchedulerConfig(tick_interval_ms=200, lock_ttl_secs=2),
