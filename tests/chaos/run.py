@@ -339,12 +339,12 @@ async def collect(queue: Queue, records: Recorder) -> None:
     cursor = b"0"
     while True:
         cursor, keys = await client.call("SCAN", cursor, "MATCH", KEYS.result("*"), "COUNT", 1000)
-        for key in keys:
-            stored = await client.call("GET", key)
-            if stored is None:
-                continue  # it has expired
-            token, _, job_id = str(decode_result(stored)).partition("/")
-            records.write("result", token, token if KEYS.result(job_id).encode() == key else "of-another-job")
+        stored = await client.call("MGET", *keys) if keys else []
+        for key, packed in zip(keys, stored, strict=True):
+            value = None if packed is None else decode_result(packed)
+            if value is not None:
+                token, _, job_id = str(value).partition("/")
+                records.write("result", token, token if KEYS.result(job_id).encode() == key else "of-another-job")
         if cursor == b"0":
             return
 
