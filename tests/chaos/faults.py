@@ -80,7 +80,9 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def recorded(self, kind: str, target: str = EVERYBODY) -> AsyncIterator[None]:
-        """Record the fault that happens inside."""
+        """Record the fault that happens inside; one that concerns all begins when a worker has a job in flight."""
+        if target == EVERYBODY:
+            await self._aimed(self.fleet.workers)
         begin = time.monotonic_ns()
         try:
             yield
@@ -90,22 +92,26 @@ class Lab:
     @contextlib.asynccontextmanager
     async def victim(self, members: list[Member]) -> AsyncIterator[Member | None]:
         """Choose a process that has a job in flight and is not in trouble already; None if there is none for long."""
-        give_up_at = time.monotonic() + AIM_SECS
-        while True:
-            able = [member for member in members if member.is_at_work and not member.is_in_trouble]
-            self.rng.shuffle(able)
-            member = next((member for member in able if in_flight(self.fleet.folder / "records", member.name)), None)
-            if member is not None:
-                break
-            if time.monotonic() > give_up_at:
-                yield None
-                return
-            await asyncio.sleep(0.002)
+        member = await self._aimed(members)
+        if member is None:
+            yield None
+            return
         member.is_in_trouble = True
         try:
             yield member
         finally:
             member.is_in_trouble = False
+
+    async def _aimed(self, members: list[Member]) -> Member | None:
+        give_up_at = time.monotonic() + AIM_SECS
+        while time.monotonic() < give_up_at:
+            able = [member for member in members if member.is_at_work and not member.is_in_trouble]
+            self.rng.shuffle(able)
+            for member in able:
+                if in_flight(self.fleet.folder / "records", member.name):
+                    return member
+            await asyncio.sleep(0.002)
+        return None
 
     async def command(self, *words: Any) -> Any:
         """One command to the server, over its own connection."""
