@@ -157,7 +157,7 @@ class _Judge:
                 yield Violation("attempts", token, f"{_shown(run)}, and it has {asked.attempts} attempts")
             if run.end == NEVER and not is_silent and run.process not in self._history.deaths:
                 yield Violation("unfinished", token, f"{_shown(run)} and never ended, although {run.process} lived")
-        most = min(MAX_DEATHS, asked.attempts + LONE_DEATHS) if asked.attempts > 1 else 1
+        most = min(MAX_DEATHS, asked.attempts + self._history.extra_runs) if asked.attempts > 1 else 1
         if asked.do == "die" and len(runs) > most:
             yield Violation("attempts", token, f"it killed {len(runs)} workers, and at most {most} are promised")
 

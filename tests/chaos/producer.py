@@ -45,8 +45,9 @@ RARE = [
     ("die", "work"),
 ]
 RARE_SECS = 1.5
-#: A job that takes a while is added this often, so that every fault finds some in flight.
-LONG_SECS = 0.1
+#: A job with an explicit id is added this often.
+UNIQUE_SECS = 0.2
+#: How long a job takes that is added again and again, so that every fault finds some in flight.
 LONG_MS = 1500
 
 
@@ -62,8 +63,10 @@ class Producer:
         self.stopping = threading.Event()
         self._numbers = 0
         self._next_rare = time.monotonic() + RARE_SECS
-        self._next_long = time.monotonic()
+        self._next_long = self._next_unique = time.monotonic()
         self._rare = self.random.randrange(len(RARE))
+        wanted = plan["rare"]
+        self._rare_kinds = [one for one in RARE if wanted is None or one[0].partition(":")[0] in wanted]
 
     def token(self) -> str:
         self._numbers += 1
@@ -78,31 +81,33 @@ class Producer:
         # One that takes the place of a killed one adds what was left to add.
         now = time.monotonic()
         rate = plan["jobs"] / plan["seconds"]
-        jobs = rate * max(plan["began"] + plan["seconds"] - now, 0)
+        ends_at = plan["began"] + plan["seconds"]
+        jobs = rate * max(ends_at - now, 0)
         async with Queue(plan["queue"], url=plan["url"], **settings) as queue:
-            while self.confirmed < jobs and not self.stopping.is_set():
+            while not self.stopping.is_set() and (self.confirmed < jobs or time.monotonic() < ends_at):
                 if time.monotonic() >= self._next_long:
-                    self._next_long = time.monotonic() + LONG_SECS
+                    self._next_long = time.monotonic() + plan["long_secs"]
                     await self.add_rare(queue, f"nap:{LONG_MS}", "work")
+                if time.monotonic() >= self._next_unique:
+                    self._next_unique = time.monotonic() + UNIQUE_SECS
+                    await self.add_unique(queue)
+                if time.monotonic() >= self._next_rare and self._rare_kinds:
+                    self._next_rare = time.monotonic() + RARE_SECS
+                    self._rare += 1
+                    await self.add_rare(queue, *self._rare_kinds[self._rare % len(self._rare_kinds)])
                 if self.confirmed >= (time.monotonic() - now) * rate:
                     await asyncio.sleep(0.01)
                     continue
                 await self.one_step(queue)
 
     async def one_step(self, queue: Queue) -> None:
-        if time.monotonic() >= self._next_rare and self.plan["rare"]:
-            self._next_rare = time.monotonic() + RARE_SECS
-            self._rare += 1
-            await self.add_rare(queue, *RARE[self._rare % len(RARE)])
         step = self.random.random()
         if step < 0.80:
             await self.add_bulk(queue)
         elif step < 0.90:
             await asyncio.gather(*(self.add_one(queue) for _ in range(self.random.randint(1, 20))))
-        elif step < 0.96:
-            await self.add_delayed(queue)
         else:
-            await self.add_unique(queue)
+            await self.add_delayed(queue)
 
     def common(self) -> str:
         do = self.random.choices([do for do, _ in COMMON], [weight for _, weight in COMMON])[0]

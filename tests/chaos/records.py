@@ -133,8 +133,9 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     deaths: dict[str, float] = field(default_factory=dict)
     schedules: list[Schedule] = field(default_factory=list)
-    #: False when the server's clock was set or a worker stood still: then the history is no proof of exact times.
     lease_secs: float = 4.0
+    #: How many runs beyond its attempts a job that kills its workers may have.
+    extra_runs: int = 3
 
     def add_file(self, process: str, lines: Iterable[str]) -> None:
         """Take in the records of one process."""

@@ -9,7 +9,7 @@ import json
 import random
 import signal
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +53,11 @@ class Setup:
     jobs: int = 100_000
     seconds: float = 300.0
     workers: int = 4
+    #: How many of the workers are chasquimq's, and the Python that runs them.
+    peers: int = 0
+    peer_python: str = ""
+    #: How many runs beyond its attempts a job that kills its workers may have.
+    extra_runs: int = 3
     producers: int = 2
     concurrency: int = 40
     lease_secs: float = 4.0
@@ -63,8 +68,10 @@ class Setup:
     pause_secs: float = 1.5
     #: Kinds of faults; all of the topology's by default.
     kinds: tuple[str, ...] | None = None
-    #: Handlers that misbehave.
-    rare: bool = True
+    #: Handlers that misbehave, by the first word of what they do; all by default.
+    rare: tuple[str, ...] | None = None
+    #: How often each producer adds a job that takes a while, so that every fault finds some in flight, in seconds.
+    long_secs: float = 0.1
     #: Jobs that kill worker after worker until they are dead letters: that takes a while.
     poison: bool = True
     #: How often each fault is injected; None: as often as fits into the time.
@@ -90,6 +97,7 @@ class Report:
     unexpected: list[str] = field(default_factory=list)
     #: The story of the first violations.
     stories: list[str] = field(default_factory=list)
+    history: History | None = None
 
     @property
     def is_clean(self) -> bool:
@@ -121,7 +129,7 @@ class Report:
 
     def as_json(self) -> str:
         """Return the figures, for the page on reliability."""
-        figures = asdict(self)
+        figures = asdict(replace(self, history=None))
         figures["violations"] = [str(violation) for violation in self.violations]
         return json.dumps(figures)
 
@@ -161,7 +169,8 @@ async def run(setup: Setup, folder: Path, say: Callable[[str], None] = lambda li
         await collect(queue, records)
         say(f"{setup.topology}: checking")
         report.unexpected += fleet.unexpected
-        history = read_history(records_folder, setup.lease_secs)
+        report.history = history = read_history(records_folder, setup.lease_secs)
+        history.extra_runs = setup.extra_runs
     judge(report, history)
     report.seconds = time.monotonic() - began
     return report
@@ -228,7 +237,11 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
             "kept_secs": 3600,
         }
         if place < setup.workers:
-            fleet.start("chaos.worker", plan | {"role": "w", "concurrency": setup.concurrency})
+            plan |= {"role": "w", "concurrency": setup.concurrency}
+            if place < setup.peers:
+                fleet.start("chaos.chasquimq_worker", plan | {"python": setup.peer_python})
+            else:
+                fleet.start("chaos.worker", plan)
         else:
             jobs = setup.jobs // setup.producers
             fleet.start(
@@ -240,6 +253,7 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
                     "seconds": setup.seconds,
                     "began": time.monotonic(),
                     "rare": setup.rare,
+                    "long_secs": setup.long_secs,
                     "poison": setup.poison,
                     "max_stream_len": 20_000,
                     "overflow": ("wait", "reject")[place % 2],
@@ -288,7 +302,7 @@ async def _until_added(fleet: Fleet, setup: Setup, injecting: list[asyncio.Task[
     deadline = time.monotonic() + setup.seconds * 1.5
     while any(member.is_alive for member in fleet.producers) and time.monotonic() < deadline:
         await asyncio.sleep(0.2)
-        if all(task.done() for task in injecting):
+        if injecting and all(task.done() for task in injecting):
             return
 
 
