@@ -70,6 +70,8 @@ class Setup:
     kinds: tuple[str, ...] | None = None
     #: Handlers that misbehave, by the first word of what they do; all by default.
     rare: tuple[str, ...] | None = None
+    #: How often each producer adds one of them, in seconds. Each that ends a process costs a second to start another.
+    rare_secs: float = 1.5
     #: How often each producer adds a job that takes a while, so that every fault finds some in flight, in seconds.
     long_secs: float = 0.1
     #: Jobs that kill worker after worker until they are dead letters: that takes a while.
@@ -253,6 +255,7 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
                     "seconds": setup.seconds,
                     "began": time.monotonic(),
                     "rare": setup.rare,
+                    "rare_secs": setup.rare_secs,
                     "long_secs": setup.long_secs,
                     "poison": setup.poison,
                     "max_stream_len": 20_000,

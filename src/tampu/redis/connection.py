@@ -99,7 +99,11 @@ class Connection(asyncio.Protocol):
             self._written += len(packed)
             self._gathers = True
             self._loop.call_soon(self._flush)
-        self._expect(on_reply)
+        if not self._waiting:
+            self._last_heard = self._loop.time()
+            if self._watchdog is None:
+                self._watchdog = self._loop.call_later(self._response_timeout / LOOKS_PER_TIMEOUT, self._watch)
+        self._waiting.append(on_reply)
 
     def request_now(self, packed: bytes, on_reply: Callable[[Reply], None]) -> bool:
         """As `request`, but hand the bytes to the kernel before returning, so that they outlive this process.
@@ -116,18 +120,9 @@ class Connection(asyncio.Protocol):
         except OSError:
             self.request(packed, on_reply)
             return False
-        if sent < len(packed):
-            transport.write(packed[sent:])
-        self._written += len(packed)
-        self._expect(on_reply)
+        self._written += sent
+        self.request(packed[sent:], on_reply)  # what is left, nearly always nothing
         return sent == len(packed)
-
-    def _expect(self, on_reply: Callable[[Reply], None]) -> None:
-        if not self._waiting:
-            self._last_heard = self._loop.time()
-            if self._watchdog is None:
-                self._watchdog = self._loop.call_later(self._response_timeout / LOOKS_PER_TIMEOUT, self._watch)
-        self._waiting.append(on_reply)
 
     def ask(self, *parts: Part) -> asyncio.Future[Reply]:
         """Send one command; the future gets its reply, or the error as an exception."""
