@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="0: a random one, which is printed")
     parser.add_argument("--topology", choices=sorted(SHARES), action="append")
     parser.add_argument("--kinds", help="only these faults, separated by commas")
+    parser.add_argument("--calm", type=float, default=1.0, help="how much longer the pauses between faults are")
     parser.add_argument("--skip-missed", action="store_true", help="schedules that skip missed fires, as by default")
     parser.add_argument("--least-hits", type=int, default=LEAST_HITS)
     parser.add_argument("--keep", type=Path, help="keep records and logs in this folder")
@@ -48,6 +49,8 @@ def main() -> int:
             seed=seed,
             jobs=int(jobs * share),
             seconds=options.minutes * 60 * share,
+            pause_secs=1.5 * options.calm,
+            rare_secs=1.5 * options.calm,
             fires_all=not options.skip_missed,
             kinds=tuple(options.kinds.split(",")) if options.kinds else None,
         )

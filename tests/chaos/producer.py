@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 #: What a plain job does, and how often out of a thousand.
 COMMON = [("ok", 880), ("result", 20), ("nap", 80), ("fail:1", 10), ("fail:2", 5), ("never", 3), ("give-up", 2)]
-#: Handlers that misbehave: one of these every `RARE_SECS`, in turn, with the task that runs it.
+#: Handlers that misbehave, one after the other, each with the task that runs it.
 RARE = [
     ("die-once", "work"),
     ("fork", "work"),
@@ -44,7 +44,8 @@ RARE = [
     ("long", "work"),
     ("die", "work"),
 ]
-RARE_SECS = 1.5
+#: Most jobs of a bulk that are added in one step.
+WINDOW_JOBS = 256
 #: A job with an explicit id is added this often.
 UNIQUE_SECS = 0.2
 #: How long a job takes that is added again and again, so that every fault finds some in flight.
@@ -62,7 +63,7 @@ class Producer:
         self.confirmed = 0
         self.stopping = threading.Event()
         self._numbers = 0
-        self._next_rare = time.monotonic() + RARE_SECS
+        self._next_rare = time.monotonic() + self.plan["rare_secs"]
         self._next_long = self._next_unique = time.monotonic()
         self._rare = self.random.randrange(len(RARE))
         wanted = plan["rare"]
@@ -92,7 +93,7 @@ class Producer:
                     self._next_unique = time.monotonic() + UNIQUE_SECS
                     await self.add_unique(queue)
                 if time.monotonic() >= self._next_rare and self._rare_kinds:
-                    self._next_rare = time.monotonic() + RARE_SECS
+                    self._next_rare = time.monotonic() + self.plan["rare_secs"]
                     self._rare += 1
                     await self.add_rare(queue, *self._rare_kinds[self._rare % len(self._rare_kinds)])
                 if self.confirmed >= (time.monotonic() - now) * rate:
@@ -114,7 +115,7 @@ class Producer:
         return f"nap:{self.random.choice((5, 50, 200, 1000))}" if do == "nap" else do
 
     async def add_bulk(self, queue: Queue) -> None:
-        jobs = [(self.token(), self.common()) for _ in range(self.random.randint(1, 300))]
+        jobs = [(self.token(), self.common()) for _ in range(self.random.randint(1, 600))]
         attempts = self.random.choice((None, None, None, 1, 2))
         by_do: dict[str, list[str]] = {}
         for token, do in jobs:
@@ -166,8 +167,11 @@ class Producer:
             job = await add()
         except QueueFullError as full:
             added = len(full.accepted)
-            self.answer("ok", tokens[:added])
-            self.answer("refused", tokens[added:])
+            if len(tokens) <= WINDOW_JOBS:
+                self.answer("ok", tokens[:added])
+                self.answer("refused", tokens[added:])
+            else:
+                self.answer("unknown", tokens)  # each of its windows is taken from its front
             await asyncio.sleep(0.1)
         except OutcomeUnknownError:
             self.answer("unknown", tokens)

@@ -127,6 +127,7 @@ def start(fleet: Fleet, url: str, seconds: float, rate: float) -> None:
             "seconds": seconds,
             "began": time.monotonic(),
             "rare": [],
+            "rare_secs": 60,
             "long_secs": 0.1,
             "poison": False,
             "max_stream_len": 20_000,

@@ -89,6 +89,10 @@ SOUND: dict[str, dict[str, str]] = {
         "w": "3 start a 0",
         "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost",
     },
+    "killed in the moment between the mark and the first line": {
+        "p": "1 ask 1 ok - a; 2 ok a",
+        "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost",
+    },
     "given up": {
         "p": "1 ask 3 give-up - a; 2 ok a",
         "w": "3 start a 0; 4 end a 0 fail",
@@ -156,6 +160,11 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "dead-lettered and never started": (
         "dead",
         {"p": ADDED, "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost"},
+    ),
+    "more than one per death": (
+        "dead",
+        {"p": "1 ask 1 ok - a b; 2 ok a b",
+         "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost; 9 dead b retries_exhausted 1 WorkerLost"},
     ),
     "dead-lettered with attempts left": (
         "dead",

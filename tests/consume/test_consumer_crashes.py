@@ -14,7 +14,7 @@ from support.proxy import Proxy
 from support.users import acl_user
 from support.waiting import until
 from tampu.metrics import InMemorySink
-from tampu.redis import calls
+from tampu.redis.connection import Connection
 from tampu.wire.envelope import decode_job
 from tampu.wire.retry import JobRetryOverride
 
@@ -276,11 +276,13 @@ async def test_nothing_runs_between_the_mark_of_a_last_attempt_and_its_handler(
     marked: list[bytes] = []
     begun: list[str] = []
     marks_seen_too_early: list[int] = []
-    pack = calls.packed_start_mark
+    request_now = Connection.request_now
 
-    def packed(stream: str, **fields: Any) -> bytes:
-        marked.append(fields["entry_id"])
-        return pack(stream, **fields)
+    def counted(self: Connection, packed: bytes, on_reply: Any) -> bool:
+        has_left = request_now(self, packed, on_reply)
+        if has_left:
+            marked.append(packed)
+        return has_left
 
     async def handler(job: Job[Any]) -> None:
         if job.payload == "watch":
@@ -291,7 +293,7 @@ async def test_nothing_runs_between_the_mark_of_a_last_attempt_and_its_handler(
         else:
             begun.append(job.id)
 
-    monkeypatch.setattr(calls, "packed_start_mark", packed)
+    monkeypatch.setattr(Connection, "request_now", counted)
     view.add("watch", retry=JobRetryOverride(2))
     view.add_many([0] * 20)
     async with consuming(view.server.url, handler, max_attempts=1):

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
+#: How many turns of the event loop a mark waits until the connection has nothing else to send.
+TURNS_TO_WAIT = 10
+
 
 class StartMarks:
     """Marks the starts of one consumer."""
@@ -53,28 +56,31 @@ class StartMarks:
                 return False
             await self._turn.acquire()
             try:
-                has_left = self._mark(delivery)
-                if has_left is None:
-                    continue
-                if not has_left:
-                    # One turn for the connection to pass it on, one for event loops that write at the end of a turn.
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
-                return True
+                if await self._mark(delivery):
+                    return True
             finally:
                 # Called when the handler waits for the first time, or has ended.
                 self._loop.call_soon(self._turn.release)
 
-    def _mark(self, delivery: Delivery) -> bool | None:
-        """Send the mark. Return True if it has left this process, None if there is no connection."""
-        connection = self._client.connection
-        if connection is None:
-            return None
+    async def _mark(self, delivery: Delivery) -> bool:
+        """Send the mark out of this process; the caller runs the handler at once. Return False without a connection."""
         config = self._config
         packed = calls.packed_start_mark(
             self._stream, group=config.group, consumer=config.consumer_id, entry_id=delivery.entry_id
         )
-        return connection.request_now(packed, self._on_marked)
+        for _ in range(TURNS_TO_WAIT):
+            if self._client.connection is None:
+                return False
+            if self._client.connection.request_now(packed, self._on_marked):
+                return True
+            await asyncio.sleep(0)  # for what waits before it to leave
+        if self._client.connection is None:
+            return False
+        self._client.connection.request(packed, self._on_marked)
+        # One turn for the connection to pass it on, one for event loops that write at the end of a turn.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return True
 
     def _on_marked(self, reply: Reply) -> None:
         if isinstance(reply, ServerError) and str(reply) != self._last_refusal:

@@ -108,21 +108,20 @@ class Connection(asyncio.Protocol):
     def request_now(self, packed: bytes, on_reply: Callable[[Reply], None]) -> bool:
         """As `request`, but hand the bytes to the kernel before returning, so that they outlive this process.
 
-        Return False if they may leave only in the next turns of the event loop: others wait before them, or TLS does.
+        Return False, and send nothing, if that cannot be done now: others wait before them, or TLS is in between.
         """
         transport = self._transport
-        is_tls = transport is not None and transport.get_extra_info("sslcontext") is not None
-        if not self.is_up or self._outgoing or transport is None or is_tls or transport.get_write_buffer_size():
-            self.request(packed, on_reply)
+        if not self.is_up or self._outgoing or transport is None or transport.get_write_buffer_size():
+            return False
+        if transport.get_extra_info("sslcontext") is not None:
             return False
         try:
             sent = os.write(transport.get_extra_info("socket").fileno(), packed)
-        except OSError:
-            self.request(packed, on_reply)
+        except OSError:  # its buffer is full, or it is about to be lost
             return False
         self._written += sent
         self.request(packed[sent:], on_reply)  # what is left, nearly always nothing
-        return sent == len(packed)
+        return True
 
     def ask(self, *parts: Part) -> asyncio.Future[Reply]:
         """Send one command; the future gets its reply, or the error as an exception."""
