@@ -113,6 +113,8 @@ class _Judge:
                 yield from self._job(Asked(token, answer="ok"), runs)
             else:
                 yield Violation("invented", token, f"it ran in {runs[0].process}, and no producer asked for it")
+        for process, token in history.strays:
+            yield Violation("invented", token, f"it ended in a process of {process} in which it had not begun")
         for token, where in history.left.items():
             yield Violation("missing", token, f"it is still in {where} after the queue was drained")
 

@@ -133,6 +133,8 @@ class History:
     faults: list[Fault] = field(default_factory=list)
     deaths: dict[str, float] = field(default_factory=dict)
     schedules: list[Schedule] = field(default_factory=list)
+    #: Ends without a start in the same process, and their jobs.
+    strays: list[tuple[str, str]] = field(default_factory=list)
     lease_secs: float = 4.0
     #: How many runs beyond its attempts a job that kills its workers may have.
     extra_runs: int = 3
@@ -152,6 +154,9 @@ class History:
                 running[token, attempt].append(run)
             elif kind == "end":
                 token, attempt, outcome = words
+                if not running[token, attempt]:
+                    self.strays.append((process, token))
+                    continue
                 run = running[token, attempt].pop()
                 run.end, run.outcome = at, outcome
             else:

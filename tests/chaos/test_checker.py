@@ -192,6 +192,7 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         "dead",
         {"p": ADDED, "w": "3 start a 0; 4 end a 0 fail", "run": "9 dead a unrecoverable 1 E"},
     ),
+    "it ended where it had not begun": ("invented", {"p": ADDED, "w": ONCE, "v": "5 end a 0 ok"}),
     "nobody asked for it": ("invented", {"w": ONCE}),
     "refused and run": ("invented", {"p": "1 ask 3 ok - a; 2 refused a", "w": ONCE}),
     "a due time without a fire": (
