@@ -153,12 +153,14 @@ class SchedulerLoop:
     def _note_takeover(self, now_ms: int) -> None:
         """Have the fires made up for that fell due between the death of the last leader and now.
 
-        It held the lock, so it lived until at most one TTL ago, and had fired everything up to one tick before.
+        It held the lock when we last looked, so it lived one TTL before that, and had fired everything up to one tick
+        before.
         """
         window_ms = self._config.lock_ttl_secs * 1000 + self._config.tick_interval_ms
         if self._has_taken_over:
             self._has_taken_over = False
-            self._all_since_ms = now_ms - window_ms
+            looked_ms_ago = int((time.monotonic() - self._leader.others_led_at) * 1000)
+            self._all_since_ms = now_ms - window_ms - looked_ms_ago
         elif self._all_since_ms is not None and now_ms - self._all_since_ms > 2 * window_ms:
             self._all_since_ms = None  # the server was away meanwhile: what fell due then is missed
 
