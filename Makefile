@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers words docs diagram screenshots servers lock test-spark test-spark-versions bench bench-quick bench-report bench-wire profile clean
+.PHONY: help setup demo test check lint format types layers words docs diagram screenshots servers lock test-spark test-spark-versions bench bench-quick bench-report bench-wire profile chaos soak fuzz clean
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -105,6 +105,22 @@ bench-report: setup ## make docs/benchmarks.md, its plots and the README's table
 
 bench-wire: setup ## time the codecs
 	@$(BIN)/python bench/wire.py
+
+# How long chaos, soak and fuzz run, and the seed that decides what happens: 0 = a random one, which is printed.
+MINUTES ?=
+SEED ?= 0
+# Jobs of a chaos run in all; 500 a second by default.
+JOBS ?= 0
+IN_TESTS := cd tests && ../$(BIN)/python
+
+chaos: setup servers ## workers and producers under faults, and the proof that nothing was lost or repeated (10 minutes)
+	@$(IN_TESTS) -m chaos --minutes $(or $(MINUTES),10) --seed $(SEED) --jobs $(JOBS) $(ARGS)
+
+soak: setup servers ## a fleet under steady load: no growth of memory, descriptors, threads or keys (30 minutes)
+	@$(IN_TESTS) -m chaos.soak --minutes $(or $(MINUTES),30) $(ARGS)
+
+fuzz: setup ## every decoder with bytes that no writer ever wrote (5 minutes)
+	@$(IN_TESTS) -m fuzz --minutes $(or $(MINUTES),5) --seed $(SEED) $(ARGS)
 
 profile: setup servers ## flame graphs of our hot paths, into build/profile
 	@$(BIN)/python -m bench.profile $(ARGS)

@@ -14,6 +14,7 @@ from support.proxy import Proxy
 from support.users import acl_user
 from support.waiting import until
 from tampu.metrics import InMemorySink
+from tampu.redis.connection import Connection
 from tampu.wire.envelope import decode_job
 from tampu.wire.retry import JobRetryOverride
 
@@ -268,3 +269,36 @@ async def test_a_read_that_arrives_late_costs_no_attempt(view: WorkerView, may_k
             view.client.delete(view.keys.paused)
             await until(view.is_settled, "it has run", within_secs=30)
     assert runs == [0]
+
+
+async def test_nothing_runs_between_the_mark_of_a_last_attempt_and_its_handler(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler that killed the worker just then would make a dead letter of a job that had not begun."""
+    marked: list[bytes] = []
+    begun: list[str] = []
+    marks_seen_too_early: list[int] = []
+    request_now = Connection.request_now
+
+    def counted(self: Connection, packed: bytes, on_reply: Any) -> bool:
+        has_left = request_now(self, packed, on_reply)
+        if has_left:
+            marked.append(packed)
+        return has_left
+
+    async def handler(job: Job[Any]) -> None:
+        if job.payload == "watch":
+            while len(begun) < 20:
+                if len(marked) != len(begun):
+                    marks_seen_too_early.append(len(marked))
+                await asyncio.sleep(0)
+        else:
+            begun.append(job.id)
+
+    monkeypatch.setattr(Connection, "request_now", counted)
+    view.add("watch", retry=JobRetryOverride(2))
+    view.add_many([0] * 20)
+    async with consuming(view.server.url, handler, max_attempts=1):
+        await until(view.is_settled, "all are done")
+    assert len(marked) == 20
+    assert marks_seen_too_early == []

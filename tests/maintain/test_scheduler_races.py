@@ -101,6 +101,38 @@ async def test_killing_the_leader_loses_no_fire_of_a_short_interval(server: Serv
     assert sorted(ids) == sorted(fire_id("k", due + 100 * number) for number in range(len(ids)))
 
 
+async def test_a_late_standby_makes_up_for_all_fires(server: Server) -> None:
+    """On a busy machine a standby may check long after the lock has expired."""
+    view = QueueView(server, "q")
+    spec = StoredSpec(key="k", job_name="tick", pattern=RepeatPattern.every(100), payload_slot=b"\xc4\x01\x07")
+    settings: dict[str, Any] = {"queue_name": "q", "lock_ttl_secs": 1, "tick_interval_ms": 100}
+    with PartProcess("scheduler", server.url, **settings) as leader:
+        await until(lambda: view.client.exists(view.keys.scheduler_lock), "it leads")
+        first_leader = view.client.get(view.keys.scheduler_lock)
+        known = {one["id"] for one in view.client.client_list()}
+        with PartProcess("scheduler", server.url, **settings) as standby:
+
+            def has_looked() -> bool:
+                clients = view.client.client_list()
+                return any(one["id"] not in known and one["cmd"] == "evalsha" for one in clients)
+
+            await until(has_looked, "the standby has found the lock taken")
+            due = view.now_ms() + 500
+            write_spec(view, spec, due)
+            await until(lambda: view.length() >= 3, "it fires")
+            standby.pause()
+            leader.kill()
+            # Long after the lock has run out, and longer than its TTL and a tick.
+            dead_at = view.now_ms()
+            await until(lambda: view.now_ms() > dead_at + 3000, "the standby is late")
+            standby.resume()
+            await until(lambda: view.client.get(view.keys.scheduler_lock) not in (None, first_leader), "it leads")
+            fired = view.length()
+            await until(lambda: view.length() > fired + 3, "it fires")
+    ids = view.ids()
+    assert sorted(ids) == sorted(fire_id("k", due + 100 * number) for number in range(len(ids)))
+
+
 async def test_a_first_leader_applies_the_missed_fires_policy(server: Server) -> None:
     view = QueueView(server, "q")
     now = view.now_ms()

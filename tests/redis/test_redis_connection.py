@@ -10,13 +10,14 @@ import pytest
 import redis
 import uvloop
 
+from servers.process import eventually
 from support.clients import open_client
 from support.peer import Peer
 from support.proxy import Proxy
 from support.waiting import until
 from tampu.errors import ShutdownError
 from tampu.redis import client as client_module
-from tampu.redis.connection import Connection
+from tampu.redis.connection import Connection, pack_command
 from tampu.redis.faults import ConnectionLost, Unreachable
 from tampu.redis.scripts import Script
 
@@ -389,3 +390,32 @@ async def test_scripts_are_loaded_once_per_connection_and_never_per_call(server:
     assert sum(count for command, count in calls.items() if command.startswith("cmdstat_script")) == 1
     assert calls["cmdstat_evalsha"] == 20
     assert "cmdstat_eval" not in calls
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_what_is_requested_now_has_left_before_the_loop_runs_again(
+    server: Server, loop_factory: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """A process that ends in the very next line has sent it."""
+    replies: list[Any] = []
+
+    async def main() -> None:
+        async with open_client(server.url) as client:
+            connection = await client.up()
+            packed = pack_command(("SET", "now", "1"))
+            await until(lambda: connection.request_now(packed, replies.append), "nothing else waits to be sent")
+            with server._connect() as other:  # without a turn of the event loop
+                eventually(lambda: other.get("now") == b"1", "the server has it")
+            assert replies == []
+            await connection.ask("PING")
+            assert replies in (["OK"], [b"OK"])
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(main())
+
+
+async def test_what_cannot_leave_now_is_not_sent() -> None:
+    connection, transport = connected()
+    transport.get_write_buffer_size = lambda: 1  # type: ignore[method-assign]
+    assert not connection.request_now(b"PING", lambda reply: None)
+    assert transport.writes == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from datetime import UTC, datetime
 
@@ -22,6 +23,8 @@ def parse_duration(text: str) -> float:
             raise UsageError(f"{text!r} is not a valid duration; use seconds or 500ms, 90s, 15m, 2h, 7d")
         total_ms += float(found[1]) * _UNITS_MS[found[2]]
         position = found.end()
+    if total_ms == math.inf:
+        raise UsageError(f"{text[:20]!r}... is not a valid duration: it is too long")
     return total_ms / 1000
 
 

@@ -92,16 +92,6 @@ class Runner:
             # Another worker took it over while it waited here.
             delivery.done()
             return
-        if delivery.is_last_attempt:
-            try:
-                is_ours = await self._starts.begin(delivery)
-            except asyncio.CancelledError:
-                self.unstarted.append(delivery)
-                raise
-            if not is_ours:
-                delivery.done()
-                return
-            started = time.perf_counter_ns()
         if delivery.job._tail and self._is_expired(delivery.job):
             delivery.has_outcome = True
             self._settler.add(self._expired(delivery))
@@ -111,6 +101,16 @@ class Runner:
             if reason is not None:
                 delivery.has_outcome = True
                 self._settler.add(self._cancelled(delivery, 0, reason, ran=False))
+                return
+            started = time.perf_counter_ns()
+        if delivery.is_last_attempt:
+            try:
+                is_ours = await self._starts.begin(delivery)
+            except asyncio.CancelledError:
+                self.unstarted.append(delivery)
+                raise
+            if not is_ours:
+                delivery.done()
                 return
             started = time.perf_counter_ns()
         delivery.is_running = True

@@ -4,9 +4,10 @@ A worker that dies leaves the entries that were delivered to it. Those with atte
 last attempt it matters whether the handler had begun. If so, it becomes a dead letter. If not, it only waited next to
 the job that killed the worker, and runs.
 
-So a mark must be sent right before its handler starts: a mark that waited for its reply, or was sent together with
+So the mark and the handler's first line belong together: a mark that waited for its reply, or was sent together with
 others, would also cover jobs that had not begun when the first of them killed the process. Starts are serialized on the
-event loop: the mark is sent, the handler runs up to its first `await`, then the next job may start.
+event loop: the mark leaves this process, the handler runs up to its first `await`, then the next job may start. If the
+kernel takes the mark at once, nothing else runs in between: neither another handler nor its `os._exit`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.worker")
+
+#: How many turns of the event loop a mark waits until the connection has nothing else to send.
+TURNS_TO_WAIT = 10
 
 
 class StartMarks:
@@ -52,24 +56,30 @@ class StartMarks:
                 return False
             await self._turn.acquire()
             try:
-                if self._mark(delivery):
-                    # One turn for the connection to write it, one more for event loops that write at the end of a turn.
-                    await asyncio.sleep(0)
-                    await asyncio.sleep(0)
+                if await self._mark(delivery):
                     return True
             finally:
                 # Runs when the handler first waits or has ended.
                 self._loop.call_soon(self._turn.release)
 
-    def _mark(self, delivery: Delivery) -> bool:
-        connection = self._client.connection
-        if connection is None:
-            return False
+    async def _mark(self, delivery: Delivery) -> bool:
+        """Send the mark out of this process; the caller runs the handler at once. Return False without a connection."""
         config = self._config
         packed = calls.packed_start_mark(
             self._stream, group=config.group, consumer=config.consumer_id, entry_id=delivery.entry_id
         )
-        connection.request(packed, self._on_marked)
+        for _ in range(TURNS_TO_WAIT):
+            if self._client.connection is None:
+                return False
+            if self._client.connection.request_now(packed, self._on_marked):
+                return True
+            await asyncio.sleep(0)  # until earlier requests have left
+        if self._client.connection is None:
+            return False
+        self._client.connection.request(packed, self._on_marked)
+        # One turn for the connection to write it, one more for event loops that write at the end of a turn.
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
         return True
 
     def _on_marked(self, reply: Reply) -> None:

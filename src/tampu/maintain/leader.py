@@ -44,6 +44,8 @@ class Leader:
         self._on_change = on_change
         self._was_ours: bool | None = None
         self._renew_at = 0.0
+        #: When the lock was last seen in the hands of another, by the monotonic clock.
+        self.others_led_at = 0.0
 
     async def work(self, role: str, one_round: Callable[[], Awaitable[float]], shutdown: asyncio.Event) -> None:
         """Run rounds while the lock is ours, stand by while it is not, and release it at shutdown.
@@ -72,10 +74,13 @@ class Leader:
         """Take the lock, or renew it when due. Return 0 if it is ours, otherwise the seconds until the next check."""
         if time.monotonic() < self._renew_at:
             return 0.0
+        asked_at = time.monotonic()
         others_for_ms = await calls.lead(self._client, self._lock_key, holder=self._holder_id, ttl_secs=self._ttl_secs)
         is_ours = others_for_ms == 0
         if is_ours:
             self._renew_at = time.monotonic() + self._ttl_secs * RENEW_SHARE
+        else:
+            self.others_led_at = asked_at
         if is_ours != self._was_ours:
             self._was_ours = is_ours
             self._on_change(is_ours)

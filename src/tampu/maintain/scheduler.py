@@ -153,12 +153,14 @@ class SchedulerLoop:
     def _note_takeover(self, now_ms: int) -> None:
         """After a takeover, set `_all_since_ms` to catch up on fires since the last leader died.
 
-        The last leader held the lock, so it died at most one TTL ago and had fired everything up to one tick before.
+        The leader held the lock at the last check, so it was alive one TTL before that, and had fired everything up to
+        one tick before.
         """
         window_ms = self._config.lock_ttl_secs * 1000 + self._config.tick_interval_ms
         if self._has_taken_over:
             self._has_taken_over = False
-            self._all_since_ms = now_ms - window_ms
+            looked_ms_ago = int((time.monotonic() - self._leader.others_led_at) * 1000)
+            self._all_since_ms = now_ms - window_ms - looked_ms_ago
         elif self._all_since_ms is not None and now_ms - self._all_since_ms > 2 * window_ms:
             self._all_since_ms = None  # the server was unreachable meanwhile: fires of that time count as missed
 

@@ -105,6 +105,24 @@ class Connection(asyncio.Protocol):
                 self._watchdog = self._loop.call_later(self._response_timeout / LOOKS_PER_TIMEOUT, self._watch)
         self._waiting.append(on_reply)
 
+    def request_now(self, packed: bytes, on_reply: Callable[[Reply], None]) -> bool:
+        """As `request`, but hand the bytes to the kernel before returning, so that they outlive this process.
+
+        Return False, and send nothing, if that cannot be done now: others wait before them, or TLS is in between.
+        """
+        transport = self._transport
+        if not self.is_up or self._outgoing or transport is None or transport.get_write_buffer_size():
+            return False
+        if transport.get_extra_info("sslcontext") is not None:
+            return False
+        try:
+            sent = os.write(transport.get_extra_info("socket").fileno(), packed)
+        except OSError:  # its buffer is full, or it is about to be lost
+            return False
+        self._written += sent
+        self.request(packed[sent:], on_reply)  # what is left, nearly always nothing
+        return True
+
     def ask(self, *parts: Part) -> asyncio.Future[Reply]:
         """Send one command and return a future of its reply, or of the error as an exception."""
         future: asyncio.Future[Reply] = self._loop.create_future()

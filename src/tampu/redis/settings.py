@@ -62,6 +62,8 @@ _TLS_OPTIONS = ("ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostna
 _OPTIONS = ("db", "username", "password", "sentinel_username", "sentinel_password", "response_timeout", *_TLS_OPTIONS)
 #: Schemes whose path is a file path; in the others it is a database number.
 _SCHEMES_OF_PATHS = ("unix", "embedded")
+#: Longest database number, in digits. Python refuses to convert more than 4300.
+MAX_DB_DIGITS = 9
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*")
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<name>[^\[\]:\s]*))(?::(?P<port>\d{0,5}))?")
 _ENCODE = " (in a user name or password, write / ? # @ : as %2F %3F %23 %40 %3A)"
@@ -242,7 +244,7 @@ def _addresses(hosts: str, default_port: int) -> tuple[Address, ...]:
 def _db(text: str) -> int:
     if not text:
         return 0
-    if not (text.isascii() and text.isdigit()):
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DB_DIGITS):
         raise invalid("url database", text, "a whole number, such as redis://host/0")
     return int(text)
 

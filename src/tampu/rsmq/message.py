@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from tampu.base.checks import shown
 from tampu.errors import EncodeError
 from tampu.rsmq.errors import CannotDecodeMessage, MessageNotString
+from tampu.rsmq.validate import parse_int
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,7 +50,8 @@ class RsmqMessage(Generic[T_co]):
     message: T_co
     #: How often it has been received, including this time.
     rc: int
-    #: When it was first received: Unix time in ms (in microseconds with `precision="us"`).
+    #: When it was first received: Unix time in ms (in microseconds with `precision="us"`); 0 if another client stored
+    #: something else.
     fr: int
     #: The original bytes.
     body: bytes
@@ -100,4 +102,4 @@ def decode(fields: Sequence[Any], decoder: Decoder[T]) -> RsmqMessage[T]:
         value = decoder(body)
     except Exception as error:  # a decoder may raise anything, and the caller must still get the body
         raise CannotDecodeMessage(message_id, body, error) from error
-    return RsmqMessage(message_id, value, count, int(first), body)
+    return RsmqMessage(message_id, value, count, parse_int(decode_text(first)) or 0, body)

@@ -26,7 +26,8 @@ RESERVED_NAME = "QUEUES"
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,160}")
 _ID = re.compile(r"[a-zA-Z0-9:]{32}")
-_INTEGER = re.compile(r"\s*([+-]?[0-9]+)")
+#: Python converts at most 4300 digits; beyond 300 no number is a float.
+_INTEGER = re.compile(r"\s*([+-]?[0-9]{1,300})")
 
 
 def parse_int(value: object) -> int | None:

@@ -1,0 +1,328 @@
+"""The checker: proves from a history that every promise was kept. Pure: no clock, no server, no files.
+
+| rule         | promise                                                                                              |
+|--------------|------------------------------------------------------------------------------------------------------|
+| `missing`    | a confirmed job ran to its end or is a dead letter; nothing is left on the server                    |
+| `unfinished` | no job was acknowledged without having finished                                                      |
+| `rerun`      | no second start of the same attempt without a cause: a worker that died or lost its lease, a failover |
+| `attempts`   | an attempt is used up by a failure only; nothing runs more often than promised                       |
+| `dead`       | a dead letter had used up its attempts, had begun its last one, or had killed worker after worker     |
+| `invented`   | nothing runs that was not added, or whose add was refused                                            |
+| `schedule`   | a schedule fired once per due time                                                                   |
+| `unique`     | an explicit id was added once                                                                        |
+| `result`     | a finished job's result is stored                                                                    |
+| `cancelled`  | a job whose cancellation was confirmed did not start                                                 |
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from chaos.records import NEVER, Asked, Fault, History, Run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+#: How long an outcome may take to be written while the server answers, on a busy machine, in seconds.
+SETTLE_SECS = 2.0
+#: How long a worker may take to reconnect after an outage, in seconds.
+RECONNECT_SECS = 3.0
+#: A start this soon after its worker stood still may have been decided before, in seconds.
+LATE_START_SECS = 0.2
+#: The start of a last attempt is recorded a moment before the handler's first line. One worker out of this many may die
+#: in that moment, with one job that had not begun.
+DEATHS_PER_MOMENT = 25
+#: Deaths after which a job that never fails is a dead letter, and deaths beyond its attempts: `consume/inflight.py`.
+MAX_DEATHS = 6
+LONE_DEATHS = 3
+
+#: Faults after which a job of the process may start again: it died, or its lease ran out.
+EXCUSES = frozenset({"death", "stop", "partition", "stalled", "fds", "failover"})
+#: Faults in which outcomes cannot be written, or only slowly; they excuse no second start.
+OUTAGES = frozenset(
+    "server-kill server-stop client-kill client-pause busy oom script-flush slot-move clock-forward clock-back "
+    "cut delay throttle half-close blackhole".split()
+) | {"stop", "partition", "stalled", "fds", "failover"}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One broken promise."""
+
+    rule: str
+    token: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: job {self.token}: {self.text}"
+
+
+def check(history: History) -> list[Violation]:
+    """Return every violation in a history; none is the proof."""
+    judge = _Judge(history)
+    return [
+        *judge.jobs(),
+        *judge.schedules(),
+        *judge.unique_ids(),
+        *judge.cancellations(),
+    ]
+
+
+class _Judge:
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._causes: dict[str, list[Fault]] = defaultdict(list)
+        self._outages: dict[str, list[Fault]] = defaultdict(list)
+        for fault in history.faults:
+            if fault.kind in EXCUSES and self._is_long_enough(fault):
+                self._causes[fault.target].append(fault)
+            if fault.kind in OUTAGES:
+                self._outages[fault.target].append(fault)
+        for process, at in history.deaths.items():
+            self._causes[process].append(Fault("death", process, at, at))
+        for causes in self._causes.values():
+            causes.sort(key=lambda fault: fault.begin)
+        self._stops = [fault for fault in history.faults if fault.kind == "term"]
+        self._spent: set[int] = set()
+        #: Dead letters of jobs that had not begun, and that are allowed.
+        self._moments = max(len(history.deaths) // DEATHS_PER_MOMENT, 1) if history.deaths else 0
+        self._scheduled = {schedule.spec for schedule in history.schedules}
+
+    def _is_long_enough(self, fault: Fault) -> bool:
+        """A worker that stood still for less than half a lease has lost nothing."""
+        return fault.kind != "stalled" or fault.end - fault.begin >= self._history.lease_secs * 0.5e9
+
+    # --- jobs
+
+    def jobs(self) -> Iterator[Violation]:
+        history = self._history
+        for token, asked in history.asked.items():
+            runs = history.runs.get(token, ())
+            if len(runs) == 1 and runs[0].outcome == "ok" and token not in history.dead and asked.do == "ok":
+                if asked.answer == "refused" or runs[0].attempt:  # the one common case, without further ado
+                    yield from self._job(asked, runs)
+                continue
+            yield from self._job(asked, runs)
+        for token, runs in history.runs.items():
+            if token in history.asked:
+                continue
+            if token.partition("@")[0] in self._scheduled:
+                yield from self._job(Asked(token, answer="ok"), runs)
+            else:
+                yield Violation("invented", token, f"it ran in {runs[0].process}, and no producer asked for it")
+        for process, token in history.strays:
+            yield Violation("invented", token, f"it ended in a process of {process} in which it had not begun")
+        for token, where in history.left.items():
+            yield Violation("missing", token, f"it is still in {where} after the queue was drained")
+
+    def _job(self, asked: Asked, runs: Iterable[Run]) -> Iterator[Violation]:
+        runs = list(runs)
+        yield from self._finished(asked, runs)
+        yield from self._invented(asked, runs)
+        yield from self._starts(asked, runs)
+        yield from self._dead(asked, runs)
+        yield from self._results(asked, runs)
+
+    def _finished(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
+        token, history = asked.token, self._history
+        is_done = any(run.outcome == "ok" for run in runs) or token in history.dead or token in history.left
+        if is_done:
+            return
+        if runs and asked.answer != "ok" and any(self._fails_over(run) for run in runs):
+            return  # the add was not confirmed: it may be lost with the master that had it
+        if runs:
+            last = runs[-1]
+            how = "failed" if last.outcome else "was cut short in"
+            where = f"attempt {last.attempt} in {last.process}"
+            yield Violation("unfinished", token, f"it {how} {where} and is gone from the server")
+        elif asked.answer == "ok":
+            yield Violation("missing", token, "its add was confirmed, it never ran and is gone from the server")
+
+    def _invented(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
+        if runs and asked.answer in ("refused", "known"):
+            yield Violation("invented", asked.token, f"it ran although its add was answered with {asked.answer!r}")
+
+    def _starts(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
+        token = asked.token
+        # The failures of a task that runs in its own process are not all recorded: it is killed with its handler.
+        is_silent = asked.do.startswith("process")
+        latest: dict[int, Run] = {}
+        for run in runs:
+            before = latest.get(run.attempt)
+            latest[run.attempt] = run
+            if before is not None:
+                if not self._excused(before, run):
+                    yield Violation("rerun", token, f"{_shown(before)} and {_shown(run)}, without a cause")
+            elif run.attempt and not is_silent:
+                failed = latest.get(run.attempt - 1)
+                if failed is None or failed.outcome != "fail" or failed.end > run.start:
+                    text = f"{_shown(run)}, and attempt {run.attempt - 1} had not failed"
+                    yield Violation("attempts", token, text)
+            if run.attempt >= asked.attempts:
+                yield Violation("attempts", token, f"{_shown(run)}, and it has {asked.attempts} attempts")
+            if run.end == NEVER and not is_silent and run.process not in self._history.deaths:
+                yield Violation("unfinished", token, f"{_shown(run)} and never ended, although {run.process} lived")
+        most = min(MAX_DEATHS, asked.attempts + self._history.extra_runs) if asked.attempts > 1 else 1
+        if asked.do == "die" and any(self._hands_back(runs[0].start, run.start) for run in runs):
+            most *= 2  # handed back by a worker that was stopped, it is a new entry and its deaths count from zero
+        if asked.do == "die" and len(runs) > most:
+            yield Violation("attempts", token, f"it killed {len(runs)} workers, and at most {most} are promised")
+
+    def _dead(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
+        token = asked.token
+        letters = self._history.dead.get(token, ())
+        if len(letters) > 1 and not any(self._excused(run, None) for run in runs):
+            yield Violation("dead", token, f"it was dead-lettered {len(letters)} times")
+        for letter in letters[:1]:
+            last = asked.attempts - 1
+            is_silent = asked.do.startswith("process")
+            finals = [run for run in runs if run.attempt == last]
+            cut = [run for run in runs if run.outcome == "" or self._excused(run, None)]
+            left = asked.attempts - max((run.attempt for run in runs), default=0)
+            if not runs and letter.error_type == "WorkerLost" and asked.attempts == 1 and self._moments:
+                self._moments -= 1
+            elif not runs and not is_silent:
+                yield Violation("dead", token, f"it was dead-lettered ({letter.error_type}) and had never started")
+            elif letter.error_type == "WorkerLost":
+                had_begun = any(run in cut for run in finals)
+                if not had_begun and len(cut) < min(MAX_DEATHS, left + LONE_DEATHS):
+                    yield Violation("dead", token, f"WorkerLost after {len(cut)} of its workers were lost")
+            elif letter.reason == "unrecoverable":
+                if asked.do != "give-up":
+                    yield Violation("dead", token, "its handler did not say that it is unrecoverable")
+            elif letter.reason != "retries_exhausted":
+                yield Violation("dead", token, f"{letter.reason}, although its entry was sound")
+            elif not is_silent and not any(run.outcome == "fail" for run in finals):
+                yield Violation("dead", token, f"its attempt {last} of {asked.attempts} had not failed")
+            elif letter.runs != asked.attempts:
+                yield Violation("dead", token, f"the letter counts {letter.runs} runs of {asked.attempts}")
+            for run in runs:
+                if run.outcome == "ok" and not self._excused(run, None):
+                    yield Violation("dead", token, f"it was dead-lettered although {_shown(run)} and succeeded")
+
+    def _results(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
+        token = asked.token
+        if asked.do != "result" or asked.answer != "ok" or not any(run.outcome == "ok" for run in runs):
+            return
+        stored = self._history.results.get(token)
+        if stored != token and token not in self._history.dead:
+            yield Violation("result", token, f"it finished, and the stored result is {stored!r}")
+
+    # --- causes
+
+    def _hands_back(self, begin: float, end: float) -> bool:
+        return any(begin <= fault.end and fault.begin <= end for fault in self._stops)
+
+    def _excused(self, run: Run, again: Run | None) -> bool:
+        """Return True if `run` was lost by its process, so that `again`, or a dead letter, may follow."""
+        settled_by = self._settled_by(run)
+        for cause in self._causes_of(run):
+            is_in_time = again is None or cause.begin <= again.start
+            if is_in_time and cause.begin <= settled_by and cause.end >= run.start:
+                return True
+        return again is not None and self._was_decided_before(again)
+
+    def _fails_over(self, run: Run) -> bool:
+        causes = self._causes.get("*", ())
+        return any(cause.begin <= self._settled_by(run) and cause.end >= run.start for cause in causes)
+
+    def _was_decided_before(self, run: Run) -> bool:
+        """A worker that is stopped between its look at the lease and the handler's first line cannot know.
+
+        Only one job can be there at a time: one start is excused for each time the worker stood still.
+        """
+        for cause in self._causes_of(run):
+            if 0 <= run.start - cause.end <= LATE_START_SECS * 1e9 and id(cause) not in self._spent:
+                self._spent.add(id(cause))
+                return True
+        return False
+
+    def _causes_of(self, run: Run) -> Iterator[Fault]:
+        yield from self._causes.get(run.process, ())
+        yield from self._causes.get("*", ())
+
+    def _settled_by(self, run: Run) -> float:
+        """Return when the outcome must have been written: soon, but not while the server could not be reached."""
+        if run.end == NEVER:
+            return NEVER
+        by = run.end + SETTLE_SECS * 1e9
+        outages = [*self._outages.get(run.process, ()), *self._outages.get("*", ())]
+        for outage in sorted(outages, key=lambda fault: fault.begin):
+            if outage.begin <= by and outage.end >= run.end:
+                by = max(by, outage.end + (RECONNECT_SECS + SETTLE_SECS) * 1e9)
+        return by
+
+    # --- schedules, unique ids, cancellations
+
+    def schedules(self) -> Iterator[Violation]:
+        fired: dict[str, list[int]] = defaultdict(list)
+        for token in self._history.runs:
+            spec, at, due = token.partition("@")
+            if at:
+                fired[spec].append(int(due))
+        for schedule in self._history.schedules:
+            due_times = sorted(fired[schedule.spec])
+            expected = range(schedule.first, schedule.following, schedule.interval_ms)
+            for due in expected:
+                at = bisect_left(due_times, due)
+                if at == len(due_times) or due_times[at] != due:
+                    yield Violation("schedule", f"{schedule.spec}@{due}", "it did not fire at this due time")
+            for due in due_times:
+                if (due - schedule.first) % schedule.interval_ms:
+                    yield Violation("schedule", f"{schedule.spec}@{due}", "it fired, and was not due")
+
+    def unique_ids(self) -> Iterator[Violation]:
+        asked_by_id: dict[str, list[Asked]] = defaultdict(list)
+        for asked in self._history.asked.values():
+            if asked.unique != "-":
+                asked_by_id[asked.unique].append(asked)
+        for job_id, several in asked_by_id.items():
+            ran = [asked.token for asked in several if asked.token in self._history.runs]
+            added = [asked.token for asked in several if asked.answer == "ok"]
+            if len(ran) > 1 or len(added) > 1:
+                yield Violation("unique", job_id, f"added by {', '.join(added)}, and {', '.join(ran)} ran")
+            if not ran and any(asked.answer in ("ok", "known") for asked in several):
+                dead = any(asked.token in self._history.dead for asked in several)
+                left = any(asked.token in self._history.left for asked in several)
+                if not dead and not left:
+                    yield Violation("unique", job_id, "it was confirmed, and no job of this id ran")
+
+    def cancellations(self) -> Iterator[Violation]:
+        for token, at in self._history.cancelled.items():
+            for run in self._history.runs.get(token, ()):
+                if run.start > at:
+                    yield Violation("cancelled", token, f"{_shown(run)}, after its cancellation was confirmed")
+
+
+def _shown(run: Run) -> str:
+    end = "cut short" if run.end == NEVER else f"{run.outcome} after {(run.end - run.start) / 1e9:.3f} s"
+    return f"attempt {run.attempt} began in {run.process} at {run.start / 1e9:.3f} ({end})"
+
+
+def story(history: History, token: str) -> list[str]:
+    """Return everything that is known of one job, in order: what a violation is understood by."""
+    lines: list[tuple[float, str]] = []
+    asked = history.asked.get(token)
+    if asked:
+        lines.append((asked.at, f"{asked.process} asks: do {asked.do}, {asked.attempts} attempts, id {asked.unique}"))
+        lines.append((asked.answered_at, f"{asked.process} is answered: {asked.answer or 'never'}"))
+    processes = {run.process for run in history.runs.get(token, ())} | {"*"}
+    for run in history.runs.get(token, ()):
+        lines.append((run.start, f"{run.process} starts attempt {run.attempt}"))
+        lines.append((run.end, f"{run.process} ends attempt {run.attempt}: {run.outcome or 'cut short'}"))
+    for fault in history.faults:
+        if fault.target in processes:
+            lines.append((fault.begin, f"{fault.kind} of {fault.target} begins"))
+            lines.append((fault.end, f"{fault.kind} of {fault.target} ends"))
+    lines += [(history.deaths[process], f"{process} is dead") for process in processes & set(history.deaths)]
+    lines += [
+        (NEVER, f"dead letter: {letter.reason}, {letter.error_type}, {letter.runs} runs")
+        for letter in history.dead.get(token, ())
+    ]
+    lines.sort(key=lambda line: line[0])
+    run_times = [run.start for run in history.runs.get(token, ())] or [asked.at if asked else 0]
+    low, high = min(run_times) - 15e9, max(run_times) + 15e9
+    return [f"{at / 1e9:.3f} {text}" for at, text in lines if low <= at <= high or at == NEVER]

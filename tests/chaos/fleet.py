@@ -1,0 +1,177 @@
+"""The processes of a run: workers in numbered places, each started again when it is gone, and producers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaos.records import Recorder
+
+TESTS = Path(__file__).parent.parent
+#: How often the fleet is looked at, in seconds.
+WATCH_SECS = 0.05
+#: How long a process takes to start, in seconds.
+START_SECS = 2.0
+
+
+@dataclass
+class Member:
+    """One process."""
+
+    name: str
+    place: int
+    process: subprocess.Popen[bytes]
+    log: Path
+    is_expected_to_end: bool = False
+    #: Only one fault at a time happens to it.
+    is_in_trouble: bool = False
+    born_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def is_at_work(self) -> bool:
+        """True if it has had time to come up: a fault that meets no job proves nothing."""
+        return self.is_alive and time.monotonic() - self.born_at > START_SECS
+
+    @property
+    def is_alive(self) -> bool:
+        return self.process.poll() is None
+
+    async def end(self, within_secs: float = 3600) -> bool:
+        """Wait until it is gone; False if that takes too long."""
+        deadline = time.monotonic() + within_secs
+        while self.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110 - a process sets no event
+            await asyncio.sleep(0.01)
+        return not self.is_alive
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+    def say(self, line: str) -> None:
+        """Write a line to its standard input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.write(line.encode() + b"\n")
+            self.process.stdin.flush()
+
+    def hang_up(self) -> None:
+        """Close its standard input."""
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+@dataclass
+class Fleet:
+    """Starts processes, records their deaths and replaces them."""
+
+    folder: Path
+    records: Recorder
+    #: The module and the plan of each place, without the process's name.
+    plans: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    members: list[Member] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    _births: int = 0
+
+    def start(self, module: str, plan: dict[str, Any]) -> Member:
+        """Start a process in a new place."""
+        self.plans.append((module, plan))
+        member = self._spawn(len(self.plans) - 1)
+        self.members.append(member)
+        return member
+
+    def _spawn(self, place: int) -> Member:
+        module, plan = self.plans[place]
+        self._births += 1
+        name = f"{plan['role']}{place}.{self._births}"
+        log = self.folder / f"{name}.log"
+        full = plan | {"name": name, "folder": str(self.folder), "seed": f"{plan['seed']}-{name}"}
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [plan.get("python", sys.executable), "-m", module],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=TESTS,
+                env=os.environ | {"CHAOS_PLAN": json.dumps(full)},
+            )
+        return Member(name, place, process, log)
+
+    @property
+    def workers(self) -> list[Member]:
+        return [member for member in self.members if member.name.startswith("w")]
+
+    @property
+    def producers(self) -> list[Member]:
+        return [member for member in self.members if member.name.startswith("p")]
+
+    async def watch(self) -> None:
+        """Replace workers that are gone, until cancelled."""
+        while True:
+            self.look()
+            await asyncio.sleep(WATCH_SECS)
+
+    def look(self) -> None:
+        """Record the deaths of processes, and replace workers and killed producers."""
+        for number, member in enumerate(self.members):
+            code = member.process.poll()
+            if code is None or member.is_expected_to_end:
+                continue
+            member.is_expected_to_end = True
+            member.hang_up()
+            if code != 0 or member.name.startswith("w"):
+                self.records.write("death", member.name)
+                # 9: `os._exit` of a handler. Without descriptors even the interpreter may not get far.
+                if code not in (9, -9) and not member.is_in_trouble:
+                    self.unexpected.append(f"{member.name} ended with {code}: {tail(member.log)}")
+                self.members[number] = self._spawn(member.place)
+
+    def retire(self, member: Member) -> None:
+        """Replace a process that was told to end and did: its jobs must have gone on without a trace."""
+        member.hang_up()
+        self.members[self.members.index(member)] = self._spawn(member.place)
+
+    async def stop_producers(self, within_secs: float) -> None:
+        for member in self.producers:
+            member.hang_up()
+        await self._await_end(self.producers, within_secs)
+
+    async def stop_workers(self, within_secs: float) -> None:
+        """End all workers in good order."""
+        for member in self.workers:
+            member.is_expected_to_end = True
+            member.signal(signal.SIGTERM)
+        await self._await_end(self.workers, within_secs)
+        for member in self.workers:
+            if member.process.returncode != 0:
+                self.unexpected.append(f"{member.name} ended with {member.process.returncode}: {tail(member.log)}")
+
+    async def _await_end(self, members: list[Member], within_secs: float) -> None:
+        deadline = time.monotonic() + within_secs
+        for member in members:
+            if not await member.end(deadline - time.monotonic()):
+                self.unexpected.append(f"{member.name} did not end within {within_secs:g} s: {tail(member.log)}")
+                self.records.write("death", member.name)
+
+    def kill_all(self) -> None:
+        """End whatever is left."""
+        for member in self.members:
+            if member.is_alive:
+                member.signal(signal.SIGKILL)
+            member.process.wait()
+            member.hang_up()
+
+
+def tail(log: Path) -> str:
+    """Return the last lines of a log."""
+    return " | ".join(log.read_text(errors="replace").splitlines()[-3:])

@@ -1,0 +1,209 @@
+"""A producer process of the fleet: records what it asks for, then what it is told. Its plan is in `CHAOS_PLAN`.
+
+It ends when it has confirmed its share of jobs, or when its standard input ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import random
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from chaos.records import Recorder
+from tampu import Queue
+from tampu.base.event_loop import new_event_loop
+from tampu.errors import OutcomeUnknownError, QueueFullError, RedisError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+#: What a plain job does, and how often out of a thousand.
+COMMON = [("ok", 880), ("result", 20), ("nap", 80), ("fail:1", 10), ("fail:2", 5), ("never", 3), ("give-up", 2)]
+#: Handlers that misbehave, one after the other, each with the task that runs it.
+RARE = [
+    ("die-once", "work"),
+    ("fork", "work"),
+    ("hang", "hurried"),
+    ("raise:SystemExit", "work"),
+    ("raise:KeyboardInterrupt", "in_thread"),
+    ("block:700", "work"),
+    ("thread:300", "in_thread"),
+    ("process", "in_process"),
+    ("raise:GeneratorExit", "work"),
+    ("process-exit", "in_process"),
+    ("raise:BaseException", "work"),
+    ("process-hang", "in_process"),
+    ("long", "work"),
+    ("die", "work"),
+]
+#: Most jobs of a bulk that are added in one step.
+WINDOW_JOBS = 256
+#: A job with an explicit id is added this often.
+UNIQUE_SECS = 0.2
+#: How long a job takes that is added again and again, so that every fault finds some in flight.
+LONG_MS = 1500
+
+
+class Producer:
+    """Adds jobs of every form, at a steady rate."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self.plan = plan
+        self.name: str = plan["name"]
+        self.random = random.Random(plan["seed"])
+        self.records = Recorder(Path(plan["folder"]) / "records", self.name)
+        self.confirmed = 0
+        self.stopping = threading.Event()
+        self._numbers = 0
+        self._next_rare = time.monotonic() + self.plan["rare_secs"]
+        self._next_long = self._next_unique = time.monotonic()
+        self._rare = self.random.randrange(len(RARE))
+        wanted = plan["rare"]
+        self._rare_kinds = [one for one in RARE if wanted is None or one[0].partition(":")[0] in wanted]
+
+    def token(self) -> str:
+        self._numbers += 1
+        return f"{self.name}-{self._numbers}"
+
+    async def run(self) -> None:
+        plan = self.plan
+        settings = {"max_stream_len": plan["max_stream_len"], "overflow": plan["overflow"], "retry_for_secs": 5}
+        settings["dedup_ttl_secs"] = plan["kept_secs"]
+        if plan["min_replicas"]:
+            settings |= {"min_replicas": 1, "min_replicas_timeout_ms": 2000}
+        # One that takes the place of a killed one adds what was left to add.
+        now = time.monotonic()
+        rate = plan["jobs"] / plan["seconds"]
+        ends_at = plan["began"] + plan["seconds"]
+        jobs = rate * max(ends_at - now, 0)
+        async with Queue(plan["queue"], url=plan["url"], **settings) as queue:
+            while not self.stopping.is_set() and (self.confirmed < jobs or time.monotonic() < ends_at):
+                if time.monotonic() >= self._next_long:
+                    self._next_long = time.monotonic() + plan["long_secs"]
+                    await self.add_rare(queue, f"nap:{LONG_MS}", "work")
+                if time.monotonic() >= self._next_unique:
+                    self._next_unique = time.monotonic() + UNIQUE_SECS
+                    await self.add_unique(queue)
+                if time.monotonic() >= self._next_rare and self._rare_kinds:
+                    self._next_rare = time.monotonic() + self.plan["rare_secs"]
+                    self._rare += 1
+                    await self.add_rare(queue, *self._rare_kinds[self._rare % len(self._rare_kinds)])
+                if self.confirmed >= (time.monotonic() - now) * rate:
+                    await asyncio.sleep(0.01)
+                    continue
+                await self.one_step(queue)
+
+    async def one_step(self, queue: Queue) -> None:
+        step = self.random.random()
+        if step < 0.80:
+            await self.add_bulk(queue)
+        elif step < 0.90:
+            await asyncio.gather(*(self.add_one(queue) for _ in range(self.random.randint(1, 20))))
+        else:
+            await self.add_delayed(queue)
+
+    def common(self) -> str:
+        do = self.random.choices([do for do, _ in COMMON], [weight for _, weight in COMMON])[0]
+        return f"nap:{self.random.choice((5, 50, 200, 1000))}" if do == "nap" else do
+
+    async def add_bulk(self, queue: Queue) -> None:
+        jobs = [(self.token(), self.common()) for _ in range(self.random.randint(1, 600))]
+        attempts = self.random.choice((None, None, None, 1, 2))
+        by_do: dict[str, list[str]] = {}
+        for token, do in jobs:
+            by_do.setdefault(do, []).append(token)
+        for do, tokens in by_do.items():
+            self.records.write("ask", attempts or 3, do, "-", *tokens)
+        if attempts is not None:
+            # With options, a bulk is a set of adds, and each has its own answer.
+            adds = (self.answered([token], self._adder(queue, token, do, attempts)) for token, do in jobs)
+            await asyncio.gather(*adds)
+            return
+        entries = [{"name": "work", "data": {"token": token, "do": do}} for token, do in jobs]
+        await self.answered([token for token, _ in jobs], lambda: queue.add_bulk(entries))
+
+    def _adder(self, queue: Queue, token: str, do: str, attempts: int) -> Callable[[], Awaitable[Any]]:
+        return lambda: queue.add("work", {"token": token, "do": do}, attempts=attempts)
+
+    async def add_one(self, queue: Queue) -> None:
+        token, do, attempts = self.token(), self.common(), self.random.choice((1, 2, 5))
+        self.records.write("ask", attempts, do, "-", token)
+        await self.answered([token], self._adder(queue, token, do, attempts))
+
+    async def add_delayed(self, queue: Queue) -> None:
+        token, do = self.token(), self.common()
+        self.records.write("ask", 3, do, "-", token)
+        delay_ms = self.random.randint(1, 3000)
+        await self.answered([token], lambda: queue.add("work", {"token": token, "do": do}, delay_ms=delay_ms))
+
+    async def add_unique(self, queue: Queue) -> None:
+        # All producers draw from the same few ids at a time, so most are asked for by several.
+        token, job_id = self.token(), f"u{int(time.monotonic())}-{self.random.randrange(3)}"
+        self.records.write("ask", 3, "ok", job_id, token)
+        await self.answered([token], lambda: queue.add_unique("work", {"token": token, "do": "ok"}, job_id=job_id))
+
+    async def add_rare(self, queue: Queue, do: str, task: str) -> None:
+        token, attempts = self.token(), 3
+        if do == "long":
+            do = f"nap:{int(self.plan['lease_ms'] * self.random.uniform(1.1, 2))}"
+        if do == "die" and (self.random.random() < 0.75 or not self.plan["poison"]):
+            attempts = 1
+        if do.startswith("process"):
+            attempts = 20  # a child that cannot be started for want of descriptors uses up an attempt
+        self.records.write("ask", attempts, do, "-", token)
+        await self.answered([token], lambda: queue.add(task, {"token": token, "do": do}, attempts=attempts))
+
+    async def answered(self, tokens: list[str], add: Callable[[], Awaitable[Any]]) -> None:
+        """Add, and record the answer."""
+        try:
+            job = await add()
+        except QueueFullError as full:
+            added = len(full.accepted)
+            if len(tokens) <= WINDOW_JOBS:
+                self.answer("ok", tokens[:added])
+                self.answer("refused", tokens[added:])
+            else:
+                self.answer("unknown", tokens)  # each of its windows is taken from its front
+            await asyncio.sleep(0.1)
+        except OutcomeUnknownError:
+            self.answer("unknown", tokens)
+        except RedisError as error:
+            # A window may have been applied before the one that failed: only a single add is wholly refused.
+            self.answer("refused" if len(tokens) == 1 else "unknown", tokens)
+            logging.warning("refused: %s", error)
+            await asyncio.sleep(0.1)
+        else:
+            is_known = not isinstance(job, list) and not job.id.is_new
+            self.answer("known" if is_known else "ok", tokens)
+
+    def answer(self, how: str, tokens: list[str]) -> None:
+        if tokens:
+            self.records.write(how, *tokens)
+        if how in ("ok", "known"):
+            self.confirmed += len(tokens)
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    producer = Producer(json.loads(os.environ["CHAOS_PLAN"]))
+
+    def wait_for_the_end() -> None:
+        with contextlib.suppress(OSError):
+            sys.stdin.read()
+        producer.stopping.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(producer.run())
+
+
+if __name__ == "__main__":
+    main()
