@@ -59,7 +59,8 @@ LATENCY_TEXT = (
 
 def publish(record: Record) -> None:
     """Write everything that is made from a run."""
-    PLOTS.mkdir(parents=True, exist_ok=True)
+    for folder in (PLOTS, PUBLISHED.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     record.save(PUBLISHED)
     for name, svg in plots(record).items():
         (PLOTS / f"{name}.svg").write_text(svg)
@@ -82,8 +83,9 @@ def with_table(text: str, table: str) -> str:
 def page(record: Record) -> str:
     parts = [
         "# Benchmarks",
-        "*Made by `make bench-report` from [one run's file](benchmarks/full.json); do not edit. `make bench` measures "
-        "again (under 20 minutes), `make bench-quick` the bars only (under 3), `tampu bench` on your own server.*",
+        "*Made by `make bench`, which measures everything (under 20 minutes) and keeps every sample in "
+        "`build/bench/published.json`; do not edit. `make bench-report` makes this page from such a file again, "
+        "`make bench-quick` measures the bars only (under 3 minutes), `tampu bench` your own server.*",
         how(record),
         _section(
             "Everybody",

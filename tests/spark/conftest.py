@@ -7,6 +7,7 @@ Tiers: files without the fixture `spark` test plain classes and need no Java; th
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ collect_ignore_glob = [] if find_spec("pyspark") and find_spec("pyarrow") else [
 #: For the Javas of tests, which live for seconds: compiling thoroughly would take longer than it saves, and looking
 #: for faults in Spark's own classes is a quarter of a start.
 QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
-#: Of these files the first test with a session is part of `make test`, whatever its name.
+#: Of these files the first test with a session, and those without one, are part of `make test`, whatever their names.
 FIRST_OF = ("test_spark_lake", "test_spark_worker")
 #: How long a test with Spark may take on a busy machine; the first one starts the session.
 SPARK_TIMEOUT_SECS = 600
@@ -38,9 +39,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
     leaves a core idle for half of its time.
     """
     for name in FIRST_OF:
-        first = next((item for item in items if name in item.nodeid and "spark" in item.fixturenames), None)
-        if first is not None:
-            first.add_marker(pytest.mark.spark_slice)
+        of_file = [item for item in items if name in item.nodeid]
+        with_session = [item for item in of_file if "spark" in item.fixturenames]
+        for item in of_file:
+            if item in with_session[:1] or item not in with_session:
+                item.add_marker(pytest.mark.spark_slice)
     for item in items:
         shares_session = "spark" in item.fixturenames
         starts_programs = item.get_closest_marker("spark_cluster") or item.get_closest_marker("spark_session")
@@ -66,6 +69,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
+            # Python processes that Spark keeps for later are killed in the end, and what they measured is lost.
+            **({"spark.python.worker.reuse": "false"} if "COVERAGE_PROCESS_CONFIG" in os.environ else {}),
         },
     )
     yield session
