@@ -21,6 +21,13 @@ def test_every_public_name_is_offered_and_comes_from_where_it_is_said_to() -> No
     assert set(tampu.__all__) <= set(scope)
 
 
+def test_the_old_path_of_the_prometheus_sink_still_works() -> None:
+    from tampu.engine.prometheus import PrometheusSink as from_old_path
+    from tampu.prometheus import PrometheusSink
+
+    assert from_old_path is PrometheusSink
+
+
 def test_a_name_that_is_not_there_is_an_error() -> None:
     with pytest.raises(AttributeError, match="module 'tampu' has no attribute 'Quue'"):
         tampu.Quue  # type: ignore[attr-defined]  # noqa: B018
