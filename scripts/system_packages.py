@@ -8,21 +8,19 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 
 
 def install(packages: list[str], purpose: str) -> bool:
     """Install the packages and return whether they are there now."""
     names = " ".join(packages)
     if not shutil.which("apt-get"):
-        print(f"system packages: {names} needed for {purpose}, and there is no apt-get to install them", flush=True)
+        say(f"{names} needed for {purpose}, and there is no apt-get to install them")
         return False
     if os.geteuid() != 0 or os.environ.get("TAMPU_SYSTEM_PACKAGES") == "no":
-        print(f"system packages: {names} needed for {purpose}: run `apt-get install {names}` as root", flush=True)
+        say(f"{names} needed for {purpose}: run `apt-get install {names}` as root")
         return False
-    print(
-        f"system packages: installing {names} with apt-get, for {purpose} (TAMPU_SYSTEM_PACKAGES=no prevents this)",
-        flush=True,
-    )
+    say(f"installing {names} with apt-get, for {purpose} (TAMPU_SYSTEM_PACKAGES=no prevents this)")
     for step in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
         done = subprocess.run(
             ["apt-get", "--quiet", *step],
@@ -32,6 +30,10 @@ def install(packages: list[str], purpose: str) -> bool:
         )
         if done.returncode:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()[-1:]
-            print(f"system packages: apt-get {step[0]} failed: {' '.join(said)}", flush=True)
+            say(f"apt-get {step[0]} failed: {' '.join(said)}")
             return False
     return True
+
+
+def say(line: str) -> None:
+    print(f"system packages: {line}", file=sys.stderr, flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +76,11 @@ def test_the_list_of_what_is_not_covered_stays_true(check_coverage: Any) -> None
 def test_less_than_95_percent_of_all_lines_is_refused(check_coverage: Any) -> None:
     (complaint,) = check_coverage.find_complaints({"tampu/a.py": summary(94)}, {})
     assert complaint == "94.00 % of all lines are covered, at least 95 % must be"
+
+
+def test_the_classifiers_promise_the_pythons_that_the_tests_run_under(release: Any) -> None:
+    project = tomllib.loads((release.PROJECT / "pyproject.toml").read_text())["project"]
+    promised = {name.rpartition(" ")[2] for name in project["classifiers"] if ":: Python :: 3." in name}
+    built = re.search(r"^PYTHONS \?= (.+)$", (release.PROJECT / "Makefile").read_text(), re.MULTILINE)
+    assert built is not None
+    assert promised == {project["requires-python"].removeprefix(">="), *built[1].split()}

@@ -99,3 +99,31 @@ def test_what_cannot_be_had_takes_one_line_and_fails_only_in_ci(tmp_path: Path, 
         "servers: Redis 7.0",
         "servers: Redis 8.6",
     ]
+
+
+@pytest.mark.parametrize(
+    ("user", "answer", "said"),
+    [
+        (0, "", "installing libssl-dev with apt-get, for TLS (TAMPU_SYSTEM_PACKAGES=no prevents this)"),
+        (0, "no", "libssl-dev needed for TLS: run `apt-get install libssl-dev` as root"),
+        (1000, "", "libssl-dev needed for TLS: run `apt-get install libssl-dev` as root"),
+    ],
+)
+def test_system_packages_are_named_with_their_purpose_before_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: int, answer: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    system_packages: Any = importlib.import_module("system_packages")
+    said_before: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        said_before.append(capsys.readouterr().err)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(system_packages.shutil, "which", lambda name: name)
+    monkeypatch.setattr(system_packages.os, "geteuid", lambda: user)
+    monkeypatch.setattr(system_packages.subprocess, "run", run)
+    monkeypatch.setenv("TAMPU_SYSTEM_PACKAGES", answer)
+    installed = system_packages.install(["libssl-dev"], "TLS")
+    assert installed == bool(said_before)
+    assert (said_before[0] if installed else capsys.readouterr().err) == f"system packages: {said}\n"

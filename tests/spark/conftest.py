@@ -51,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
         if shares_session or starts_programs:
             item.add_marker(pytest.mark.xdist_group("session" if shares_session else "programs"))
+    # A group is one piece of work for one process: the largest first, so that the other has something to do meanwhile.
+    items.sort(key=lambda item: "spark" not in item.fixturenames)
 
 
 @pytest.fixture(scope="session")
