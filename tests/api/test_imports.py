@@ -22,10 +22,10 @@ def test_every_public_name_is_offered_and_comes_from_where_it_is_said_to() -> No
 
 
 def test_the_old_path_of_the_prometheus_sink_still_works() -> None:
-    from tampu.engine.prometheus import PrometheusSink as from_old_path
-    from tampu.prometheus import PrometheusSink
+    import tampu.engine.prometheus
+    import tampu.prometheus
 
-    assert from_old_path is PrometheusSink
+    assert tampu.engine.prometheus.PrometheusSink is tampu.prometheus.PrometheusSink
 
 
 def test_a_name_that_is_not_there_is_an_error() -> None:
