@@ -3,9 +3,9 @@
     make release VERSION=0.2.0
 
 The version must stand in pyproject.toml and src/tampu/__init__.py, and CHANGELOG.md must have a dated section for it
-with nothing left under "Unreleased". The packages are built from a clean checkout with the locked build tools and no
-build isolation, installed into an empty environment and started once. Tagging and uploading stay with a person; the
-commands for it are printed.
+with nothing left under "Unreleased". The packages are built from what is committed, with the locked build tools and no
+build isolation, installed into an empty environment and started there once; the SBOM (CycloneDX) describes that
+environment. Tagging and uploading stay with a person; the commands for it are printed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 
 PROJECT = Path(__file__).parents[1]
 DIST = PROJECT / "dist"
-TOOLS = PROJECT / "build" / "release"
+TOOLS = PROJECT / "build" / "release-tools"
+INSTALLED = PROJECT / "build" / "release-installed"
 
 
 class Refused(Exception):  # noqa: N818 - said to people as "release: ..."
@@ -38,8 +39,8 @@ def main(arguments: list[str]) -> int:
         run("make", "check")
         tools = install_tools()
         packages = build(tools)
-        check_packages(tools, packages, version)
-        bill = write_bill_of_materials(tools, version)
+        environment = check_packages(tools, packages, version)
+        bill = write_bill_of_materials(tools, environment, version)
     except (Refused, subprocess.CalledProcessError) as reason:
         print(f"release: {reason}", file=sys.stderr)
         return 1
@@ -114,24 +115,28 @@ def build(tools: Path) -> list[Path]:
     return sorted(DIST.glob("tampu-*.whl")) + sorted(DIST.glob("tampu-*.tar.gz"))
 
 
-def check_packages(tools: Path, packages: list[Path], version: str) -> None:
+def check_packages(tools: Path, packages: list[Path], version: str) -> Path:
+    """Check the packages' metadata, install the wheel with its locked dependencies, and return that environment."""
     run(str(tools / "twine"), "check", "--strict", *map(str, packages))
-    with tempfile.TemporaryDirectory() as scratch:
-        venv.create(scratch, with_pip=True)
-        run(f"{scratch}/bin/pip", "install", "--quiet", "--disable-pip-version-check", str(packages[0]))
-        said = subprocess.run(
-            [f"{scratch}/bin/tampu", "--version"], check=True, capture_output=True, text=True, cwd=scratch
-        ).stdout.strip()
-        if said != f"tampu {version}":
-            raise Refused(f"the installed wheel says {said!r}")
+    venv.create(INSTALLED, with_pip=False, clear=True)
+    locked = (PROJECT / "requirements" / "dev.txt").read_text()
+    versions = INSTALLED / "constraints.txt"  # without hashes: the wheel that was just built has none
+    versions.write_text("".join(line.removesuffix(" \\\n") + "\n" for line in locked.splitlines(True) if "==" in line))
+    pip = (str(tools / "pip"), "--disable-pip-version-check", "--python", str(INSTALLED / "bin" / "python"))
+    run(*pip, "install", "--quiet", "-c", str(versions), str(packages[0]))
+    said = subprocess.run(
+        [INSTALLED / "bin" / "tampu", "--version"], check=True, capture_output=True, text=True, cwd=INSTALLED
+    ).stdout.strip()
+    if said != f"tampu {version}":
+        raise Refused(f"the installed wheel says {said!r}")
+    return INSTALLED
 
 
-def write_bill_of_materials(tools: Path, version: str) -> Path:
-    """Write which packages, in which locked versions, the release was built and tested with."""
+def write_bill_of_materials(tools: Path, environment: Path, version: str) -> Path:
+    """Write what a user installs with the wheel: each package with its version, license and dependencies."""
     path = DIST / f"tampu-{version}.cdx.json"
-    locked = str(PROJECT / "requirements" / "dev.txt")
     described = ("--pyproject", str(PROJECT / "pyproject.toml"), "--output-reproducible", "--of", "JSON")
-    run(str(tools / "cyclonedx-py"), "requirements", *described, "-o", str(path), locked)
+    run(str(tools / "cyclonedx-py"), "environment", *described, "-o", str(path), str(environment / "bin" / "python"))
     return path
 
 
