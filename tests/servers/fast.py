@@ -13,8 +13,10 @@ SLOW_FOLDERS = {"bench", "docs", "embedded", "interop", "servers", "typing", "up
 #: Files whose tests wait for leases, outages or child processes, or go through many cases: seconds each.
 SLOW_FILES = {
     "test_chain_machine",
+    "test_cli_bad_input",
     "test_cli_demo",
     "test_cli_health",
+    "test_cli_jobs",
     "test_cli_start",
     "test_cli_terminal",
     "test_cli_worker",
@@ -29,14 +31,19 @@ SLOW_FILES = {
     "test_consumer_server_faults",
     "test_consumer_shutdown",
     "test_cron_properties",
+    "test_cuts",
     "test_event_loops",
+    "test_full_queue",
+    "test_life",
     "test_rsmq_cli",
     "test_rsmq_lost_connections",
     "test_run_sync",
     "test_run_sync_stubborn",
+    "test_scheduler_fires",
     "test_scheduler_races",
     "test_silent_servers",
     "test_spark_cli",
+    "test_spark_slice",
     "test_testing",
 }
 
