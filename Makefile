@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint format types layers words docs diagram screenshots servers lock test-spark test-spark-versions bench bench-quick bench-report bench-wire profile chaos soak fuzz clean
+.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos soak fuzz
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -18,26 +18,49 @@ help: ## print this list
 setup: $(VENV)/.installed ## create .venv and install everything the project needs into it
 
 # The stamp makes a second run instant, and a changed pyproject.toml or lock install again.
-$(VENV)/.installed: pyproject.toml constraints.txt scripts/find_python.sh
+$(VENV)/.installed: pyproject.toml requirements/build.txt requirements/dev.txt scripts/find_python.sh
 	@set -e; \
 	if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 		python=$$(sh scripts/find_python.sh); \
 		echo "setup: creating $(VENV) with $$python ($$($$python --version))"; \
 		$$python -m venv --clear $(VENV); \
 	fi
-	@echo "setup: installing the packages pinned in constraints.txt into $(VENV) (half a minute the first time)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@echo "setup: installing the packages locked in requirements/ into $(VENV) (a minute the first time)"
+	@$(BIN)/python scripts/install_locked.py $(VENV)
 	@touch $@
 	@echo "setup: done"
 
 demo: setup ## watch a small shop's day on an embedded server (a quarter of a minute; with Java one more for the pipeline)
 	@$(BIN)/tampu demo
 
+# Tests in a Spark session are slow: those of the slice are part of the default run, `make test-spark` runs all of them.
+DEFAULT_TESTS := (not spark_session and not spark_cluster) or spark_slice
+# Tests that share a Spark session go to the same process; all others are distributed one by one.
+PYTEST = -m pytest -n 2 --dist loadgroup
+
 test: setup servers ## run all tests on real servers, in two processes; pytest arguments: make test ARGS="-k foo"
-	@$(BIN)/python -m pytest -n 2 -m "not spark_session and not spark_cluster" $(ARGS)
+	@$(BIN)/python $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
+
+test-fast: setup ## for the edit loop: the quick tests that need only the embedded server (about a minute)
+	@$(BIN)/python $(PYTEST) --fast -q -r fE $(ARGS)
+
+coverage: setup servers ## make test with line and branch coverage of src/, and the gate of .ci/uncovered.toml
+	@rm -rf build/coverage
+	@$(BIN)/python -m coverage run $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
+	@$(BIN)/python scripts/check_coverage.py
+
+PYTHONS ?= 3.13 3.14
+test-pythons: setup servers ## all tests that need no Spark, under CPython 3.13 and 3.14 (built once, 5 minutes each)
+	@set -e; for version in $(PYTHONS); do \
+		python=$$($(BIN)/python scripts/install_pythons.py $$version); \
+		environment=build/python-$$version; \
+		[ -x $$environment/bin/python ] || $$python -m venv --clear $$environment; \
+		$$environment/bin/python scripts/install_locked.py $$environment; \
+		$$environment/bin/python $(PYTEST) -m "not spark_session and not spark_cluster" $(ARGS); \
+	done
 
 test-spark: setup servers ## all Spark tests: in a session, and on a standalone cluster of two workers
-	@$(BIN)/python -m pytest tests/spark -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/python $(PYTEST) tests/spark $(ARGS)
 
 SPARK_VERSIONS ?= 4.0 4.1 4.2
 test-spark-versions: ## the connector under older versions of PySpark, each in an environment of its own
@@ -60,8 +83,9 @@ format: setup ## ruff: reformat and fix what can be fixed safely
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-types: setup ## mypy --strict on src/
+types: setup ## mypy --strict on src/, and on the tests as strictly as pyproject.toml says
 	@$(BIN)/mypy --strict src
+	@$(BIN)/mypy --config-file tests/mypy.toml
 
 layers: setup ## import-linter: imports only point downwards
 	@$(BIN)/lint-imports
@@ -83,15 +107,21 @@ servers: setup ## install the servers the tests run on (Redis 8.6 is built once,
 	@$(BIN)/python scripts/install_servers.py
 	@$(BIN)/python scripts/install_browser.py
 
-lock: ## pin every dependency again in constraints.txt
+lock: ## resolve all dependencies again, and write them with their hashes into requirements/
 	@set -e; \
 	tools=$$(mktemp -d); trap 'rm -rf "$$tools"' EXIT; \
 	echo "lock: resolving all dependencies"; \
 	python=$$(sh scripts/find_python.sh); \
 	$$python -m venv "$$tools"; \
 	"$$tools/bin/pip" install --quiet --disable-pip-version-check uv; \
-	"$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --all-extras \
-		--no-emit-index-url --no-header --no-annotate pyproject.toml -o constraints.txt
+	compile() { "$$tools/bin/uv" pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-header --no-annotate "$$@"; }; \
+	compile --all-extras pyproject.toml -o requirements/dev.txt; \
+	compile --group build -c requirements/dev.txt -o requirements/build.txt; \
+	compile --group release -c requirements/dev.txt -c requirements/build.txt -o requirements/release.txt
+
+release: setup ## check, build and describe a release: VERSION=0.2.0; everything but the tag and the upload, into dist/
+	@$(BIN)/python scripts/release.py $(VERSION)
 
 bench: setup servers ## everybody in everything, then the page, plots and README's table (under 20 minutes)
 	@$(BIN)/python scripts/install_peers.py --all || true

@@ -34,7 +34,8 @@ class Archive:
         for needed in ("sources", "lists/partial", "cache/archives/partial", "downloads"):
             (self.folder / needed).mkdir(parents=True)
         # Only these fields: an architecture or target option of the machine's entry may not exist in another suite.
-        kept = {field: text for field, text in main_source(etc).items() if field in ("URIs", "Signed-By", "Trusted")}
+        # `Trusted` is left out on purpose: what is built from here is verified, whatever the machine itself accepts.
+        kept = {field: text for field, text in main_source(etc).items() if field in ("URIs", "Signed-By")}
         entry = {"Types": kind, **kept, "Suites": suite, "Components": "main"}
         text = "".join(f"{field}: {value}\n" for field, value in entry.items())
         (self.folder / "sources" / "private.sources").write_text(text)
@@ -46,11 +47,20 @@ class Archive:
         return sorted((self.folder / "downloads").glob("*.deb"))
 
     def source(self, name: str) -> Path:
-        """Download a source package; return the folder with its .dsc and tarballs, whose checksums apt has verified."""
+        """Download a source package, the newest or `name=version`. Return the folder with its .dsc and tarballs.
+
+        apt has verified their checksums.
+        """
         self._apt("source", "--download-only", name)
         return self.folder / "downloads"
 
-    def _apt(self, *arguments: str) -> None:
+    def source_versions(self, name: str) -> list[str]:
+        """The versions of a source package that the suite lists, the newest first. A suite may list several."""
+        shown = self._apt("showsrc", "--only-source", name, program="apt-cache")
+        found = set(re.findall(r"^Version: (\S+)$", shown, re.MULTILINE))
+        return sorted(found, key=lambda version: [int(part) for part in re.findall(r"\d+", version)], reverse=True)
+
+    def _apt(self, *arguments: str, program: str = "apt-get") -> str:
         settings = {
             "Dir::Etc::SourceList": "/dev/null",
             "Dir::Etc::SourceParts": str(self.folder / "sources"),
@@ -61,7 +71,7 @@ class Archive:
         }
         options = [part for name, value in settings.items() for part in ("-o", f"{name}={value}")]
         done = subprocess.run(
-            ["apt-get", "--quiet", *options, *arguments],
+            [program, "--quiet", *options, *arguments],
             cwd=self.folder / "downloads",
             env=os.environ | {"LC_ALL": "C"},
             capture_output=True,
@@ -73,7 +83,8 @@ class Archive:
             complaints += [line for line in done.stderr.splitlines() if "Failed to fetch" in line]
         if done.returncode or complaints:
             said = complaints[0] if complaints else done.stderr.strip() or done.stdout.strip()
-            raise Unavailable(f"apt-get {arguments[0]} failed in the Debian suite {self.suite}: {said}")
+            raise Unavailable(f"{program} {arguments[0]} failed in the Debian suite {self.suite}: {said}")
+        return done.stdout
 
 
 def main_source(etc: Path = ETC) -> dict[str, str]:
@@ -97,8 +108,8 @@ def _entries(etc: Path) -> Iterator[dict[str, str]]:
         for line in path.read_text().splitlines() if path.is_file() else ():
             if found := re.match(r"deb(?:-src)?\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+\S+", line):
                 options = dict(option.split("=", 1) for option in (found["options"] or "").split() if "=" in option)
-                names = {"signed-by": "Signed-By", "trusted": "Trusted"}
-                yield {"URIs": found["uri"]} | {names[key]: text for key, text in options.items() if key in names}
+                signed_by = options.get("signed-by")
+                yield {"URIs": found["uri"]} | ({"Signed-By": signed_by} if signed_by else {})
 
 
 def _deb822(paragraph: str) -> dict[str, str]:

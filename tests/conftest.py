@@ -13,21 +13,58 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import signal
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from servers.binaries import KINDS
+from servers.fast import is_fast
 from servers.require import require_server
 from servers.sentinel import SentinelSetup
 from servers.shared import SharedServers, make_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterator
 
     from servers.cluster import Cluster
     from servers.process import Server
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help="only quick tests that need no server but the embedded one")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--fast"):
+        left_out = [item for item in items if not is_fast(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if is_fast(item)]
+
+
+def pytest_configure() -> None:
+    """Take SIGINT back when the run was started in the background.
+
+    A shell starts background jobs with SIGINT ignored. Every child inherits that, and Python does not reset it, so the
+    programs that tests interrupt would not notice.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Suspend coverage while a test marked `untraced` runs: tracing would change what it counts."""
+    tracer = sys.gettrace()
+    if tracer is None or item.get_closest_marker("untraced") is None:
+        return (yield)
+    sys.settrace(None)
+    try:
+        return (yield)
+    finally:
+        sys.settrace(tracer)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -53,9 +90,14 @@ def shared_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedS
 
 
 @pytest.fixture
-def server(server_kind: str, shared_servers: SharedServers) -> Server | Cluster:
-    """Return a server that is up and empty; changes made by a test are undone before the next one."""
-    return shared_servers.get(server_kind)
+def server(server_kind: str, shared_servers: SharedServers) -> Iterator[Server | Cluster]:
+    """Yield a server that is up and empty; changes made by a test are undone before the next one.
+
+    If it crashes, the test fails with the end of its log.
+    """
+    server = shared_servers.get(server_kind)
+    yield server
+    server.require_no_crash()
 
 
 @pytest.fixture
@@ -68,6 +110,7 @@ def fresh_server(tmp_path: Path) -> Iterator[Callable[..., Any]]:
             server = make_server(kind, tmp_path / f"{kind}-{next(numbers)}", **options)
             stack.callback(server.stop)
             server.start()
+            stack.callback(server.require_no_crash)  # is called before `stop`
             return server
 
         yield start
@@ -84,6 +127,7 @@ def fresh_sentinel(tmp_path: Path) -> Iterator[Callable[..., SentinelSetup]]:
             setup = SentinelSetup(binary, tmp_path / f"sentinel-{next(numbers)}", sentinels)
             stack.callback(setup.stop)
             setup.start()
+            stack.callback(setup.require_no_crash)
             return setup
 
         yield start

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tampu.produce.using import UsingOptions
     from tampu.queue import Queue
     from tampu.sync import SyncConfiguredTask, SyncTask
-    from tampu.wire.job import JobContext
+    from tampu.wire.job import JobContext, JobId
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,6 +53,7 @@ class TaskJob(Job[dict[str, Any]], Generic[R]):
     __slots__ = ()
 
     if TYPE_CHECKING:
+        id: JobId  # pyright: ignore[reportIncompatibleVariableOverride]  # an added job's ID knows whether it is new
 
         async def result(self, timeout: float = 30.0) -> R:  # noqa: ASYNC109 - the argument's name on this level
             """Wait up to `timeout` seconds for the job to finish and return the function's return value."""

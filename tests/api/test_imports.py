@@ -21,6 +21,13 @@ def test_every_public_name_can_be_imported_from_its_module() -> None:
     assert set(tampu.__all__) <= set(scope)
 
 
+def test_the_old_path_of_the_prometheus_sink_still_works() -> None:
+    import tampu.engine.prometheus
+    import tampu.prometheus
+
+    assert tampu.engine.prometheus.PrometheusSink is tampu.prometheus.PrometheusSink
+
+
 def test_an_unknown_name_is_an_error() -> None:
     with pytest.raises(AttributeError, match="module 'tampu' has no attribute 'Quue'"):
         tampu.Quue  # type: ignore[attr-defined]  # noqa: B018

@@ -197,7 +197,8 @@ async def test_a_function_decides_about_retries(queue: Queue, seen: QueueView) -
 
     def decide(error: BaseException, attempt: int) -> bool | timedelta | float:
         asked.append((str(error), attempt))
-        return {1: True, 2: 0.01, 3: timedelta(milliseconds=10)}.get(attempt, False)
+        decisions: dict[int, bool | timedelta | float] = {1: True, 2: 0.01, 3: timedelta(milliseconds=10)}
+        return decisions.get(attempt, False)
 
     @queue.task(attempts=10, retry=decide)
     async def mail() -> None:

@@ -260,9 +260,9 @@ class _Judge:
     def schedules(self) -> Iterator[Violation]:
         fired: dict[str, list[int]] = defaultdict(list)
         for token in self._history.runs:
-            spec, at, due = token.partition("@")
-            if at:
-                fired[spec].append(int(due))
+            spec, separator, due_text = token.partition("@")
+            if separator:
+                fired[spec].append(int(due_text))
         for schedule in self._history.schedules:
             due_times = sorted(fired[schedule.spec])
             expected = range(schedule.first, schedule.following, schedule.interval_ms)

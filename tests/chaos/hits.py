@@ -67,8 +67,8 @@ def count_hits(history: History) -> dict[str, Hits]:
         kind.hit += jobs > 0
         kind.jobs += jobs
     for token, runs in history.runs.items():
-        asked = history.asked.get(token)
-        kind_of_handler = HANDLER_FAULTS.get(asked.do.partition(":")[0]) if asked else None
+        request = history.asked.get(token)
+        kind_of_handler = HANDLER_FAULTS.get(request.do.partition(":")[0]) if request else None
         if kind_of_handler:
             kind = hits[kind_of_handler]
             kind.injected += 1

@@ -46,7 +46,8 @@ def ask(base: str, path: str = "/health", method: str = "GET") -> tuple[int, str
         with urllib.request.urlopen(request, timeout=10) as response:
             return response.status, response.read().decode()
     except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
+        with error:
+            return error.code, error.read().decode()
 
 
 def health(base: str) -> tuple[int, dict[str, Any]]:

@@ -158,7 +158,8 @@ def test_its_worker_runs_a_job_as_in_its_container(project: Path, kind: str, url
     program, *arguments = json.loads(command)
     assert program == "tampu"
     arguments = ["0" if one == "8080" else "127.0.0.1" if one == "0.0.0.0" else one for one in arguments]
-    job, payload, result = "count_words", {"text": "to be"}, "{'to': 1, 'be': 1}"
+    payload: dict[str, object] = {"text": "to be"}
+    job, result = "count_words", "{'to': 1, 'be': 1}"
     if kind == "django":
         run(project, "django", "migrate", "--settings", "corner_shop.settings", PYTHONPATH=str(project))
         job, payload, result = "delete_old_signups", {"days": 5}, "0"

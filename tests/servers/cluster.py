@@ -11,6 +11,7 @@ from redis.cluster import RedisCluster
 from servers.process import HOST, Server, eventually, free_port
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from redis import Redis
@@ -82,6 +83,11 @@ class Cluster:
         address = client.get_node_from_key(key)
         return next(node for node in self.nodes if node.port == address.port)
 
+    def require_no_crash(self) -> None:
+        """Raise `ServerFailed` if a node has ended by itself."""
+        for node in self.nodes:
+            node.require_no_crash()
+
     # Start and stop
 
     def start(self) -> None:
@@ -99,7 +105,7 @@ class Cluster:
         """Wait until every node sees the whole Cluster. Redis keeps a master back for 2 s after it has started."""
         for node in self.nodes:
             with node._connect(decode_responses=True) as client:
-                eventually(lambda client=client: self._is_ok(client), f"the Cluster is ok for port {node.port}")
+                eventually(partial(self._is_ok, client), f"the Cluster is ok for port {node.port}")
 
     def stop(self) -> None:
         self._close_clients()
@@ -169,7 +175,7 @@ class Cluster:
             master = self.nodes[number % MASTERS].client().execute_command("CLUSTER MYID").decode()
             with node._connect(decode_responses=True) as client:
                 known = partial(client.execute_command, "CLUSTER NODES")
-                eventually(lambda known=known, master=master: master in str(known()), "the replica knows its master")
+                eventually(partial(_knows, known, master), "the replica knows its master")
                 client.execute_command("CLUSTER REPLICATE", master)
 
     def _is_ok(self, client: Redis) -> bool:
@@ -183,3 +189,7 @@ class Cluster:
     def _close_clients(self) -> None:
         while self._clients:
             self._clients.pop().close()
+
+
+def _knows(known: Callable[[], object], master: str) -> bool:
+    return master in str(known())

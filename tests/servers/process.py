@@ -34,6 +34,9 @@ PORTS = range(10_000, 30_000)
 #: How long a server may take to start or stop, in seconds. It takes about 10 ms, or 2 s for a Cluster.
 PATIENCE_SECS = 30.0
 
+#: The first line of a crash report, of Redis and of Valkey.
+CRASHING = "BUG REPORT START"
+
 #: How often a condition is checked, in seconds.
 POLL_SECS = 0.005
 
@@ -125,6 +128,21 @@ class Server:
     @property
     def is_running(self) -> bool:
         return self.process is not None and self.process.poll() is None
+
+    def require_no_crash(self) -> None:
+        """Raise `ServerFailed` with the end of its log if it has ended without `stop` or `kill`.
+
+        The test itself only sees a connection that was reset.
+        """
+        if self.process is None:
+            return
+        if self.is_running and CRASHING in self._log_text():
+            self.process.wait(PATIENCE_SECS)  # it closes connections first, and then writes its report
+        if not self.is_running:
+            code = self.process.returncode
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            self._reap()
+            raise ServerFailed(f"{self.kind} ended by itself ({how}); its log:\n{self._last_run()}")
 
     # Start and stop
 
@@ -306,6 +324,12 @@ class Server:
             self._clients.pop().close()
 
     def _last_run(self) -> str:
+        """The end of its log since it was started; of a crash report, which is long, the beginning."""
+        lines = self._log_text().splitlines()
+        crash = next((number for number, line in enumerate(lines) if CRASHING in line), None)
+        return "\n".join(lines[-30:] if crash is None else lines[max(crash - 10, 0) : crash + 40])
+
+    def _log_text(self) -> str:
         with self.log.open("rb") as log:
             log.seek(self._log_start)
-            return "\n".join(log.read().decode(errors="replace").splitlines()[-30:])
+            return log.read().decode(errors="replace")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from servers.process import HOST, Server, eventually
@@ -79,7 +80,12 @@ class SentinelSetup:
             sentinel.await_ready()
         for sentinel in self.sentinels:
             with sentinel._connect(decode_responses=True) as client:
-                eventually(lambda client=client: self._knows_all(client), "the sentinel knows all others")
+                eventually(partial(self._knows_all, client), "the sentinel knows all others")
+
+    def require_no_crash(self) -> None:
+        """Raise `ServerFailed` if one of the processes has ended by itself."""
+        for server in (*self.sentinels, self.replica, self.master):
+            server.require_no_crash()
 
     def stop(self) -> None:
         for server in (*self.sentinels, self.replica, self.master):
@@ -91,5 +97,5 @@ class SentinelSetup:
         return bool(replica) and replica["state"] == "online"
 
     def _knows_all(self, client: Redis) -> bool:
-        master = client.sentinel_master(self.name)
+        master: Any = client.sentinel_master(self.name)
         return master["num-slaves"] == 1 and master["num-other-sentinels"] == self.sentinel_count - 1

@@ -62,6 +62,24 @@ def test_the_main_archive_is_found_among_one_line_sources(debian_archive: Any, t
     assert source == {"URIs": "http://mirror.invalid/debian/", "Signed-By": "/usr/share/keyrings/a.gpg"}
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("sources.list", "deb [trusted=yes] http://mirror.invalid/debian bookworm main\n"),
+        ("sources.list.d/debian.sources", DEB822 + "Trusted: yes\n"),
+    ],
+)
+def test_a_machine_that_trusts_an_archive_does_not_make_us_trust_it(
+    debian_archive: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str
+) -> None:
+    monkeypatch.setattr(debian_archive.shutil, "which", lambda name: name)
+    monkeypatch.setattr(debian_archive.Archive, "_apt", lambda *_: "")
+    archive = debian_archive.Archive("sid", "deb-src", tmp_path / "scratch", etc_with(tmp_path, name, text))
+    written = (archive.folder / "sources" / "private.sources").read_text()
+    assert "URIs: http://mirror.invalid/debian\n" in written
+    assert "trusted" not in written.lower()
+
+
 def test_a_disabled_source_is_not_used(debian_archive: Any, tmp_path: Path) -> None:
     disabled = "Enabled: no\nTypes: deb\nURIs: http://mirror.invalid/debian\nSuites: bookworm\nComponents: main\n"
     with pytest.raises(debian_archive.Unavailable, match="no source of the main Debian archive"):
@@ -70,10 +88,42 @@ def test_a_disabled_source_is_not_used(debian_archive: Any, tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("ci", "exit_code"), [("", 0), ("true", 1)])
 def test_a_missing_server_takes_one_line_and_fails_only_in_ci(tmp_path: Path, ci: str, exit_code: int) -> None:
-    # A machine without apt, compiler or make, and with an empty cache.
-    environment = {"PATH": str(tmp_path), "TAMPU_CACHE": str(tmp_path / "cache"), "CI": ci}
+    # A machine without apt, compiler, make or packages to download, and with an empty cache.
+    environment = {"PATH": str(tmp_path), "TAMPU_CACHE": str(tmp_path / "cache"), "PIP_NO_INDEX": "1", "CI": ci}
     command = [sys.executable, str(SCRIPTS / "install_servers.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (exit_code, "")
     missing = [line for line in done.stdout.splitlines() if "is not available, its tests are skipped" in line]
-    assert [line.split(" is ")[0] for line in missing] == ["servers: Redis 7.0", "servers: Redis 8.6"]
+    assert [line.split(" is ")[0] for line in missing] == [
+        "servers: Redis 6.2",
+        "servers: Redis 7.0",
+        "servers: Redis 8.6",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("user", "answer", "said"),
+    [
+        (0, "", "installing libssl-dev with apt-get, for TLS (TAMPU_SYSTEM_PACKAGES=no prevents this)"),
+        (0, "no", "libssl-dev needed for TLS: run `apt-get install libssl-dev` as root"),
+        (1000, "", "libssl-dev needed for TLS: run `apt-get install libssl-dev` as root"),
+    ],
+)
+def test_system_packages_are_named_with_their_purpose_before_they_are_installed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: int, answer: str, said: str
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPTS))
+    system_packages: Any = importlib.import_module("system_packages")
+    said_before: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        said_before.append(capsys.readouterr().err)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(system_packages.shutil, "which", lambda name: name)
+    monkeypatch.setattr(system_packages.os, "geteuid", lambda: user)
+    monkeypatch.setattr(system_packages.subprocess, "run", run)
+    monkeypatch.setenv("TAMPU_SYSTEM_PACKAGES", answer)
+    installed = system_packages.install(["libssl-dev"], "TLS")
+    assert installed == bool(said_before)
+    assert (said_before[0] if installed else capsys.readouterr().err) == f"system packages: {said}\n"

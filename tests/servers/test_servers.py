@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import textwrap
@@ -152,6 +153,34 @@ def test_another_port_is_used_if_the_first_is_taken(
 def test_a_server_that_does_not_start_shows_its_log(fresh_server: Callable[..., Server]) -> None:
     with pytest.raises(ServerFailed, match="no-such-setting"):
         fresh_server(no_such_setting="1")
+
+
+@pytest.mark.parametrize("fixture", ["server", "fresh_server"])
+def test_a_server_that_crashes_fails_its_test_with_its_log(tmp_path: Path, fixture: str) -> None:
+    """The inner test has its server crash, as by a bug, and passes; its teardown must not."""
+    inner = textwrap.dedent(f"""
+        import os, signal
+        import pytest, redis
+
+        def test_crash({fixture}):
+            server = {fixture} if {fixture!r} == "server" else {fixture}()
+            os.kill(server.pid, signal.SIGSEGV)
+            with pytest.raises(redis.ConnectionError):
+                while True:
+                    server.client().ping()
+    """)
+    (tmp_path / "test_inner.py").write_text(inner)
+    tests = Path(__file__).parents[1]
+    options = ["-q", "-p", "no:cacheprovider", "-p", "conftest", "-c", str(tests.parent / "pyproject.toml")]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_inner.py")],
+        env={**os.environ, "PYTHONPATH": str(tests)},
+        capture_output=True,
+        text=True,
+    )
+    assert "1 passed, 1 error" in done.stdout, done.stdout + done.stderr
+    assert "valkey ended by itself (signal 11); its log:" in done.stdout
+    assert "crashed by signal: 11" in done.stdout
 
 
 def test_a_password_is_part_of_the_url(fresh_server: Callable[..., Server]) -> None:

@@ -40,8 +40,13 @@ def make_certificates(folder: Path) -> Certificates:
         subprocess.run([program, *command.split(), *arguments], cwd=folder, check=True, capture_output=True)
 
     new_key = "-newkey rsa:2048 -nodes"
-    (folder / "server.ext").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n")
-    openssl(f"req -x509 {new_key} -days 1 -keyout ca.key -out ca.crt -subj", "/CN=tampu test authority")
+    # With what Python 3.13 and later insist on by default (VERIFY_X509_STRICT): key identifiers and what a key is for.
+    (folder / "server.ext").write_text(
+        "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n"
+        "subjectKeyIdentifier=hash\nauthorityKeyIdentifier=keyid\n"
+    )
+    usage = "keyUsage=critical,keyCertSign,cRLSign"
+    openssl(f"req -x509 {new_key} -days 1 -addext {usage} -keyout ca.key -out ca.crt -subj", "/CN=tampu test authority")
     openssl(f"req -new {new_key} -keyout server.key -out server.csr -subj", "/CN=localhost")
     openssl(
         "x509 -req -days 1 -in server.csr -CA ca.crt -CAkey ca.key -set_serial 1 -extfile server.ext -out server.crt"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from spark.filling import Filled
 
 
-pytestmark = pytest.mark.spark_session
+pytestmark = [pytest.mark.spark_session, pytest.mark.spark_slice]
 
 
 def reading(spark: Any, filled: Filled, **options: Any) -> Any:

@@ -590,6 +590,7 @@ def test_a_zone_is_text() -> None:
 )
 @pytest.mark.parametrize("tz", [None, "America/New_York", "America/Santiago"])
 @pytest.mark.parametrize("after", ["2027-01-01T00:00Z", "2027-03-14T06:59Z", "2027-11-07T05:30Z"])
+@pytest.mark.untraced
 def test_the_rarest_fire_is_found_within_a_millisecond(expression: str, tz: str | None, after: str) -> None:
     schedule, zone, after_ms = parse_cron(expression), parse_zone(tz), ms(after)
 

@@ -387,18 +387,20 @@ HOSTILE_EXPRESSIONS = [
 ]
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("expression", HOSTILE_EXPRESSIONS, ids=lambda text: f"{text[:20]} ({len(text)})")
 def test_a_hostile_expression_is_dealt_with_at_once(expression: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     schedule = parsed_or_refused(expression)
     if schedule:
         schedule.next_after(0, parse_zone("America/New_York"))
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("tz", ["a/" * 50_000, "+" + "9" * 100_000, "America/New_York" * 6_000, " " * 100_000 + "x"])
 def test_a_hostile_zone_is_dealt_with_at_once(tz: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     with pytest.raises(ConfigError):
         parse_zone(tz)
-    assert time.perf_counter() - started < 0.25
+    assert time.process_time() - started < 0.25

@@ -334,6 +334,7 @@ def calls_made(data: bytes) -> int:
     return count
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("grow", GROWING.values(), ids=GROWING.keys())
 def test_memory_and_calls_grow_no_faster_than_the_input(grow: Callable[[int], bytes]) -> None:
     read_all(grow(500))  # fills caches
@@ -344,6 +345,7 @@ def test_memory_and_calls_grow_no_faster_than_the_input(grow: Callable[[int], by
     assert calls_made(large) <= 1.2 * factor * calls_made(small) + 100
 
 
+@pytest.mark.untraced
 @pytest.mark.parametrize("grow", GROWING.values(), ids=GROWING.keys())
 def test_a_quarter_of_a_megabyte_takes_less_than_half_a_second(grow: Callable[[int], bytes]) -> None:
     data = grow(250_000)

@@ -1,0 +1,58 @@
+"""What `make test-fast` leaves out: tests on other servers than the embedded one, and tests that take their time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+#: Folders whose tests start other programs or servers.
+SLOW_FOLDERS = {"bench", "docs", "embedded", "interop", "servers", "typing", "upgrade"}
+
+#: Files whose tests wait for leases, outages or child processes, or go through many cases: seconds each.
+SLOW_FILES = {
+    "test_chain_machine",
+    "test_cli_bad_input",
+    "test_cli_demo",
+    "test_cli_health",
+    "test_cli_jobs",
+    "test_cli_start",
+    "test_cli_terminal",
+    "test_cli_worker",
+    "test_consumer_crashes",
+    "test_consumer_endings",
+    "test_consumer_forks",
+    "test_consumer_leases",
+    "test_consumer_outages",
+    "test_consumer_processes",
+    "test_consumer_refusals",
+    "test_consumer_rejects",
+    "test_consumer_server_faults",
+    "test_consumer_shutdown",
+    "test_cron_properties",
+    "test_cuts",
+    "test_event_loops",
+    "test_full_queue",
+    "test_life",
+    "test_rsmq_cli",
+    "test_rsmq_lost_connections",
+    "test_run_sync",
+    "test_run_sync_stubborn",
+    "test_scheduler_fires",
+    "test_scheduler_races",
+    "test_silent_servers",
+    "test_spark_cli",
+    "test_spark_slice",
+    "test_testing",
+}
+
+
+def is_fast(item: pytest.Item) -> bool:
+    """Return whether a test belongs to `make test-fast`."""
+    callspec = getattr(item, "callspec", None)
+    kind = callspec.params.get("server_kind", "valkey") if callspec else "valkey"
+    own_servers = {"fresh_server", "fresh_sentinel"} & set(getattr(item, "fixturenames", ()))
+    spark = item.get_closest_marker("spark_session") or item.get_closest_marker("spark_cluster")
+    slow = item.path.stem in SLOW_FILES or not SLOW_FOLDERS.isdisjoint(item.path.parts)
+    return kind == "valkey" and not own_servers and not spark and not slow

@@ -1,0 +1,1 @@
+"""Two releases in one fleet: the previous one, built from its commit, beside this one."""
