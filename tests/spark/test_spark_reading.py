@@ -101,9 +101,21 @@ def test_an_event_with_a_bad_number_keeps_the_rest(filled: Filled) -> None:
     assert good["ts"].timestamp() * 1000 == T0 + 1
     assert (bad["event"], bad["ts"], bad["job_id"], bad["extra"]) == ("failed", None, None, '{"more":"1"}')
     assert bad["reason"] == "\ufffd"
-    assert "ts is no number" in bad["error"]
+    assert "ts is not a number" in bad["error"]
     assert late["ts"] is None
     assert "9999" in late["error"]
+
+
+@pytest.mark.parametrize("text", ["-5", "0x10", "+1", "", "1_000"])
+def test_a_number_decodes_the_same_next_to_a_malformed_one(text: str, filled: Filled) -> None:
+    def attempts() -> list[tuple[Any, bool]]:
+        return [(row["attempt"], row["error"] is None) for row in rows_of(options_of(filled))]
+
+    filled.xadd(filled.keys().events, "e", "failed", "id", "a", "attempt", text)
+    assert attempts() == [(None, False)]
+    filled.xadd(filled.keys().events, "e", "failed", "id", "b", "attempt", "nonsense")
+    filled.xadd(filled.keys().events, "e", "failed", "id", "c", "attempt", "7")
+    assert attempts() == [(None, False), (None, False), (7, True)]
 
 
 def test_a_payload_json_cannot_hold_stays_binary(filled: Filled) -> None:
