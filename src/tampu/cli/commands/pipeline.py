@@ -105,12 +105,13 @@ def build_lake(
 
     Whatever can be wrong is said before Spark is started.
     """
-    from tampu.spark.lake.manifest import sole_writer
+    from tampu.spark.lake.manifest import lake_folder, sole_writer
     from tampu.spark.session import require_spark, spark_session
 
     require_spark()
     from tampu.spark.lake.pipeline import Pipeline
 
+    lake = lake_folder(lake)
     checked_url = _checked(url, queues)
     with sole_writer(lake):
         pass  # a second pipeline on one lake is told now, and not after Spark's start
