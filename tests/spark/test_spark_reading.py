@@ -14,12 +14,12 @@ import pytest
 
 from spark.filling import T0, Filled
 from tampu.spark.options import STREAMS, ReadOptions
-from tampu.spark.read import partitions
+from tampu.spark.read import partitions, readers
 from tampu.spark.read.batch import arrow_schema, spark_schema
 from tampu.spark.read.offsets import DataLossError, EntryId, Extent, Position, count_between
 from tampu.spark.read.partitions import Span, cut
 from tampu.spark.read.plan import StreamPlanner, plan_batch
-from tampu.spark.read.readers import read_snapshot, read_span
+from tampu.spark.read.readers import read_snapshot, read_span, span_pages
 from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
 from tampu.wire.payload import encode_value
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern, encode_spec
@@ -412,6 +412,25 @@ def test_a_batch_from_an_id_that_was_trimmed_is_an_error(filled: Filled) -> None
     with pytest.raises(DataLossError, match="first entry present is 8-0"):
         plan_batch(options_of(filled, startingOffsets='{"q": "2-0"}'))
     assert len(rows_of(options_of(filled))) == 3
+
+
+def test_pages_are_limited_by_bytes(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr(readers, "BATCH_BYTES", 100_000)
+    for number in range(40):
+        filled.letter(f"small-{number}", number)
+    for number in range(60):
+        filled.letter(f"large-{number}", "x" * 10_000)
+    options = options_of(filled, stream="dlq")
+    (span,) = plan_batch(options)
+    with QueueServer(filled.url, "q") as server:
+        counts = [len(page) for page, _ in span_pages(server, server.keys.dlq, span)]
+    assert sum(counts) == 100
+    assert counts[:2] == [16, 32]  # pages grow slowly, as larger entries may follow
+    assert set(counts[2:-1]) == {3}  # four entries of more than 10,000 bytes do not fit
+    batches = list(read_span(options, span))
+    assert max(batch.num_rows for batch in batches[1:]) == 12
+    assert sum(batch.num_rows for batch in batches) == 100
 
 
 def test_a_server_with_tls_and_a_password(fresh_server: Any) -> None:
