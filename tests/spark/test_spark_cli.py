@@ -122,6 +122,17 @@ def test_a_pipeline_that_cannot_run_says_why(
     assert named in done.complaint
 
 
+@pytest.mark.parametrize("uri", ["s3a://bucket/lake", "gs://bucket/lake", "hdfs://name/lake"])
+def test_a_lake_that_is_a_uri_is_refused(uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(session, "find_java_home", lambda: "/java")
+    for command in (("run", "--queue", "q"), ("report",)):
+        done = invoke("pipeline", *command, "--lake", uri)
+        assert done.code == 2
+        assert "object stores are not supported yet" in done.err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_second_pipeline_on_one_lake_is_told_so(tmp_path: Path, server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "find_java_home", lambda: "/java")
     with sole_writer(tmp_path):

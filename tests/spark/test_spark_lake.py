@@ -128,6 +128,47 @@ def test_jobs_are_told_by_all_of_their_events(spark: Any, filled: Filled, tmp_pa
     assert [sorted_rows(tmp_path, table) for table in TABLES] == before
 
 
+#: Extremes of a field: numbers that overflow, times beyond the calendar, text that is not a number, no text.
+EXTREMES = (0, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**30, -1, -(2**63), "", "x", "0x10", " 7", b"\xff\xfe")
+
+
+def tell_extremes(filled: Filled) -> int:
+    """Write events with every extreme in every field, twice per job so that sums overflow; return their number."""
+    key, number = filled.keys().events, 0
+    usual = {"ts": NOON, "n": "work", "attempt": 1, "created_at_ms": NOON, "duration_us": 1, "reason": "r"}
+    for field in ("id", "n", "ts", "attempt", "created_at_ms", "duration_us", "reason", "backoff_ms", "delay_ms", "e"):
+        for place, value in enumerate(EXTREMES):
+            for event in ("active", "failed", "failed", "dlq", "completed"):
+                fields = {"e": event, "id": f"{field}-{place}"} | usual | {field: value}
+                filled.xadd(key, *(part for pair in fields.items() for part in pair))
+                number += 1
+    # No entry can follow the highest ID, so these come last.
+    for entry_id in (f"{2**63 - 1}-0", f"{2**63 - 1}-{2**63}", f"{2**64 - 1}-{2**64 - 1}"):
+        filled.xadd(key, "e", "drained", "id", "", "ts", NOON, entry_id=entry_id)
+        number += 1
+    return number
+
+
+def test_extremes_in_every_field_do_not_stop_the_pipeline(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    number = tell_extremes(filled)
+    summary = Pipeline(spark, filled.url, ["q"], tmp_path).run()
+    assert summary.landed["events"] == number
+    jobs = jobs_of(tmp_path)
+    assert jobs[f"duration_us-{EXTREMES.index(2**63 - 1)}"]["total_run_us"] is None  # twice 2^63 - 1 is too much
+    assert jobs[f"duration_us-{EXTREMES.index(1)}"]["total_run_us"] == 5
+    assert Pipeline(spark, filled.url, ["q"], tmp_path).run().landed["events"] == 0
+
+
+def test_queues_in_turn_are_landed_once_each(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    filled.events(30, "a")
+    filled.events(20, "b")
+    runs = [Pipeline(spark, filled.url, [queue], tmp_path).run().landed["events"] for queue in ("a", "b", "a", "b")]
+    assert runs == [30, 20, 0, 0]
+    filled.events(5, "a", start=31)
+    assert Pipeline(spark, filled.url, ["a", "b"], tmp_path).run().landed["events"] == 5
+    assert len(jobs_of(tmp_path)) == 35
+
+
 class Cut(Exception):  # noqa: N818 - not an error of the code
     """The run ends here, as by a power failure."""
 

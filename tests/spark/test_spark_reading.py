@@ -14,12 +14,12 @@ import pytest
 
 from spark.filling import T0, Filled
 from tampu.spark.options import STREAMS, ReadOptions
-from tampu.spark.read import partitions
+from tampu.spark.read import partitions, readers
 from tampu.spark.read.batch import arrow_schema, spark_schema
 from tampu.spark.read.offsets import DataLossError, EntryId, Extent, Position, count_between
 from tampu.spark.read.partitions import Span, cut
 from tampu.spark.read.plan import StreamPlanner, plan_batch
-from tampu.spark.read.readers import read_snapshot, read_span
+from tampu.spark.read.readers import read_snapshot, read_span, span_pages
 from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
 from tampu.wire.payload import encode_value
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern, encode_spec
@@ -40,6 +40,10 @@ def rows_of(options: ReadOptions) -> list[dict[str, Any]]:
     for batch in batches:
         assert batch.schema == arrow_schema(options.stream, options.payload)
     return [row for batch in batches for row in batch.to_pylist()]
+
+
+def count_rows(options: ReadOptions, spans: list[Span]) -> int:
+    return sum(batch.num_rows for span in spans for batch in read_span(options, span))
 
 
 @pytest.mark.parametrize("stream", STREAMS)
@@ -97,9 +101,21 @@ def test_an_event_with_a_bad_number_keeps_the_rest(filled: Filled) -> None:
     assert good["ts"].timestamp() * 1000 == T0 + 1
     assert (bad["event"], bad["ts"], bad["job_id"], bad["extra"]) == ("failed", None, None, '{"more":"1"}')
     assert bad["reason"] == "\ufffd"
-    assert "ts is no number" in bad["error"]
+    assert "ts is not a number" in bad["error"]
     assert late["ts"] is None
     assert "9999" in late["error"]
+
+
+@pytest.mark.parametrize("text", ["-5", "0x10", "+1", "", "1_000"])
+def test_a_number_decodes_the_same_next_to_a_malformed_one(text: str, filled: Filled) -> None:
+    def attempts() -> list[tuple[Any, bool]]:
+        return [(row["attempt"], row["error"] is None) for row in rows_of(options_of(filled))]
+
+    filled.xadd(filled.keys().events, "e", "failed", "id", "a", "attempt", text)
+    assert attempts() == [(None, False)]
+    filled.xadd(filled.keys().events, "e", "failed", "id", "b", "attempt", "nonsense")
+    filled.xadd(filled.keys().events, "e", "failed", "id", "c", "attempt", "7")
+    assert attempts() == [(None, False), (None, False), (7, True)]
 
 
 def test_a_payload_json_cannot_hold_stays_binary(filled: Filled) -> None:
@@ -160,6 +176,14 @@ def test_partitions_meet_and_cover_everything_once(filled: Filled, monkeypatch: 
     for before, after in pairwise(spans):
         assert after.first == before.last.next
     assert len(rows_of(options_of(filled))) == 1_050
+
+
+def test_there_are_as_many_partitions_as_asked_for(filled: Filled) -> None:
+    filled.events(4_500)
+    spans = plan_batch(options_of(filled, minPartitions="13"))
+    assert len(spans) == 13
+    # Within two steps of each other.
+    assert max(span.rows for span in spans) - min(span.rows for span in spans) <= 2 * (4_500 // 52)
 
 
 def test_steps_are_joined_to_partitions_of_about_the_same_size() -> None:
@@ -238,22 +262,75 @@ def test_how_many_entries_lie_between_is_told_as_far_as_it_can_be() -> None:
 def test_a_query_follows_in_limited_steps_over_all_queues(filled: Filled) -> None:
     filled.events(100, "a")
     filled.events(10, "b")
-    planner = StreamPlanner(options_of(filled, queue="a,b", streaming=True))
+    planner = StreamPlanner(options := options_of(filled, queue="a,b", streaming=True))
     offset = planner.initial()
     sizes = []
     for _ in range(5):
         end = planner.latest(offset, 40)
-        sizes.append(sum(span.rows for span in planner.plan(offset, end)))
+        sizes.append(count_rows(options, planner.plan(offset, end)))
         offset = end
     planner.close()
     assert sizes == [40, 40, 30, 0, 0]
-    assert offset["a"] == {"id": "100-0", "added": 100}
+    assert offset["a"] == {"id": "100-0", "added": 100, "cuts": []}
+
+
+def test_a_replayed_micro_batch_has_the_same_partitions(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "WORTH_ESTIMATING", 1_000)
+    monkeypatch.setattr(partitions, "ENTRIES_PER_LOOK", 20)
+    monkeypatch.setattr(partitions, "ROWS_PER_PARTITION", 300)
+    monkeypatch.setattr(partitions, "STEP", 100)
+    filled.events(3_000)
+    options = options_of(filled, streaming=True, failOnDataLoss="false")
+    plans: list[list[Span]] = []
+    start = end = {}
+    for trimmed_to in (3_000, 3_000, 1_500):  # the first run, the run after a crash, and one after a trim
+        filled.client.xtrim(filled.keys().events, maxlen=trimmed_to, approximate=False)
+        planner = StreamPlanner(options)
+        if not plans:
+            start = planner.initial()
+            end = planner.latest(start, 2_500)
+        plans.append(planner.plan(start, end))
+        planner.close()
+    assert len(plans[0]) == 9
+    assert plans[0] == plans[1] == plans[2]
+
+
+def test_an_offset_without_news_stays_as_it_was(filled: Filled) -> None:
+    filled.events(10)
+    planner = StreamPlanner(options_of(filled, streaming=True, minPartitions="3"))
+    end = planner.latest(planner.initial(), 10)
+    assert end["q"]["cuts"]
+    assert planner.latest(end, 10) == end  # Spark would run a micro-batch for any difference
+    planner.close()
+
+
+def test_queues_that_are_not_read_now_keep_their_offsets(filled: Filled) -> None:
+    filled.events(5, "a")
+    filled.events(5, "b")
+    offset: Any = None
+    read = []
+    for queue in ("a", "b", "a"):
+        planner = StreamPlanner(options := options_of(filled, queue=queue, streaming=True))
+        start = offset or planner.initial()
+        offset = planner.latest(start, None)
+        read.append(count_rows(options, planner.plan(start, offset)))
+        planner.close()
+    assert read == [5, 5, 0]
+
+
+def test_a_queue_added_to_a_checkpointed_query_respects_the_limit(filled: Filled) -> None:
+    filled.events(10, "a")
+    filled.events(100, "b")
+    planner = StreamPlanner(options := options_of(filled, queue="a,b", streaming=True))
+    start = {"a": {"id": "10-0", "added": 10}}
+    assert count_rows(options, planner.plan(start, planner.latest(start, 30))) == 30
+    planner.close()
 
 
 def test_the_limit_holds_whatever_was_deleted_behind_it(filled: Filled) -> None:
     for number in range(300):
         filled.letter(f"j{number}", number)
-    planner = StreamPlanner(options_of(filled, stream="dlq", streaming=True))
+    planner = StreamPlanner(options := options_of(filled, stream="dlq", streaming=True))
     start = planner.initial()
     planner.stop_at_now()
     later = [filled.letter(f"later{number}", number) for number in range(280)]
@@ -261,7 +338,7 @@ def test_the_limit_holds_whatever_was_deleted_behind_it(filled: Filled) -> None:
     sizes = []
     for _ in range(4):
         end = planner.latest(start, 100)
-        sizes.append(sum(span.rows for span in planner.plan(start, end)))
+        sizes.append(count_rows(options, planner.plan(start, end)))
         start = end
     planner.close()
     assert sizes == [100, 100, 100, 0]
@@ -280,10 +357,10 @@ def test_under_available_now_nothing_newer_is_read(filled: Filled) -> None:
 
 def test_latest_starts_behind_what_is_there(filled: Filled) -> None:
     filled.events(5)
-    planner = StreamPlanner(options_of(filled, streaming=True, startingOffsets="latest"))
+    planner = StreamPlanner(options := options_of(filled, streaming=True, startingOffsets="latest"))
     start = planner.initial()
     filled.events(2, start=6)
-    assert [span.rows for span in planner.plan(start, planner.latest(start, None))] == [2]
+    assert count_rows(options, planner.plan(start, planner.latest(start, None))) == 2
     planner.close()
 
 
@@ -301,31 +378,31 @@ def test_a_trimmed_stream_is_an_error_that_names_and_counts_the_gap(filled: Fill
 
 def test_with_data_loss_allowed_the_gap_is_a_warning(filled: Filled, caplog: pytest.LogCaptureFixture) -> None:
     filled.events(10)
-    planner = StreamPlanner(options_of(filled, streaming=True, failOnDataLoss="false"))
+    planner = StreamPlanner(options := options_of(filled, streaming=True, failOnDataLoss="false"))
     offset = planner.latest(planner.initial(), 4)
     filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
     with caplog.at_level(logging.WARNING, "tampu.spark"):
         spans = planner.plan(offset, planner.latest(offset, None))
     planner.close()
-    assert sum(span.rows for span in spans) == 3
+    assert count_rows(options, spans) == 3
     assert "3 entries were trimmed" in caplog.text
 
 
 def test_a_stream_trimmed_exactly_to_what_was_read_is_no_gap(filled: Filled) -> None:
     filled.events(10)
-    planner = StreamPlanner(options_of(filled, streaming=True))
+    planner = StreamPlanner(options := options_of(filled, streaming=True))
     offset = planner.latest(planner.initial(), 7)
     filled.client.xtrim(filled.keys().events, maxlen=3, approximate=False)
-    assert sum(span.rows for span in planner.plan(offset, planner.latest(offset, None))) == 3
+    assert count_rows(options, planner.plan(offset, planner.latest(offset, None))) == 3
     planner.close()
 
 
 def test_letters_that_were_replayed_are_no_gap(filled: Filled) -> None:
     ids = [filled.letter(f"j{number}", number) for number in range(6)]
-    planner = StreamPlanner(options_of(filled, stream="dlq", streaming=True))
+    planner = StreamPlanner(options := options_of(filled, stream="dlq", streaming=True))
     offset = planner.latest(planner.initial(), 2)
     filled.client.xdel(filled.keys().dlq, *ids[:4])
-    assert sum(span.rows for span in planner.plan(offset, planner.latest(offset, None))) == 2
+    assert count_rows(options, planner.plan(offset, planner.latest(offset, None))) == 2
     planner.close()
 
 
@@ -335,6 +412,25 @@ def test_a_batch_from_an_id_that_was_trimmed_is_an_error(filled: Filled) -> None
     with pytest.raises(DataLossError, match="first entry present is 8-0"):
         plan_batch(options_of(filled, startingOffsets='{"q": "2-0"}'))
     assert len(rows_of(options_of(filled))) == 3
+
+
+def test_pages_are_limited_by_bytes(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr(readers, "BATCH_BYTES", 100_000)
+    for number in range(40):
+        filled.letter(f"small-{number}", number)
+    for number in range(60):
+        filled.letter(f"large-{number}", "x" * 10_000)
+    options = options_of(filled, stream="dlq")
+    (span,) = plan_batch(options)
+    with QueueServer(filled.url, "q") as server:
+        counts = [len(page) for page, _ in span_pages(server, server.keys.dlq, span)]
+    assert sum(counts) == 100
+    assert counts[:2] == [16, 32]  # pages grow slowly, as larger entries may follow
+    assert set(counts[2:-1]) == {3}  # four entries of more than 10,000 bytes do not fit
+    batches = list(read_span(options, span))
+    assert max(batch.num_rows for batch in batches[1:]) == 12
+    assert sum(batch.num_rows for batch in batches) == 100
 
 
 def test_a_server_with_tls_and_a_password(fresh_server: Any) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tampu.redis.scripts import Script
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class QueueServer(contextlib.AbstractContextManager["QueueServer"]):
@@ -78,17 +79,18 @@ async def _make_client(url: str, tag: bytes, scripts: Sequence[Script]) -> Clien
 
 
 def pages(
-    server: QueueServer, first: Any, fetch: Callable[[Client, Any], Coroutine[Any, Any, tuple[list[Any], Any]]]
-) -> Iterator[list[Any]]:
-    """Yield the pages of a long read, each fetched while the caller works on the one before.
+    server: QueueServer, first: P, fetch: Callable[[Client, P], Coroutine[Any, Any, tuple[T, P | None]]]
+) -> Iterator[T]:
+    """Yield the pages of a long read; each is fetched while the caller works on the one before.
 
     `fetch(client, position)` returns a page and the position after it, None at the end.
     """
-    pending: asyncio.Task[tuple[list[Any], Any]] | None = server.start(lambda client: fetch(client, first))
+    pending: asyncio.Task[tuple[T, P | None]] | None = server.start(lambda client: fetch(client, first))
     while pending is not None:
         page, position = server.result_of(pending)
         pending = None if position is None else server.start(lambda client, at=position: fetch(client, at))  # type: ignore[misc]
         yield page
+        del page  # the caller may have dropped it: two pages in memory are enough
 
 
 # --- garbage collection

@@ -112,12 +112,13 @@ def build_lake(
 
     Arguments and the server are checked before Spark is started.
     """
-    from tampu.spark.lake.manifest import sole_writer
+    from tampu.spark.lake.manifest import lake_folder, sole_writer
     from tampu.spark.session import require_spark, spark_session
 
     require_spark()
     from tampu.spark.lake.pipeline import Pipeline
 
+    lake = lake_folder(lake)
     checked_url = _checked(url, queues)
     with sole_writer(lake):
         pass  # report a second pipeline on this lake now and not after Spark has started

@@ -6,6 +6,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
+from tampu.spark.read.batch import MAX_TIMESTAMP_MS
 from tampu.spark.read.readers import HAS_ADMISSION_CONTROL
 
 if TYPE_CHECKING:
@@ -35,7 +36,9 @@ _ULID_MS = (
 #: job are in one partition, and silver's partition is a function of bronze's.
 DATE_OF_JOB = f"""
 CASE
-  WHEN job_id IS NULL THEN coalesce(date_format(timestamp_millis(entry_ms), 'yyyy-MM-dd'), 'none')
+  WHEN job_id IS NULL AND entry_ms BETWEEN 0 AND {MAX_TIMESTAMP_MS}
+    THEN date_format(timestamp_millis(entry_ms), 'yyyy-MM-dd')
+  WHEN job_id IS NULL THEN 'none'
   WHEN job_id RLIKE '^[0-7][0-9A-HJKMNP-TV-Z]{{25}}$' AND {_ULID_MS} BETWEEN 946684800000 AND 4102444800000
     THEN date_format(timestamp_millis({_ULID_MS}), 'yyyy-MM-dd')
   ELSE concat('h', lpad(cast(pmod(xxhash64(job_id), {HASH_PARTITIONS}) AS STRING), 2, '0'))

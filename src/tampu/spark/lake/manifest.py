@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shutil
 from collections import Counter
 from contextlib import contextmanager
@@ -23,10 +24,22 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from datetime import datetime
 
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
 FILE_NAME = "_tables.json"
 PREVIOUS_FILE_NAME = "_tables.previous.json"
 #: Folders of the lake that the manifest rules over.
 TABLES = ("silver/jobs", "gold/throughput", "gold/latency", "gold/failures", "gold/slo", "gold/dlq_clusters")
+
+
+def lake_folder(lake: str | Path) -> Path:
+    """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
+    if _URI.match(str(lake)):
+        raise ConfigError(
+            f"lake must be a folder of a local or mounted file system, got the URI {lake}: "
+            "object stores are not supported yet"
+        )
+    return Path(lake).absolute()
 
 
 @dataclass

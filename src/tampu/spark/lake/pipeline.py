@@ -11,17 +11,17 @@ import logging
 import shutil
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
 from tampu.spark.lake import bronze, gold, silver
-from tampu.spark.lake.manifest import Manifest, remove_unnamed, sole_writer
+from tampu.spark.lake.manifest import Manifest, lake_folder, remove_unnamed, sole_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+    from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -58,7 +58,7 @@ class Pipeline:
         self._spark = spark
         self._url = url
         self._queues = list(queues)
-        self._lake = Path(lake).absolute()
+        self._lake = lake_folder(lake)
         self._max_per_batch = max_per_batch
         self._on_step = on_step
 

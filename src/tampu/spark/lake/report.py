@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError
 from tampu.spark.lake.charts import Bar, Series, bar_chart, line_chart
-from tampu.spark.lake.manifest import FILE_NAME, Manifest, count_by_minute, read_rows
+from tampu.spark.lake.manifest import FILE_NAME, Manifest, count_by_minute, lake_folder, read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -51,7 +51,7 @@ class Forecast:
 
 def write_report(lake: str | Path, output: str | Path, *, now: datetime | None = None) -> Path:
     """Write the page; `ConfigError` when there is no lake."""
-    folder, target = Path(lake), Path(output)
+    folder, target = lake_folder(lake), Path(output)
     if not (folder / FILE_NAME).exists():
         raise ConfigError(f"{folder} is no lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -24,7 +24,8 @@ COLUMNS = {
     "attempts": "max(attempt) FILTER (WHERE event IN ('completed', 'failed', 'dlq'))",
     "failures": "count(*) FILTER (WHERE event = 'failed')",
     "run_us": f"max_by(duration_us, {_AT}) FILTER (WHERE event IN ('completed', 'failed'))",
-    "total_run_us": "sum(duration_us)",
+    # Null instead of an overflow: one absurd duration must not stop the pipeline.
+    "total_run_us": "try_sum(duration_us)",
     "last_error": f"max_by(reason, {_AT}) FILTER (WHERE event = 'failed')",
     "dlq_reason": f"max_by(reason, {_AT}) FILTER (WHERE event = 'dlq')",
     "worker": f"max_by(worker, {_AT}) FILTER (WHERE worker IS NOT NULL)",
@@ -38,7 +39,7 @@ def jobs_of(events: DataFrame) -> DataFrame:
     """One row per job of these events, which must hold all events of each."""
     from pyspark.sql import functions as fn
 
-    rows = events.where("job_id IS NOT NULL AND event IS NOT NULL")
+    rows = events.where("job_id IS NOT NULL AND event IS NOT NULL").dropDuplicates(["queue", "entry_id"])
     jobs = rows.groupBy("queue", "job_id", "date").agg(
         *(fn.expr(expression).alias(name) for name, expression in COLUMNS.items())
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -103,6 +104,9 @@ def arrow_schema(stream: Stream, payload: Payload = "binary") -> pa.Schema:
 #: The last instant Spark's calendar has, in epoch milliseconds: the end of the year 9999.
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 
+#: The largest number of a BIGINT column.
+MAX_I64 = np.uint64(2**63 - 1)
+
 _bin_slot = msgspec.msgpack.Decoder(bytes).decode
 _to_json = msgspec.json.Encoder().encode
 _from_msgpack = msgspec.msgpack.Decoder().decode
@@ -143,10 +147,10 @@ class Batch:
         self._columns[name] = values
 
     def set_ids(self, ids: Sequence[bytes]) -> None:
-        """The three columns of an entry's id."""
+        """Set the three columns of an entry's ID. Numbers beyond 2^63 - 1 become that, the text stays exact."""
         texts = pa.array(ids, pa.binary()).cast(pa.string())
-        halves = pc.split_pattern(texts, "-").flatten().cast(pa.uint64()).cast(pa.int64(), safe=False)
-        numbers = halves.to_numpy()
+        halves = pc.split_pattern(texts, "-").flatten().cast(pa.uint64())
+        numbers = np.minimum(halves.to_numpy(), MAX_I64).astype(np.int64)
         self._columns["entry_id"] = texts
         self._columns["entry_ms"] = pa.array(numbers[::2])
         self._columns["entry_seq"] = pa.array(numbers[1::2])

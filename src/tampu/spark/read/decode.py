@@ -177,7 +177,10 @@ def _texts(values: pa.Array) -> pa.Array:
 
 def _numbers(batch: Batch, column: str, values: pa.Array, entries: Sequence[Entry]) -> pa.Array:
     try:
-        return values.cast(pa.string()).cast(pa.int64())
+        texts = values.cast(pa.string())
+        # Arrow would also take -5 and 0x10: a value must not decode differently next to a malformed one.
+        if pc.all(pc.ascii_is_decimal(texts)).as_py() is not False:
+            return texts.cast(pa.int64())
     except pa.ArrowInvalid:
         pass
     numbers: list[int | None] = []
@@ -185,7 +188,7 @@ def _numbers(batch: Batch, column: str, values: pa.Array, entries: Sequence[Entr
         is_number = value is not None and value.isdigit() and int(value) < 2**63
         numbers.append(int(value) if is_number else None)
         if value is not None and not is_number:
-            batch.fail(row, f"{column} is no number: {value[:40]!r}", encode_value(list(entries[row][1])))
+            batch.fail(row, f"{column} is not a number: {value[:40]!r}", encode_value(list(entries[row][1])))
     return pa.array(numbers, pa.int64())
 
 

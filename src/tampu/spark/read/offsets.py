@@ -64,21 +64,35 @@ class DataLossError(Error):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a queue was read: behind `id`. `added`: how many entries were ever added up to there, if it is known."""
+    """How far a queue has been read, and how the micro-batch that ends here is partitioned."""
 
+    #: ID of the last entry read.
     id: EntryId
+    #: Number of entries ever added up to `id`; None if unknown.
     added: int | None = None
+    #: Last IDs of all partitions but the final one. None in checkpoints that were written before cuts were stored.
+    cuts: tuple[EntryId, ...] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The form in a checkpoint."""
-        return {"id": str(self.id)} | ({} if self.added is None else {"added": self.added})
+        """Return the form that Spark stores in a checkpoint."""
+        found: dict[str, Any] = {"id": str(self.id)}
+        if self.added is not None:
+            found["added"] = self.added
+        if self.cuts is not None:
+            found["cuts"] = [str(cut) for cut in self.cuts]
+        return found
 
     @classmethod
     def from_json(cls, value: Any) -> Position:
-        """Out of a checkpoint, or an id that a user wrote."""
+        """Return the position in a checkpoint, or of an ID given by the user."""
         if isinstance(value, str):
             return cls(parse_entry_id(value, "offset"))
-        return cls(parse_entry_id(value["id"], "offset"), value.get("added"))
+        cuts = value.get("cuts")
+        return cls(
+            parse_entry_id(value["id"], "offset"),
+            value.get("added"),
+            None if cuts is None else tuple(parse_entry_id(cut, "offset") for cut in cuts),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ WORTH_ESTIMATING = 20 * STEP
 #: Entries seen at either end of a part, and the parts to begin with.
 LOOK = 32
 FIRST_PARTS = 16
-#: Parts are halved until each is so much smaller than a partition.
+#: Steps and parts are this many times smaller than a partition, so that partitions come out about equal.
 PARTS_PER_PARTITION = 4
 #: One look for so many entries at most: with more of them walking is no slower.
 ENTRIES_PER_LOOK = 250
@@ -58,20 +58,24 @@ class Span:
 def split(
     server: QueueServer, key: str, first: EntryId, last: EntryId, rows: int | None, min_partitions: int
 ) -> list[Span]:
-    """The partitions of a stream from `first` to `last`, which holds about `rows` entries, None when nobody knows."""
+    """Return the partitions of a stream from `first` to `last`. `rows` is their number of entries, None if unknown."""
+    steps = None
     if rows is not None and rows >= WORTH_ESTIMATING:
-        parts = _estimate(server, key, first, last, rows, partitions_for(rows, min_partitions))
-        if parts is not None:
-            return cut(parts, min_partitions)
-    return cut(walk(server, key, first, last), min_partitions)
+        steps = _estimate(server, key, first, last, rows, partitions_for(rows, min_partitions))
+    if steps is None:
+        steps = walk(server, key, first, last)
+    return join(server, key, steps, min_partitions)
 
 
-def walk(server: QueueServer, key: str, first: EntryId, last: EntryId, most: int | None = None) -> list[Span]:
-    """The stream from `first` to `last` in steps, each with its number of entries; at most `most` entries in all."""
+def walk(
+    server: QueueServer, key: str, first: EntryId, last: EntryId, most: int | None = None, step: int | None = None
+) -> list[Span]:
+    """Return the stream from `first` to `last`, at most `most` entries, in counted steps of at most `step` entries."""
+    step = step or STEP
     steps: list[Span] = []
     taken = 0
     while first <= last and (most is None or taken < most):
-        size = STEP if most is None else min(STEP, most - taken)
+        size = step if most is None else min(step, most - taken)
         count, end = server.send(scripts.step(key, first, last, size))
         if not count:
             break
@@ -83,23 +87,33 @@ def walk(server: QueueServer, key: str, first: EntryId, last: EntryId, most: int
     return steps
 
 
+def join(server: QueueServer, key: str, steps: list[Span], min_partitions: int) -> list[Span]:
+    """Return partitions made of these steps; walk again in smaller steps if there are too few for `min_partitions`."""
+    if 0 < len(steps) < min_partitions:
+        total = sum(step.rows for step in steps)
+        size = max(total // (PARTS_PER_PARTITION * min_partitions), 1)
+        steps = walk(server, key, steps[0].first, steps[-1].last, step=size)
+    return cut(steps, min_partitions)
+
+
 def partitions_for(rows: int, min_partitions: int) -> int:
-    """How many partitions so many entries are worth."""
+    """Return the number of partitions for this many entries."""
     return max(min_partitions, -(-rows // ROWS_PER_PARTITION))
 
 
 def cut(steps: Sequence[Span], min_partitions: int) -> list[Span]:
-    """Steps of one queue joined to partitions of about the same size."""
+    """Join the steps of one queue into partitions of about the same size."""
     if not steps:
         return []
     total = sum(step.rows for step in steps)
     wanted = max(partitions_for(total, min_partitions), min(FEW_PARTITIONS, len(steps)))
-    size = -(-total // wanted)
     parts: list[Span] = []
-    start, rows = steps[0].first, 0
+    start, rows, seen = steps[0].first, 0, 0
     for number, step in enumerate(steps, 1):
         rows += step.rows
-        if rows >= size or number == len(steps):
+        seen += step.rows
+        # By the sum of all rows so far, not of this partition: rounding up each one would leave too few partitions.
+        if seen * wanted >= total * (len(parts) + 1) or number == len(steps):
             parts.append(Span(step.queue, start, step.last, rows))
             start, rows = step.last.next, 0
     return parts

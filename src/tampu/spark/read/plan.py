@@ -6,6 +6,7 @@ trimmed before they were read are counted exactly.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tampu.spark.read.offsets import (
@@ -19,7 +20,7 @@ from tampu.spark.read.offsets import (
     starting_position,
     stream_key,
 )
-from tampu.spark.read.partitions import SCRIPTS, Span, cut, split, walk
+from tampu.spark.read.partitions import SCRIPTS, Span, join, split, walk
 from tampu.spark.server import QueueServer
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def plan_batch(options: ReadOptions) -> list[Span]:
 
 
 class StreamPlanner:
-    """One query's view of its queues."""
+    """Plans the micro-batches of one streaming query."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
         self._servers = {queue: QueueServer(options.url, queue, SCRIPTS) for queue in options.queues}
         self._stop_at: dict[str, Position] = {}
-        #: Steps of the walk that found an end, by (queue, start, end): planning that batch need not walk again.
-        self._walked: dict[tuple[str, str, str], list[Span]] = {}
+        #: The offset returned last, for versions of PySpark that do not pass the start of the next micro-batch.
+        self._returned: Offsets = {}
 
     def close(self) -> None:
         """Close the connections."""
@@ -64,87 +65,107 @@ class StreamPlanner:
         self._servers = {}
 
     def initial(self) -> Offsets:
-        """Where a new query starts."""
+        """Return the offset at which a new query starts."""
         return {
             queue: starting_position(self._options, queue, self._extent(queue)).to_json()
             for queue in self._options.queues
         }
 
     def newest(self) -> Offsets:
-        """Behind all that is there."""
+        """Return the offset behind everything that is present."""
         return {queue: self._extent(queue).end.to_json() for queue in self._options.queues}
 
     def stop_at_now(self) -> None:
-        """Act from now on as if nothing more came."""
+        """Ignore entries that are added from now on."""
         self._stop_at = {queue: self._extent(queue).end for queue in self._options.queues}
 
     def latest(self, start: Offsets | None, most: int | None) -> Offsets:
-        """Where the next micro-batch ends: `most` entries behind `start`, shared by the queues, or at the end."""
-        found: Offsets = {}
-        self._walked.clear()
+        """Return the end of the next micro-batch: at most `most` entries behind `start`, shared by the queues.
+
+        The offset also holds where the micro-batch is cut into partitions. Spark logs it before it plans, so a
+        micro-batch that is run again after a crash has the same partitions with the same rows.
+        """
+        start = self._returned if start is None else start
+        # Queues of earlier runs that are not read now keep their offsets. Without them, a query on queue a, then b,
+        # then a again would read all of a twice.
+        found: Offsets = dict(start)
         extents = {queue: self._extent(queue) for queue in self._options.queues}
+        begins = {queue: self._begin(start, queue, extent) for queue, extent in extents.items()}
         left = most
-        # Those with the least to read first: what they leave of their share goes to the others.
-        by_backlog = sorted(extents, key=lambda queue: self._backlog(start, queue, extents[queue]))
+        # Shortest backlog first: what a queue leaves of its share goes to the others.
+        by_backlog = sorted(extents, key=lambda queue: _backlog(begins[queue], extents[queue]))
         for number, queue in enumerate(by_backlog):
-            begin = self._position(start, queue)
-            end = self._stop_at.get(queue, extents[queue].end)
-            if begin is not None and end.id < begin.id:
-                end = begin  # the stream was deleted and began anew: there is nothing behind what was read
-            elif begin is not None and left is not None:
-                share = -(-left // (len(extents) - number))
-                end, taken = self._limited(queue, begin, end, extents[queue], share)
-                left -= taken
-            found[queue] = end.to_json()
+            begin, end = begins[queue], self._stop_at.get(queue, extents[queue].end)
+            # An offset that differs from the start makes Spark run a micro-batch: without news it stays as it was.
+            found.setdefault(queue, begin.to_json())
+            if end.id > begin.id:
+                share = None if left is None else -(-left // (len(extents) - number))
+                end, taken = self._end(queue, begin, end, extents[queue], share)
+                left = None if left is None else left - taken
+                found[queue] = end.to_json()
+        self._returned = found
         return found
 
     def plan(self, start: Offsets, end: Offsets) -> list[Span]:
-        """The partitions of a micro-batch; what is missing of it is an error or a warning."""
+        """Return the partitions of a micro-batch. Missing entries are an error, or a warning."""
         spans: list[Span] = []
         options = self._options
         for queue in options.queues:
-            begin, stop = self._position(start, queue), self._position(end, queue)
-            if stop is None or (begin is not None and begin.id >= stop.id):
+            if queue not in end:
                 continue
-            begin = begin or starting_position(options, queue, self._extent(queue))
             extent = self._extent(queue)
+            begin, stop = self._begin(start, queue, extent), Position.from_json(end[queue])
+            if begin.id >= stop.id:
+                continue
             report_gap(find_gap(queue, options.stream, begin, stop, extent), fail=options.fail_on_data_loss)
-            least = -(-options.min_partitions // len(options.queues))
-            steps = self._walked.pop((queue, str(begin.id), str(stop.id)), None)
-            if steps is None:
-                server = self._servers[queue]
-                key = stream_key(server.keys, options.stream)
+            if stop.cuts is None:  # a checkpoint from before cuts were stored
                 rows = count_between(begin, stop, extent)
-                spans += split(server, key, begin.id.next, stop.id, rows, least)
-            else:
-                spans += cut(steps, least)
+                server, key = self._stream(queue)
+                spans += split(server, key, begin.id.next, stop.id, rows, self._least)
+                continue
+            ends = [cut for cut in stop.cuts if begin.id < cut < stop.id]
+            starts = [begin.id, *ends]
+            spans += [Span(queue, first.next, last) for first, last in zip(starts, [*ends, stop.id], strict=True)]
         return spans
 
-    def _position(self, offsets: Offsets | None, queue: str) -> Position | None:
-        if offsets is None or queue not in offsets:
-            return None  # a queue that was added to a query with a checkpoint
-        return Position.from_json(offsets[queue])
+    @property
+    def _least(self) -> int:
+        """The share of one queue in `minPartitions`."""
+        return -(-self._options.min_partitions // len(self._options.queues))
+
+    def _begin(self, offsets: Offsets, queue: str, extent: Extent) -> Position:
+        if queue in offsets:
+            return Position.from_json(offsets[queue])
+        return starting_position(self._options, queue, extent)  # a queue that was added to a query with a checkpoint
+
+    def _stream(self, queue: str) -> tuple[QueueServer, str]:
+        server = self._servers[queue]
+        return server, stream_key(server.keys, self._options.stream)
 
     def _extent(self, queue: str) -> Extent:
-        server = self._servers[queue]
-        return extent_of(server, stream_key(server.keys, self._options.stream))
+        return extent_of(*self._stream(queue))
 
-    def _limited(self, queue: str, begin: Position, end: Position, extent: Extent, most: int) -> tuple[Position, int]:
-        if extent.length <= most:  # all of it is allowed, so nothing need be counted
-            count = count_between(begin, end, extent)
-            return end, extent.length if count is None else min(count, extent.length)
-        server = self._servers[queue]
-        steps = walk(server, stream_key(server.keys, self._options.stream), begin.id.next, end.id, most)
-        taken = sum(step.rows for step in steps)
-        if taken >= most and steps[-1].last < end.id:
-            added = None
-            if extent.added is not None and (begin.added is not None or begin.id == BEFORE_ALL):
-                added = max(begin.added or 0, extent.added - extent.length) + taken
-            end = Position(steps[-1].last, added)
-        self._walked[queue, str(begin.id), str(end.id)] = steps
-        return end, taken
+    def _end(
+        self, queue: str, begin: Position, end: Position, extent: Extent, most: int | None
+    ) -> tuple[Position, int]:
+        """Return the end of one queue's part of a micro-batch with its cuts, and the number of entries."""
+        server, key = self._stream(queue)
+        if most is None or extent.length <= most:  # no limit applies, so an estimate will do
+            rows = count_between(begin, end, extent)
+            spans = split(server, key, begin.id.next, end.id, rows, self._least)
+            taken = min(sum(span.rows for span in spans) if rows is None else rows, extent.length)
+        else:
+            steps = walk(server, key, begin.id.next, end.id, most)
+            taken = sum(step.rows for step in steps)
+            if taken >= most and steps[-1].last < end.id:
+                added = None
+                if extent.added is not None and (begin.added is not None or begin.id == BEFORE_ALL):
+                    added = max(begin.added or 0, extent.added - extent.length) + taken
+                end = Position(steps[-1].last, added)
+            spans = join(server, key, steps, self._least)
+        return replace(end, cuts=tuple(span.last for span in spans[:-1])), taken
 
-    def _backlog(self, start: Offsets | None, queue: str, extent: Extent) -> int:
-        begin = self._position(start, queue)
-        count = None if begin is None else count_between(begin, extent.end, extent)
-        return extent.length if count is None else count
+
+def _backlog(begin: Position, extent: Extent) -> int:
+    count = count_between(begin, extent.end, extent)
+    return extent.length if count is None else count

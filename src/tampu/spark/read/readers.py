@@ -34,9 +34,14 @@ except ImportError:  # PySpark 4.0 and 4.1
 else:
     HAS_ADMISSION_CONTROL = "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 
-#: Entries of one read from the server, and rows of one Arrow batch.
+#: Most entries in one read from the server, and in the first read of a span, when their size is not known yet.
 PAGE = 2_500
+FIRST_PAGE = 16
+#: Size of one read that is aimed at, in bytes.
+PAGE_BYTES = 8 * 1024 * 1024
+#: Most rows of an Arrow batch, and the size of its entries at which it is passed on, in bytes.
 BATCH_ROWS = 10_000
+BATCH_BYTES = 32 * 1024 * 1024
 #: Keys looked at in one step of a scan for results.
 SCAN_COUNT = 1_000
 
@@ -125,26 +130,42 @@ def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[
 
 
 def read_span(options: ReadOptions, span: Span) -> Iterator[pa.RecordBatch]:
-    """The entries of a span."""
+    """Yield the entries of a span."""
     decoder = decode.DECODERS[options.stream]
     with QueueServer(options.url, span.queue) as server:
-        key = stream_key(server.keys, options.stream)
-        last = str(span.last)
-
-        async def fetch(client: Client, start: str) -> tuple[list[Any], str | None]:
-            page: list[Any] = await client.call("XRANGE", key, start, last, "COUNT", PAGE)
-            return page, "(" + page[-1][0].decode() if len(page) == PAGE else None
-
         entries: list[Any] = []
-        # "(" for what is behind an id came with Redis 6.2, the oldest server there is for us.
-        for page in pages(server, str(span.first), fetch):
+        held_bytes = 0
+        for page, page_bytes in span_pages(server, stream_key(server.keys, options.stream), span):
             entries += page
-            if len(entries) >= BATCH_ROWS:
+            held_bytes += page_bytes
+            if len(entries) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
                 batch = decoder(span.queue, entries, options.payload)
-                entries = []
+                entries, held_bytes = [], 0
+                del page  # or the entries would stay in memory until the next page
                 yield batch
         if entries:
             yield decoder(span.queue, entries, options.payload)
+
+
+def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list[Any], int]]:
+    """Yield the entries of a span in pages of about `PAGE_BYTES`, and the size of each in bytes.
+
+    XRANGE limits entries, not bytes. So each page is sized by the largest entry of the page before, and has at most
+    twice as many entries as that one: a payload of 1 MB in 2,500 entries would be 2.5 GB in one reply.
+    """
+    last = str(span.last)
+
+    async def fetch(client: Client, position: tuple[str, int]) -> tuple[Any, tuple[str, int] | None]:
+        start, count = position
+        page: list[Any] = await client.call("XRANGE", key, start, last, "COUNT", count)
+        sizes = [sum(map(len, fields)) for _, fields in page]
+        if len(page) < count:
+            return (page, sum(sizes)), None
+        fitting = PAGE_BYTES // max(1, *sizes, 1)
+        # "(" for what is behind an ID came with Redis 6.2, the oldest server that tampu supports.
+        return (page, sum(sizes)), ("(" + page[-1][0].decode(), max(1, min(fitting, 2 * count, PAGE)))
+
+    return pages(server, (str(span.first), FIRST_PAGE), fetch)
 
 
 def read_snapshot(options: ReadOptions, queue: str) -> Iterator[pa.RecordBatch]:
