@@ -315,13 +315,15 @@ async def hand_back(
     group: str,
     consumer: str,
     has_xackdel: bool,
+    most_deliveries: int,
     entries: Iterable[tuple[bytes, bytes]],
 ) -> None:
     """Give entries back that were not started: the id of each, and its new envelope, b"" to keep the old one.
 
-    Not sent again when the reply is lost: by then it was done, or the lease will see to it.
+    Those delivered more than `most_deliveries` times by now stay; 0 means any number. Not sent again when the reply is
+    lost: by then it was done, or the lease will see to it.
     """
-    arguments = (group, consumer, "1" if has_xackdel else "0", *_flat(entries))
+    arguments = (group, consumer, "1" if has_xackdel else "0", most_deliveries, *_flat(entries))
     await client.run(HAND_BACK, (stream,), arguments, resend=False)
 
 

@@ -3,16 +3,18 @@
 -- entry that merely becomes claimable does not.
 --
 -- KEYS  1 stream
--- ARGV  1 group, 2 consumer, 3 '1' when the server knows XACKDEL, then per entry: id, new envelope ('' = as it is)
+-- ARGV  1 group, 2 consumer, 3 '1' when the server knows XACKDEL, 4 most deliveries (0: any): one that was delivered
+--       more often was taken over since it was looked at, and runs; then per entry: id, new envelope ('' = as it is)
 -- Reply number given back
 
 --@include lib/ack_and_delete.lua
 
 local stream, group = KEYS[1], ARGV[1]
-local given = 0
-for i = 4, #ARGV, 2 do
+local given, most = 0, tonumber(ARGV[4])
+for i = 5, #ARGV, 2 do
   local id = ARGV[i]
-  if #redis.call('XPENDING', stream, group, id, id, 1, ARGV[2]) > 0 then
+  local pending = redis.call('XPENDING', stream, group, id, id, 1, ARGV[2])[1]
+  if pending and (most == 0 or pending[4] <= most) then
     local entry = redis.call('XRANGE', stream, id, id)[1]
     if entry then
       local fields = entry[2]
