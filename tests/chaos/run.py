@@ -173,9 +173,18 @@ async def run(setup: Setup, folder: Path, say: Callable[[str], None] = lambda li
         report.unexpected += fleet.unexpected
         report.history = history = read_history(records_folder, setup.lease_secs)
         history.extra_runs = setup.extra_runs
+        if not setup.fires_all:
+            _begin_with_the_first_fire(history)
     judge(report, history)
     report.seconds = time.monotonic() - began
     return report
+
+
+def _begin_with_the_first_fire(history: History) -> None:
+    """What fell due before the first worker ran was missed, and the policy drops it."""
+    for schedule in history.schedules:
+        fired = (token.partition("@") for token in history.runs)
+        schedule.first = min(int(due) for spec, _, due in fired if spec == schedule.spec)
 
 
 def judge(report: Report, history: History) -> None:

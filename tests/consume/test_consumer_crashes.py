@@ -14,6 +14,7 @@ from support.proxy import Proxy
 from support.users import acl_user
 from support.waiting import until
 from tampu.metrics import InMemorySink
+from tampu.redis import calls
 from tampu.redis.connection import Connection
 from tampu.wire.envelope import decode_job
 from tampu.wire.retry import JobRetryOverride
@@ -302,3 +303,30 @@ async def test_nothing_runs_between_the_mark_of_a_last_attempt_and_its_handler(
         await until(view.is_settled, "all are done")
     assert len(marked) == 20
     assert marks_seen_too_early == []
+
+
+async def test_what_a_takeover_has_found_meanwhile_is_not_handed_back(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a failover, acknowledged entries are pending again in the name of the worker that had run them."""
+    hand_back = calls.hand_back
+    view.client.set(view.keys.paused, "1")
+    view.add(0)
+
+    async def handler(job: Job[Any]) -> None:
+        pass
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=60_000) as worker:
+        name = worker.config.consumer_id
+        await until(
+            lambda: view.client.exists(view.keys.stream) and view.client.xinfo_groups(view.keys.stream), "ready"
+        )
+        [[_, [(entry_id, _)]]] = view.client.xreadgroup("default", name, {view.keys.stream: ">"})
+
+        async def hand_back_late(*args: Any, **settings: Any) -> None:
+            view.client.xclaim(view.keys.stream, "default", name, 0, [entry_id])  # as a takeover does
+            await hand_back(*args, **settings)
+
+        monkeypatch.setattr(calls, "hand_back", hand_back_late)
+        await worker._parts._inflight.hand_back_undelivered(time.monotonic() - 10)
+        assert [one for one, _ in view.entries()] == [entry_id]

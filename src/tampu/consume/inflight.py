@@ -279,14 +279,16 @@ class InFlight:
             if deliveries == 1 and newest_ms < idle_ms <= oldest_ms and entry_id not in self._held
         ]
         for start in range(0, len(undelivered), HAND_BACK_BATCH):
-            await self._hand_back(undelivered[start : start + HAND_BACK_BATCH])
+            # Meanwhile a takeover may have found them, as their leases had run out: then they run here.
+            await self._hand_back(undelivered[start : start + HAND_BACK_BATCH], most_deliveries=1)
 
-    async def _hand_back(self, entries: list[tuple[bytes, bytes]]) -> None:
+    async def _hand_back(self, entries: list[tuple[bytes, bytes]], most_deliveries: int = 0) -> None:
         await calls.hand_back(
             self._client,
             self._keys.stream,
             group=self._config.group,
             consumer=self._config.consumer_id,
             has_xackdel=self.has_xackdel,
+            most_deliveries=most_deliveries,
             entries=entries,
         )

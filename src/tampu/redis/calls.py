@@ -341,13 +341,15 @@ async def hand_back(
     group: str,
     consumer: str,
     has_xackdel: bool,
+    most_deliveries: int,
     entries: Iterable[tuple[bytes, bytes]],
 ) -> None:
     """Hand back entries that were not started. `entries` has the id and the new envelope (b"" = unchanged) of each.
 
-    Not resent after a lost connection: if the call was not executed, the entries are reclaimed after their leases.
+    Entries delivered more than `most_deliveries` times by now are kept; 0 means any number. Not resent after a lost
+    connection: if the call was not executed, the entries are reclaimed after their leases.
     """
-    arguments = (group, consumer, "1" if has_xackdel else "0", *_flat(entries))
+    arguments = (group, consumer, "1" if has_xackdel else "0", most_deliveries, *_flat(entries))
     await client.run(HAND_BACK, (stream,), arguments, resend=False)
 
 

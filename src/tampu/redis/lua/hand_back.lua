@@ -3,16 +3,18 @@
 -- because XADD wakes a blocked reader and an entry that merely becomes claimable does not.
 --
 -- KEYS  1 stream
--- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, then per entry: id, new envelope ('' = unchanged)
+-- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, 4 maximum number of deliveries (0: any): an entry that
+--       was delivered more often has been taken over since and is running; then per entry: id, new envelope ('' = unchanged)
 -- Reply number of entries handed back
 
 --@include lib/ack_and_delete.lua
 
 local stream, group = KEYS[1], ARGV[1]
-local given = 0
-for i = 4, #ARGV, 2 do
+local given, most = 0, tonumber(ARGV[4])
+for i = 5, #ARGV, 2 do
   local id = ARGV[i]
-  if #redis.call('XPENDING', stream, group, id, id, 1, ARGV[2]) > 0 then
+  local pending = redis.call('XPENDING', stream, group, id, id, 1, ARGV[2])[1]
+  if pending and (most == 0 or pending[4] <= most) then
     local entry = redis.call('XRANGE', stream, id, id)[1]
     if entry then
       local fields = entry[2]
