@@ -6,13 +6,13 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
-from tampu.base.checks import check_bool, check_delay_ms, check_job_name, invalid
+from tampu.base.checks import check_bool, check_delay_ms, check_job_id, check_job_name, invalid
 from tampu.consume.invoke import is_coroutine_handler
 from tampu.consume.retry_rules import RetryRules
 from tampu.errors import ConfigError
 from tampu.produce.options import add_options
 from tampu.produce.using import Using
-from tampu.wire.job import Job
+from tampu.wire.job import Job, JobId
 from tampu.wire.repeat import RepeatPattern
 from tampu.wire.task_codec import Arguments, Results
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tampu.produce.using import UsingOptions
     from tampu.queue import Queue
     from tampu.sync import SyncConfiguredTask, SyncTask
-    from tampu.wire.job import JobContext, JobId
+    from tampu.wire.job import JobContext
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -132,6 +132,10 @@ class Task(Generic[P, R]):
         `job.id.is_new` is False if nothing was added.
         """
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
+
+    def job(self, job_id: str) -> TaskJob[R]:
+        """Return a job of this task by its ID, to wait for its result or read its state. The server is not asked."""
+        return self._job(self.queue._task_job(JobId(check_job_id(job_id)), self, b""))
 
     def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
         """Return this task with other options for its adds: `task.using(delay=60, unique="42").add(...)`.

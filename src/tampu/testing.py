@@ -18,15 +18,19 @@ Installed as a pytest plugin. `run_until_empty` also works without pytest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import uuid
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
+from tampu.consume.context import context_of
 from tampu.embedded.server import acquire, release
 from tampu.errors import DecodeError, JobFailed
 from tampu.queue import Queue
 from tampu.wire.entry import decode_delayed_member
 from tampu.wire.envelope import decode_job
+from tampu.wire.extras import JobExtras, check_headers, encode_extras
+from tampu.wire.job import Job
 from tampu.worker import Worker
 
 try:
@@ -35,10 +39,9 @@ except ImportError:  # pytest is optional
     pytest = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from tampu.embedded.server import EmbeddedServer
-    from tampu.wire.job import Job
     from tampu.worker import Handler
 
 #: Settings of the worker: short intervals, and no schedules.
@@ -50,6 +53,34 @@ QUICK: dict[str, Any] = {
 }
 #: How often to check whether jobs are left, in seconds.
 LOOK_SECS = 0.005
+
+
+@contextlib.contextmanager
+def job_context(
+    *, attempt: int = 0, headers: Mapping[str, str] | None = None, job_id: str = "test"
+) -> Iterator[Job[Any]]:
+    """Make `current_job()` work in a test that calls a task directly: `with job_context(): await welcome("ada")`.
+
+    `job.progress(...)` is accepted and recorded in `job.reported`; `job.check_cancelled()` does nothing.
+    """
+    job = RecordingJob(job_id, "", None, attempt, wall_clock_ms())
+    job._tail = encode_extras(JobExtras(check_headers(headers or {})))
+    with context_of(job):
+        yield job
+
+
+class RecordingJob(Job[Any]):
+    """A job that records its progress."""
+
+    __slots__ = ("reported",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        #: Fraction and note of every call of `progress`.
+        self.reported: list[tuple[float, str]] = []
+
+    def progress(self, fraction: float, note: str = "") -> None:
+        self.reported.append((fraction, note))
 
 
 async def run_until_empty(

@@ -12,7 +12,7 @@ import inspect
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -32,9 +32,11 @@ from tampu.wire.payload import encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     Hook = Callable[..., Any]
+    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[Any]]
     Inner = Callable[[Job[Any]], Awaitable[Any]]
 
 #: Called for each job: a coroutine function, or a function that runs in a thread.
@@ -96,6 +98,10 @@ class Worker:
         on_shutdown: See the table above.
         before_job: See the table above.
         after_job: See the table above.
+        middleware: Functions that take a job and return an async context manager. Each run happens inside all of
+            them, the first one outermost: for error trackers, tracing or database sessions.
+        processes: Maximum number of processes for `process=True` tasks. Defaults to the number of CPU cores.
+        jobs_per_process: Replace a process after this many jobs, for tasks that leak memory. Defaults to never.
         **settings: Any other field of `ConsumerConfig`.
 
     Raises:
@@ -131,6 +137,9 @@ class Worker:
         on_shutdown: Hook | None = None,
         before_job: Hook | None = None,
         after_job: Hook | None = None,
+        middleware: Iterable[Middleware] = (),
+        processes: int | None = None,
+        jobs_per_process: int | None = None,
         **settings: Any,
     ) -> None:
         if queue is not None and queue_name is not None:
@@ -165,9 +174,15 @@ class Worker:
         }
         refuse_unknown_settings("Worker", settings, ConsumerConfig)
         self._config = ConsumerConfig(**{name: value for name, value in given.items() if value is not None})
+        self._middleware = tuple(middleware)
+        self._processes = None if processes is None else check_int("processes", processes, low=1)
+        self._jobs_per_process = (
+            None if jobs_per_process is None else check_int("jobs_per_process", jobs_per_process, low=1)
+        )
         self._hooks = {"startup": on_startup, "shutdown": on_shutdown, "before": before_job, "after": after_job}
         self._shutdown: asyncio.Event | None = None
         self._running: asyncio.Future[None] | None = None
+        self._background: asyncio.Task[None] | None = None
         self._consumers: list[Consumer] = []
         self._closed = False
         #: Number of jobs that exceeded the shutdown deadline and were abandoned; other workers retry them.
@@ -248,12 +263,19 @@ class Worker:
             self._shutdown.set()
 
     async def __aenter__(self) -> Self:
+        """Start the worker in the background: `async with Worker(queue): ...` runs jobs until the block ends."""
+        self._background = asyncio.get_running_loop().create_task(self.run(), name="tampu-worker")
+        await asyncio.sleep(0)  # a worker that cannot start says so at the end of the block, or here
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Stop the worker: it finishes its running jobs."""
         await self.close()
+        if self._background is not None:
+            background, self._background = self._background, None
+            await background
 
     async def _run_until_signal(self) -> None:
         loop = asyncio.get_running_loop()
@@ -295,6 +317,8 @@ class Worker:
                             store_results=config.store_results,
                             worker=config.consumer_id,
                             events_kept=events_kept,
+                            processes=self._processes,
+                            jobs_per_process=self._jobs_per_process,
                         )
                         dispatchers.append(dispatcher)
                         handler = self._wrapped(dispatcher, reporter, dispatcher.knows)
@@ -316,7 +340,12 @@ class Worker:
             await self._call_hook("shutdown")
 
     def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:
-        """Return the handler wrapped in progress reporting and hooks. `is_run` is False for jobs it will not run."""
+        """Return the handler wrapped in progress reporting, hooks and middleware.
+
+        `is_run` is False for jobs that the handler will not run.
+        """
+        if self._middleware:
+            inner = _inside(self._middleware, inner, is_run)
         if self._hooks["before"] is None and self._hooks["after"] is None:
 
             async def plain(job: Job[Any]) -> Any:
@@ -362,6 +391,20 @@ class Worker:
             result = hook(*args)
             if inspect.isawaitable(result):
                 await result
+
+
+def _inside(middleware: Sequence[Middleware], inner: Inner, is_run: Callable[[Job[Any]], bool]) -> Inner:
+    """Return `inner`, run inside the context managers of all middleware."""
+
+    async def call(job: Job[Any]) -> Any:
+        if not is_run(job):
+            return await inner(job)
+        async with contextlib.AsyncExitStack() as stack:
+            for enter in middleware:
+                await stack.enter_async_context(enter(job))
+            return await inner(job)
+
+    return call
 
 
 def _attempts(given: int, handler: Handler | None) -> int:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from tampu.wire.job import Job
 
 _current: ContextVar[Job[Any] | None] = ContextVar("tampu_current_job", default=None)
@@ -20,6 +23,16 @@ def current_job() -> Job[Any]:
     if job is None:
         raise RuntimeError("no job is running here: call current_job() inside a task that a worker runs")
     return job
+
+
+@contextlib.contextmanager
+def context_of(job: Job[Any]) -> Iterator[None]:
+    """Make `job` the current job inside a `with` block."""
+    token = _current.set(job)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def set_current_job(job: Job[Any]) -> None:

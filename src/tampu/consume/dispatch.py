@@ -93,6 +93,8 @@ class Dispatcher:
         store_results: bool,
         worker: str = "",
         events_kept: int = 0,
+        processes: int | None = None,
+        jobs_per_process: int | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
@@ -100,6 +102,7 @@ class Dispatcher:
         self._store_results = store_results
         self._worker = worker
         self._events_kept = events_kept
+        self._process_limits = processes, jobs_per_process
         self._callers: dict[str, Caller] = {}
         self._processes: list[Processes] = []
         self._remotes: dict[str, RemoteTaskCall] = {}
@@ -148,7 +151,7 @@ class Dispatcher:
                 for one in self._tasks.values()
                 if one.process
             }
-            self._processes.append(Processes(RemoteCalls(self._remotes), self._threads))
+            self._processes.append(Processes(RemoteCalls(self._remotes), self._threads, *self._process_limits))
         return self._processes[-1]
 
 

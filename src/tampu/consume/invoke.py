@@ -7,6 +7,7 @@ import inspect
 import threading
 import time
 from concurrent.futures import Executor, Future
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -71,7 +72,8 @@ def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -
     async def call(job: Job[Any]) -> Any:
         started = time.monotonic()
         job._cancellation = Cancellation()  # a thread cannot be cancelled: the handler has to look
-        result = await loop.run_in_executor(threads, handle, job)
+        # In a copy of this context: variables that a hook or middleware has set reach the handler.
+        result = await loop.run_in_executor(threads, copy_context().run, handle, job)
         if inspect.isawaitable(result):
             result = await result
         if timeout_secs is not None and (took := time.monotonic() - started) > timeout_secs:

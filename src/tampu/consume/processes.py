@@ -85,6 +85,8 @@ class _Child:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         theirs.close()
         self._lock = threading.Lock()
+        #: Number of jobs it has run.
+        self.jobs = 0
         #: True if it must not run another job.
         self.is_spent = False
         self._receive()  # "ready": start and imports must not count towards a job's timeout
@@ -248,9 +250,18 @@ def refuse_inside_starting_child() -> None:
 
 
 class Processes:
-    """Handler processes, one per concurrent job, started on demand and reused."""
+    """Handler processes, started on demand and reused; a job waits while all are busy.
 
-    def __init__(self, handler: Callable[[Job[Any]], Any], threads: Executor) -> None:
+    There are at most `most`, by default one per CPU core. With `jobs_each`, a process is replaced after this many jobs.
+    """
+
+    def __init__(
+        self,
+        handler: Callable[[Job[Any]], Any],
+        threads: Executor,
+        most: int | None = None,
+        jobs_each: int | None = None,
+    ) -> None:
         try:
             ForkingPickler.dumps(handler)
         except Exception as error:
@@ -261,9 +272,15 @@ class Processes:
         self._threads = threads
         self._free: list[_Child] = []
         self._busy: set[_Child] = set()
+        self._slots = asyncio.Semaphore(most or os.cpu_count() or 1)
+        self._jobs_each = jobs_each
 
     async def run(self, job: Job[Any], timeout_secs: float | None) -> Any:
         """Run one job in a process and return its result. Raises `TimeoutError` once the process was killed."""
+        async with self._slots:
+            return await self._run(job, timeout_secs)
+
+    async def _run(self, job: Job[Any], timeout_secs: float | None) -> Any:
         while (child := self._take_free()) is not None:
             # It may have died since: then it does not take the job, and the next process runs it.
             with contextlib.suppress(_DiedIdle):
@@ -285,7 +302,8 @@ class Processes:
             raise
         finally:
             self._busy.discard(child)
-            if child.is_spent:
+            child.jobs += 1
+            if child.is_spent or child.jobs == self._jobs_each:
                 child.end()
             else:
                 self._free.append(child)

@@ -1,0 +1,186 @@
+"""Worker conveniences: a block that runs jobs, middleware, context variables, bounded processes, jobs by ID."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from api.process_tasks import own_pid
+from api.process_tasks import queue as process_queue
+from api.workers import QUICK, working
+from tampu import ConfigError, Job, JobFailed, Queue, RedisError, Worker, current_job
+from tampu.testing import job_context
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from servers.process import Server
+
+tenant: ContextVar[str] = ContextVar("tenant", default="none")
+
+
+async def test_a_block_runs_jobs_and_drains_at_its_end(queue: Queue) -> None:
+    started, release, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    @queue.task
+    async def slow() -> str:
+        started.set()
+        await release.wait()
+        ended.set()
+        return "done"
+
+    async with Worker(queue, **QUICK) as worker:
+        job = await slow.add()
+        await started.wait()
+        assert worker.is_running
+        asyncio.get_running_loop().call_soon(release.set)
+    assert ended.is_set(), "the block waits for the running job"
+    assert not worker.is_running
+    assert await job.result(timeout=5) == "done"
+
+
+async def test_a_block_whose_worker_cannot_start_raises() -> None:
+    queue = Queue("q", url="redis://user:wrong@127.0.0.1:1")
+
+    @queue.task
+    async def mail() -> None: ...
+
+    def fail() -> None:
+        raise RuntimeError("no database")
+
+    with pytest.raises(RuntimeError, match="no database"):
+        async with Worker(queue, on_startup=fail):
+            pass
+
+
+async def test_run_inside_a_block_waits_for_the_same_worker(queue: Queue) -> None:
+    """The drop-in form: `async with Worker(...) as worker: await worker.run()`."""
+
+    async def handler(job: Job[Any]) -> None:
+        await worker.close()
+
+    async with Worker("q", handler, url=queue.url, **QUICK) as worker:
+        await queue.add("mail", 1)
+        await asyncio.wait_for(worker.run(), 20)
+
+
+async def test_every_run_is_inside_all_middleware(queue: Queue) -> None:
+    steps: list[str] = []
+
+    def tracing(name: str) -> Any:
+        @contextlib.asynccontextmanager
+        async def around(job: Job[Any]) -> AsyncIterator[None]:
+            steps.append(f"{name} enters {job.name}")
+            try:
+                yield
+            except ValueError as error:
+                steps.append(f"{name} sees {error}")
+                raise
+            finally:
+                steps.append(f"{name} leaves")
+
+        return around
+
+    @queue.task(attempts=1)
+    async def mail(fails: bool) -> None:
+        steps.append("runs")
+        if fails:
+            raise ValueError("no")
+
+    async with working(queue, middleware=[tracing("outer"), tracing("inner")]):
+        await (await mail.add(False)).result(timeout=10)
+        with pytest.raises(JobFailed):
+            await (await mail.add(True)).result(timeout=10)
+    entering = ["outer enters mail", "inner enters mail", "runs"]
+    assert steps == [
+        *(*entering, "inner leaves", "outer leaves"),
+        *(*entering, "inner sees no", "inner leaves", "outer sees no", "outer leaves"),
+    ]
+
+
+@pytest.mark.parametrize("way", ["hook", "middleware"])
+async def test_context_variables_reach_functions_in_threads(queue: Queue, way: str) -> None:
+    @queue.task
+    def read() -> str:
+        return f"{tenant.get()} {current_job().name}"
+
+    @contextlib.asynccontextmanager
+    async def around(job: Job[Any]) -> AsyncIterator[None]:
+        tenant.set(job.headers["tenant"])
+        yield
+
+    def before(job: Job[Any]) -> None:
+        tenant.set(job.headers["tenant"])
+
+    options: dict[str, Any] = {"before_job": before} if way == "hook" else {"middleware": [around]}
+    async with working(queue, **options):
+        for name in ("acme", "zeta"):
+            job = await read.using(headers={"tenant": name}).add()
+            assert await job.result(timeout=10) == f"{name} read"
+
+
+async def test_processes_are_bounded_and_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    queue = Queue(process_queue.name, url=server.url)
+    queue.tasks = process_queue.tasks
+    async with queue:
+        async with working(queue, processes=1):
+            jobs = [await queue.add(own_pid.name, {}) for _ in range(4)]
+            pids = [await job.result(timeout=30) for job in jobs]
+        assert len(set(pids)) == 1
+        assert os.getpid() not in pids
+        async with working(queue, processes=1, jobs_per_process=2):
+            jobs = [await queue.add(own_pid.name, {}) for _ in range(4)]
+            pids = [await job.result(timeout=30) for job in jobs]
+        assert sorted(pids.count(pid) for pid in set(pids)) == [2, 2]
+
+
+@pytest.mark.parametrize("setting", ["processes", "jobs_per_process"])
+def test_bad_process_limits_are_refused(setting: str) -> None:
+    queue = Queue("q")
+    queue.task(lambda: None)
+    with pytest.raises(ConfigError, match=f"{setting} must be"):
+        Worker(queue, **{setting: 0})
+
+
+async def test_a_job_is_found_by_its_id_with_a_typed_result(queue: Queue) -> None:
+    @queue.task
+    async def add(first: int, second: int) -> tuple[int, int]:
+        return first, second
+
+    added = await add.add(1, 2)
+    async with working(queue):
+        assert await add.job(added.id).result(timeout=10) == (1, 2)
+    with pytest.raises(ConfigError, match="id"):
+        add.job("")
+
+
+async def test_a_task_called_in_a_test_has_a_current_job(queue: Queue) -> None:
+    @queue.task
+    async def mail() -> str:
+        job = current_job()
+        job.progress(0.5, "half")
+        job.check_cancelled()
+        return f"{job.id} {job.attempt} {job.headers['tenant']}"
+
+    with job_context(attempt=2, headers={"tenant": "acme"}, job_id="a") as job:
+        assert await mail() == "a 2 acme"
+    assert job.reported == [(0.5, "half")]
+    with pytest.raises(RuntimeError):
+        current_job()
+
+
+async def test_a_worker_without_a_server_keeps_trying_inside_a_block() -> None:
+    queue = Queue("q", url="redis://127.0.0.1:1")
+
+    @queue.task
+    async def mail() -> None: ...
+
+    async with Worker(queue, **QUICK):
+        with pytest.raises(RedisError):
+            await asyncio.wait_for(Queue("q", url="redis://127.0.0.1:1", retry_for_secs=1).add("mail", 1), 10)
