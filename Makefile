@@ -83,7 +83,7 @@ format: setup ## ruff: reformat and fix what can be fixed safely
 	@$(BIN)/ruff format
 	@$(BIN)/ruff check --fix
 
-types: setup ## mypy --strict on src/, and on the tests as strictly as pyproject.toml says
+types: setup ## mypy --strict on src/, and on the tests as strictly as tests/mypy.toml says
 	@$(BIN)/mypy --strict src
 	@$(BIN)/mypy --config-file tests/mypy.toml
 

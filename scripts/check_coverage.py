@@ -3,7 +3,7 @@
 - All lines of src/ together: at least 95 %.
 - Each file: at least 85 %, or the percentage that .ci/uncovered.toml allows it, with a reason.
 
-A file of the list that does better than its percentage plus 5 must leave it, or its percentage must be raised.
+A file of the list that does better than its percentage plus 15 must leave it, or its percentage must be raised.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DATA = PROJECT / "build" / "coverage"
 TOTAL_PERCENT = 95.0
 FILE_PERCENT = 85.0
 #: How much better than its allowance a file may be before the list has to follow.
-SLACK_PERCENT = 5.0
+SLACK_PERCENT = 15.0
 
 
 def main() -> int:

@@ -7,7 +7,6 @@ Tiers: files without the fixture `spark` test plain classes and need no Java; th
 
 from __future__ import annotations
 
-import os
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +70,6 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             "spark.sql.shuffle.partitions": "2",
             "spark.sql.warehouse.dir": str(folder / "warehouse"),
             "spark.local.dir": str(folder / "local"),
-            # Python processes that Spark keeps for later are killed in the end, and what they measured is lost.
-            **({"spark.python.worker.reuse": "false"} if "COVERAGE_PROCESS_CONFIG" in os.environ else {}),
         },
     )
     yield session
