@@ -93,6 +93,12 @@ SOUND: dict[str, dict[str, str]] = {
         "p": "1 ask 1 ok - a; 2 ok a",
         "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost",
     },
+    "it killed more workers, and its deaths were not replicated": {
+        "p": "1 ask 1 die - a; 2 ok a",
+        "w": "3 start a 0",
+        "v": "9 start a 0",
+        "injector": "4 death w; 8 fault failover * 3.5 8; 10 death v; 20 dead a retries_exhausted 1 WorkerLost",
+    },
     "given up": {
         "p": "1 ask 3 give-up - a; 2 ok a",
         "w": "3 start a 0; 4 end a 0 fail",
