@@ -229,7 +229,7 @@ class _Judge:
             is_in_time = again is None or cause.begin <= again.start
             if is_in_time and cause.begin <= settled_by and cause.end >= run.start:
                 return True
-        return again is not None and self._was_decided_before(again)
+        return again is not None and (self._was_decided_before(again) or self._was_decided_before(run))
 
     def _fails_over(self, run: Run) -> bool:
         causes = self._causes.get("*", ())

@@ -68,6 +68,12 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "8 start a 0; 9 end a 0 ok",
         "injector": "11 fault stop w 3.5 11",
     },
+    "the same, and the new owner was later": {
+        "p": ADDED,
+        "w": "11.05 start a 0; 12 end a 0 ok",
+        "v": "11.5 start a 0; 11.6 end a 0 ok",
+        "injector": "11 fault stop w 3.5 11",
+    },
     "acknowledged on a master that is no more": {
         "p": ADDED,
         "w": ONCE,
