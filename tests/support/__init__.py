@@ -14,6 +14,7 @@
 | a delayed job, due when the test says                          | `delayed.delay`, `delayed.member_of`      |
 | a repeatable job, due when the test says                       | `repeating`                               |
 | a user with limited rights                                     | `users.acl_user`                          |
+| a fleet under faults, and a proof of what it did               | `chaos.run`                               |
 
 | to know                                                        | use                                       |
 |----------------------------------------------------------------|-------------------------------------------|
