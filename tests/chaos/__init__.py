@@ -6,6 +6,7 @@
 | `checker.py`   | the promises: a pure function from a history to its violations                                     |
 | `hits.py`      | how many jobs were in flight when each fault was injected                                          |
 | `worker.py`    | a worker process whose handlers record what they do                                                |
+| `chasquimq_worker.py` | the same for chasquimq 1.3.0, whose faults the checker must find                             |
 | `producer.py`  | a producer process that records what it asked for and what was confirmed                           |
 | `fleet.py`     | starts, kills, stops and restarts these processes                                                  |
 | `wire.py`      | a TCP proxy that cuts, delays, throttles, half-closes and swallows                                 |

@@ -85,7 +85,7 @@ class _Judge:
             self._causes[process].append(Fault("death", process, at, at))
         for causes in self._causes.values():
             causes.sort(key=lambda fault: fault.begin)
-        self._stops = [fault for fault in history.faults if fault.kind == "term"]
+        self._recounts = [fault for fault in history.faults if fault.kind in ("term", "failover")]
         self._spent: set[int] = set()
         #: Dead letters of jobs that had not begun, and that are allowed.
         self._moments = max(len(history.deaths) // DEATHS_PER_MOMENT, 1) if history.deaths else 0
@@ -166,8 +166,8 @@ class _Judge:
             if run.end == NEVER and not is_silent and run.process not in self._history.deaths:
                 yield Violation("unfinished", token, f"{_shown(run)} and never ended, although {run.process} lived")
         most = min(MAX_DEATHS, asked.attempts + self._history.extra_runs) if asked.attempts > 1 else 1
-        if asked.do == "die" and any(self._hands_back(runs[0].start, run.start) for run in runs):
-            most *= 2  # handed back by a worker that was stopped, it is a new entry and its deaths count from zero
+        if asked.do == "die" and runs:
+            most += MAX_DEATHS * self._recounts_between(runs[0].start, runs[-1].start)
         if asked.do == "die" and len(runs) > most:
             yield Violation("attempts", token, f"it killed {len(runs)} workers, and at most {most} are promised")
 
@@ -186,13 +186,15 @@ class _Judge:
                 self._moments -= 1
             elif not runs and not is_silent:
                 yield Violation("dead", token, f"it was dead-lettered ({letter.error_type}) and had never started")
-            elif letter.error_type == "WorkerLost":
+            elif letter.error_type == "WorkerLost" and not is_silent:
                 had_begun = any(run in cut for run in finals)
                 if not had_begun and len(cut) < min(MAX_DEATHS, left + LONE_DEATHS):
                     yield Violation("dead", token, f"WorkerLost after {len(cut)} of its workers were lost")
             elif letter.reason == "unrecoverable":
                 if asked.do != "give-up":
                     yield Violation("dead", token, "its handler did not say that it is unrecoverable")
+            elif letter.error_type == "WorkerLost":
+                pass  # the start of a child process that was killed with its worker may not be recorded
             elif letter.reason != "retries_exhausted":
                 yield Violation("dead", token, f"{letter.reason}, although its entry was sound")
             elif not is_silent and not any(run.outcome == "fail" for run in finals):
@@ -213,8 +215,12 @@ class _Judge:
 
     # --- causes
 
-    def _hands_back(self, begin: float, end: float) -> bool:
-        return any(begin <= fault.end and fault.begin <= end for fault in self._stops)
+    def _recounts_between(self, begin: float, end: float) -> int:
+        """How often the deaths of a job may have been forgotten.
+
+        A worker that is stopped hands a job back as a new entry; a failover loses counts that were not replicated.
+        """
+        return sum(begin <= fault.end and fault.begin <= end for fault in self._recounts)
 
     def _excused(self, run: Run, again: Run | None) -> bool:
         """Return True if `run` was lost by its process, so that `again`, or a dead letter, may follow."""
@@ -223,7 +229,7 @@ class _Judge:
             is_in_time = again is None or cause.begin <= again.start
             if is_in_time and cause.begin <= settled_by and cause.end >= run.start:
                 return True
-        return again is not None and self._was_decided_before(again)
+        return again is not None and (self._was_decided_before(again) or self._was_decided_before(run))
 
     def _fails_over(self, run: Run) -> bool:
         causes = self._causes.get("*", ())

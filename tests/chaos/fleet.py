@@ -153,8 +153,13 @@ class Fleet:
             member.signal(signal.SIGTERM)
         await self._await_end(self.workers, within_secs)
         for member in self.workers:
-            if member.process.returncode != 0:
-                self.unexpected.append(f"{member.name} ended with {member.process.returncode}: {tail(member.log)}")
+            code = member.process.returncode
+            # One that was still starting has no handler for the signal yet, and no job.
+            if code != 0 and not (code == -signal.SIGTERM and self._has_run_nothing(member)):
+                self.unexpected.append(f"{member.name} ended with {code}: {tail(member.log)}")
+
+    def _has_run_nothing(self, member: Member) -> bool:
+        return not any(path.stat().st_size for path in (self.folder / "records").glob(f"{member.name}~*.rec"))
 
     async def _await_end(self, members: list[Member], within_secs: float) -> None:
         deadline = time.monotonic() + within_secs

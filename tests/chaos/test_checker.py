@@ -68,6 +68,12 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "8 start a 0; 9 end a 0 ok",
         "injector": "11 fault stop w 3.5 11",
     },
+    "the same, and the new owner was later": {
+        "p": ADDED,
+        "w": "11.05 start a 0; 12 end a 0 ok",
+        "v": "11.5 start a 0; 11.6 end a 0 ok",
+        "injector": "11 fault stop w 3.5 11",
+    },
     "acknowledged on a master that is no more": {
         "p": ADDED,
         "w": ONCE,
@@ -92,6 +98,12 @@ SOUND: dict[str, dict[str, str]] = {
     "killed in the moment between the mark and the first line": {
         "p": "1 ask 1 ok - a; 2 ok a",
         "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost",
+    },
+    "it killed more workers, and its deaths were not replicated": {
+        "p": "1 ask 1 die - a; 2 ok a",
+        "w": "3 start a 0",
+        "v": "9 start a 0",
+        "injector": "4 death w; 8 fault failover * 3.5 8; 10 death v; 20 dead a retries_exhausted 1 WorkerLost",
     },
     "given up": {
         "p": "1 ask 3 give-up - a; 2 ok a",

@@ -14,6 +14,7 @@
 | a delayed job, due when the test says                          | `delayed.delay`, `delayed.member_of`      |
 | a schedule, due when the test says                             | `repeating`                               |
 | a user with limited permissions                                | `users.acl_user`                          |
+| a fleet under faults, and a proof of what it did               | `chaos.run`                               |
 
 | you want to check                                              | use                                       |
 |----------------------------------------------------------------|-------------------------------------------|

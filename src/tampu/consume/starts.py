@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from tampu.errors import RedisError
@@ -46,17 +47,21 @@ class StartMarks:
         self._unconfirmed: list[bytes] = []
         self._confirming: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
+        #: How old the answer may be that an entry is ours, in seconds.
+        self._fresh_secs = config.claim_min_idle_ms / 2000
         self._last_refusal = ""
 
     async def begin(self, delivery: Delivery) -> bool:
         """Record a start; the caller then runs the handler at once. Return False if another worker owns the entry."""
         while True:
+            asked_at = time.monotonic()
             await self._confirm(delivery)
             if delivery.is_lost:
                 return False
             await self._turn.acquire()
             try:
-                if await self._mark(delivery):
+                # A process that stood still while this waited for its turn asks again: the lease may have run out.
+                if time.monotonic() - asked_at < self._fresh_secs and await self._mark(delivery):
                     return True
             finally:
                 # Runs when the handler first waits or has ended.
