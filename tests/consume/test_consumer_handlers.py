@@ -337,7 +337,7 @@ async def test_a_failure_in_a_process_is_reported_and_fails_one_job(view: Worker
         "raise": ("retries_exhausted", "LookupError", "in the child"),
         "unrecoverable": ("unrecoverable", "TeapotError", "short and stout"),
         "handler error": ("unrecoverable", "HandlerError", "wrapped"),
-        "unpicklable": ("retries_exhausted", NO_PICKLE, "pickle"),
+        "unpicklable": ("retries_exhausted", NO_PICKLE, "local object"),
         "retry": ("retries_exhausted", "RetryAsked", "by the handler"),
         "cancel": ("unrecoverable", "UnrecoverableError", "not wanted"),
     }
