@@ -239,7 +239,7 @@ async def test_a_bulk_can_be_a_generator(queue: Queue, view: QueueView) -> None:
 
 async def test_an_unknown_option_is_refused_in_a_bulk(queue: Queue, view: QueueView) -> None:
     """A misspelt delay must not be ignored."""
-    with pytest.raises(ConfigError, match="no 'dealy_ms'"):
+    with pytest.raises(ConfigError, match="unknown key 'dealy_ms'"):
         await queue.add_bulk([{"name": "a", "data": 1}, {"name": "a", "data": 1, "dealy_ms": 5}])
     with pytest.raises(KeyError, match="data"):
         await queue.add_bulk([{"name": "a"}])
