@@ -97,9 +97,7 @@ def delete(
     """Delete a queue with everything in it: jobs, dead letters, schedules, results and events."""
     before = common.run(_snapshot, queue)
     held = before.length + before.delayed + before.dlq + before.repeatables
-    question = (
-        f"delete queue {queue} with {plural(held, 'job, dead letter or schedule', 'jobs, dead letters and schedules')}"
-    )
+    question = f"delete queue {queue} permanently, with {held:,} jobs, dead letters and schedules"
     deleted = 0
     if confirm(question, 1, yes=yes, dry_run=dry_run):
 
