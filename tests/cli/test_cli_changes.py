@@ -118,7 +118,10 @@ def test_cancel_takes_a_filter_instead_of_ids(shop: Filled) -> None:
         (("queue", "purge", QUEUE), "delete 2 jobs of shop permanently (1 waiting and 1 delayed)"),
         (("repeatable", "remove", QUEUE, "daily"), "remove the schedule daily of shop permanently"),
         (("cancel", QUEUE, "DELAYED"), "cancel 1 job of shop"),
-        (("queue", "delete", QUEUE), "delete queue shop permanently, with 5 jobs, dead letters and schedules"),
+        (
+            ("queue", "delete", QUEUE, "--force"),
+            "delete queue shop permanently, with 5 jobs, dead letters and schedules",
+        ),
     ],
 )
 def test_destructive_commands_first_print_how_many_are_affected(
