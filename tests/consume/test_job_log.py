@@ -102,3 +102,16 @@ def test_a_log_line_never_has_a_payload(caplog: pytest.LogCaptureFixture) -> Non
     log.failed(retry(Delivery(b"1-0", Job("job-1", "mail", {"password": "hunter2"}), 0), 0, 10, "", 5), None, 3)
     assert "job-1" in caplog.text
     assert "hunter2" not in caplog.text
+
+
+def test_every_line_can_be_written_as_utf_8(caplog: pytest.LogCaptureFixture) -> None:
+    class SurrogateError(Exception):
+        pass
+
+    try:
+        raise SurrogateError("lone \ud800 surrogate")
+    except SurrogateError as error:
+        failed(JobLog("q"), error)
+    assert "SurrogateError: lone ? surrogate" in caplog.text
+    assert "test_job_log.py" in caplog.text
+    caplog.text.encode()

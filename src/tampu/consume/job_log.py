@@ -10,8 +10,8 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tampu.consume.outcomes import error_text, error_type
-from tampu.consume.processes import RemoteError, own_traceback
+from tampu.consume.outcomes import error_text, error_type, plain_text
+from tampu.consume.processes import RemoteError, own_traceback, traceback_text
 from tampu.redis.codes import OutcomeKind
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class JobLog:
             level, event, backoff_ms = logging.ERROR, "dead-lettered", None
             reason = outcome.dlq_reason.as_str() if outcome.dlq_reason is not None else "unknown"
             after = f"moved to dead letters ({reason})"
-        text = "no error was reported" if error is None else error_text(error)
+        text = "no error was reported" if error is None else _encodable(error_text(error))
         logger.log(
             level,
             "%s failed: attempt %d of %d, after %s: %s; %s%s",
@@ -162,7 +162,7 @@ class JobLog:
             "%s was moved to dead letters without running (%s)%s",
             self._label(job),
             reason,
-            "" if error is None else f": {error_text(error)}",
+            "" if error is None else f": {_encodable(error_text(error))}",
             extra=self._fields(job, "dead-lettered", reason=reason),
         )
 
@@ -219,11 +219,24 @@ def _exception(error: BaseException | None) -> tuple[type[BaseException], BaseEx
         return None
     if isinstance(error, RemoteError):
         # Raised in another process: shown under its own name, with the traceback that came as text.
-        kind = type(error.error_type, (Exception,), {"__module__": "builtins"})
-        raised: BaseException = kind(str(error))
-        raised.add_note(error.remote_traceback.rstrip())
-        return type(raised), raised, None
+        return _stand_in(error.error_type, str(error), error.remote_traceback)
+    if _encodable(text := plain_text(error)) != text:
+        # A lone surrogate in its text would break handlers that write UTF-8.
+        return _stand_in(error_type(error), text, traceback_text(error))
     return type(error), error, own_traceback(error)
+
+
+def _stand_in(name: str, text: str, trace: str) -> tuple[type[BaseException], BaseException, None]:
+    """Return an exception of this name and text whose traceback is only known as text."""
+    kind = type(_encodable(name), (Exception,), {"__module__": "builtins"})
+    raised: BaseException = kind(_encodable(text))
+    raised.add_note(_encodable(trace).rstrip())
+    return kind, raised, None
+
+
+def _encodable(text: str) -> str:
+    """Return text that can be written as UTF-8: lone surrogates are replaced."""
+    return text.encode(errors="replace").decode()
 
 
 def _duration(microseconds: int) -> str:
