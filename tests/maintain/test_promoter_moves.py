@@ -173,8 +173,8 @@ async def test_the_events_stream_is_trimmed(server: Server) -> None:
 
 #: Unreadable members, and the detail of their dead letters.
 POISON = {
-    b"": "got 0 bytes in all",
-    b"ab": "got 2 bytes in all",
+    b"": "got only 0 bytes",
+    b"ab": "got only 2 bytes",
     b"\xff\xff\x00\x00abc": "claims a name of 65535 bytes",
     b"\xff\xff\xff\xff": "claims a name of 4294967295 bytes",
     b"\x02\x00\x00\x00\xff\xfe" + member_of("x")[4:]: "not UTF-8",
