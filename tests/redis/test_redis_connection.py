@@ -178,7 +178,7 @@ async def test_a_server_that_never_replies_to_the_login_times_out(fresh_server: 
     server = fresh_server()
     server.pause()
     async with open_client(server.url, response_timeout_secs=0.05) as client:
-        with pytest.raises(Unreachable, match=f"127.0.0.1:{server.port} within 0.3 s: connection lost: no reply from"):
+        with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{server.port} within 0\.\d s: connection lost: no reply from"):
             await client.up(0.3)
         server.resume()
         assert await client.call("PING") == b"PONG"
@@ -189,7 +189,7 @@ async def test_an_unreachable_server_is_an_error_that_says_where_and_why() -> No
         taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
         port = taken.getsockname()[1]
         async with open_client(f"redis://127.0.0.1:{port}") as client:
-            with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{port} within 0\.2 s: cannot connect") as caught:
+            with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{port} within 0\.\d s: cannot connect") as caught:
                 await client.call("PING", patience_secs=0.2)
     assert caught.value.code == "CMQ-001"
 

@@ -227,7 +227,7 @@ async def test_idle_batchers_are_dropped(rsmq: Rsmq, monkeypatch: pytest.MonkeyP
     gc.collect()
 
     def count() -> int:
-        return sum(isinstance(each, Batcher) for each in gc.get_objects())
+        return sum(type(each) is Batcher for each in gc.get_objects())
 
     before = count()
     for delay in range(20):

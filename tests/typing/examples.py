@@ -93,7 +93,7 @@ async def adds() -> None:
     assert_type(await job.result(), Receipt)
     assert_type(await (await resize.add(640)).result(timeout=5), tuple[int, int])
     assert_type(await (await compress.add(b"")).result(), bytes)
-    assert_type((await welcome.add("ada", "yo")).id, str)
+    assert_type((await welcome.add("ada", "yo")).id, JobId)
     await welcome.add(to="ada", subject="yo")
     await remind.add("ada", days=5)
     await welcome.add_in(timedelta(minutes=5), "grace@example.com")

@@ -67,6 +67,7 @@ def test_reasons_have_their_codes_and_only_malformed_a_detail() -> None:
         "malformed": "CMQ-022",
         "oversize_payload": "CMQ-023",
         "unrecoverable": "CMQ-024",
+        "expired": "CMQ-025",
     }
     details = {reason: reason.detail() for reason in DlqReason if reason.detail() is not None}
     assert details == {DlqReason.MALFORMED: "missing or non-bytes payload field"}
