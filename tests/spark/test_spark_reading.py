@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 from spark.filling import T0, Filled
+from tampu.errors import ConfigError
 from tampu.spark.options import STREAMS, ReadOptions
 from tampu.spark.read import partitions, readers
 from tampu.spark.read.batch import arrow_schema, spark_schema
@@ -151,9 +152,13 @@ def test_snapshots(filled: Filled) -> None:
     assert all(row["expires_at"] is not None for row in results)
 
 
-def test_a_queue_that_is_not_there_is_empty(filled: Filled) -> None:
-    assert rows_of(options_of(filled)) == []
-    assert rows_of(options_of(filled, stream="delayed")) == []
+def test_a_queue_that_does_not_exist_is_an_error(filled: Filled) -> None:
+    for stream in STREAMS:
+        with pytest.raises(ConfigError, match="queue 'q' does not exist"):
+            rows_of(options_of(filled, stream=stream))
+    filled.jobs(1)
+    for stream in STREAMS:
+        assert len(rows_of(options_of(filled, stream=stream))) == (stream == "jobs")
 
 
 def test_several_queues_and_bounds(filled: Filled) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_U64
+from tampu.errors import ConfigError
 from tampu.spark.read.offsets import (
     BEFORE_ALL,
     EntryId,
@@ -39,6 +40,8 @@ def plan_batch(options: ReadOptions) -> list[Span]:
         with QueueServer(options.url, queue, SCRIPTS) as server:
             key = stream_key(server.keys, options.stream)
             extent = extent_of(server, key)
+            if extent.last_generated == BEFORE_ALL:
+                require_queue(server)
             start = starting_position(options, queue, extent)
             end = options.ending.get(queue, extent.end)
             if end.id > extent.last_generated:
@@ -57,6 +60,16 @@ def plan_batch(options: ReadOptions) -> list[Span]:
             least = -(-options.min_partitions // len(options.queues))
             spans += split(server, key, start.id.next, end.id, rows, least)
     return spans
+
+
+def require_queue(server: QueueServer) -> None:
+    """Raise `ConfigError` if the server has no key of the queue: its name is probably misspelled."""
+    keys = server.keys
+    if not server.call("EXISTS", keys.stream, keys.events, keys.dlq, keys.delayed, keys.repeat):
+        raise ConfigError(
+            f"queue {keys.queue_name!r} does not exist: the server has no key of it. Check the name; a queue exists "
+            "once a job was added or a worker was started"
+        )
 
 
 def _narrowed(options: ReadOptions, start: Position, end: Position) -> tuple[Position, Position]:

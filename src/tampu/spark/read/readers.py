@@ -11,7 +11,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from tampu.spark.options import WITH_IDS
 from tampu.spark.read import decode
 from tampu.spark.read.offsets import stream_key
-from tampu.spark.read.plan import StreamPlanner, plan_batch
+from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
 from tampu.spark.server import QueueServer, made_with_gc_paused, pages
 
 if TYPE_CHECKING:
@@ -228,6 +228,7 @@ def read_snapshot(options: ReadOptions, queue: str) -> Iterator[pa.RecordBatch]:
     """Yield the delayed set, the repeatables or the results. Not consistent: entries may change meanwhile."""
     read = {"delayed": _read_delayed, "repeat": _read_repeatables, "results": _read_results}[options.stream]
     with QueueServer(options.url, queue) as server:
+        require_queue(server)
         yield from read(options, server)
 
 

@@ -24,7 +24,7 @@ from tampu.cli.output import is_terminal, show, stdout_console, write_line
 from tampu.cli.session import parse_info, product_version, run
 from tampu.embedded.server import EmbeddedServer
 from tampu.errors import ConfigError
-from tampu.spark.session import SHORT_LIVED, require_spark
+from tampu.spark.session import SHORT_LIVED, require_lake, require_spark
 from tampu.worker import Worker
 
 #: Pictures a second, and looks into the queues.
@@ -136,6 +136,7 @@ def _write_history(folder: Path, url: str, queues: Sequence[str], *, wanted: boo
         return
     try:
         require_spark()
+        require_lake()
     except ConfigError:
         if wanted:
             raise
