@@ -193,6 +193,17 @@ class TestLake:
         (file, *_) = Table(tmp_path, "silver/jobs").files()
         assert {"created_at", "job_id", "last_entry_ms"} <= set(file.lowest)
 
+    def test_a_queue_that_does_not_exist_yet_is_landed_when_it_does(
+        self, spark: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        pipeline = Pipeline(spark, filled.url, ["q", "later"], tmp_path)
+        assert pipeline.run().landed == {"events": 0, "dlq": 0}
+        assert Table(tmp_path, "bronze/events").version() == -1  # no Spark job ran
+        filled.events(3)
+        assert pipeline.run().landed == {"events": 3, "dlq": 0}
+        filled.events(2, "later")
+        assert pipeline.run().landed == {"events": 2, "dlq": 0}
+
     def test_a_job_that_died_and_was_replayed_counts_on_both_days(
         self, spark: Any, filled: Filled, tmp_path: Path
     ) -> None:

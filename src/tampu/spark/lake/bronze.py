@@ -15,6 +15,7 @@ from tampu.errors import ConfigError
 from tampu.spark.lake.table import Table, schema_of
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.batch import MAX_TIMESTAMP_MS
+from tampu.spark.read.offsets import BEFORE_ALL
 from tampu.spark.read.plan import StreamPlanner
 
 if TYPE_CHECKING:
@@ -72,7 +73,8 @@ class Landing:
         self, spark: SparkSession, url: str, queues: list[str], lake: Path, stream: str, max_per_batch: int
     ) -> None:
         self._spark = spark
-        self._options = {"url": url, "queue": ",".join(queues), "stream": stream, "failOnDataLoss": "false"}
+        self._queues = queues
+        self._options = {"url": url, "stream": stream, "failOnDataLoss": "false"}
         self._stream = stream
         self._max_per_batch = max_per_batch
         self.table = Table(lake, f"bronze/{stream}")
@@ -82,16 +84,18 @@ class Landing:
     def run(self, on_rows: Callable[[int], None] = lambda rows: None) -> int:
         """Land everything that is present now; return the number of rows."""
         if self._planner is None:  # kept for later rounds: its connections stay open
-            self._planner = StreamPlanner(ReadOptions.parse(self._options, streaming=True))
+            options = ReadOptions.parse(self._options | {"queue": ",".join(self._queues)}, streaming=True)
+            self._planner = StreamPlanner(options)
         self._planner.stop_at_now()
         landed = 0
         while True:
             number = self.table.transaction(LANDING)
             start = self._log.read(number)
             end = self._planner.latest(start, self._max_per_batch)
-            if end == start:
+            queues = [queue for queue in self._queues if _id(end, queue) != _id(start, queue)]
+            if not queues:
                 return landed
-            landed += self._land(number + 1, start, end)
+            landed += self._land(number + 1, queues, start, end)
             on_rows(landed)
 
     def close(self) -> None:
@@ -100,23 +104,28 @@ class Landing:
             self._planner.close()
             self._planner = None
 
-    def _land(self, number: int, start: Offsets, end: Offsets) -> int:
+    def _land(self, number: int, queues: list[str], start: Offsets, end: Offsets) -> int:
         self._log.write(number, end)
-        frame = self._frame(start, end)
+        frame = self._frame(queues, start, end)
         adds = self.table.stage(frame, rebalance=False)
         self.table.commit(adds, schema_of(frame), {LANDING: number})
         self._log.forget_before(number)
         return sum(json.loads(add.stats)["numRecords"] for add in adds)
 
-    def _frame(self, start: Offsets, end: Offsets) -> DataFrame:
-        queues = set(self._options["queue"].split(","))
+    def _frame(self, queues: list[str], start: Offsets, end: Offsets) -> DataFrame:
         reader = self._spark.read.format("tampu").options(
             **self._options,
+            queue=",".join(queues),
             payload="json" if self._stream == "dlq" else "binary",
-            startingOffsets=json.dumps({queue: offset for queue, offset in start.items() if queue in queues}),
-            endingOffsets=json.dumps({queue: offset for queue, offset in end.items() if queue in queues}),
+            startingOffsets=json.dumps({queue: start[queue] for queue in queues if queue in start}),
+            endingOffsets=json.dumps({queue: end[queue] for queue in queues}),
         )
         return reader.load().selectExpr("*", f"{date_of_job(self._stream)} AS date")
+
+
+def _id(offsets: Offsets, queue: str) -> str:
+    """Return the ID that a queue was read up to."""
+    return str(offsets[queue]["id"]) if queue in offsets else str(BEFORE_ALL)
 
 
 class OffsetLog:

@@ -198,8 +198,7 @@ class Pipeline:
                 for name in stale:
                     self._tables[name].mark({source.name: version})
                 return 0
-            by_queue = {queue: {day for name, day in days if name == queue} for queue, _ in days}
-            files = [file for file in files if not days_of_file(file).isdisjoint_with(by_queue.get(file.partition[0]))]
+            files = [file for file in files if _counts_on(file, days)]
         self._on_step(f"computing {'all' if days is None else len(days)} days of gold")
         jobs = self._read(source, files)
         is_wanted = "day IS NOT NULL" if days is None else _is_in(days)
@@ -237,10 +236,10 @@ class Pipeline:
         unclear: list[File] = []
         for file in touched:
             days = days_of_file(file)
-            if days.known is None:
+            if days is None:
                 unclear.append(file)
             else:
-                found |= {(file.partition[0], day) for day in days.known}
+                found |= {(file.partition[0], day) for day in days}
         if unclear:
             jobs = self._read(source, unclear)
             rows = gold.ends(jobs).select("queue", "day").union(gold.failed_runs(jobs).select("queue", "day"))
@@ -264,6 +263,10 @@ class Pipeline:
         target = self._tables["gold/undecodable"]
         sources = {stream: self._tables[f"bronze/{stream}"] for stream in STREAMS}
         transactions = {source.name: version for source in sources.values() if (version := source.version()) >= 0}
+        if all(target.transaction(name) >= version for name, version in transactions.items()) and (
+            not transactions or target.transaction(DEFINED) == DEFINITIONS
+        ):
+            return
         pending: set[Partition] | None = set()
         for source in sources.values():
             if source.name in transactions and target.transaction(source.name) < transactions[source.name]:
@@ -317,33 +320,31 @@ class Pipeline:
         return read_files(self._spark, table, files, empty_as)
 
 
-@dataclass(frozen=True, slots=True)
-class FileDays:
-    """The days that the jobs of a file count on, as far as its statistics say; `known` is None if they do not."""
+def days_of_file(file: File) -> set[str] | None:
+    """Return the days from the first to the last end, and failure, of a silver file's jobs.
 
-    known: frozenset[str] | None
-
-    def isdisjoint_with(self, days: set[str] | None) -> bool:
-        """Return whether no job of the file counts on these days."""
-        return not days or (self.known is not None and self.known.isdisjoint(days))
-
-
-def days_of_file(file: File) -> FileDays:
-    """Return the days between the first and the last end, and the first and last failure, of a silver file's jobs."""
+    None if the statistics of the file do not say, or there are too many of them.
+    """
     found: set[str] = set()
     for first, last in (("first_ended_at", "done_at"), ("first_failed_at", "last_failed_at")):
         low, high = file.lowest.get(first), file.highest.get(last)
         if not isinstance(low, datetime) or not isinstance(high, datetime):
             if file.nulls.get(last) != file.rows:
-                return FileDays(None)
+                return None
             continue
         if (high.date() - low.date()).days >= MAX_DAYS_OF_FILE:
-            return FileDays(None)
+            return None
         day = low.date()
         while day <= high.date():
             found.add(day.isoformat())
             day += timedelta(days=1)
-    return FileDays(frozenset(found))
+    return found
+
+
+def _counts_on(file: File, days: Collection[QueueDay]) -> bool:
+    """Return whether jobs of a silver file may count on one of these days."""
+    known = days_of_file(file)
+    return any(queue == file.partition[0] and (known is None or day in known) for queue, day in days)
 
 
 def day_of(date: str) -> str | None:
