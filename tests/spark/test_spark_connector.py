@@ -216,13 +216,16 @@ def test_dead_letters_are_repaired_with_dataframe_code_and_replayed(spark: Any, 
     assert filled.client.hlen(filled.keys().replays) == 20
 
 
-def test_a_queue_is_a_table_of_the_catalog(spark: Any, filled: Filled) -> None:
+def test_a_queue_is_a_view_and_not_a_table_of_the_catalog(spark: Any, filled: Filled) -> None:
     filled.events(7)
-    spark.sql(f"CREATE TABLE queue_events USING tampu OPTIONS (url '{filled.url}', queue 'q')")
+    using = f"USING tampu OPTIONS (url '{filled.url}', queue 'q')"
+    with pytest.raises(Exception, match="Use CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE queue_table {using}")
+    spark.sql(f"CREATE TEMPORARY VIEW queue_events {using}")
     try:
         assert spark.sql("SELECT count(*) AS n FROM queue_events").first()["n"] == 7
     finally:
-        spark.sql("DROP TABLE queue_events")
+        spark.sql("DROP VIEW queue_events")
 
 
 def test_conditions_are_pushed_to_the_server(spark: Any, filled: Filled) -> None:

@@ -43,8 +43,8 @@ _RANGE = (
 )
 _STREAMING = ("maxOffsetsPerTrigger",)
 _WRITE = ("url", "queue", "stream", "dedupe", "dedupeTtl", "name", "spread", "maxWaiting", "waitTimeout")
-#: Spark's own options, of a streaming query and of CREATE TABLE ... USING tampu, which it passes on.
-_OF_SPARK = ("checkpointlocation", "queryname", "outputmode", "provider")
+#: Spark's own options of a streaming query, which it passes on.
+_OF_SPARK = ("checkpointlocation", "queryname", "outputmode")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -189,13 +189,12 @@ class _Given:
     """The options as given, parsed one by one."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        lowered = {key.lower(): value for key, value in options.items()}
-        # A table of the catalog has each option twice, once as `option.NAME`.
-        self.options = {
-            key: value
-            for key, value in lowered.items()
-            if key not in _OF_SPARK and not key.startswith(("option.", "transient_"))
-        }
+        self.options = {key.lower(): value for key, value in options.items() if key.lower() not in _OF_SPARK}
+        if "provider" in self.options:
+            raise ConfigError(
+                "format tampu cannot be a table of the catalog: Spark does not pass on its options when it is read. "
+                "Use CREATE TEMPORARY VIEW ... USING tampu OPTIONS (...)"
+            )
 
     def refuse_others(self, allowed: tuple[str, ...], known: tuple[str, ...], why: str) -> None:
         allowed_keys = {name.lower() for name in allowed}
