@@ -23,7 +23,7 @@ QUEUE = "billing"
 
 
 def make_letters(client: redis.Redis) -> None:
-    """200 jobs that failed on an amount with its currency, and 5 on a customer nobody knows."""
+    """Add 200 jobs that failed on an amount with its currency, and 5 on an unknown customer."""
     for number in range(205):
         is_amount = number < 200
         payload = {"customer": f"c{number}", "amount": f"{number}.50 EUR" if is_amount else 5}

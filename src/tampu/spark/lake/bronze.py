@@ -2,7 +2,7 @@
 
 A batch is planned on the driver and its offsets are written to `_offsets/STREAM/NUMBER.json`. Spark then reads exactly
 that range and stages the files, and one Delta commit adds them with the transaction NUMBER. Killed before the commit,
-the next run plans the batch again; killed after it, the next run goes on behind it.
+the next run plans the batch again; killed after it, the next run continues with the next batch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One Delta table of the lake: Spark's executors write Parquet files, the driver commits them through delta-rs.
 
 A file belongs to the table only once a commit names it, so a run that is killed leaves files that no reader sees. Each
-commit carries application transactions (who, up to which number): a commit that is tried again is refused.
+commit carries application transactions (name and number): a commit that is tried again is refused.
 """
 
 from __future__ import annotations

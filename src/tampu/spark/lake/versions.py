@@ -1,6 +1,7 @@
 """`lake_versions`: one row with the versions of all tables that belong together, published at the end of a run.
 
-The tables change one after the other. Who needs them to agree, as the report does, opens each at its published version.
+The tables change one after the other. Readers that need them to agree, such as the report, open each at its published
+version.
 """
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class Gap:
 def is_recreated(start: Position, extent: Extent) -> bool:
     """Return whether the stream was deleted and created again since `start`: fewer entries were added, or lower IDs."""
     if extent.last_generated == BEFORE_ALL:
-        return False  # the key is missing: nothing to read, until somebody adds something
+        return False  # the key is missing: nothing to read until an entry is added
     if extent.added is not None and start.added is not None and extent.added < start.added:
         return True
     return extent.last_generated < start.id

@@ -65,7 +65,7 @@ class BatchReader(DataSourceReader):
 class PushdownReader(BatchReader):
     """`spark.read` with `pushdown=true`: reads only what conditions on `queue`, `entry_ms` and `event` leave.
 
-    A class of its own: Spark refuses a reader with `pushFilters` if `spark.sql.python.filterPushdown.enabled` is off.
+    A separate class: Spark refuses a reader with `pushFilters` if `spark.sql.python.filterPushdown.enabled` is off.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
