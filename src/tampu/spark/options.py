@@ -50,7 +50,7 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read."""
+    """Options of a read."""
 
     url: str
     queues: tuple[str, ...]
@@ -71,7 +71,7 @@ class ReadOptions:
     first_ms: int | None = None
     last_ms: int | None = None
     events: frozenset[bytes] | None = None
-    #: Most entries of one micro-batch, over all queues; 0 = no limit.
+    #: Maximum number of entries of one micro-batch, over all queues; 0 = no limit.
     max_offsets_per_trigger: int = 0
     #: Minimum number of partitions, if there are enough entries; 0 = by size.
     min_partitions: int = 0
@@ -136,7 +136,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Where and how to write. `queue` is None if the column `queue` names it."""
+    """Options of a write. `queue` is None if the column `queue` names it."""
 
     url: str
     queue: str | None

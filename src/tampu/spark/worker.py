@@ -59,7 +59,7 @@ MAX_QUICK_FAILURES = 3
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """What the worker in a slot runs. Sent to the executors."""
+    """Plan of the worker in a slot. Sent to the executors."""
 
     url: str
     #: The key that keeps the worker alive, and the queue whose server holds it.

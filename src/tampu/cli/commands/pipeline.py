@@ -181,7 +181,7 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
         except Exception as error:
             cause = f"{_cause_of(error)} (full output: {log_file})"
             # A pipeline that runs for months must survive a server that is down for a while. Without Java it cannot
-            # go on, but a supervisor can start it again.
+            # continue, but a supervisor can start it again.
             if pause is None or not is_alive():
                 raise CliError(f"the pipeline failed; the next run continues from here: {cause}") from error
             say(f"this round failed; the next one continues from here: {cause}")

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     Offsets = dict[str, Any]
 
-#: Most entries of one batch.
+#: Maximum number of entries of one batch.
 MAX_PER_BATCH = 1_000_000
 #: Name of the transactions of landing.
 LANDING = "tampu.landing"

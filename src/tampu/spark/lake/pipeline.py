@@ -43,7 +43,7 @@ _DAY = re.compile(r"c?(\d{4,}-\d\d-\d\d)")
 
 @dataclass
 class Summary:
-    """What one run did."""
+    """Summary of one run."""
 
     landed: dict[str, int] = field(default_factory=dict)
     #: Per stream: entries that were gone before they could be landed, ever. They were trimmed, or replayed.

@@ -30,7 +30,7 @@ ROUNDS_BETWEEN = 50
 
 @dataclass
 class Upkeep:
-    """What upkeep did."""
+    """Summary of one upkeep."""
 
     #: Files that were merged, and those that they became.
     merged: int = 0

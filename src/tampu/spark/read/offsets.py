@@ -64,7 +64,7 @@ class DataLossError(Error):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a queue has been read, and how the micro-batch that ends here is partitioned."""
+    """Position up to which a queue has been read, and the partitions of the micro-batch that ends here."""
 
     #: ID of the last entry read.
     id: EntryId

@@ -36,7 +36,7 @@ except ImportError:  # PySpark 4.0 and 4.1
 else:
     HAS_ADMISSION_CONTROL = "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 
-#: Most entries in one read from the server, and in the first read of a span, when their size is not known yet.
+#: Maximum number of entries in one read, and in the first read of a span, when their size is not known yet.
 PAGE = 2_500
 FIRST_PAGE = 16
 #: Size of one read that is aimed at, in bytes.
@@ -110,7 +110,7 @@ def _within(options: ReadOptions, first_ms: int | None, last_ms: int | None) -> 
 
 
 class _StreamReader(DataSourceStreamReader):
-    """What the readers for all versions of PySpark share."""
+    """Common part of the readers for all versions of PySpark."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options

@@ -47,7 +47,7 @@ class RowsDifferError(Error):
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """What identifies a task when it runs again: query, micro-batch and partition."""
+    """Identity of a task when it runs again: query, micro-batch and partition."""
 
     query: str
     batch: str

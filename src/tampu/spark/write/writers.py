@@ -111,7 +111,7 @@ def _stream_task() -> TaskIdentity:
 
 
 class _StreamWriter:
-    """What both stream writers share."""
+    """Common part of both stream writers."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
