@@ -106,7 +106,7 @@ def run_options(filled: Filled, lake: Path, *more: str) -> tuple[str, ...]:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (("--queue", "q", "--every", "soon"), 2, "'soon' is no duration"),
+        (("--queue", "q", "--every", "soon"), 2, "'soon' is not a valid duration"),
         (("--queue", "q", "--every", "0"), 2, "--every"),
         (("--queue", "a,b"), 2, "give it again"),
         (("--queue", "q{"), 2, "option queue"),
