@@ -147,8 +147,9 @@ class Bench:
     def land(self, folder: Path) -> float:
         lake = folder / f"lake{next(self._numbers)}"
         started = time.perf_counter()
-        frame = bronze.read_stream(self.spark, self.url, ["events"], "events", bronze.MAX_PER_BATCH)
-        bronze.land(self.spark, frame, lake, "events")
+        landing = bronze.Landing(self.spark, self.url, ["events"], lake, "events", bronze.MAX_PER_BATCH)
+        landing.run()
+        landing.close()
         measured = rate(self.rows, started)
         shutil.rmtree(lake)
         return measured

@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 #: Files and folders in which a match is an error.
 ENFORCED = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "docs", "examples", "mkdocs.yml", "src")
 #: Files and folders in which matches are only counted. Move them to ENFORCED once they are clean.
-COUNTED = ("docs/spark.md", "src/tampu/spark")
+COUNTED: tuple[str, ...] = ()
 SUFFIXES = {".md", ".py", ".pyi", ".lua", ".yml", ""}
 ESCAPE = "wordcheck: ok"
 

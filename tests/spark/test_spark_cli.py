@@ -15,11 +15,16 @@ from cli.lab import PROGRAM, invoke
 from servers.process import eventually
 from servers.require import require
 from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
-from spark.test_spark_lake import NOON, TABLES, History, jobs_of, sorted_rows, ulid
+from spark.lake_check import differences
+from spark.test_spark_lake import NOON, History, jobs_of, ulid
 from tampu.cli.commands.demo.command import HOW_TO_GET_IT
 from tampu.spark import session
-from tampu.spark.lake.manifest import Manifest, sole_writer
+from tampu.spark.lake.folder import sole_writer
 from tampu.spark.lake.pipeline import Pipeline
+from tampu.spark.lake.table import TABLES as ALL_TABLES
+from tampu.spark.lake.table import Table
+from tampu.spark.lake.upkeep import vacuum
+from tampu.spark.lake.versions import LakeVersion
 from tampu.wire.payload import decode_result
 
 if TYPE_CHECKING:
@@ -103,7 +108,7 @@ def run_options(filled: Filled, lake: Path, *more: str) -> tuple[str, ...]:
     [
         (("--queue", "q", "--every", "soon"), 2, "'soon' is not a valid duration"),
         (("--queue", "q", "--every", "0"), 2, "--every"),
-        (("--queue", "a,b"), 2, "repeat the option for more queues"),
+        (("--queue", "a,b"), 2, "give it again"),
         (("--queue", "q{"), 2, "option queue"),
         (("--queue", "q", "--queue", "q"), 2, "names that differ"),
         (("--queue", "q", "--url", "redis://127.0.0.1:1"), 1, "127.0.0.1:1"),
@@ -233,7 +238,7 @@ class TestPipeline:
         eventually(lambda: len(jobs_of(lake)) == 80, "a later round has the later jobs", PATIENCE_SECS)
         # A server that is away for a round is news, and no reason to end.
         filled.server.stop()
-        program.until("this run failed; the next one continues from here: ")
+        program.until("this round failed; the next one continues from here: ")
         filled.server.start()
         tell(filled, 80, 20)
         rounds = program.said.count("landed ")
@@ -258,24 +263,22 @@ class TestPipeline:
         assert program.wait() == 130
         assert program.said.rstrip().endswith("stopped; the next run continues from here\ntampu: interrupted")
         assert "Traceback" not in program.said
-        assert Manifest.load(tmp_path / "lake").version == 0
+        assert LakeVersion.load(tmp_path / "lake").round == 0
         Pipeline(spark, filled.url, ["q"], tmp_path / "lake").run()
         assert len(jobs_of(tmp_path / "lake")) == 200
 
     @pytest.mark.timeout(900)  # five runs and more, each with a Spark session of its own
-    def test_killed_five_times_it_gives_the_lake_of_runs_that_nobody_killed(
+    def test_killed_five_times_the_lake_equals_an_independent_computation(
         self, programs: Any, filled: Filled, tmp_path: Path, spark: Any
     ) -> None:
-        whole, cut = tmp_path / "whole", tmp_path / "cut"
+        lake = tmp_path / "lake"
         moments: list[tuple[str, float]] = []
         left = random.sample(STEPS, len(STEPS))
         for number in range(2 * len(STEPS)):
             if not left:
                 break
             tell(filled, number * 300, 300)
-            if number == 1:
-                Pipeline(spark, filled.url, ["q"], whole).run()
-            program = programs(*run_options(filled, cut, "--max-per-batch", "500"))
+            program = programs(*run_options(filled, lake, "--max-per-batch", "500"))
             program.until(left[0])
             moment = random.uniform(0, 4)
             try:
@@ -289,13 +292,15 @@ class TestPipeline:
                 eventually(lambda program=program: not program.has_left_something(), "Java ends too", 60)
             program.kill()
         assert len(moments) == 5, moments
-        for lake in (whole, cut):
-            Pipeline(spark, filled.url, ["q"], lake).run()
-        for table in TABLES:
-            assert sorted_rows(cut, table) == sorted_rows(whole, table), (table, moments)
-        jobs = jobs_of(cut)
+        Pipeline(spark, filled.url, ["q"], lake).run()
+        assert differences(filled.client, ["q"], lake) == {}, moments
+        jobs = jobs_of(lake)
         assert len(jobs) == filled.client.xlen(filled.keys().dlq) * 100 > 0
         assert sum(row["events"] for row in jobs.values()) == filled.client.xlen(filled.keys().events)
+        vacuum(lake, keep_hours=0)
+        for name in ALL_TABLES:
+            on_disk = {str(path.relative_to(lake / name)) for path in (lake / name).rglob("queue=*/**/*.parquet")}
+            assert on_disk == {file.path for file in Table(lake, name).files()}, name
 
 
 class TestDemo:

@@ -188,7 +188,7 @@ def test_a_query_fails_on_a_gap_and_goes_on_without_it_when_allowed(spark: Any, 
     run()
     filled.events(20, start=11)
     filled.client.xtrim(filled.keys().events, maxlen=5, approximate=False)
-    with pytest.raises(Exception, match="15 entries were trimmed"):
+    with pytest.raises(Exception, match="15 entries were trimmed or deleted"):
         run()
     run(failOnDataLoss="false")
     assert spark.read.parquet(str(tmp_path / "out")).count() == 15
@@ -214,3 +214,23 @@ def test_dead_letters_are_repaired_with_dataframe_code_and_replayed(spark: Any, 
     repaired.write.format("tampu").options(url=filled.url, stream="dlq").mode("append").save()
     assert sorted(payload["amount"] for payload in filled.payloads()) == list(range(20))
     assert filled.client.hlen(filled.keys().replays) == 20
+
+
+def test_a_queue_is_a_view_and_not_a_table_of_the_catalog(spark: Any, filled: Filled) -> None:
+    filled.events(7)
+    using = f"USING tampu OPTIONS (url '{filled.url}', queue 'q')"
+    with pytest.raises(Exception, match="Use CREATE TEMPORARY VIEW"):
+        spark.sql(f"CREATE TABLE queue_table {using}")
+    spark.sql(f"CREATE TEMPORARY VIEW queue_events {using}")
+    try:
+        assert spark.sql("SELECT count(*) AS n FROM queue_events").first()["n"] == 7
+    finally:
+        spark.sql("DROP VIEW queue_events")
+
+
+def test_conditions_are_pushed_to_the_server(spark: Any, filled: Filled) -> None:
+    filled.events(1_000)
+    pushed = reading(spark, filled, pushdown="true", payload="none").where("entry_ms > 900 AND event = 'completed'")
+    assert pushed.count() == 100
+    assert pushed.rdd.getNumPartitions() == 1
+    assert reading(spark, filled, pushdown="true").where("queue = 'other'").count() == 0

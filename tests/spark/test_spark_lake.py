@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from servers.require import require
+from spark.lake_check import differences
 from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
 from tampu.spark.lake.charts import COLOURS
-from tampu.spark.lake.manifest import Manifest, read_rows
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.report import forecast_of, write_report
+from tampu.spark.lake.rows import read_rows
+from tampu.spark.lake.table import TABLES as ALL_TABLES
+from tampu.spark.lake.table import Table
+from tampu.spark.lake.upkeep import vacuum
+from tampu.spark.lake.versions import LakeVersion
 from tampu.wire.events import encode_event_fields
 from tampu.wire.ulid import encode_ulid
 
@@ -66,7 +71,7 @@ def sorted_rows(lake: Path, table: str) -> list[str]:
     return sorted(repr(sorted(row.items())) for row in read_rows(lake, table))
 
 
-TABLES = ("silver/jobs", "gold/throughput", "gold/latency", "gold/failures", "gold/slo", "gold/dlq_clusters")
+TABLES = tuple(name for name in ALL_TABLES if not name.startswith("bronze"))
 
 
 def fill(filled: Filled) -> None:
@@ -156,6 +161,7 @@ def test_extremes_in_every_field_do_not_stop_the_pipeline(spark: Any, filled: Fi
     jobs = jobs_of(tmp_path)
     assert jobs[f"duration_us-{EXTREMES.index(2**63 - 1)}"]["total_run_us"] is None  # twice 2^63 - 1 is too much
     assert jobs[f"duration_us-{EXTREMES.index(1)}"]["total_run_us"] == 5
+    assert differences(filled.client, ["q"], tmp_path) == {}
     assert Pipeline(spark, filled.url, ["q"], tmp_path).run().landed["events"] == 0
 
 
@@ -173,36 +179,46 @@ class Cut(Exception):  # noqa: N818 - not an error of the code
     """The run ends here, as by a power failure."""
 
 
-def test_a_run_cut_off_between_any_two_steps_goes_on(spark: Any, filled: Filled, tmp_path: Path) -> None:
+def test_a_run_killed_around_any_commit_is_continued(
+    spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(filled)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     steps: list[str] = []
     Pipeline(spark, filled.url, ["q"], whole, on_step=steps.append).run()
-
-    assert [step.split()[0] for step in steps] == [
-        "landing",
-        "landing",
-        "computing",
-        "computing",
-        "grouping",
-        "swapping",
+    assert [step.split(" so far")[0] for step in steps] == [
+        *("landing events", "landing events: 87", "landing dlq", "landing dlq: 2", "computing 3 partitions of silver"),
+        *("computing all days of gold", "grouping dead letters", "publishing"),
     ]
-    for number in (1, 3, 5):  # with events landed; with silver written; with all written and not swapped in
-        seen: list[str] = []
+    commit = Table.commit
+    killed: list[str] = []
 
-        def stop(step: str, seen: list[str] = seen, number: int = number) -> None:
-            seen.append(step)
-            if len(seen) > number:
-                raise Cut
+    def commit_or_die(self: Table, *arguments: Any, **options: Any) -> bool:
+        """Die before the commit, with files staged; in the next run after it, with the rest undone."""
+        if f"before {self.name}" not in killed:
+            killed.append(f"before {self.name}")
+            raise Cut
+        done = commit(self, *arguments, **options)
+        if f"after {self.name}" not in killed:
+            killed.append(f"after {self.name}")
+            raise Cut
+        return done
 
+    monkeypatch.setattr(Table, "commit", commit_or_die)
+    for _ in range(2 * len(ALL_TABLES)):
         with pytest.raises(Cut):
-            Pipeline(spark, filled.url, ["q"], cut, on_step=stop).run()
-        assert read_rows(cut, "silver/jobs") == []  # nothing is seen of a run before it swaps
+            Pipeline(spark, filled.url, ["q"], cut).run()
+        assert LakeVersion.load(cut).round == 0  # nothing is published before the end
+    assert len(killed) == 2 * len(ALL_TABLES)
     Pipeline(spark, filled.url, ["q"], cut).run()
-    for table in TABLES:
-        assert sorted_rows(cut, table) == sorted_rows(whole, table)
-    assert Manifest.load(cut).version == 1
-    assert len(list((cut / "silver/jobs").glob("run=*"))) == 1
+    for table in ALL_TABLES:
+        assert sorted_rows(cut, table) == sorted_rows(whole, table), table
+    assert LakeVersion.load(cut).round == 1
+    # The files of the attempts that died are gone, or go with a vacuum.
+    vacuum(cut, keep_hours=0)
+    for table in ALL_TABLES:
+        on_disk = {str(path.relative_to(cut / table)) for path in (cut / table).rglob("*.parquet")}
+        assert {path for path in on_disk if "_delta_log" not in path} == {f.path for f in Table(cut, table).files()}
 
 
 def test_what_was_trimmed_is_counted_and_shown(spark: Any, filled: Filled, tmp_path: Path) -> None:
@@ -236,14 +252,14 @@ def test_the_forecast_says_when_it_is_empty() -> None:
     changes = {start + timedelta(minutes=minute): [10, 30] for minute in range(15)}
     assert "empty in about 5 minutes" in forecast_of(changes, 100).sentence
     assert "does not shrink" in forecast_of({start: [30, 10]}, 20).sentence
-    assert "Nothing waits" in forecast_of({start: [10, 10]}, 0).sentence
+    assert "No backlog" in forecast_of({start: [10, 10]}, 0).sentence
 
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page with plots of made-up numbers, drawn without Spark."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
+    from deltalake import write_deltalake
 
     lake = tmp_path_factory.mktemp("drawn")
     minutes = [datetime(2026, 3, 1, 12, tzinfo=UTC) + timedelta(minutes=number) for number in range(90)]
@@ -262,16 +278,14 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
             | {"jobs": 100, "completed": 98, "dead": 2, "first_try": 90}
             | {"within_1s": 80, "within_10s": 95, "within_60s": 98}
         ],
-        "gold/dlq_clusters": [day | clusters | {"letters": 2}],
+        "gold/dlq_clusters": [day | clusters | {"letters": 2, "dead": 1}],
         "silver/jobs": [{"created_at": minute, "done_at": minute + timedelta(minutes=3)} for minute in minutes],
     }
-    manifest = Manifest()
+    state = LakeVersion()
     for table, rows in tables.items():
-        folder = lake / table / "run=1" / "p_queue=emails" / "p_day=2026-03-01"
-        folder.mkdir(parents=True)
-        pq.write_table(pa.Table.from_pylist(rows), folder / "part.parquet")
-        manifest.partitions(table)["queue=emails/day=2026-03-01"] = str(folder.relative_to(lake))
-    manifest.swap_in(lake)
+        write_deltalake(str(lake / table), pa.Table.from_pylist(rows))
+        state.tables[table] = 0
+    state.publish(lake)
     return write_report(lake, lake / "report.html", now=minutes[-1])
 
 
@@ -284,7 +298,7 @@ def test_the_plots_are_drawn_without_spark(drawn: Path) -> None:
 
 
 def test_a_lake_that_is_none_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no lake yet"):
+    with pytest.raises(ConfigError, match="not a lake yet"):
         write_report(tmp_path, tmp_path / "report.html")
 
 

@@ -58,6 +58,17 @@ def test_other_rows_in_a_second_run_are_an_error_and_not_written(filled: Filled)
     assert len(filled.payloads()) == 10
 
 
+@pytest.mark.parametrize("change", [{"name": "other"}, {"run_at_ms": T0}, {"job_id": "x"}])
+def test_rows_that_differ_in_more_than_the_payload_are_told_apart(filled: Filled, change: dict[str, Any]) -> None:
+    write(filled, [("q", JobRow(encode_value(1), "work", "a", T0 + 1))])
+    changed = JobRow(encode_value(1), "work", "a", T0 + 1)._replace(**change)
+    with pytest.raises(RowsDifferError):
+        write(filled, [("q", changed)])
+    write(filled, rows(3, name="a"), TaskIdentity("query", "8", 0))
+    with pytest.raises(RowsDifferError):
+        write(filled, rows(3, name="b"), TaskIdentity("query", "8", 0))
+
+
 def test_without_dedupe_a_second_run_adds_again(filled: Filled) -> None:
     for _ in range(2):
         write(filled, rows(10), dedupe="none")

@@ -1,7 +1,12 @@
 """The data pipeline on Apache Spark: queues as tables, a lake of their history, workers on executors.
 
-Using it needs the extra `spark` (PySpark, PyArrow); Java is only looked for when a session is made. Names are loaded
-when they are asked for: the report, which reads Parquet alone, starts without loading PySpark.
+| extra | brings | for |
+|---|---|---|
+| `tampu[connector]` | PyArrow | `format("tampu")` on platforms that bring their own PySpark |
+| `tampu[lake]` | PyArrow, deltalake | reading a lake: the report, SQL, upkeep; no Java |
+| `tampu[spark]` | all of it and PySpark | everything |
+
+Names are loaded when they are used, so that the report starts without loading PySpark.
 """
 
 from __future__ import annotations
@@ -9,10 +14,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tampu.spark.lake.read import read_table
     from tampu.spark.session import spark_session
     from tampu.spark.source import TampuDataSource
 
-__all__ = ["TampuDataSource", "spark_session"]
+__all__ = ["TampuDataSource", "read_table", "spark_session"]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +30,8 @@ def __getattr__(name: str) -> Any:
         from tampu.spark.source import TampuDataSource
 
         return TampuDataSource
+    if name == "read_table":
+        from tampu.spark.lake.read import read_table
+
+        return read_table
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,6 +1,6 @@
-"""The options of `format("tampu")`, checked before any job starts: an error names the option and what is allowed.
+"""The options of `format("tampu")`, checked before any job starts. Errors name the option and what is allowed.
 
-Names are those of Spark's Kafka source where it has them. They arrive in lower case.
+Names follow Spark's Kafka source where it has them. Spark passes them in lower case.
 """
 
 from __future__ import annotations
@@ -14,30 +14,33 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from tampu.base.checks import check_queue_name, invalid
 from tampu.errors import ConfigError
 from tampu.redis.settings import parse_url, resolve_url
-from tampu.spark.read.offsets import BEFORE_ALL, EntryId, parse_entry_id
+from tampu.spark.read.offsets import BEFORE_ALL, LATEST, Position, parse_entry_id
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Stream = Literal["events", "dlq", "jobs", "delayed", "repeat", "results"]
-Payload = Literal["binary", "json"]
+Payload = Literal["binary", "json", "none"]
 Dedupe = Literal["chunk", "jobid", "none"]
 
 STREAMS: tuple[Stream, ...] = ("events", "dlq", "jobs", "delayed", "repeat", "results")
-#: Those that are Redis streams: they have ids, so they can be split.
+#: Redis streams: entries have IDs, so reads can be split.
 WITH_IDS: tuple[Stream, ...] = ("events", "dlq", "jobs")
-#: Those that only grow at the end, so that a query can follow them. A worker deletes jobs when they are done.
+#: Streams that only grow at the end, so a query can follow them. Workers delete jobs when they are done.
 STREAMABLE: tuple[Stream, ...] = ("events", "dlq")
 
-#: How long the sink remembers which chunks, or which job ids, it wrote, in seconds: 7 days.
+#: How long the sink remembers written chunks and job IDs, in seconds: 7 days.
 DEFAULT_DEDUPE_TTL_SECS = 7 * 24 * 3600
-#: The length of the jobs stream at which writing pauses, as the producer's cap.
+#: Length of the jobs stream at which writing pauses, like the producer's limit.
 DEFAULT_MAX_WAITING = 1_000_000
-#: How long writing may stand still at a full queue before it fails, in seconds: an hour.
+#: How long writing waits for a full queue before it fails, in seconds: an hour.
 DEFAULT_WAIT_TIMEOUT_SECS = 3600
 
-_READ = ("url", "queue", "stream", "payload")
-_RANGE = ("startingOffsets", "endingOffsets", "startingTimestamp", "minPartitions", "failOnDataLoss")
+_READ = ("url", "queue", "subscribe", "stream", "payload")
+_RANGE = (
+    *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
+    *("minPartitions", "failOnDataLoss", "pushdown"),
+)
 _STREAMING = ("maxOffsetsPerTrigger",)
 _WRITE = ("url", "queue", "stream", "dedupe", "dedupeTtl", "name", "spread", "maxWaiting", "waitTimeout")
 #: Spark's own options of a streaming query, which it passes on.
@@ -47,29 +50,37 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """What to read. `queues` has at least one."""
+    """Options of a read."""
 
     url: str
     queues: tuple[str, ...]
     stream: Stream
-    #: `binary`: the payload's MessagePack; `json`: as text, and what JSON cannot hold in `payload_raw`.
+    #: `binary`: MessagePack; `json`: text, and `payload_raw` for what JSON cannot hold; `none`: no column.
     payload: Payload = "binary"
-    #: Per queue the id that reading starts behind; missing: from the start. "latest" for all: only what comes.
-    starting: Mapping[str, EntryId] | Literal["earliest", "latest"] = "earliest"
-    #: Per queue the last id to read; missing: all there is when the query starts.
-    ending: Mapping[str, EntryId] = field(default_factory=dict)
-    #: Entries from this time on, in epoch milliseconds; wins over `starting`.
+    #: Per queue the position that reading starts after; queues without one start at the first entry.
+    starting: Mapping[str, Position] | Literal["earliest", "latest"] = "earliest"
+    #: Per queue the last position to read; queues without one are read to the end.
+    ending: Mapping[str, Position] = field(default_factory=dict)
+    #: Entries from this time on, in epoch milliseconds. Overrides `starting`.
     starting_timestamp_ms: int | None = None
-    #: Most entries of one micro-batch, over all queues; 0 = no limit.
+    #: Entries up to this time, in epoch milliseconds.
+    ending_timestamp_ms: int | None = None
+    #: Whether conditions of the query limit what is read.
+    pushdown: bool = False
+    #: Limits from conditions of the query: milliseconds of entry IDs, and kinds of events.
+    first_ms: int | None = None
+    last_ms: int | None = None
+    events: frozenset[bytes] | None = None
+    #: Maximum number of entries of one micro-batch, over all queues; 0 = no limit.
     max_offsets_per_trigger: int = 0
-    #: At least so many partitions if there are entries enough; 0 = by size.
+    #: Minimum number of partitions, if there are enough entries; 0 = by size.
     min_partitions: int = 0
-    #: Whether entries that were trimmed before they were read are an error; otherwise a warning that counts them.
+    #: Whether entries that were trimmed before they were read are an error, or a warning.
     fail_on_data_loss: bool = True
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None = False) -> ReadOptions:
-        """Checked options; `ConfigError` (CMQ-004) names the one that is wrong. `streaming=None`: not known yet."""
+        """Return checked options; `ConfigError` (CMQ-004) names the wrong one. `streaming=None`: not known yet."""
         given = _Given(options)
         stream = cast("Stream", given.choice("stream", STREAMS, "events"))
         allowed: tuple[str, ...] = _READ
@@ -80,10 +91,13 @@ class ReadOptions:
             raise ConfigError(
                 f"option stream={stream} can only be read as a snapshot, with spark.read: "
                 + ("jobs are deleted when they are done" if stream == "jobs" else "it has no order to follow")
-                + f"; a stream can follow {' and '.join(STREAMABLE)}"
+                + f"; readStream supports {' and '.join(STREAMABLE)}"
             )
-        if streaming and "endingoffsets" in given.options:
-            raise ConfigError("option endingOffsets is for spark.read: a stream has no end")
+        for name in ("endingOffsets", "endingTimestamp", "pushdown"):
+            if streaming and name.lower() in given.options:
+                raise ConfigError(
+                    f"option {name} is for spark.read: a stream has no end, and no filter is pushed to it"
+                )
         if streaming is False and "maxoffsetspertrigger" in given.options:
             raise ConfigError("option maxOffsetsPerTrigger is for spark.readStream: a batch has no triggers")
         queues = given.queues()
@@ -100,15 +114,20 @@ class ReadOptions:
             )
         timestamp_ms = given.instant_ms("startingTimestamp")
         if timestamp_ms is not None and "startingoffsets" in given.options:
-            raise ConfigError("options startingTimestamp and startingOffsets say the same thing: give one")
+            raise ConfigError("options startingTimestamp and startingOffsets exclude each other: give one")
+        ending_ms = given.instant_ms("endingTimestamp")
+        if ending_ms is not None and "endingoffsets" in given.options:
+            raise ConfigError("options endingTimestamp and endingOffsets exclude each other: give one")
         return cls(
             url=given.url(),
             queues=queues,
             stream=stream,
-            payload=cast("Payload", given.choice("payload", ("binary", "json"), "binary")),
+            payload=cast("Payload", given.choice("payload", ("binary", "json", "none"), "binary")),
             starting=starting or "earliest",
             ending={} if ending is None or isinstance(ending, str) else ending,
             starting_timestamp_ms=timestamp_ms,
+            ending_timestamp_ms=ending_ms,
+            pushdown=given.flag("pushdown", False),
             max_offsets_per_trigger=most,
             min_partitions=given.number("minPartitions", 0, low=1),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
@@ -117,25 +136,25 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Where and how to write. `queue` is None when the column `queue` says it."""
+    """Options of a write. `queue` is None if the column `queue` names it."""
 
     url: str
     queue: str | None
     stream: Literal["jobs", "dlq"] = "jobs"
     dedupe: Dedupe = "chunk"
     dedupe_ttl_secs: int = DEFAULT_DEDUPE_TTL_SECS
-    #: The name of jobs without a column `name`.
+    #: Name of jobs without a column `name`.
     name: str = ""
-    #: Run times are spread over so long from now, in milliseconds; 0 = not at all.
+    #: Random delay of each job, up to this many milliseconds; 0 = none.
     spread_ms: int = 0
-    #: Writing pauses while the queue is longer than this.
+    #: Writing pauses while more jobs than this wait.
     max_waiting: int = DEFAULT_MAX_WAITING
-    #: How long it may stand still before it fails, in seconds.
+    #: How long writing pauses before it fails, in seconds.
     wait_timeout_secs: float = DEFAULT_WAIT_TIMEOUT_SECS
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> WriteOptions:
-        """Checked options; `ConfigError` (CMQ-004) names the one that is wrong."""
+        """Return checked options; `ConfigError` (CMQ-004) names the wrong one."""
         given = _Given(options)
         given.refuse_others(_WRITE, known=_READ + _RANGE + _STREAMING, why="when writing")
         stream = given.choice("stream", STREAMS, "jobs")
@@ -147,12 +166,12 @@ class WriteOptions:
         if stream == "dlq":
             for name in ("dedupe", "spread"):
                 if name in given.options:
-                    raise ConfigError(f"option {name} is for stream=jobs; a replay moves each letter once by itself")
+                    raise ConfigError(f"option {name} is for stream=jobs: a replay moves each letter only once anyway")
             if streaming:
                 raise ConfigError("option stream=dlq cannot be written by a stream: replay with df.write")
         queues = given.queues(required=False)
         if len(queues) > 1:
-            raise ConfigError("option queue must name one queue; several go by a column named queue")
+            raise ConfigError("option queue must name one queue: use a column named queue for several")
         return cls(
             url=given.url(),
             queue=queues[0] if queues else None,
@@ -167,10 +186,15 @@ class WriteOptions:
 
 
 class _Given:
-    """The options as they came, read one by one."""
+    """The options as given, parsed one by one."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self.options = {key.lower(): value for key, value in options.items() if key.lower() not in _OF_SPARK}
+        if "provider" in self.options:
+            raise ConfigError(
+                "format tampu cannot be a table of the catalog: Spark does not pass on its options when it is read. "
+                "Use CREATE TEMPORARY VIEW ... USING tampu OPTIONS (...)"
+            )
 
     def refuse_others(self, allowed: tuple[str, ...], known: tuple[str, ...], why: str) -> None:
         allowed_keys = {name.lower() for name in allowed}
@@ -183,18 +207,21 @@ class _Given:
                     "format tampu takes no path: give option queue, and call load() or save() without one"
                 )
             if key in names:
-                raise ConfigError(f"option {names[key]} has no meaning {why}; allowed are {', '.join(allowed)}")
+                raise ConfigError(f"option {names[key]} is not allowed {why}; allowed are {', '.join(allowed)}")
             raise ConfigError(f"unknown option {key!r}; allowed are {', '.join(allowed)}")
 
     def url(self) -> str:
         return check_shared_url(resolve_url(self.options.get("url")), "option url")
 
     def queues(self, *, required: bool = True) -> tuple[str, ...]:
-        names = tuple(filter(None, (part.strip() for part in self.options.get("queue", "").split(","))))
+        if "queue" in self.options and "subscribe" in self.options:
+            raise ConfigError("options queue and subscribe are the same thing: give one")
+        given = self.options.get("queue") or self.options.get("subscribe") or ""
+        names = tuple(filter(None, (part.strip() for part in given.split(","))))
         if not names and required:
-            raise ConfigError("option queue is missing: one or more names of queues, comma separated")
+            raise ConfigError("option queue is missing: give one or more queue names, comma separated")
         if len(set(names)) < len(names):
-            raise invalid("option queue", self.options["queue"], "names that differ")
+            raise invalid("option queue", given, "names that differ")
         return tuple(check_queue_name(name, "option queue") for name in names)
 
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
@@ -235,7 +262,7 @@ class _Given:
 
     def offsets(
         self, name: str, queues: tuple[str, ...]
-    ) -> Mapping[str, EntryId] | Literal["earliest", "latest"] | None:
+    ) -> Mapping[str, Position] | Literal["earliest", "latest"] | None:
         text = self.options.get(name.lower())
         if text is None or text in ("earliest", "latest"):
             return cast("Literal['earliest', 'latest'] | None", text)
@@ -248,33 +275,36 @@ class _Given:
             raise invalid(f"option {name}", text, wanted)
         for queue in found:
             if queue not in queues:
-                raise ConfigError(f"option {name} names the queue {queue!r}, which option queue does not")
+                raise ConfigError(f"option {name} names queue {queue!r}, which is not in option queue")
         return {queue: offset_of(value, f"option {name}") for queue, value in found.items()}
 
 
 def check_shared_url(url: str, where: str) -> str:
-    """A URL that reaches the same server from every process."""
+    """Return the URL if it reaches the same server from every process."""
     settings = parse_url(url)
     if settings.kind == "embedded" and settings.data_dir is None:
         raise ConfigError(
-            f"{where}=embedded:// is a server of one process, and Spark is several: use embedded:///some/folder, which "
-            "all share, or the redis:// URL that tampu.embedded.server.acquire().url gives"
+            f"{where}=embedded:// is a server of one process, and Spark runs several: use embedded:///some/folder, "
+            "which they share, or the redis:// URL in tampu.embedded.server.acquire().url"
         )
     return url
 
 
-def offset_of(value: Any, where: str) -> EntryId:
-    """An id out of JSON: the text, or an object with the text under `id`, as in a checkpoint."""
+def offset_of(value: Any, where: str) -> Position:
+    """Return the position in JSON: an ID as text, or an object as in a checkpoint."""
     text = value.get("id") if isinstance(value, dict) else value
     if text == "earliest":
-        return BEFORE_ALL
+        return Position(BEFORE_ALL)
+    if text == "latest":
+        return LATEST
     if not isinstance(text, str):
-        raise invalid(where, value, "a stream id such as '1700000000000-0'")
-    return parse_entry_id(text, where)
+        raise invalid(where, value, "a stream ID such as '1700000000000-0'")
+    parse_entry_id(text, where)
+    return Position.from_json(value)
 
 
 def parse_duration(text: str, where: str) -> float:
-    """`250ms`, `10s`, `5m`, `6h`, `7d`, in seconds."""
+    """Return a duration such as `250ms`, `10s`, `5m`, `6h` or `7d` in seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?", text.strip())
     if not found:
         raise invalid(where, text, "a duration such as 250ms, 10s, 5m, 6h or 7d")

@@ -1,6 +1,6 @@
-"""The Lua scripts of the connector as functions: each signature is a script's contract, each result the packed call.
+"""The Lua scripts of the connector as functions: the signature is the contract, the result is the packed call.
 
-The scripts, with the replies they give, are in `redis/lua/`.
+The scripts and their replies are documented in `redis/lua/`.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ REPLAY = load_script("replay")
 
 
 def step(key: str, first: EntryId, last: EntryId, max_entries: int) -> bytes:
-    """Reply: [entries, id of the last of them]; [0, ""] when there are none."""
+    """Count a step. Reply: [entries, ID of the last one]; [0, ""] if there are none."""
     return STEP.packed_call((key,), (str(first), str(last), max_entries))
 
 
 def look(key: str, first: EntryId, last: EntryId, max_entries: int) -> bytes:
-    """Reply: [entries] up to `max_entries`; otherwise [first id, last id, and per end: entries, their ms]."""
+    """Look at both ends. Reply: [entries] up to `max_entries`; else [first ID, last ID, per end: entries, their ms]."""
     return LOOK.packed_call((key,), (str(first), str(last), max_entries))
 
 
@@ -40,7 +40,7 @@ def look(key: str, first: EntryId, last: EntryId, max_entries: int) -> bytes:
 
 
 class Chunk(NamedTuple):
-    """What a chunk of jobs is recognized by, and the limits it is added under."""
+    """Identity of a chunk of jobs, and its limits."""
 
     marker: str
     #: Number of the chunk in its partition; -1 adds it without a marker.
@@ -57,14 +57,14 @@ class NewJob(NamedTuple):
     id: str
     name: str
     envelope: bytes
-    #: Whether a second job of this id is left out.
+    #: Whether a second job with this ID is skipped.
     is_id_explicit: bool
-    #: Epoch milliseconds; None runs it now.
+    #: Epoch milliseconds; None for a job that runs now.
     due_ms: int | None
 
 
 def add_alike(keys: QueueKeys, chunk: Chunk, name: str, envelopes: Sequence[bytes]) -> bytes:
-    """Add jobs that run now under one name.
+    """Add jobs that run now and share a name.
 
     Reply: [ok, added, duplicates], [done], [differs], [gap, number of the last chunk] or [full, length].
     """
@@ -73,7 +73,7 @@ def add_alike(keys: QueueKeys, chunk: Chunk, name: str, envelopes: Sequence[byte
 
 
 def add_each(keys: QueueKeys, chunk: Chunk, jobs: Sequence[NewJob]) -> bytes:
-    """Add jobs of any kind. Replies as `add_alike`."""
+    """Add jobs of any kind. Replies are those of `add_alike`."""
     used = [chunk.marker, keys.stream, keys.delayed]
     parts: list[Part] = [*chunk[1:], len(jobs), b"each"]
     for job_id, name, envelope, is_id_explicit, due_ms in jobs:
@@ -88,7 +88,7 @@ def add_each(keys: QueueKeys, chunk: Chunk, jobs: Sequence[NewJob]) -> bytes:
 
 
 class Replayed(NamedTuple):
-    """One dead letter to move back, as the job it becomes."""
+    """A dead letter to replay, as the job it becomes."""
 
     entry_id: str
     envelope: bytes
@@ -97,6 +97,6 @@ class Replayed(NamedTuple):
 
 
 def replay(keys: QueueKeys, max_waiting: int, letters: Sequence[Replayed]) -> bytes:
-    """Reply: [letters moved, 1 when the stream is full]."""
+    """Replay letters. Reply: [letters moved, 1 if the stream is full]."""
     parts = [part for letter in letters for part in letter]
     return REPLAY.packed_call((keys.dlq, keys.stream, keys.replays), (max_waiting, REPLAY_COUNTS_TTL_SECS, *parts))

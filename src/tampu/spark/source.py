@@ -1,4 +1,4 @@
-"""The data source behind `format("tampu")`: checks options and hands over to `read/readers.py` and `write/writers.py`.
+"""The data source `format("tampu")`: checks options and creates the readers and writers.
 
 spark.read.format("tampu").option("queue", "emails").option("stream", "dlq").load()
 spark.readStream.format("tampu").option("queue", "emails").load()            # follows the events
@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from tampu.errors import ConfigError
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.batch import columns_of, spark_schema
-from tampu.spark.read.readers import HAS_ADMISSION_CONTROL, BatchReader, PlainStreamReader
+from tampu.spark.read.readers import HAS_ADMISSION_CONTROL, BatchReader, PlainStreamReader, PushdownReader
 from tampu.spark.write.writers import BatchWriter, Plan, stream_writer
 
 if HAS_ADMISSION_CONTROL:
@@ -42,7 +42,8 @@ class TampuDataSource(DataSource):
         return spark_schema(options.stream, options.payload)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return BatchReader(self._read_options(schema, streaming=False))
+        options = self._read_options(schema, streaming=False)
+        return PushdownReader(options) if options.pushdown else BatchReader(options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         options = self._read_options(schema, streaming=True)

@@ -1,15 +1,14 @@
-"""Workers on Spark: the engine's own worker in every slot of a cluster, for work that outgrew one machine.
+"""Workers on Spark: a normal worker in every slot of a cluster, for work that needs more than one machine.
 
     from app import queue
     SparkWorker(spark, "app:queue").run()          # or: tampu worker app:queue --on spark --master spark://...
 
-Each task of one long Spark job is a worker as it would be on its own machine: reads, leases, results, retries, dead
-letters and events are the engine's code, not a copy of it. Spark brings what it is good at: it places the tasks, ships
-a handler, and starts a task again elsewhere when an executor dies. Its jobs are then taken over like those of any dead
-worker: nothing is lost, and a job may run twice.
+Each task of one long Spark job is a normal worker: reads, leases, results, retries, dead letters and events are the
+same code. Spark places the tasks, ships the handler, and restarts a task elsewhere when an executor dies. Other workers
+take over its jobs, as those of any dead worker: nothing is lost, and a job may run twice.
 
-The tasks live as long as a key that the driver renews: when the driver ends or dies they finish what they run, settle
-it, and stop.
+The tasks live as long as a key that the driver renews. When the driver ends or dies, they finish and settle their
+running jobs and stop.
 """
 
 from __future__ import annotations
@@ -49,21 +48,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.spark")
 
-#: The key that keeps the tasks alive lives so long, in seconds, and is renewed at a third of that.
+#: TTL of the key that keeps the tasks alive, in seconds; it is renewed at a third of that.
 ALIVE_SECS = 30
-#: How often a task looks at it, in seconds.
+#: How often a task checks the key, in seconds.
 WATCH_SECS = 0.5
-#: A job that fails sooner than this, in seconds, so many times in a row, is not started again.
+#: A Spark job that fails within this time, in seconds, this many times in a row, is not restarted.
 QUICK_FAILURE_SECS = 20.0
 MAX_QUICK_FAILURES = 3
 
 
 @dataclass(frozen=True)
 class SlotSpec:
-    """What the worker in a slot runs; sent to the executors."""
+    """Plan of the worker in a slot. Sent to the executors."""
 
     url: str
-    #: The key that must be there, and the queue whose server holds it.
+    #: The key that keeps the worker alive, and the queue whose server holds it.
     alive_key: str
     queue: str
     #: `module:attribute` of a Queue with tasks, or a handler with its settings.
@@ -72,9 +71,9 @@ class SlotSpec:
     config: ConsumerConfig | None = None
     #: Settings of the Worker that runs the target's tasks.
     settings: Mapping[str, Any] = field(default_factory=dict)
-    #: The server of queues that name none. An executor has its own environment, which may say something else.
+    #: Server of queues without a URL. The environment of an executor may name another one.
     default_url: str = ""
-    #: Where the driver looked for modules first.
+    #: First folder on the driver's module path.
     folder: str = ""
 
 
@@ -84,7 +83,7 @@ class SparkWorker:
     | call | what runs |
     |---|---|
     | `SparkWorker(spark, "app:queue")` | the tasks of the `Queue` (or list of them) `queue` of `app`, imported there |
-    | `SparkWorker(spark, "app:queue", settings={"concurrency": 8})` | the same, with settings of `Worker` |
+    | `SparkWorker(spark, "app:queue", settings={"concurrency": 8})` | the same with settings for `Worker` |
     | `SparkWorker(spark, handler=f, config=ConsumerConfig(...), url=...)` | `f(job)`, shipped from here |
     """
 
@@ -108,7 +107,7 @@ class SparkWorker:
         if slots is not None and slots < 1:
             raise ConfigError(f"slots must be 1 or more; got {slots}")
         self._spark = spark
-        #: How many workers run at once.
+        #: Number of concurrent workers.
         self.slots = slots or spark.sparkContext.defaultParallelism
         if target is not None:
             first, *_ = load_target(target)
@@ -116,7 +115,7 @@ class SparkWorker:
         else:
             assert config is not None  # noqa: S101 - checked above; for the type checker
             queue_name, server_url = config.queue_name, resolve_url(url)
-        #: The name of this fleet; the names of its consumers start with it.
+        #: Name of this group of workers; consumer names start with it.
         self.id = f"spark-{uuid.uuid4().hex[:12]}"
         keys = QueueKeys(queue_name)
         self._spec = SlotSpec(
@@ -131,29 +130,29 @@ class SparkWorker:
             folder=os.getcwd(),
         )
         self._stopping = threading.Event()
-        #: Whether jobs that still ran were given up.
+        #: Whether running jobs were abandoned.
         self.abandoned = False
 
     def stop(self) -> None:
-        """Have all tasks finish what they run, settle it and end; `run` returns then. From any thread."""
+        """Ask all tasks to finish their running jobs and end; then `run` returns. Thread-safe."""
         self._stopping.set()
 
     def abandon(self) -> None:
-        """Cancel the tasks; the jobs that they ran are run elsewhere when their leases run out."""
+        """Cancel the tasks. Other workers run their jobs when the leases expire."""
         self.abandoned = True
         self._stopping.set()
         self._spark.sparkContext.cancelAllJobs()
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
-            logger.warning("abandoning the jobs that still run")
+            logger.warning("abandoning running jobs")
             self.abandon()
         else:
-            logger.info("draining; a second signal abandons the jobs that still run")
+            logger.info("draining; a second signal abandons running jobs")
             self.stop()
 
     def run(self) -> int:
-        """Work until `stop` or SIGTERM or SIGINT, of which a second abandons; how many tasks ended in good order."""
+        """Work until `stop`, SIGTERM or SIGINT; a second signal abandons. Return how many tasks ended cleanly."""
         with _signals(self._on_signal), QueueServer(self._spec.url, self._spec.queue) as server:
             server.call("SET", self._spec.alive_key, "1", "EX", ALIVE_SECS)
             renewer = threading.Thread(target=self._keep_alive, args=(server,), name="tampu-spark-alive", daemon=True)
@@ -169,13 +168,13 @@ class SparkWorker:
             try:
                 server.call("SET", self._spec.alive_key, "1", "EX", ALIVE_SECS)
             except RedisError as error:
-                # Without it the tasks end by themselves, and are started again when the server is back.
-                logger.warning("the key that keeps the tasks alive could not be renewed: %s", error)
+                # Without the key the tasks end; they are restarted when the server is back.
+                logger.warning("could not renew the key that keeps the tasks alive: %s", error)
         with contextlib.suppress(RedisError):
             server.call("DEL", self._spec.alive_key)
 
     def _supervise(self) -> int:
-        """One Spark job after the other until there is to be none: executors may die for months."""
+        """Run Spark jobs one after the other until stopped: executors may die at any time."""
         context = self._spark.sparkContext
         spec, quick_failures, ended = self._spec, 0, 0
         while True:
@@ -190,7 +189,7 @@ class SparkWorker:
                 quick_failures = quick_failures + 1 if is_quick else 0
                 if quick_failures >= MAX_QUICK_FAILURES:
                     raise
-                logger.warning("the workers' Spark job failed and is started again: %s", str(error)[:500])
+                logger.warning("the Spark job of the workers failed; restarting it: %s", str(error)[:500])
             if self._stopping.wait(0.5):
                 return ended
 
@@ -203,11 +202,11 @@ def run_on_spark(
     settings: Mapping[str, Any] | None = None,
     log_file: Path | None = None,
 ) -> bool:
-    """What `tampu worker app:queue --on spark` does: a session of its own, workers until SIGTERM or SIGINT.
+    """Run `tampu worker app:queue --on spark`: create a session and work until SIGTERM or SIGINT.
 
-    Returns whether all of them ended in good order.
+    Return whether all tasks ended cleanly.
     """
-    # An executor may die any number of times in a worker's life; a second copy of a task would never end.
+    # Executors may die any number of times; a speculative second copy of a task would never end.
     conf = {"spark.task.maxFailures": "1000", "spark.speculation": "false"}
     spark = spark_session("tampu-worker", master=master, conf=conf, log_file=log_file)
     try:
@@ -218,15 +217,15 @@ def run_on_spark(
             logger.info("drained")
         return not worker.abandoned and ended == worker.slots
     finally:
-        with contextlib.suppress(Exception):  # Java may be gone already
+        with contextlib.suppress(Exception):  # Java may have ended already
             spark.stop()
 
 
 def load_target(target: str, folder: str = "") -> list[Queue]:
-    """The queues that `module:attribute` names: one, or a list of them."""
+    """Return the queue, or the list of queues, that `module:attribute` names."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"target must be module:attribute, such as app:queue; got {target!r}")
+        raise ConfigError(f"target must be module:attribute, such as app:queue, got {target!r}")
     for path in (folder, os.getcwd()):
         if path and path not in sys.path:
             sys.path.insert(0, path)
@@ -238,7 +237,7 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
         raise ConfigError(f"target {target!r} cannot be loaded on {socket.gethostname()}: {error}") from error
     queues = list(found) if isinstance(found, list | tuple | set) else [found]
     if not queues or not all(isinstance(queue, Queue) for queue in queues):
-        raise ConfigError(f"target {target!r} must be a Queue or a list of them; got {shown(found)}")
+        raise ConfigError(f"target {target!r} must be a Queue or a list of them, got {shown(found)}")
     return queues
 
 
@@ -246,9 +245,9 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
 
 
 def run_slot(spec: SlotSpec, index: int) -> Iterator[int]:
-    """One task: a worker that lives as long as the fleet's key."""
+    """Run one task: a worker that lives as long as the key of its group."""
     if threading.current_thread() is threading.main_thread():
-        # Ctrl-C reaches every process of a terminal; the driver is the one who decides what it means.
+        # Ctrl-C reaches every process of a terminal; only the driver acts on it.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(_work(spec, f"{spec.alive_key.rpartition(':')[2]}-{socket.gethostname()}-{index}"))
@@ -256,7 +255,7 @@ def run_slot(spec: SlotSpec, index: int) -> Iterator[int]:
 
 
 async def _work(spec: SlotSpec, name: str) -> None:
-    # A name of its own for each run of the task: the one before may still be ending.
+    # A new name for each run of the task: the previous run may still be ending.
     consumer_id = f"{name}-{uuid.uuid4().hex[:8]}"
     shutdown = asyncio.Event()
     watching = asyncio.create_task(_watch(spec, shutdown))
@@ -284,7 +283,7 @@ async def _work(spec: SlotSpec, name: str) -> None:
 
 
 async def _watch(spec: SlotSpec, shutdown: asyncio.Event) -> None:
-    """Sets `shutdown` when the fleet's key is gone. A server that does not answer says nothing about the driver."""
+    """Set `shutdown` when the key is gone. An unreachable server says nothing about the driver."""
     client = Client(parse_url(spec.url), QueueKeys(spec.queue).tag.encode())
     try:
         while True:
@@ -299,7 +298,7 @@ async def _watch(spec: SlotSpec, shutdown: asyncio.Event) -> None:
 
 @contextlib.contextmanager
 def _signals(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the fleet in good order; only the main thread can have it so."""
+    """Stop cleanly on SIGTERM and SIGINT; only the main thread can set handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

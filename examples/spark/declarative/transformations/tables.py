@@ -1,4 +1,4 @@
-"""Bronze, silver and gold as declared tables, with the functions that `tampu pipeline run` uses."""
+"""Bronze, silver and gold as declared tables, computed by the functions that `tampu pipeline run` uses."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
 
 from tampu.spark.lake import gold, silver
-from tampu.spark.lake.bronze import DATE_OF_JOB
+from tampu.spark.lake.bronze import date_of_job
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +24,7 @@ def _follow(stream: str, payload: str) -> DataFrame:
         payload=payload,
         failOnDataLoss="false",
     )
-    return reader.load().selectExpr("*", f"{DATE_OF_JOB} AS date")
+    return reader.load().selectExpr("*", f"{date_of_job(stream)} AS date")
 
 
 @dp.table(partition_cols=["queue", "date"])
@@ -43,25 +43,30 @@ def silver_jobs() -> DataFrame:
 
 
 @dp.materialized_view
+def gold_ends() -> DataFrame:
+    return gold.ends(spark.read.table("silver_jobs"))
+
+
+@dp.materialized_view
 def gold_throughput() -> DataFrame:
-    return gold.throughput(spark.read.table("silver_jobs"))
+    return gold.throughput(spark.read.table("gold_ends"), gold.failed_runs(spark.read.table("silver_jobs")))
 
 
 @dp.materialized_view
 def gold_latency() -> DataFrame:
-    return gold.latency(spark.read.table("silver_jobs"))
+    return gold.latency(spark.read.table("gold_ends"))
 
 
 @dp.materialized_view
 def gold_failures() -> DataFrame:
-    return gold.failures(spark.read.table("silver_jobs"))
+    return gold.failures(gold.failed_runs(spark.read.table("silver_jobs")))
 
 
 @dp.materialized_view
 def gold_slo() -> DataFrame:
-    return gold.slo(spark.read.table("silver_jobs"))
+    return gold.slo(spark.read.table("gold_ends"))
 
 
 @dp.materialized_view
 def gold_dlq_clusters() -> DataFrame:
-    return gold.dlq_clusters(spark.read.table("bronze_dlq"))
+    return gold.dlq_clusters(spark.read.table("bronze_dlq"), spark.read.table("silver_jobs"))

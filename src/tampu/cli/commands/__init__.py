@@ -71,7 +71,7 @@ _TABLE = {
     "Other": {
         "pipeline": (
             "pipeline:app",
-            "Build Parquet tables from the events of queues with Spark, and a report from the tables.",
+            "Build a lake of Delta tables from the events of queues with Spark; query it and report on it.",
         ),
         "rsmq": ("rsmq:app", "Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients."),
     },

@@ -1,8 +1,9 @@
-"""`tampu pipeline run|report`: builds the lake of a queue's history, and an HTML report from it."""
+"""`tampu pipeline`: build a lake of Delta tables from the events of queues, query it, keep it small, report on it."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import signal
 import time
@@ -14,11 +15,12 @@ import typer
 from tampu.cli.errors import INTERRUPTED, OK, TERMINATED, CliError, UsageError
 from tampu.cli.logs import silence_py4j
 from tampu.cli.options import (
+    AsJson,
     Url,
     complete_queue,
 )
-from tampu.cli.output import printable, say, stderr_console, write_line
-from tampu.cli.units import parse_duration, plural
+from tampu.cli.output import cell, printable, say, show, stderr_console, write_json, write_line
+from tampu.cli.units import parse_duration, plural, size
 from tampu.errors import Error
 from tampu.redis.settings import resolve_url
 
@@ -29,22 +31,40 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="pipeline",
-    help="Build Parquet tables from the events of queues with Spark, and a report from the tables.",
+    help="Build a lake of Delta tables from the events of queues with Spark; query it and report on it.",
     no_args_is_help=True,
 )
 
-#: Log file in the lake for the output of Java and Spark: dozens of lines that only matter when something fails.
+#: The file in the lake for the output of Java and Spark: dozens of lines that matter only when something fails.
 LOG_NAME = "_spark.log"
-#: How long to wait for the server before Spark is started, in seconds.
+#: How long to wait for the server's answer before Spark is started, in seconds.
 SERVER_PATIENCE_SECS = 5.0
 
-Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="Folder of the lake.", file_okay=False)]
+Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", file_okay=False)]
+Queues = Annotated[
+    list[str],
+    typer.Option(
+        "--queue", "-q", metavar="QUEUE", help="A queue; can be given several times.", autocompletion=complete_queue
+    ),
+]
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="The Spark master.", show_default="local[*,4]"
+    ),
+]
+Keep = Annotated[
+    str,
+    typer.Option(
+        "--keep", metavar="DURATION", help="Keep replaced files this long, for readers that opened them: 2h, 1d."
+    ),
+]
 
 
 class Stopped(BaseException):
-    """A signal asked the pipeline to stop.
+    """A signal asked the pipeline to end.
 
-    Not an Exception: py4j, the bridge to Java, treats those as a broken connection and retries.
+    Not an Exception: the bridge to Java takes those for a broken connection and retries.
     """
 
     def __init__(self, exit_code: int) -> None:
@@ -54,45 +74,32 @@ class Stopped(BaseException):
 
 @app.command()
 def run(
-    queue: Annotated[
-        list[str],
-        typer.Option(
-            "--queue",
-            "-q",
-            metavar="QUEUE",
-            help="Queue name. Can be given more than once.",
-            autocompletion=complete_queue,
-        ),
-    ],
+    queue: Queues,
     lake: Lake,
     url: Url = None,
     every: Annotated[
         str | None,
         typer.Option(
-            "--every", metavar="DURATION", help="Keep running, at this interval (10s, 5m).", show_default="once"
+            "--every", metavar="DURATION", help="Run again and again at this interval: 10s, 5m.", show_default="once"
         ),
     ] = None,
-    master: Annotated[
-        str | None,
-        typer.Option(
-            "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="Spark master.", show_default="local[*,4]"
-        ),
-    ] = None,
+    master: Master = None,
     max_per_batch: Annotated[
-        int, typer.Option("--max-per-batch", min=1, help="Maximum entries per micro-batch.")
+        int, typer.Option("--max-per-batch", min=1, help="Most entries landed in one batch.")
     ] = 1_000_000,
+    keep: Keep = "2h",
 ) -> None:
-    """Land new events and dead letters in the lake and update its tables.
+    """Land new events and dead letters, and bring the tables up to date.
 
-    If a run is interrupted at any point, even by kill -9, the next run continues from there.
-
-    With --every, stop it with Ctrl-C or SIGTERM.
+    A run that is killed, even by kill -9, is continued by the next one. With --every, it runs until a signal; every 50
+    rounds it merges small files and deletes old ones.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
-        raise UsageError(f"--every must be longer than 0 s; got {every!r}")
+        raise UsageError(f"--every must be longer than 0, got {every!r}")
+    keep_hours = _hours(keep)
     try:
-        build_lake(url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch)
+        build_lake(url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours)
     except Stopped as stop:
         say("stopped; the next run continues from here")
         raise typer.Exit(OK if pause is not None else stop.exit_code) from None
@@ -106,33 +113,63 @@ def build_lake(
     pause: float | None = None,
     master: str | None = None,
     max_per_batch: int = 1_000_000,
+    keep_hours: int = 2,
     conf: Mapping[str, str] | None = None,
 ) -> None:
-    """Run the pipeline once, or forever with a pause in between; a signal raises `Stopped`.
+    """Run the pipeline once, or with a pause again and again; a signal raises `Stopped`.
 
-    Arguments and the server are checked before Spark is started.
+    Everything that can be checked is checked before Spark is started.
     """
-    from tampu.spark.lake.manifest import lake_folder, sole_writer
-    from tampu.spark.session import require_spark, spark_session
+    from tampu.spark.session import require_lake, require_spark
 
     require_spark()
-    from tampu.spark.lake.pipeline import Pipeline
+    require_lake()
+    from tampu.spark.lake.folder import sole_writer, writable_lake
+    from tampu.spark.lake.upkeep import ROUNDS_BETWEEN, run_upkeep
+    from tampu.spark.lake.versions import LakeVersion
 
-    lake = lake_folder(lake)
+    lake = writable_lake(lake)
     checked_url = _checked(url, queues)
-    with sole_writer(lake):
-        pass  # report a second pipeline on this lake now and not after Spark has started
-    silence_py4j()
+    with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
+        LakeVersion.load(lake)
     log_file = lake / LOG_NAME
+    rounds = 0
+    with _session(master, conf, log_file) as (spark, on_step):
+        from tampu.spark.lake.pipeline import Pipeline
+
+        pipeline = Pipeline(spark, checked_url, queues, lake, max_per_batch=max_per_batch, on_step=on_step)
+
+        def work() -> Summary:
+            nonlocal rounds
+            summary = pipeline.run()
+            rounds += bool(sum(summary.landed.values()))
+            if pause is not None and rounds >= ROUNDS_BETWEEN:
+                rounds = 0
+                run_upkeep(lake, keep_hours, on_step)
+            return summary
+
+        try:
+            _rounds(work, pause, lambda: _is_alive(spark), log_file)
+        finally:
+            pipeline.close()
+
+
+@contextlib.contextmanager
+def _session(
+    master: str | None, conf: Mapping[str, str] | None, log_file: Path
+) -> Iterator[tuple[Any, Callable[[str], None]]]:
+    """Start Spark; signals raise `Stopped` within the block."""
+    from tampu.spark.session import spark_session
+
+    silence_py4j()
     with _ended_by_signals() as catch_signals, _steps() as on_step:
         on_step("starting Spark")
         spark = spark_session("tampu-pipeline", master=master, conf=conf, log_file=log_file)
-        catch_signals()  # again: PySpark has replaced our handler for Ctrl-C with its own
+        catch_signals()  # again: PySpark has replaced the handler of Ctrl-C
         try:
-            pipeline = Pipeline(spark, checked_url, queues, lake, max_per_batch=max_per_batch, on_step=on_step)
-            _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
+            yield spark, on_step
         finally:
-            with contextlib.suppress(Exception):  # Java may have exited already
+            with contextlib.suppress(Exception):  # Java may have ended already
                 spark.stop()
 
 
@@ -142,46 +179,51 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
         try:
             _show(work(), time.monotonic() - started)
         except Exception as error:
-            told = f"{_cause_of(error)} (full log: {log_file})"
-            # With --every, a temporary outage must not end the pipeline. If Java has exited it cannot continue, and
-            # must be restarted from outside.
+            cause = f"{_cause_of(error)} (full output: {log_file})"
+            # A pipeline that runs for months must survive a server that is down for a while. Without Java it cannot
+            # continue, but a supervisor can start it again.
             if pause is None or not is_alive():
-                raise CliError(f"the pipeline failed; run it again to continue from here: {told}") from error
-            say(f"this run failed; the next one continues from here: {told}")
+                raise CliError(f"the pipeline failed; the next run continues from here: {cause}") from error
+            say(f"this round failed; the next one continues from here: {cause}")
         if pause is None:
             return
         time.sleep(max(pause - (time.monotonic() - started), 0))
 
 
+def _hours(text: str) -> int:
+    """Return a duration in whole hours, rounded up: delta-rs counts in hours."""
+    return math.ceil(parse_duration(text) / 3600)
+
+
 def _checked(url: str | None, queues: list[str]) -> str:
-    """Return the URL after checking that the server answers; warn about queues that do not exist."""
+    """Return the URL of a server that answers; warn of queues that it does not know."""
     from tampu.spark.options import ReadOptions
     from tampu.spark.server import QueueServer
 
     if any("," in queue for queue in queues):
-        raise UsageError("--queue takes one name; repeat the option for more queues")
+        raise UsageError("--queue takes one queue: give it again for others")
     options = ReadOptions.parse({"url": resolve_url(url), "queue": ",".join(queues)})
     for queue in options.queues:
         with QueueServer(options.url, queue) as server:
             keys = server.keys
             if not server.call("EXISTS", keys.events, keys.dlq, keys.stream, patience_secs=SERVER_PATIENCE_SECS):
-                say(f"warning: no queue {queue!r} yet")
+                say(f"warning: queue {queue!r} does not exist yet")
     return options.url
 
 
 def _is_alive(spark: Any) -> bool:
     try:
         return not spark.sparkContext._jsc.sc().isStopped()
-    except Exception:  # its JVM has exited
+    except Exception:  # Java has ended
         return False
 
 
 def _cause_of(error: Exception) -> str:
-    """Return the line of an error that says what happened, without the stack traces that Spark adds around it."""
+    """Return the one line of an error that says what happened: Spark wraps it in stack traces of two languages."""
     if isinstance(error, Error | OSError):
         return str(error)
     text = str(error)
-    # The last line of the Python traceback is the original error.
+    # The last line of a Python traceback is the original error.
     found = re.findall(r"^\s*((?:tampu\.|(?=[\w.]+(?:Error|Exception):))[\w.]+): (.+)$", text, re.MULTILINE)
     if found:
         name, line = found[-1]
@@ -191,7 +233,7 @@ def _cause_of(error: Exception) -> str:
 
 @contextlib.contextmanager
 def _steps() -> Iterator[Callable[[str], None]]:
-    """Show the current step: with a spinner on a terminal, otherwise one line per step."""
+    """Show the current step: in one line with a spinner on a terminal, line by line elsewhere."""
     console = stderr_console()
     if not console.is_terminal:
         yield lambda step: say(f"{step} ...")
@@ -202,7 +244,7 @@ def _steps() -> Iterator[Callable[[str], None]]:
 
 @contextlib.contextmanager
 def _ended_by_signals() -> Iterator[Callable[[], None]]:
-    """Stop at once on SIGTERM and Ctrl-C: the next run can finish whatever was interrupted."""
+    """End the work at once on SIGTERM and Ctrl-C. The next run completes whatever was interrupted."""
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def stop(number: int, frame: object) -> None:
@@ -223,27 +265,198 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 
 def _show(summary: Summary, took: float) -> None:
     landed = ", ".join(f"{count:,} {stream}" for stream, count in summary.landed.items())
+    prefix = f"landed {landed}; " if landed else ""
     write_line(
-        f"landed {landed}; updated {plural(summary.silver_partitions, 'silver partition')} and "
-        f"{plural(summary.gold_partitions, 'gold partition')} in {took:.1f} s"
+        f"{prefix}computed {plural(summary.silver_partitions, 'partition')} of silver and "
+        f"{summary.gold_partitions:,} of gold in {took:.1f} s"
     )
     if count := summary.trimmed.get("events"):
-        say(f"warning: {count:,} events in total were trimmed before they were landed")
-    if count := summary.trimmed.get("dlq"):  # mostly expected: a replay removes the dead letter
-        say(f"{plural(count, 'dead letter')} in total were replayed, removed or trimmed before they were landed")
+        say(f"warning: {count:,} events in total were trimmed before they could be landed")
+    if count := summary.trimmed.get("dlq"):  # usually on purpose: a replay removes the letter
+        say(f"{plural(count, 'dead letter')} in total had been replayed, removed or trimmed before being landed")
+
+
+# --- without Spark
 
 
 @app.command()
 def report(
     lake: Lake,
-    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="Output file.", dir_okay=False)] = Path(
-        "report.html"
-    ),
+    output: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
+    ] = Path("report.html"),
 ) -> None:
-    """Write an HTML page with charts from the lake. Needs neither Spark, Java nor a server."""
-    from tampu.spark.session import require_spark
-
-    require_spark(java=False)
+    """Write one HTML page with plots from the lake. Needs neither Spark nor Java nor a server."""
+    _require_lake()
     from tampu.spark.lake.report import write_report
 
     write_line(f"wrote {write_report(lake, output)}")
+
+
+@app.command("show")
+def show_tables(lake: Lake, as_json: AsJson = False) -> None:
+    """List the tables of the lake: rows, files, size, version. Needs neither Spark nor Java."""
+    _require_lake()
+    from rich.table import Table as RichTable
+
+    from tampu.spark.lake.folder import lake_folder
+    from tampu.spark.lake.rows import published, sql_name
+    from tampu.spark.lake.table import Table
+
+    state = published(lake)
+    rows: list[dict[str, Any]] = []
+    for name, version in state.tables.items():
+        files = Table(lake_folder(lake), name).files(version)
+        rows.append(
+            {
+                "table": sql_name(name),
+                "version": version,
+                "rows": sum(file.rows for file in files),
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+            }
+        )
+    if as_json:
+        write_json({"round": state.round, "published_at": state.published_at, "tables": rows})
+        return
+    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    for column in ("table", "version", "rows", "files", "size"):
+        table.add_column(column, justify="left" if column == "table" else "right")
+    for row in rows:
+        table.add_row(
+            cell(row["table"]), *(f"{row[key]:,}" for key in ("version", "rows", "files")), size(row["bytes"])
+        )
+    show(table)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(metavar="SQL", help='Such as "SELECT name, failures FROM silver_jobs".')],
+    lake: Lake,
+    as_json: AsJson = False,
+) -> None:
+    """Query the lake with SQL (DataFusion). Needs neither Spark nor Java. `tampu pipeline show` lists the tables."""
+    _require_lake()
+    from rich.table import Table as RichTable
+
+    from tampu.spark.lake.folder import lake_folder
+    from tampu.spark.lake.rows import published
+    from tampu.spark.lake.rows import query as run_query
+
+    published(lake)
+    try:
+        found = run_query(lake_folder(lake), query)
+    except Exception as error:
+        if isinstance(error, Error):
+            raise
+        raise UsageError(f"the query failed: {' '.join(str(error).split())[:500]}") from error
+    rows = found.to_pylist()
+    if as_json:
+        write_json([{name: _jsonable(value) for name, value in row.items()} for row in rows])
+        return
+    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    for name in found.column_names:
+        table.add_column(name)
+    for row in rows:
+        table.add_row(*(cell("" if value is None else value) for value in row.values()))
+    show(table)
+
+
+def _jsonable(value: Any) -> Any:
+    """Return times as text; JSON has none."""
+    if isinstance(value, list):
+        return [_jsonable(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+@app.command()
+def compact(lake: Lake) -> None:
+    """Merge small files. Readers see the same rows before and after. Needs neither Spark nor Java."""
+    _require_lake()
+    from tampu.spark.lake import upkeep
+    from tampu.spark.lake.folder import writable_lake
+
+    done = upkeep.compact(writable_lake(lake))
+    write_line(f"merged {plural(done.merged, 'file')} into {done.written:,}")
+
+
+@app.command()
+def vacuum(lake: Lake, keep: Keep = "2h") -> None:
+    """Delete files that no reader needs any more, and those left by killed runs. Needs neither Spark nor Java."""
+    _require_lake()
+    from tampu.spark.lake import upkeep
+    from tampu.spark.lake.folder import writable_lake
+
+    done = upkeep.vacuum(writable_lake(lake), _hours(keep))
+    write_line(f"deleted {plural(done.deleted, 'file')}")
+
+
+@app.command()
+def retain(
+    lake: Lake,
+    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep bronze this long: 90d.")],
+) -> None:
+    """Remove old events and dead letters from bronze. Silver and gold keep their rows.
+
+    `vacuum` then deletes the files.
+    """
+    _require_lake()
+    from tampu.spark.lake import upkeep
+    from tampu.spark.lake.folder import writable_lake
+
+    done = upkeep.retain(writable_lake(lake), math.ceil(parse_duration(bronze) / 86400))
+    write_line(f"removed {', '.join(f'{count:,} {stream}' for stream, count in done.retired.items())} from bronze")
+
+
+@app.command()
+def upgrade(lake: Lake) -> None:
+    """Turn a lake of tampu 0.1 into Delta tables. Files are not copied; the next run computes silver and gold."""
+    _require_lake()
+    from tampu.spark.lake.upgrade import upgrade as upgrade_lake
+
+    rows = upgrade_lake(lake)
+    write_line(f"upgraded {', '.join(f'{name} ({count:,} rows)' for name, count in rows.items())}")
+
+
+def _require_lake() -> None:
+    from tampu.spark.session import require_lake
+
+    require_lake()
+
+
+# --- with Spark
+
+
+@app.command()
+def rebuild(
+    lake: Lake,
+    first_day: Annotated[
+        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on: 2026-01-31.", show_default="all")
+    ] = "",
+    master: Master = None,
+) -> None:
+    """Compute silver and gold again from bronze."""
+    from tampu.spark.session import require_lake, require_spark
+
+    require_spark()
+    require_lake()
+    from tampu.spark.lake.folder import writable_lake
+    from tampu.spark.lake.rows import published
+
+    if first_day and not re.fullmatch(r"\d{4}-\d\d-\d\d", first_day):
+        raise UsageError(f"--from must be a day such as 2026-01-31, got {first_day!r}")
+    folder = writable_lake(lake)
+    published(folder)
+    try:
+        with _session(master, None, folder / LOG_NAME) as (spark, on_step):
+            from tampu.spark.lake.pipeline import Pipeline
+
+            started = time.monotonic()
+            # No queue is read, so any URL will do.
+            summary = Pipeline(spark, resolve_url(None), ["default"], folder, on_step=on_step).rebuild(first_day)
+            _show(summary, time.monotonic() - started)
+    except Stopped as stop:
+        say("stopped; run it again, or the pipeline, to continue")
+        raise typer.Exit(stop.exit_code) from None

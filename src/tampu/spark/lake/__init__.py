@@ -1,8 +1,10 @@
-"""The lake: the history of queues as Parquet tables. Bronze is a stream; silver and gold are computed from it.
+"""The lake: the history of queues as Delta tables. Bronze is landed from queues; silver and gold are computed from it.
 
-```
-bronze/events, bronze/dlq     as they were, by queue and by the day of the job
-silver/jobs                   one row per job: created, first active, done; attempts, waits, outcome, last error
-gold/throughput, latency, failures, slo, dlq_clusters
-```
+| module | what it does |
+|---|---|
+| `folder`, `table`, `versions` | the folder and its lock; one Delta table; the versions that belong together |
+| `bronze`, `silver`, `gold`, `fingerprints` | the definitions of the tables, and landing |
+| `pipeline` | one run: land, compute what changed, publish |
+| `upkeep`, `upgrade` | compaction, vacuum, retention; lakes of tampu 0.1 |
+| `rows`, `read`, `report`, `charts` | readers without Spark and with it; the HTML report |
 """

@@ -1,4 +1,4 @@
-"""Draws charts as SVG without a library: lines and horizontal bars. Whoever shows a chart brings the style sheet."""
+"""Draws charts as SVG without a library: lines and horizontal bars. The page provides the style sheet."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 WIDTH, HEIGHT = 860, 260
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 34
 BAR_STEP = 26
-#: Lines of up to this many points show each of them.
+#: Lines with up to this many points show each point.
 FEW_POINTS = 12
-#: Colours by position: those of Okabe and Ito, which the colour-blind can tell apart.
+#: Colours by position: the Okabe-Ito palette, which colour-blind people can distinguish.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 @dataclass(frozen=True)
 class Series:
-    """A named line; y is None where there is no value."""
+    """A named line; y is None where a value is missing."""
 
     name: str
     points: Sequence[tuple[float, float | None]]
@@ -31,7 +31,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar and its value as text; `spread`, from the lowest to the highest, is drawn as a thin line over it."""
+    """A bar and its value as text. `spread` (lowest, highest) is drawn as a thin line over it."""
 
     label: str
     value: float
@@ -42,7 +42,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Chart:
-    """The elements of a drawing, `WIDTH` wide. The classes `grid` and `spread` are for the style sheet."""
+    """The elements of a drawing, `WIDTH` wide. The style sheet defines the classes `grid` and `spread`."""
 
     title: str
     elements: str = ""
@@ -50,7 +50,7 @@ class Chart:
     names: tuple[str, ...] = ()
 
     def figure(self) -> str:
-        """Return it as part of an HTML page, with its legend."""
+        """Return the chart as part of an HTML page, with its legend."""
         caption = f"<figure><figcaption>{escape(self.title)}</figcaption>"
         if not self.elements:
             return f'{caption}<p class="empty">nothing yet</p></figure>'
@@ -65,7 +65,7 @@ class Chart:
 
 
 class _Scale:
-    """Maps values to shares of an axis that ends at round numbers; from 0, or logarithmic."""
+    """Maps values to shares of an axis that starts at 0, or is logarithmic, and ends at a round number."""
 
     def __init__(self, values: Sequence[float], *, log: bool) -> None:
         most = max(values)
@@ -87,7 +87,7 @@ class _Scale:
 def line_chart(
     title: str, unit: str, series: Sequence[Series], *, log: bool = False, x_label: Callable[[float], str] | None = None
 ) -> Chart:
-    """Draw lines over time (x in epoch seconds), or over numbers, each with its `x_label`."""
+    """Draw lines over time (x in epoch seconds), or over numbers with `x_label`."""
     ys = [y for line in series for _, y in line.points if y is not None]
     if not ys:
         return Chart(title)
@@ -108,7 +108,7 @@ def line_chart(
     for tick in scale.ticks:
         parts += _line("grid", LEFT, WIDTH - RIGHT, py(tick), py(tick)), _text(LEFT - 8, py(tick) + 4, _si(tick), "end")
     for x in xs:
-        # Centred, the last one would stand half outside.
+        # Centred, the last label would be cut off.
         parts.append(_text(px(x), HEIGHT - 12, x_label(x), "end" if x == high_x else "middle"))
     for number, line in enumerate(series):
         points = [None if y is None else (px(x), py(y)) for x, y in line.points]
@@ -117,7 +117,7 @@ def line_chart(
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, log: bool = False, label_width: int = 380) -> Chart:
-    """Draw bars below each other, in the order given; a logarithmic scale is marked above them."""
+    """Draw horizontal bars in the given order; a logarithmic scale has marks above them."""
     if not bars:
         return Chart(title)
     scale = _Scale([value for bar in bars for value in (bar.value, *(bar.spread or ()))], log=log)
@@ -172,7 +172,7 @@ def _time_label(seconds: float) -> Callable[[float], str]:
 
 
 def _si(value: float) -> str:
-    """A tick with the suffix of its magnitude: 20k."""
+    """Return the label of a tick with an SI suffix: 20k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:g}{letter}"

@@ -1,4 +1,4 @@
-"""Fingerprints of errors: what is the same about errors that differ only in numbers, ids and quoted values."""
+"""Fingerprints of errors: errors that differ only in numbers, IDs and quoted values have the same."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def fingerprint_sql(column: str) -> str:
-    """An expression for Spark: the text of a column without what varies."""
+    """Return a Spark expression for the text of a column without the parts that vary."""
     text = f"coalesce({column}, '')"
     for pattern, replacement in RULES:
         literal = pattern.replace("\\", "\\\\").replace("'", "\\'")
@@ -20,7 +20,7 @@ def fingerprint_sql(column: str) -> str:
 
 
 def with_fingerprints(letters: DataFrame) -> DataFrame:
-    """Dead letters and what each has in common with others: `fingerprint`, and `cluster`, its short name."""
+    """Add `fingerprint`, and `cluster`, its short name, to dead letters."""
     shape = fingerprint_sql("coalesce(last_error, detail)")
     return letters.selectExpr("*", f"{shape} AS fingerprint").selectExpr(
         "*",
@@ -28,22 +28,29 @@ def with_fingerprints(letters: DataFrame) -> DataFrame:
     )
 
 
-def clusters_of(letters: DataFrame) -> DataFrame:
-    """Dead letters by what they have in common, per queue and name, the largest first when sorted by `letters`."""
-    return (
-        with_fingerprints(letters)
-        .groupBy("queue", "name", "cluster", "reason", "error_type", "fingerprint")
-        .agg(*_aggregates())
-    )
+def clusters_of(letters: DataFrame, jobs: DataFrame | None = None) -> DataFrame:
+    """Group dead letters by queue, name and cluster.
+
+    With silver's `jobs` the column `dead` counts the letters whose job is still dead: it has neither completed after a
+    replay, nor died again and left a newer letter.
+    """
+    rows = with_fingerprints(letters.dropDuplicates(["queue", "entry_id"]))
+    aggregates = {
+        "letters": "count(*)",
+        "first_seen": "min(failed_at)",
+        "last_seen": "max(failed_at)",
+        "sample_job_id": "min_by(job_id, struct(entry_ms, entry_seq))",
+        "sample_error": "min_by(last_error, struct(entry_ms, entry_seq))",
+    }
+    if jobs is not None:
+        newest = "row_number() OVER (PARTITION BY queue, job_id ORDER BY entry_ms DESC, entry_seq DESC) = 1"
+        rows = rows.selectExpr("*", f"job_id IS NULL OR {newest} AS is_newest")
+        rows = rows.join(jobs.select("queue", "job_id", "outcome"), ["queue", "job_id"], "left")
+        aggregates["dead"] = "count_if(is_newest AND coalesce(outcome, 'dead') = 'dead')"
+    return rows.groupBy("queue", "name", "cluster", "reason", "error_type", "fingerprint").agg(*_named(aggregates))
 
 
-def _aggregates() -> list[Column]:
+def _named(aggregates: dict[str, str]) -> list[Column]:
     from pyspark.sql import functions as fn
 
-    return [
-        fn.count("*").alias("letters"),
-        fn.min("failed_at").alias("first_seen"),
-        fn.max("failed_at").alias("last_seen"),
-        fn.expr("min_by(job_id, struct(entry_ms, entry_seq))").alias("sample_job_id"),
-        fn.expr("min_by(last_error, struct(entry_ms, entry_seq))").alias("sample_error"),
-    ]
+    return [fn.expr(expression).alias(name) for name, expression in aggregates.items()]

@@ -1,4 +1,8 @@
-"""Gold: what people look at, per queue, name and minute. Exact percentiles, so that a run again gives the same."""
+"""Gold: what people look at, per queue, name and minute or day. Percentiles are exact, so a second run gives the same.
+
+Every table counts what happened on a day, not what became of a job later: a job that died on Monday and completed after
+a replay on Tuesday is a dead job of Monday and a completed one of Tuesday.
+"""
 
 from __future__ import annotations
 
@@ -9,73 +13,95 @@ from tampu.spark.lake.fingerprints import clusters_of, fingerprint_sql
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-_DAY_OF = "date_format({0}, 'yyyy-MM-dd')"
+_DAY = "date_format(ts, 'yyyy-MM-dd') AS day"
+_MINUTE = "date_trunc('MINUTE', ts) AS minute"
 _BY_MINUTE = ("queue", "name", "minute", "day")
 
 
-def throughput(jobs: DataFrame) -> DataFrame:
-    """Jobs that ended, per minute."""
-    return (
-        _ended(jobs)
-        .groupBy(*_BY_MINUTE)
-        .agg(
-            *_named(
-                completed="count_if(outcome = 'completed')", dead="count_if(outcome = 'dead')", failures="sum(failures)"
-            )
+def ends(jobs: DataFrame) -> DataFrame:
+    """Return one row per end of a job: completed, or dead. A replayed job has several."""
+    rows = jobs.selectExpr("queue", "job_id", "name", "created_at", "wait_ms", "failures", "inline(end_log)")
+    return rows.where("ts IS NOT NULL").selectExpr(
+        "queue",
+        "job_id",
+        "name",
+        "ts AS ended_at",
+        "if(event = 'completed', 'completed', 'dead') AS outcome",
+        "attempt",
+        "reason",
+        "created_at",
+        "wait_ms",
+        "duration_us AS run_us",
+        "timestampdiff(MILLISECOND, created_at, ts) AS total_ms",
+        "event = 'completed' AND failures = 0 AS is_first_try",
+        "entry_ms",
+        "entry_seq",
+        _DAY,
+        _MINUTE,
+    )
+
+
+def failed_runs(jobs: DataFrame) -> DataFrame:
+    """Return one row per run that failed."""
+    rows = jobs.selectExpr("queue", "name", "inline(failure_log)").where("ts IS NOT NULL")
+    return rows.selectExpr("queue", "name", _MINUTE, _DAY, f"{fingerprint_sql('reason')} AS fingerprint", "reason")
+
+
+def throughput(ended: DataFrame, failed: DataFrame) -> DataFrame:
+    """Return the jobs that ended and the runs that failed, per minute."""
+    rows = ended.selectExpr(*_BY_MINUTE, "outcome").unionByName(failed.selectExpr(*_BY_MINUTE, "'failed' AS outcome"))
+    return rows.groupBy(*_BY_MINUTE).agg(
+        *_named(
+            completed="count_if(outcome = 'completed')",
+            dead="count_if(outcome = 'dead')",
+            failures="count_if(outcome = 'failed')",
         )
     )
 
 
-def latency(jobs: DataFrame) -> DataFrame:
-    """How long jobs waited, ran and took in all, per minute, in milliseconds."""
+def latency(ended: DataFrame) -> DataFrame:
+    """Return how long jobs waited, ran and took in all, per minute, in milliseconds."""
     columns = {"jobs": "count(*)"}
     for name, value in (("wait", "wait_ms"), ("run", "run_us / 1000"), ("total", "total_ms")):
         columns |= {f"{name}_p{p}_ms": f"percentile({value}, {p / 100})" for p in (50, 95, 99)}
-    return _ended(jobs).groupBy(*_BY_MINUTE).agg(*_named(**columns))
+    return ended.groupBy(*_BY_MINUTE).agg(*_named(**columns))
 
 
-def failures(jobs: DataFrame) -> DataFrame:
-    """Failed runs, per minute and kind of error."""
-    rows = jobs.selectExpr("queue", "name", "inline(failure_log)").selectExpr(
-        "queue",
-        "name",
-        "date_trunc('MINUTE', ts) AS minute",
-        f"{_DAY_OF.format('ts')} AS day",
-        f"{fingerprint_sql('reason')} AS fingerprint",
-        "reason",
-    )
-    return rows.groupBy(*_BY_MINUTE, "fingerprint").agg(*_named(failures="count(*)", sample="min(reason)"))
+def failures(failed: DataFrame) -> DataFrame:
+    """Return the runs that failed, per minute and kind of error."""
+    return failed.groupBy(*_BY_MINUTE, "fingerprint").agg(*_named(failures="count(*)", sample="min(reason)"))
 
 
-def slo(jobs: DataFrame) -> DataFrame:
-    """Per day: how many jobs ended well, and how many soon."""
+def slo(ended: DataFrame) -> DataFrame:
+    """Return per day how many jobs completed, and how many within 1, 10 and 60 seconds."""
     columns = {
         "jobs": "count(*)",
         "completed": "count_if(outcome = 'completed')",
         "dead": "count_if(outcome = 'dead')",
-        "first_try": "count_if(failures = 0 AND outcome = 'completed')",
+        "first_try": "count_if(is_first_try)",
     }
     for seconds in (1, 10, 60):
         columns[f"within_{seconds}s"] = f"count_if(outcome = 'completed' AND total_ms <= {seconds * 1000})"
-    return _ended(jobs).groupBy("queue", "name", "day").agg(*_named(**columns))
+    return ended.groupBy("queue", "name", "day").agg(*_named(**columns))
 
 
-def dlq_clusters(letters: DataFrame) -> DataFrame:
-    """Dead letters by what they have in common."""
-    return clusters_of(letters).selectExpr("*", "'all' AS day")
+def undecodable(rows: DataFrame) -> DataFrame:
+    """Return the entries that could not be decoded, wholly or in part, per partition of bronze and kind of error.
 
-
-def days_of(jobs: DataFrame) -> list[tuple[str, str]]:
-    """(queue, day) of everything these jobs contribute to gold."""
-    done = _ended(jobs).select("queue", "day")
-    failed = jobs.selectExpr("queue", "inline(failure_log)").selectExpr("queue", f"{_DAY_OF.format('ts')} AS day")
-    return sorted((row["queue"], row["day"]) for row in done.union(failed).distinct().collect() if row["day"])
-
-
-def _ended(jobs: DataFrame) -> DataFrame:
-    return jobs.where("done_at IS NOT NULL").selectExpr(
-        "*", f"{_DAY_OF.format('done_at')} AS day", "date_trunc('MINUTE', done_at) AS minute"
+    The rows need a column `stream`.
+    """
+    broken = rows.where("error IS NOT NULL").dropDuplicates(["queue", "stream", "entry_id"])
+    kinds = broken.selectExpr(
+        "queue", "date AS day", "stream", f"{fingerprint_sql('error')} AS kind", "error", "entry_id"
     )
+    return kinds.groupBy("queue", "day", "stream", "kind").agg(
+        *_named(entries="count(*)", sample="min(error)", sample_entry_id="min(entry_id)")
+    )
+
+
+def dlq_clusters(letters: DataFrame, jobs: DataFrame) -> DataFrame:
+    """Return dead letters by what they have in common, and how many of them are still dead."""
+    return clusters_of(letters, jobs)
 
 
 def _named(**expressions: str) -> list[Column]:

@@ -1,49 +1,59 @@
-"""The pipeline: lands what is new, computes again what it touches, swaps it in. Killed at any point, it goes on.
+"""The pipeline: lands what is new, then computes the partitions of silver and gold that it touches.
 
-Silver's partitions are functions of bronze's: those whose bronze files changed since the last swap are computed again
-from all of their events. Gold's days are computed again when a job that counts there, or did, is among them.
+Each table says in its log up to which version of the table before it was computed. What changed since then is in that
+table's log, so a run that is killed at any point is continued by the next one. Silver's partitions are functions of
+bronze's, gold's days of the jobs that ended or failed on them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import logging
-import shutil
+import re
 from dataclasses import dataclass, field
-from functools import partial
+from datetime import datetime, timedelta
+from functools import partial, reduce
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
 
-import pyarrow.parquet as pq
+from deltalake.exceptions import DeltaError
 
+from tampu.errors import ConfigError
 from tampu.spark.lake import bronze, gold, silver
-from tampu.spark.lake.manifest import Manifest, lake_folder, remove_unnamed, sole_writer
+from tampu.spark.lake.folder import sole_writer, writable_lake
+from tampu.spark.lake.read import read_files
+from tampu.spark.lake.table import TABLES, File, Partition, Table, schema_of
+from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
-logger = logging.getLogger("tampu.spark")
+    #: A queue and a day.
+    QueueDay = tuple[str, str]
 
 STREAMS = ("events", "dlq")
-_HIVE_PARTS = 2
+#: Name of the transaction that holds the version of a table's definition.
+DEFINED = "tampu.definitions"
+#: Tables that are computed from silver, in this order.
+BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
+#: Days are taken from the statistics of files that span at most this many; others are read.
+MAX_DAYS_OF_FILE = 7
+_DAY = re.compile(r"c?(\d{4,}-\d\d-\d\d)")
 
 
 @dataclass
 class Summary:
-    """What one run did."""
+    """Summary of one run."""
 
     landed: dict[str, int] = field(default_factory=dict)
-    #: Entries that were gone before they could be landed, ever, per stream: trimmed, or letters that were replayed.
+    #: Per stream: entries that were gone before they could be landed, ever. They were trimmed, or replayed.
     trimmed: dict[str, int] = field(default_factory=dict)
     silver_partitions: int = 0
     gold_partitions: int = 0
 
 
 class Pipeline:
-    """One lake and the queues that flow into it. `on_step` is told what comes next, and how far landing is."""
+    """One lake and the queues that are landed in it. `on_step` is called with what comes next."""
 
     def __init__(
         self,
@@ -56,151 +66,315 @@ class Pipeline:
         on_step: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._spark = spark
-        self._url = url
-        self._queues = list(queues)
-        self._lake = lake_folder(lake)
-        self._max_per_batch = max_per_batch
+        self._lake = writable_lake(lake)
+        self._tables = {name: Table(self._lake, name) for name in TABLES}
+        self._landings = {
+            stream: bronze.Landing(spark, url, list(queues), self._lake, stream, max_per_batch) for stream in STREAMS
+        }
         self._on_step = on_step
 
     def run(self) -> Summary:
-        """Land, compute, swap."""
+        """Land everything that is present, compute what it touches, publish."""
         with sole_writer(self._lake):
-            manifest = Manifest.load(self._lake)
-            before = {stream: _rows_of(manifest, stream) for stream in STREAMS}
-            for stream in STREAMS:
-                self._on_step(f"landing {stream}")
-                frame = bronze.read_stream(self._spark, self._url, self._queues, stream, self._max_per_batch)
-                reached = bronze.land(self._spark, frame, self._lake, stream, partial(self._on_rows, stream))
-                self._note_offsets(manifest, stream, reached)
-            touched = {stream: self._note_sources(manifest, stream) for stream in STREAMS}
+            state = LakeVersion.load(self._lake)
             summary = Summary()
-            for stream in STREAMS:
-                rows = _rows_of(manifest, stream)
-                summary.landed[stream] = sum(rows.values()) - sum(before[stream].values())
-                added = manifest.added.get(stream, {})
-                manifest.trimmed[stream] = {queue: max(added[queue] - rows.get(queue, 0), 0) for queue in added}
-                summary.trimmed[stream] = sum(manifest.trimmed[stream].values())
-            self._compute(manifest, touched, summary)
-            self._on_step("swapping in")
-            manifest.swap_in(self._lake)
-            remove_unnamed(self._lake)
+            for stream, landing in self._landings.items():
+                self._on_step(f"landing {stream}")
+                summary.landed[stream] = landing.run(partial(self._on_rows, stream))
+            self._compute(state, summary)
+            self._publish(state)
+            summary.trimmed = {stream: sum(counts.values()) for stream, counts in state.trimmed.items()}
             return summary
 
-    # --- bronze
+    def rebuild(self, first_day: str = "") -> Summary:
+        """Compute silver and gold again from bronze, for jobs from this day on; by default for all that bronze has."""
+        with sole_writer(self._lake):
+            state = LakeVersion.load(self._lake)
+            summary = Summary()
+            self._compute(state, summary, rebuild_from=first_day)
+            self._publish(state)
+            return summary
+
+    def close(self) -> None:
+        """Close the connections to the server."""
+        for landing in self._landings.values():
+            landing.close()
 
     def _on_rows(self, stream: str, rows: int) -> None:
         self._on_step(f"landing {stream}: {rows:,} so far")
 
-    def _note_offsets(self, manifest: Manifest, stream: str, offsets: dict[str, Any] | None) -> None:
-        for queue, offset in (offsets or {}).items():
-            if "added" in offset:
-                manifest.added.setdefault(stream, {})[queue] = offset["added"]
+    def _compute(self, state: LakeVersion, summary: Summary, rebuild_from: str | None = None) -> None:
+        for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters"):
+            if self._tables[name].transaction(DEFINED) > DEFINITIONS:
+                raise ConfigError(f"{self._tables[name].path} was computed by a newer version of tampu: upgrade tampu")
+        summary.silver_partitions = self._compute_silver(state, rebuild_from)
+        summary.gold_partitions = self._compute_gold()
+        self._compute_undecodable(state)
+        self._compute_clusters()
 
-    def _note_sources(self, manifest: Manifest, stream: str) -> list[str]:
-        """Note what bronze holds now; the partitions that have changed since the last swap."""
-        touched = []
-        for partition, files in self._files(stream).items():
-            digest = _digest(files)
-            source = f"{stream}/{partition}"
-            if manifest.sources.get(source, {}).get("digest") != digest:
-                # Parquet's footers tell the number of rows.
-                rows = sum(pq.read_metadata(file).num_rows for file in files)
-                manifest.sources[source] = {"digest": digest, "rows": rows}
-                touched.append(partition)
-        return sorted(touched)
+    def _publish(self, state: LakeVersion) -> None:
+        self._on_step("publishing")
+        before = (dict(state.tables), dict(state.trimmed))
+        state.trimmed = {stream: self._trimmed(state, stream) for stream in STREAMS}
+        state.tables = {name: version for name, table in self._tables.items() if (version := table.version()) >= 0}
+        if before != (state.tables, state.trimmed):
+            state.publish(self._lake)
 
-    def _files(self, stream: str) -> dict[str, list[str]]:
-        """The committed files of bronze by partition."""
-        if not bronze.has_landed(self._lake, stream):
-            return {}
-        files: dict[str, list[str]] = {}
-        for url in bronze.read_bronze(self._spark, self._lake, stream).inputFiles():
-            path = unquote(urlsplit(url).path)
-            partition = "/".join(unquote(part) for part in path.split("/")[-_HIVE_PARTS - 1 : -1])
-            files.setdefault(partition, []).append(path)
-        return files
+    def _trimmed(self, state: LakeVersion, stream: str) -> dict[str, int]:
+        """Return how many entries of each queue were never landed: added, but not in bronze."""
+        table = self._tables[f"bronze/{stream}"]
+        offsets = bronze.OffsetLog(self._lake, stream).read(table.transaction(bronze.LANDING))
+        rows = dict(state.retired.get(stream, {}))
+        for file in table.files():
+            rows[file.partition[0]] = rows.get(file.partition[0], 0) + file.rows
+        return {
+            queue: max(offset["added"] - rows.get(queue, 0), 0)
+            for queue, offset in offsets.items()
+            if "added" in offset
+        }
 
-    # --- silver and gold
+    # --- what has changed
 
-    def _compute(self, manifest: Manifest, touched: dict[str, list[str]], summary: Summary) -> None:
-        run = f"{manifest.version + 1:08d}"
-        if touched["events"]:
-            self._on_step(f"computing {len(touched['events'])} partitions of silver")
-            days = self._compute_silver(manifest, touched["events"], run)
-            summary.silver_partitions = len(touched["events"])
-            self._on_step(f"computing {len(days)} days of gold")
-            summary.gold_partitions = self._compute_gold(manifest, days, run)
-        if touched["dlq"]:
-            self._on_step("grouping dead letters")
-            clusters = gold.dlq_clusters(bronze.read_bronze(self._spark, self._lake, "dlq"))
-            manifest.tables["gold/dlq_clusters"] = self._write(clusters, "gold/dlq_clusters", "day", run)
+    def _pending(self, target: Table, source: Table, *, rebuild: bool = False) -> set[Partition] | None:
+        """Return the partitions of `source` that changed since `target` was computed; None if all have to be taken."""
+        done = target.transaction(source.name)
+        if rebuild or done < 0 or target.transaction(DEFINED) != DEFINITIONS:
+            return None
+        return source.changed(done, source.version())
 
-    def _compute_silver(self, manifest: Manifest, touched: list[str], run: str) -> list[tuple[str, str]]:
-        events = bronze.read_bronze(self._spark, self._lake, "events").where(_is_in(touched, "date"))
-        partitions = manifest.partitions("silver/jobs")
-        old = [str(self._lake / partitions[name]) for name in touched if name in partitions]
-        before = gold.days_of(self._read(old)) if old else []
-        written = self._write(silver.jobs_of(events), "silver/jobs", "date", run)
-        manifest.replace("silver/jobs", touched, written)
-        after = gold.days_of(self._read([str(self._lake / folder) for folder in written.values()])) if written else []
-        return sorted({*before, *after})
+    # --- silver
 
-    def _compute_gold(self, manifest: Manifest, days: list[tuple[str, str]], run: str) -> int:
-        if not days:
+    def _compute_silver(self, state: LakeVersion, rebuild_from: str | None) -> int:
+        source, target = self._tables["bronze/events"], self._tables["silver/jobs"]
+        if (version := source.version()) < 0:
             return 0
-        names = [f"queue={queue}/day={day}" for queue, day in days]
-        jobs = self._read(manifest.folders(self._lake, "silver/jobs")).where(f"queue IN ({_list(q for q, _ in days)})")
-        total = 0
-        for table, compute in (
-            ("gold/throughput", gold.throughput),
-            ("gold/latency", gold.latency),
-            ("gold/failures", gold.failures),
-            ("gold/slo", gold.slo),
-        ):
-            written = self._write(compute(jobs).where(_is_in(names, "day")), table, "day", run)
-            manifest.replace(table, names, written)
-            total += len(written)
-        return total
+        files = source.files()
+        present = {file.partition for file in files}
+        pending = self._pending(target, source, rebuild=rebuild_from is not None)
+        # Of days that retention took away bronze has only what came late, from which their jobs cannot be computed.
+        changed = {
+            (queue, date)
+            for queue, date in (present if pending is None else pending)
+            if (day := day_of(date)) is None or day >= max(state.retained_from, rebuild_from or "")
+        }
+        if not changed:
+            return 0
+        self._on_step(f"computing {len(changed)} partitions of silver")
+        by_hash = {queue for queue, date in present if is_bucket(date)}
+        touched_by_hash = {queue for queue, date in changed if queue in by_hash and is_undated(date)}
+        # Where the creation of some jobs is unknown, events of one job may be in partitions of both kinds. Such a queue
+        # has all jobs that are not dated by their ID in buckets, which are computed from all partitions of both kinds.
+        sources = changed | {part for part in present if part[0] in touched_by_hash and is_undated(part[1])}
+        former = {file.partition for file in target.files()}
+        replaced = changed | {part for part in former if part[0] in touched_by_hash and is_undated(part[1])}
+        events = self._read(source, [file for file in files if file.partition in sources])
+        if by_hash:
+            date = f"if(queue IN ({_list(by_hash)}) AND date RLIKE '^[ch]', {bronze.BUCKET_OF_JOB}, date)"
+            events = events.withColumn("date", _expression(date))
+        frame = silver.jobs_of(events)
+        adds = target.stage(frame)
+        transactions = {source.name: version, DEFINED: DEFINITIONS}
+        target.commit(adds, schema_of(frame), transactions, replace=replaced, again=rebuild_from is not None)
+        return len(changed)
 
-    def _read(self, folders: list[str]) -> DataFrame:
-        return self._spark.read.parquet(*folders)
+    # --- gold
 
-    def _write(self, frame: DataFrame, table: str, by: str, run: str) -> dict[str, str]:
-        """Write a table beside what is there; partition to folder. A run that was killed may have left the folder."""
-        folder = self._lake / table / f"run={run}"
-        shutil.rmtree(folder, ignore_errors=True)
-        # The columns stay in the files too: a folder can be read on its own.
-        rows = frame.selectExpr("*", "queue AS p_queue", f"{by} AS p_{by}")
-        rows.coalesce(4).write.partitionBy("p_queue", f"p_{by}").parquet(str(folder))
-        found: dict[str, str] = {}
-        for leaf in folder.glob("p_queue=*/p_*=*"):
-            queue, value = (unquote(part.partition("=")[2]) for part in leaf.parts[-_HIVE_PARTS:])
-            found[f"queue={queue}/{by}={value}"] = str(leaf.relative_to(self._lake))
+    def _compute_gold(self) -> int:
+        source = self._tables["silver/jobs"]
+        if (version := source.version()) < 0:
+            return 0
+        stale = [
+            name
+            for name in BY_DAY
+            if self._tables[name].transaction(source.name) < version
+            or self._tables[name].transaction(DEFINED) != DEFINITIONS
+        ]
+        if not stale:
+            return 0
+        files = source.files()
+        days = self._changed_days(source, files, stale)
+        if days is not None:
+            if not days:
+                for name in stale:
+                    self._tables[name].mark({source.name: version})
+                return 0
+            files = [file for file in files if _counts_on(file, days)]
+        self._on_step(f"computing {'all' if days is None else len(days)} days of gold")
+        jobs = self._read(source, files)
+        is_wanted = "day IS NOT NULL" if days is None else _is_in(days)
+        transactions = {source.name: version, DEFINED: DEFINITIONS}
+        ended_table = self._tables["gold/ends"]
+        self._replace(ended_table, gold.ends(jobs).where(is_wanted), days, transactions)
+        ended = self._read(
+            ended_table, [file for file in ended_table.files() if days is None or file.partition in days]
+        )
+        failed = gold.failed_runs(jobs).where(is_wanted)
+        frames = {
+            "gold/failures": gold.failures(failed),
+            "gold/throughput": gold.throughput(ended, failed),
+            "gold/latency": gold.latency(ended),
+            "gold/slo": gold.slo(ended),
+        }
+        return sum(self._replace(self._tables[name], frame, days, transactions) for name, frame in frames.items())
+
+    def _changed_days(self, source: Table, files: list[File], stale: list[str]) -> set[QueueDay] | None:
+        """Return the days that jobs of the changed partitions count on, before and after; None for all days."""
+        if any(self._tables[name].transaction(DEFINED) != DEFINITIONS for name in stale):
+            return None
+        done = min(self._tables[name].transaction(source.name) for name in stale)
+        changed = source.changed(done, source.version())
+        if changed is None:
+            return None
+        try:
+            former = source.files(done)
+        except DeltaError:
+            return None  # the log does not go back that far any more
+        touched = [file for file in (*files, *former) if file.partition in changed]
+        if not all((source.path / file.path).exists() for file in touched):
+            return None  # vacuum has removed the state that gold was computed from
+        found: set[QueueDay] = set()
+        unclear: list[File] = []
+        for file in touched:
+            days = days_of_file(file)
+            if days is None:
+                unclear.append(file)
+            else:
+                found |= {(file.partition[0], day) for day in days}
+        if unclear:
+            jobs = self._read(source, unclear)
+            rows = gold.ends(jobs).select("queue", "day").union(gold.failed_runs(jobs).select("queue", "day"))
+            found |= {(row["queue"], row["day"]) for row in rows.distinct().collect()}
         return found
 
+    def _replace(
+        self, table: Table, frame: DataFrame, partitions: Collection[Partition] | None, transactions: dict[str, int]
+    ) -> int:
+        """Put the rows in place of these partitions (None: of all); return the number of files."""
+        if all(table.transaction(app) >= number for app, number in transactions.items()):
+            return 0
+        adds = table.stage(frame)
+        replaced = {file.partition for file in table.files()} if partitions is None else partitions
+        table.commit(adds, schema_of(frame), transactions, replace=replaced)
+        return len(adds)
 
-def _digest(files: list[str]) -> str:
-    names = sorted(file.rpartition("/")[2] for file in files)
-    return hashlib.sha256("\n".join(names).encode()).hexdigest()[:16]
+    # --- what could not be decoded, and dead letters
+
+    def _compute_undecodable(self, state: LakeVersion) -> None:
+        target = self._tables["gold/undecodable"]
+        sources = {stream: self._tables[f"bronze/{stream}"] for stream in STREAMS}
+        transactions = {source.name: version for source in sources.values() if (version := source.version()) >= 0}
+        if all(target.transaction(name) >= version for name, version in transactions.items()) and (
+            not transactions or target.transaction(DEFINED) == DEFINITIONS
+        ):
+            return
+        pending: set[Partition] | None = set()
+        for source in sources.values():
+            if source.name in transactions and target.transaction(source.name) < transactions[source.name]:
+                changed = self._pending(target, source)
+                pending = None if pending is None or changed is None else pending | changed
+        if pending is not None:
+            pending = {part for part in pending if (day_of(part[1]) or state.retained_from) >= state.retained_from}
+        frames = []
+        for stream, source in sources.items():
+            broken = [
+                file
+                for file in source.files()
+                if (pending is None or file.partition in pending) and file.nulls.get("error") != file.rows
+            ]
+            rows = self._read(source, broken, stream).select("queue", "date", "entry_id", "error")
+            frames.append(rows.selectExpr("*", f"'{stream}' AS stream"))
+        has_former = any(pending is None or file.partition in pending for file in target.files())
+        transactions |= {DEFINED: DEFINITIONS}
+        if target.version() >= 0 and not has_former and not any(frame.inputFiles() for frame in frames):
+            target.mark(transactions)
+            return
+        frame = gold.undecodable(reduce(lambda one, other: one.unionByName(other), frames))
+        self._replace(target, frame, pending, transactions)
+
+    def _compute_clusters(self) -> None:
+        letters_table, jobs_table = self._tables["bronze/dlq"], self._tables["silver/jobs"]
+        target = self._tables["gold/dlq_clusters"]
+        versions = {table.name: version for table in (letters_table, jobs_table) if (version := table.version()) >= 0}
+        if letters_table.name not in versions:
+            return
+        letters = letters_table.files()
+        changed = self._pending(target, letters_table)
+        changed_jobs = self._pending(target, jobs_table) if jobs_table.name in versions else set()
+        queues: set[str] | None = None
+        if changed is not None and changed_jobs is not None:
+            letter_dates = {file.partition for file in letters}
+            touched = {part for part in changed_jobs if part in letter_dates or is_bucket(part[1])}
+            queues = {queue for queue, _ in changed | touched} & {file.partition[0] for file in letters}
+            if not queues:
+                target.mark(versions)
+                return
+        self._on_step("grouping dead letters")
+        letters = [file for file in letters if queues is None or file.partition[0] in queues]
+        dates = {file.partition for file in letters}
+        jobs = [file for file in jobs_table.files() if file.partition in dates or is_bucket(file.partition[1])]
+        frame = gold.dlq_clusters(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
+        replaced = None if queues is None else {(queue,) for queue in queues}
+        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+
+    def _read(self, table: Table, files: list[File], empty_as: str = "") -> DataFrame:
+        return read_files(self._spark, table, files, empty_as)
 
 
-def _rows_of(manifest: Manifest, stream: str) -> dict[str, int]:
-    """Rows of bronze per queue."""
-    rows: dict[str, int] = {}
-    for source, known in manifest.sources.items():
-        if source.startswith(f"{stream}/queue="):
-            queue = source.removeprefix(f"{stream}/queue=").rpartition("/date=")[0]
-            rows[queue] = rows.get(queue, 0) + known["rows"]
-    return rows
+def days_of_file(file: File) -> set[str] | None:
+    """Return the days from the first to the last end, and failure, of a silver file's jobs.
+
+    None if the statistics of the file do not say, or there are too many of them.
+    """
+    found: set[str] = set()
+    for first, last in (("first_ended_at", "done_at"), ("first_failed_at", "last_failed_at")):
+        low, high = file.lowest.get(first), file.highest.get(last)
+        if not isinstance(low, datetime) or not isinstance(high, datetime):
+            if file.nulls.get(last) != file.rows:
+                return None
+            continue
+        if (high.date() - low.date()).days >= MAX_DAYS_OF_FILE:
+            return None
+        day = low.date()
+        while day <= high.date():
+            found.add(day.isoformat())
+            day += timedelta(days=1)
+    return found
 
 
-def _is_in(partitions: list[str], by: str) -> str:
-    """A condition: the row is in one of these partitions (`queue=q/date=d`)."""
+def _counts_on(file: File, days: Collection[QueueDay]) -> bool:
+    """Return whether jobs of a silver file may count on one of these days."""
+    known = days_of_file(file)
+    return any(queue == file.partition[0] and (known is None or day in known) for queue, day in days)
+
+
+def day_of(date: str) -> str | None:
+    """Return the day of a partition; None for a bucket."""
+    found = _DAY.fullmatch(date)
+    return found[1] if found else None
+
+
+def is_undated(date: str) -> bool:
+    """Return whether a partition is of jobs whose IDs hold no day."""
+    return date.startswith(("c", "h"))
+
+
+def is_bucket(date: str) -> bool:
+    """Return whether a partition is a bucket by hash."""
+    return date.startswith("h")
+
+
+def _expression(text: str) -> Any:
+    from pyspark.sql import functions as fn
+
+    return fn.expr(text)
+
+
+def _is_in(days: Collection[QueueDay]) -> str:
+    """Return a condition: the row is of one of these queues and days."""
     by_queue: dict[str, list[str]] = {}
-    for partition in partitions:
-        queue, _, value = partition.removeprefix("queue=").partition(f"/{by}=")
-        by_queue.setdefault(queue, []).append(value)
-    return " OR ".join(f"(queue = {_literal(q)} AND {by} IN ({_list(values)}))" for q, values in by_queue.items())
+    for queue, day in days:
+        by_queue.setdefault(queue, []).append(day)
+    return " OR ".join(f"(queue = {_literal(q)} AND day IN ({_list(values)}))" for q, values in by_queue.items())
 
 
 def _literal(text: str) -> str:

@@ -1,4 +1,4 @@
-"""`tampu pipeline report`: the gold tables as one HTML page that needs nothing else. Reads Parquet without Spark."""
+"""`tampu pipeline report`: the gold tables as one self-contained HTML page. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tampu.errors import ConfigError
 from tampu.spark.lake.charts import Bar, Series, bar_chart, line_chart
-from tampu.spark.lake.manifest import FILE_NAME, Manifest, count_by_minute, lake_folder, read_rows
+from tampu.spark.lake.folder import lake_folder
+from tampu.spark.lake.rows import count_by_minute, published, read_rows
+from tampu.spark.lake.versions import LakeVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-#: Rows of the tables and bars of the plots.
+#: Most rows of a table, and bars of a plot.
 MOST_ROWS = 12
-#: The forecast looks back, and ahead, so many minutes.
+#: Columns of the table of clusters that are numbers.
+NUMBERS = ("letters", "still dead")
+#: Minutes that the forecast looks back, and ahead.
 FORECAST_MINUTES = 15
 
 STYLE = """
@@ -43,52 +46,52 @@ td.n,th.n{text-align:right}code{font-size:12px;word-break:break-word}.wide{overf
 
 @dataclass(frozen=True)
 class Forecast:
-    """Where the backlog goes if the last minutes go on."""
+    """The backlog if the rates of the last minutes continue."""
 
     sentence: str
     points: list[tuple[float, float | None]]
 
 
 def write_report(lake: str | Path, output: str | Path, *, now: datetime | None = None) -> Path:
-    """Write the page; `ConfigError` when there is no lake."""
+    """Write the page; `ConfigError` if the folder is not a lake."""
     folder, target = lake_folder(lake), Path(output)
-    if not (folder / FILE_NAME).exists():
-        raise ConfigError(f"{folder} is no lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
+    published(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(render(folder, now or datetime.now(UTC)), encoding="utf-8")
     return target
 
 
 def render(lake: Path, now: datetime) -> str:
-    """The page as text."""
-    manifest = Manifest.load(lake)
-    throughput = read_rows(lake, "gold/throughput")
-    latency = read_rows(lake, "gold/latency")
-    failures = read_rows(lake, "gold/failures")
-    clusters = read_rows(lake, "gold/dlq_clusters")
-    slo = read_rows(lake, "gold/slo")
+    """Return the page as text."""
+    state = LakeVersion.load(lake)
+    throughput = read_rows(lake, "gold/throughput", state)
+    latency = read_rows(lake, "gold/latency", state)
+    failures = read_rows(lake, "gold/failures", state)
+    clusters = read_rows(lake, "gold/dlq_clusters", state)
+    slo = read_rows(lake, "gold/slo", state)
+    undecodable = read_rows(lake, "gold/undecodable", state)
     queues = sorted({row["queue"] for rows in (throughput, clusters, failures) for row in rows})
-    backlog, forecast = backlog_of(lake)
+    backlog, forecast = backlog_of(lake, state)
     body = [
         f"<h1>{escape(', '.join(queues) or 'no jobs yet')}</h1>",
-        f'<p class="sub">tampu, {now:%Y-%m-%d %H:%M} UTC, state {manifest.version} of the lake '
+        f'<p class="sub">tampu, {now:%Y-%m-%d %H:%M} UTC, round {state.round} of the lake '
         f"<code>{escape(str(lake))}</code></p>",
-        _warning(manifest),
+        _warning(state, undecodable),
         _tiles(slo, failures, clusters),
         "<h2>Throughput</h2>",
-        line_chart("Jobs that ended, per minute", "jobs/min", _sums(throughput, ("completed", "dead"))).figure(),
+        line_chart("Ended jobs per minute", "jobs/min", _sums(throughput, ("completed", "dead"))).figure(),
         "<h2>Latency</h2>",
-        line_chart("Waiting for a worker", "ms", _percentiles(latency, "wait"), log=True).figure(),
-        line_chart("Running", "ms", _percentiles(latency, "run"), log=True).figure(),
+        line_chart("Wait for a worker", "ms", _percentiles(latency, "wait"), log=True).figure(),
+        line_chart("Run time", "ms", _percentiles(latency, "run"), log=True).figure(),
         "<h2>Backlog</h2>",
         f"<p>{escape(forecast.sentence)}</p>",
         line_chart(
-            "Jobs created and not ended, of those that events tell of",
+            "Jobs created and not ended, by their events",
             "jobs",
-            [Series("backlog", backlog), Series("if the last minutes go on", forecast.points, dashed=True)],
+            [Series("backlog", backlog), Series("at the current rates", forecast.points, dashed=True)],
         ).figure(),
         "<h2>Failures</h2>",
-        bar_chart("Failed runs by kind of error", _top(failures, "fingerprint", "(no text)")).figure(),
+        bar_chart("Failed runs by error", _top(failures, "fingerprint", "(no text)")).figure(),
         bar_chart("Failed runs by name", _top(failures, "name", "(no name)")).figure(),
         "<h2>Dead letters</h2>",
         _clusters_table(clusters),
@@ -98,21 +101,21 @@ def render(lake: Path, now: datetime) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        # An icon of nothing: browsers ask for one, and a page in a file has none to give.
+        # An empty icon: browsers request one, and a file cannot serve it.
         '<link rel="icon" href="data:,">'
         f"<title>tampu: {escape(', '.join(queues))}</title><style>{STYLE}</style></head>"
         f"<body>{''.join(body)}</body></html>\n"
     )
 
 
-def backlog_of(lake: Path) -> tuple[list[tuple[float, float | None]], Forecast]:
-    """The backlog minute by minute, and where it goes."""
+def backlog_of(lake: Path, state: LakeVersion) -> tuple[list[tuple[float, float | None]], Forecast]:
+    """Return the backlog per minute, and its forecast."""
     changes: dict[datetime, list[int]] = defaultdict(lambda: [0, 0])
     for side, column in enumerate(("created_at", "done_at")):
-        for minute, count in count_by_minute(lake, "silver/jobs", column):
+        for minute, count in count_by_minute(lake, "silver/jobs", column, state):
             changes[minute][side] += count
     if not changes:
-        return [], Forecast("No job has been seen yet.", [])
+        return [], Forecast("No jobs yet.", [])
     size = 0
     line: list[tuple[float, float | None]] = []
     for minute in sorted(changes):
@@ -122,34 +125,37 @@ def backlog_of(lake: Path) -> tuple[list[tuple[float, float | None]], Forecast]:
 
 
 def forecast_of(changes: dict[datetime, list[int]], size: int) -> Forecast:
-    """A straight line from the rates of the last minutes."""
+    """Extrapolate the rates of the last minutes."""
     last = max(changes)
     recent = [counts for minute, counts in changes.items() if minute > last - timedelta(minutes=FORECAST_MINUTES)]
     span = min(FORECAST_MINUTES, max((last - min(changes)).total_seconds() / 60 + 1, 1))
     came, went = (sum(counts[side] for counts in recent) / span for side in (0, 1))
-    rates = f"{came:,.1f} jobs came and {went:,.1f} ended per minute lately"
+    rates = f"{came:,.1f} jobs created and {went:,.1f} ended per minute recently"
     ahead = [(last + timedelta(minutes=m)).timestamp() for m in range(FORECAST_MINUTES + 1)]
     points: list[tuple[float, float | None]] = [
         (x, max(size + (came - went) * number, 0.0)) for number, x in enumerate(ahead)
     ]
     if size == 0:
-        return Forecast(f"Nothing waits: {rates}.", points)
+        return Forecast(f"No backlog: {rates}.", points)
     if went > came:
-        return Forecast(f"{size:,} wait: {rates}; empty in about {size / (went - came):,.0f} minutes.", points)
-    return Forecast(f"{size:,} wait: {rates}; at this pace the backlog does not shrink.", points)
+        return Forecast(f"Backlog of {size:,}: {rates}; empty in about {size / (went - came):,.0f} minutes.", points)
+    return Forecast(f"Backlog of {size:,}: {rates}; at these rates it does not shrink.", points)
 
 
-def _warning(manifest: Manifest) -> str:
-    # Letters that are gone were replayed or removed, most often: nothing is wrong with that.
-    trimmed = sorted(manifest.trimmed.get("events", {}).items())
-    lost = {f"events of {queue}": count for queue, count in trimmed if count}
-    if not lost:
-        return ""
-    told = ", ".join(f"{count:,} {escape(where)}" for where, count in lost.items())
-    return (
-        f'<div class="warn">Not in these figures, trimmed before they could be landed: {told}. Raise '
-        "<code>events_max_stream_len</code>, or run the pipeline more often.</div>"
-    )
+def _warning(state: LakeVersion, undecodable: list[dict[str, Any]]) -> str:
+    # Letters that are gone were usually replayed or removed on purpose.
+    trimmed = sorted(state.trimmed.get("events", {}).items())
+    lost = ", ".join(f"{count:,} events of {escape(queue)}" for queue, count in trimmed if count)
+    broken = sum(row["entries"] for row in undecodable)
+    parts = []
+    if lost:
+        parts.append(
+            f"Not in these figures, because they were trimmed before they could be landed: {lost}. Raise "
+            "<code>events_max_stream_len</code>, or run the pipeline more often."
+        )
+    if broken:
+        parts.append(f"{broken:,} entries could not be decoded: see the table <code>gold_undecodable</code>.")
+    return "".join(f'<div class="warn">{part}</div>' for part in parts)
 
 
 def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> str:
@@ -160,7 +166,7 @@ def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: 
         (share, "completed"),
         (f"{dead:,}", "dead"),
         (f"{sum(row['failures'] for row in failures):,}", "failed runs"),
-        (f"{len({row['cluster'] for row in clusters}):,}", "kinds of dead letters"),
+        (f"{len({row['cluster'] for row in clusters}):,}", "clusters of dead letters"),
     )
     return (
         '<div class="tiles">'
@@ -185,7 +191,7 @@ def _sums(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> list[Series]:
 
 
 def _percentiles(rows: list[dict[str, Any]], what: str) -> list[Series]:
-    """The worst name's of each minute: percentiles of parts cannot be averaged."""
+    """Return the highest percentile of all names per minute: percentiles cannot be averaged."""
     by_minute = _by_minute(rows)
     lines = []
     for percentile in (50, 95, 99):
@@ -212,11 +218,12 @@ def _clusters_table(rows: list[dict[str, Any]]) -> str:
         return '<p class="empty">none</p>'
     lines = [
         f"<tr><td><code>{row['cluster']}</code></td><td>{escape(row['queue'])}</td><td>{escape(row['name'] or '')}</td>"
-        f'<td class="n">{row["letters"]:,}</td><td>{escape(row["reason"] or "")}</td>'
+        f'<td class="n">{row["letters"]:,}</td><td class="n">{row["dead"]:,}</td><td>{escape(row["reason"] or "")}</td>'
         f"<td><code>{escape(row['error_type'] or '')}: {escape(row['fingerprint'] or '')}</code></td></tr>"
         for row in ordered
     ]
-    head = '<tr><th>cluster</th><th>queue</th><th>name</th><th class="n">letters</th><th>reason</th><th>error</th></tr>'
+    names = ("cluster", "queue", "name", "letters", "still dead", "reason", "error")
+    head = "<tr>" + "".join(f"<th{' class=n' if name in NUMBERS else ''}>{name}</th>" for name in names) + "</tr>"
     return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
 
 
@@ -236,6 +243,6 @@ def _slo_table(rows: list[dict[str, Any]]) -> str:
         )
     head = "<tr><th>day</th><th>queue</th><th>name</th>" + "".join(
         f'<th class="n">{name}</th>'
-        for name in ("jobs", "completed", "at first try", "within 1 s", "within 10 s", "within 60 s")
+        for name in ("jobs", "completed", "first try", "within 1 s", "within 10 s", "within 60 s")
     )
     return f'<div class="wide"><table>{head}</tr>{"".join(lines)}</table></div>'

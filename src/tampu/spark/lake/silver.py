@@ -1,4 +1,4 @@
-"""Silver: one row per job, computed from all of its events. Aggregates of the JVM only, none that depends on order."""
+"""Silver: one row per job, computed from all of its events. JVM aggregates only, none that depends on the order."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ if TYPE_CHECKING:
 _AT = "struct(entry_ms, entry_seq)"
 _ENDS = "event IN ('completed', 'dlq')"
 _FAILURE = "named_struct('ts', ts, 'attempt', attempt, 'reason', reason, 'entry_ms', entry_ms, 'entry_seq', entry_seq)"
+_END = (
+    "named_struct('ts', ts, 'event', event, 'attempt', attempt, 'reason', reason, 'duration_us', duration_us, "
+    "'entry_ms', entry_ms, 'entry_seq', entry_seq)"
+)
 
 #: Column to its expression over all events of a job.
 COLUMNS = {
     "name": "max(name)",
     "created_at": "min(created_at)",
     "first_active_at": "min(ts) FILTER (WHERE event = 'active')",
+    "first_ended_at": f"min(ts) FILTER (WHERE {_ENDS})",
     "done_at": f"max(ts) FILTER (WHERE {_ENDS})",
+    "first_failed_at": "min(ts) FILTER (WHERE event = 'failed')",
+    "last_failed_at": "max(ts) FILTER (WHERE event = 'failed')",
     "outcome": f"""coalesce(
         CASE max_by(event, {_AT}) FILTER (WHERE {_ENDS}) WHEN 'completed' THEN 'completed' WHEN 'dlq' THEN 'dead' END,
-        max_by(event, {_AT}) FILTER (WHERE event <> 'progress')
+        max_by(event, {_AT})
     )""",
     "attempts": "max(attempt) FILTER (WHERE event IN ('completed', 'failed', 'dlq'))",
     "failures": "count(*) FILTER (WHERE event = 'failed')",
@@ -30,16 +37,24 @@ COLUMNS = {
     "dlq_reason": f"max_by(reason, {_AT}) FILTER (WHERE event = 'dlq')",
     "worker": f"max_by(worker, {_AT}) FILTER (WHERE worker IS NOT NULL)",
     "failure_log": f"array_sort(collect_list({_FAILURE}) FILTER (WHERE event = 'failed'))",
+    "end_log": f"array_sort(collect_list({_END}) FILTER (WHERE {_ENDS}))",
     "events": "count(*)",
     "last_entry_ms": "max(entry_ms)",
 }
+#: Columns of events that silver is computed from.
+SOURCES = (
+    *("queue", "date", "entry_id", "entry_ms", "entry_seq", "job_id", "name", "attempt", "created_at"),
+    *("event", "ts", "duration_us", "reason", "worker"),
+)
 
 
 def jobs_of(events: DataFrame) -> DataFrame:
-    """One row per job of these events, which must hold all events of each."""
+    """Return one row per job. The frame must hold all events of each; progress reports are not counted."""
     from pyspark.sql import functions as fn
 
-    rows = events.where("job_id IS NOT NULL AND event IS NOT NULL").dropDuplicates(["queue", "entry_id"])
+    rows = events.select(*SOURCES).where("job_id IS NOT NULL AND event <> 'progress'")
+    # An event that was landed twice, by a version that could do that, counts once.
+    rows = rows.dropDuplicates(["queue", "entry_id"])
     jobs = rows.groupBy("queue", "job_id", "date").agg(
         *(fn.expr(expression).alias(name) for name, expression in COLUMNS.items())
     )

@@ -1,4 +1,4 @@
-"""Builds one Arrow batch: the columns of each stream, rows that cannot be decoded, payloads as bytes or JSON text."""
+"""Builds one Arrow batch: the columns of each stream, undecodable rows, payloads as bytes or JSON text."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from tampu.spark.options import Payload, Stream
 
-#: Spark's name of a type to Arrow's. Timestamps travel in UTC.
+#: Spark's type name to Arrow's type. Timestamps are in UTC.
 ARROW_TYPES: dict[str, pa.DataType] = {
     "STRING": pa.string(),
     "BINARY": pa.binary(),
@@ -72,14 +72,17 @@ _OF_STREAM: dict[Stream, dict[str, str]] = {
     },
     "results": {"expires_at": "TIMESTAMP"},
 }
-#: What cannot be decoded keeps its bytes, and says why.
+#: Bytes of entries that cannot be decoded, and the reason.
 _TROUBLE = {"raw": "BINARY", "error": "STRING"}
 
 
 def columns_of(stream: Stream, payload: Payload = "binary") -> dict[str, str]:
-    """Name to Spark type, in order."""
+    """Return the columns in order: name to Spark type."""
     columns = {**_EVERYWHERE, **_OF_STREAM[stream], **_TROUBLE}
     if payload == "binary":
+        return columns
+    if payload == "none":
+        del columns["payload"]
         return columns
     as_text: dict[str, str] = {}
     for name, kind in columns.items():
@@ -90,18 +93,18 @@ def columns_of(stream: Stream, payload: Payload = "binary") -> dict[str, str]:
 
 
 def spark_schema(stream: Stream, payload: Payload = "binary") -> str:
-    """The schema as DDL."""
+    """Return the schema as DDL."""
     return ", ".join(f"`{name}` {kind}" for name, kind in columns_of(stream, payload).items())
 
 
 def arrow_schema(stream: Stream, payload: Payload = "binary") -> pa.Schema:
-    """The schema of the record batches."""
+    """Return the schema of the record batches."""
     return pa.schema([(name, ARROW_TYPES[kind]) for name, kind in columns_of(stream, payload).items()])
 
 
 # --- one batch
 
-#: The last instant Spark's calendar has, in epoch milliseconds: the end of the year 9999.
+#: Last instant of Spark's calendar, in epoch milliseconds: the end of the year 9999.
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 
 #: The largest number of a BIGINT column.
@@ -114,7 +117,7 @@ _BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
 
 class Batch:
-    """Columns of rows to be; a column that is not set is all null."""
+    """The columns of a batch under construction. A column that is not set is null."""
 
     def __init__(self, stream: Stream, payload: Payload, queue: str, rows: int) -> None:
         self._kinds = columns_of(stream, payload)
@@ -126,7 +129,7 @@ class Batch:
         self.raws: list[bytes | None] = [None] * rows
 
     def set(self, name: str, values: Sequence[Any]) -> None:
-        """A column of Python values; timestamps are epoch milliseconds."""
+        """Set a column from Python values; timestamps are epoch milliseconds."""
         kind = self._kinds[name]
         if kind != "TIMESTAMP":
             self._columns[name] = pa.array(values, ARROW_TYPES[kind])
@@ -137,7 +140,7 @@ class Batch:
             self._columns[name] = self._instants(name, values)
 
     def set_array(self, name: str, values: pa.Array) -> None:
-        """A column that is Arrow already; numbers of a timestamp are epoch milliseconds."""
+        """Set a column from an Arrow array; timestamps are epoch milliseconds."""
         if self._kinds[name] == "TIMESTAMP":
             is_out = pc.or_(pc.greater(values, MAX_TIMESTAMP_MS), pc.less(values, 0))
             if pc.any(is_out).as_py():
@@ -156,13 +159,13 @@ class Batch:
         self._columns["entry_seq"] = pa.array(numbers[1::2])
 
     def fail(self, row: int, error: object, raw: bytes) -> None:
-        """Note that a row could not be decoded, or not wholly."""
+        """Record that a row could not be decoded, or only in part."""
         if self.errors[row] is None:
             self.errors[row] = str(error)
             self.raws[row] = raw
 
     def arrow(self) -> pa.RecordBatch:
-        """The batch, with exactly the columns of the schema."""
+        """Return the batch, with exactly the columns of the schema."""
         if any(self.errors):
             self.set("error", self.errors)
             self.set("raw", self.raws)
@@ -187,16 +190,17 @@ class Batch:
 
 
 class Payloads:
-    """The payload columns, out of the slots of envelopes."""
+    """Builds the payload columns from the slots of envelopes."""
 
     def __init__(self, batch: Batch) -> None:
         self._batch = batch
         self._as_text = batch.payload == "json"
+        self._is_wanted = batch.payload != "none"
         self._values: list[Any] = []
         self._raws: list[bytes | None] = []
 
     def slot(self, slot: bytes) -> None:
-        """The next row's payload, out of its slot."""
+        """Add the next row's payload from its slot."""
         if not self._as_text:
             self._values.append(_bin_slot(slot) if slot[:1] in _BIN_LEADS else slot)
             return
@@ -208,7 +212,7 @@ class Payloads:
             self._raws.append(slot)
 
     def packed(self, packed: bytes | None) -> None:
-        """The next row's payload, as MessagePack."""
+        """Add the next row's payload from MessagePack."""
         if not self._as_text:
             self._values.append(packed)
             return
@@ -217,7 +221,7 @@ class Payloads:
         self._raws.append(raw)
 
     def all_packed(self, values: Sequence[bytes]) -> None:
-        """The payloads of all rows, as MessagePack."""
+        """Set the payloads of all rows from MessagePack."""
         if self._as_text:
             for packed in values:
                 self.packed(packed)
@@ -225,14 +229,16 @@ class Payloads:
             self._values = list(values)
 
     def finish(self) -> None:
-        """Give the columns to the batch."""
+        """Set the columns of the batch."""
+        if not self._is_wanted:
+            return
         self._batch.set("payload", self._values)
         if self._as_text:
             self._batch.set("payload_raw", self._raws)
 
 
 def json_text(packed: bytes) -> tuple[str | None, bytes | None]:
-    """(JSON text, None) of a MessagePack value, or (None, its bytes) when JSON cannot hold it the same."""
+    """Return (JSON text, None) for a MessagePack value, or (None, its bytes) if JSON cannot represent it exactly."""
     try:
         value = _from_msgpack(packed)
         if not _is_json(value):
@@ -243,7 +249,7 @@ def json_text(packed: bytes) -> tuple[str | None, bytes | None]:
 
 
 def _is_json(value: Any) -> bool:
-    """Whether JSON gives the same value back: no bytes, no datetimes, text as keys, finite numbers."""
+    """Return whether JSON can represent the value: no bytes, no datetimes, text as keys, finite numbers."""
     kind = type(value)
     if kind is str or kind is bool or kind is int or value is None:
         return True

@@ -1,4 +1,4 @@
-"""From what the server returns to Arrow batches, column by column. Pure; nothing here refuses an entry.
+"""Decodes server replies to Arrow batches, column by column. Pure functions that never reject an entry.
 
 An entry that cannot be decoded becomes a row with its bytes in `raw` and the reason in `error`.
 """
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from tampu.wire.job import Job
     from tampu.wire.repeat import RepeatPattern, StoredSpec
 
-    #: An entry of a stream: its id, and its fields and values in their order.
+    #: An entry of a stream: its ID, then fields and values in turn.
     Entry = tuple[bytes, list[bytes]]
 
 _to_json = msgspec.json.Encoder().encode
 
-#: Fields of an event that have a column of their own: field, column, whether it is a number.
+#: Fields of an event with their own column: field, column, whether it is a number.
 _EVENT_FIELDS = (
     (b"e", "event", False),
     (b"id", "job_id", False),
@@ -49,7 +49,7 @@ _EVENT_FIELDS = (
     (b"worker", "worker", False),
 )
 _EVENT_FIELD_NAMES = frozenset(field for field, _, _ in _EVENT_FIELDS)
-#: Columns of a job, and where they are found in it.
+#: Columns of a job and its attributes.
 _JOB_ATTRIBUTES = (("job_id", "id"), ("name", "name"), ("attempt", "attempt"), ("created_at", "created_at_ms"))
 
 
@@ -57,7 +57,7 @@ _JOB_ATTRIBUTES = (("job_id", "id"), ("name", "name"), ("attempt", "attempt"), (
 
 
 def decode_jobs(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
-    """Entries of the jobs stream."""
+    """Decode entries of the jobs stream."""
     batch = Batch("jobs", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
     pairs = [read_job_fields(fields) for _, fields in entries]
@@ -68,7 +68,7 @@ def decode_jobs(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.Re
 def _set_jobs(
     batch: Batch, pairs: Sequence[tuple[bytes | None, str]], raw_of: Callable[[int], bytes], *, retries: bool = True
 ) -> None:
-    """The columns out of (envelope, name) of each row; `raw_of` gives the bytes of a row that holds no job."""
+    """Set the columns from the (envelope, name) of each row; `raw_of` returns the bytes of a row without a job."""
     payloads = Payloads(batch)
     envelopes = decode_bin_envelopes([envelope for envelope, _ in pairs])
     overrides: list[Any]
@@ -94,7 +94,7 @@ def _set_jobs(
 def _job(
     batch: Batch, payloads: Payloads, row: int, envelope: bytes | None, name: str, raw_of: Callable[[int], bytes]
 ) -> Job[Any] | None:
-    """The job of one row, its payload added to `payloads`; None when it cannot be decoded."""
+    """Return the job of one row and add its payload to `payloads`; None if it cannot be decoded."""
     job = None
     try:
         if envelope is None:
@@ -105,28 +105,28 @@ def _job(
         batch.fail(row, error, raw_of(row))
         payloads.packed(None)
     except REFUSALS as error:
-        batch.fail(row, f"the payload slot is no MessagePack: {error}", job._slot if job else b"")
+        batch.fail(row, f"the payload slot is not MessagePack: {error}", job._slot if job else b"")
         payloads.packed(None)
     return job
 
 
 def _attributes(rows: Sequence[Any], attribute: str) -> list[Any]:
-    """One attribute of each row; None for a row that could not be decoded."""
+    """Return an attribute of each row; None for rows that could not be decoded."""
     return [None if row is None else getattr(row, attribute) for row in rows]
 
 
 def decode_events(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
-    """Entries of the events stream."""
+    """Decode entries of the events stream."""
     batch = Batch("events", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
-    # Events of one kind have the same fields in the same order: taken together, a field is a column at once.
+    # Events of one kind have the same fields in the same order: grouped by that, each field is a column.
     layouts: dict[tuple[bytes, ...], list[int]] = {}
     for row, (_, fields) in enumerate(entries):
         layouts.setdefault(tuple(fields[::2]), []).append(row)
     groups: list[dict[bytes, Sequence[bytes]]] = []
     for names, rows in layouts.items():
         values = list(zip(*(entries[row][1][1::2] for row in rows), strict=True))
-        # Of a field that is there twice the first counts: it is set last.
+        # If a field appears twice the first one counts: it is set last.
         groups.append(dict(zip(reversed(names), reversed(values), strict=True)))
         if b"e" not in names:
             for row in rows:
@@ -148,7 +148,7 @@ def decode_events(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.
 
 
 def _column(groups: list[Sequence[bytes] | None], sizes: list[int], order: Any) -> pa.Array:
-    """One field of all rows, out of its values in each layout; `order` puts the rows where they belong."""
+    """Return one field of all rows from its values in each layout; `order` restores the order of rows."""
     if order is None:
         return pa.nulls(sizes[0], pa.binary()) if groups[0] is None else pa.array(groups[0], pa.binary())
     parts = [
@@ -193,7 +193,7 @@ def _numbers(batch: Batch, column: str, values: pa.Array, entries: Sequence[Entr
 
 
 def decode_dead_letters(queue: str, entries: Sequence[Entry], payload: Payload) -> pa.RecordBatch:
-    """Entries of the dlq stream."""
+    """Decode entries of the dlq stream."""
     batch = Batch("dlq", payload, queue, len(entries))
     batch.set_ids([entry_id for entry_id, _ in entries])
     letters = [decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries]
@@ -213,7 +213,7 @@ def decode_dead_letters(queue: str, entries: Sequence[Entry], payload: Payload) 
 
 
 def decode_delayed(queue: str, members: Sequence[tuple[bytes, int]], payload: Payload) -> pa.RecordBatch:
-    """Members of the delayed set and when they are due, in ms."""
+    """Decode members of the delayed set and their due times in ms."""
     batch = Batch("delayed", payload, queue, len(members))
     pairs: list[tuple[bytes | None, str]] = []
     for row, (member, _) in enumerate(members):
@@ -231,7 +231,7 @@ def decode_delayed(queue: str, members: Sequence[tuple[bytes, int]], payload: Pa
 def decode_repeatables(
     queue: str, specs: Sequence[tuple[str, int, bytes | None, int]], payload: Payload
 ) -> pa.RecordBatch:
-    """Repeatables: key, next fire in ms, stored spec, how often it fired."""
+    """Decode repeatables: key, next fire in ms, stored spec, number of fires."""
     batch = Batch("repeat", payload, queue, len(specs))
     payloads = Payloads(batch)
     stored: list[StoredSpec | None] = []
@@ -266,7 +266,7 @@ def _pattern_text(pattern: RepeatPattern) -> str:
 
 
 def decode_results(queue: str, results: Sequence[tuple[str, bytes, int | None]], payload: Payload) -> pa.RecordBatch:
-    """Results: job id, MessagePack, when it expires in ms."""
+    """Decode results: job ID, MessagePack, expiry in ms."""
     batch = Batch("results", payload, queue, len(results))
     payloads = Payloads(batch)
     for row, (_, packed, _) in enumerate(results):

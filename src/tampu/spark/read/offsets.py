@@ -1,4 +1,4 @@
-"""Positions in a stream: entry ids, what a stream holds, and which entries were trimmed before they were read."""
+"""Positions in a stream: entry IDs, the extent of a stream, and entries that were trimmed before they were read."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("tampu.spark")
 
 
 class EntryId(NamedTuple):
-    """An id; compares as the stream orders."""
+    """An entry ID; compares in the order of the stream."""
 
     ms: int
     seq: int
@@ -29,30 +29,30 @@ class EntryId(NamedTuple):
 
     @property
     def next(self) -> EntryId:
-        """The smallest id behind this one."""
+        """The next higher ID."""
         return EntryId(self.ms, self.seq + 1) if self.seq < MAX_U64 else EntryId(self.ms + 1, 0)
 
     @property
     def previous(self) -> EntryId:
-        """The largest id before this one; of the first it is the first."""
+        """The next lower ID; the lowest one returns itself."""
         if self.seq:
             return EntryId(self.ms, self.seq - 1)
         return EntryId(self.ms - 1, MAX_U64) if self.ms else self
 
 
-#: Before every entry: no entry has this id.
+#: Lower than every entry: no entry has this ID.
 BEFORE_ALL = EntryId(0, 0)
 
 
 def parse_entry_id(text: str | bytes, where: str = "entry id") -> EntryId:
-    """`1700000000000-3`, or `1700000000000` for its first; `ConfigError` names `where`."""
+    """Parse `1700000000000-3`, or `1700000000000`, which means `-0`; `ConfigError` names `where`."""
     shown = text.decode(errors="replace") if isinstance(text, bytes) else text
     ms, dash, seq = shown.partition("-")
     if not (ms.isascii() and ms.isdigit() and (not dash or (seq.isascii() and seq.isdigit()))):
-        raise ConfigError(f"{where} must be a stream id such as 1700000000000-0; got {shown!r}")
+        raise ConfigError(f"{where} must be a stream ID such as 1700000000000-0, got {shown!r}")
     found = EntryId(int(ms), int(seq or 0))
     if max(found) > MAX_U64:
-        raise ConfigError(f"{where} must be a stream id of two numbers of 64 bits; got {shown!r}")
+        raise ConfigError(f"{where} must be a stream ID of two 64-bit numbers, got {shown!r}")
     return found
 
 
@@ -64,7 +64,7 @@ class DataLossError(Error):
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a queue has been read, and how the micro-batch that ends here is partitioned."""
+    """Position up to which a queue has been read, and the partitions of the micro-batch that ends here."""
 
     #: ID of the last entry read.
     id: EntryId
@@ -95,23 +95,27 @@ class Position:
         )
 
 
+#: Stands for the end of a stream, wherever that is when a query starts.
+LATEST = Position(EntryId(MAX_U64, MAX_U64))
+
+
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What a stream holds at one moment."""
+    """The contents of a stream at one moment."""
 
     length: int
-    #: None when it is empty.
+    #: None if the stream is empty.
     first: EntryId | None
-    #: The id given out last, whether or not that entry is still there.
+    #: The ID assigned last, even if that entry is gone.
     last_generated: EntryId
     #: Entries ever added; None on servers before Redis 7.0.
     added: int | None
-    #: The highest id deleted by hand, which trimming is not.
+    #: Highest ID that was deleted by XDEL; trimming does not count.
     max_deleted: EntryId
 
     @property
     def end(self) -> Position:
-        """Behind all that is there."""
+        """The position after all entries."""
         return Position(self.last_generated, self.added)
 
 
@@ -119,12 +123,12 @@ EMPTY = Extent(0, None, BEFORE_ALL, 0, BEFORE_ALL)
 
 
 def stream_key(keys: QueueKeys, stream: Stream) -> str:
-    """The key of a stream."""
+    """Return the key of a stream."""
     return {"events": keys.events, "dlq": keys.dlq, "jobs": keys.stream}[stream]
 
 
 def extent_of(server: QueueServer, key: str) -> Extent:
-    """What the stream holds now; a key that is not there holds nothing."""
+    """Return the current extent of a stream; a missing key is empty."""
     try:
         flat = server.call("XINFO", "STREAM", key)
     except ServerError as error:
@@ -144,71 +148,89 @@ def extent_of(server: QueueServer, key: str) -> Extent:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Entries that were trimmed before they were read; `entries` is None when they cannot be counted."""
+    """Entries that were gone before they were read; `entries` is None if they cannot be counted."""
 
     queue: str
     stream: str
     start: EntryId
     first: EntryId | None
     entries: int | None
+    #: Whether the stream was deleted and created again.
+    is_new_stream: bool = False
 
     def __str__(self) -> str:
+        where = f"{self.stream} of queue {self.queue!r}"
+        what = f"requested were the entries after {self.start}, the first entry present is {self.first or 'none'}"
+        if self.is_new_stream:
+            return f"{where}: the stream was deleted and created again; {what}"
         count = "an unknown number of entries were" if self.entries is None else f"{self.entries} entries were"
-        return (
-            f"{self.stream} of queue {self.queue!r}: {count} trimmed before they were read. Requested was what follows "
-            f"{self.start}, the first entry present is {self.first or 'none'}"
-        )
+        return f"{where}: {count} trimmed or deleted before they were read; {what}"
+
+
+def is_recreated(start: Position, extent: Extent) -> bool:
+    """Return whether the stream was deleted and created again since `start`: fewer entries were added, or lower IDs."""
+    if extent.last_generated == BEFORE_ALL:
+        return False  # the key is missing: nothing to read until an entry is added
+    if extent.added is not None and start.added is not None and extent.added < start.added:
+        return True
+    return extent.last_generated < start.id
 
 
 def find_gap(queue: str, stream: str, start: Position, end: Position, extent: Extent) -> Gap | None:
-    """What is missing between two positions, as far as it can be told.
+    """Return what is missing between two positions, as far as the server's counters say.
 
-    Letters that were replayed or removed by hand are gone on purpose: behind the first of those nothing is claimed.
+    Dead letters and jobs are deleted on purpose, by replays and by workers: after the first deletion behind `start`
+    nothing is claimed about them. Events are not.
     """
-    if start.id == BEFORE_ALL or start.id >= end.id or (extent.first is not None and extent.first <= start.id):
+    if start.id == BEFORE_ALL:
+        return None
+    if is_recreated(start, extent):
+        return Gap(queue, stream, start.id, extent.first, None, is_new_stream=True)
+    if start.id >= end.id or (extent.first is not None and extent.first <= start.id):
         return None
     if extent.added is None:
         if extent.first is None or extent.first > start.id.next:
-            logger.debug("this server does not count what was added: whether entries were trimmed cannot be told")
+            logger.debug("this server does not count added entries: trimmed entries cannot be detected")
         return None
-    if extent.max_deleted > start.id:
+    if stream != "events" and extent.max_deleted > start.id:
         return None
-    trimmed = extent.added - extent.length
+    gone = extent.added - extent.length
     if start.added is None:
-        # Somebody's own id: if anything was ever trimmed and this id lies before what is left, it may be missing.
-        return Gap(queue, stream, start.id, extent.first, None) if trimmed > 0 else None
+        # An ID given by the user: if anything was ever trimmed, entries between it and the first one may be gone.
+        return Gap(queue, stream, start.id, extent.first, None) if gone > 0 else None
     known_end = extent.added if end.added is None else min(end.added, extent.added)
-    lost = min(trimmed, known_end) - start.added
+    lost = min(gone, known_end) - start.added
     return Gap(queue, stream, start.id, extent.first, lost) if lost > 0 else None
 
 
 def report_gap(gap: Gap | None, *, fail: bool) -> None:
-    """Raise, or warn."""
+    """Raise `DataLossError`, or log a warning."""
     if gap is None:
         return
     if fail:
         raise DataLossError(
-            f"{gap}. To go on without them set option failOnDataLoss=false; to keep more of them raise the stream's "
-            "limit (events_max_stream_len, dlq_max_stream_len) or read more often"
+            f"{gap}. To continue without them, set option failOnDataLoss=false. To keep more entries, raise the limit "
+            "of the stream (events_max_stream_len, dlq_max_stream_len) or read more often"
         )
     logger.warning("%s", gap)
 
 
 def starting_position(options: ReadOptions, queue: str, extent: Extent) -> Position:
-    """Where the first batch of a query starts."""
+    """Return where the first batch of a query starts."""
     if options.starting_timestamp_ms is not None:
         return Position(EntryId(options.starting_timestamp_ms, 0).previous)
     if options.starting == "latest":
         return extent.end
     if isinstance(options.starting, str):
         return Position(BEFORE_ALL)
-    return Position(options.starting.get(queue, BEFORE_ALL))
+    start = options.starting.get(queue, Position(BEFORE_ALL))
+    return extent.end if start == LATEST else start
 
 
 def count_between(start: Position, end: Position, extent: Extent) -> int | None:
-    """About how many entries lie between two positions; None when only reading them would tell.
+    """Return about how many entries lie between two positions; None if that is unknown.
 
-    An estimate: entries deleted by hand are not told apart from trimmed ones, and counters may have been reset.
+    An estimate: entries deleted by XDEL count like trimmed ones, and counters may have been reset.
     """
     if extent.first is None:
         return 0

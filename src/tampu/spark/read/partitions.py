@@ -1,9 +1,9 @@
-"""Cuts a stream into partitions of about the same size. A stream cannot be asked where its middle is.
+"""Cuts a stream into partitions of about the same size. Redis cannot return the middle of a stream.
 
-Few entries are walked over in steps, which counts them exactly. Many are estimated: the time between the ends is halved
-again and again where much seems to lie, and from how close the entries lie at both ends of a part follows how many it
-holds. The length of the stream tells whether that came out right; if not, it is walked over after all. Estimated or
-counted, partitions meet, so each entry is in one of them.
+Short ranges are walked over in steps, which counts them exactly. Long ones are estimated: the time between the ends is
+halved where many entries seem to lie, and the density at both ends of a part gives its number of entries. If the sum
+does not fit the length of the stream, the range is walked over after all. Either way partitions are contiguous, so each
+entry is in exactly one of them.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ if TYPE_CHECKING:
 
 SCRIPTS = (scripts.STEP, scripts.LOOK)
 
-#: Entries of one step of the walk over a stream; a longer step keeps the server from others for too long.
+#: Entries in one step of a walk; a longer step would block the server for too long.
 STEP = 1_000
 #: Entries of one partition, unless `minPartitions` asks for smaller ones.
 ROWS_PER_PARTITION = 50_000
-#: A read of some size is cut at least so often, so that all cores of a small machine have work.
+#: Minimum number of partitions of a read of some size, so that all cores of a small machine have work.
 FEW_PARTITIONS = 4
 
-#: A stream with fewer entries is walked over: it takes no longer than estimating it.
+#: A range with fewer entries is walked over: that takes no longer than estimating.
 WORTH_ESTIMATING = 20 * STEP
-#: Entries seen at either end of a part, and the parts to begin with.
+#: Entries looked at on either end of a part, and the number of initial parts.
 LOOK = 32
 FIRST_PARTS = 16
 #: Steps and parts are this many times smaller than a partition, so that partitions come out about equal.
 PARTS_PER_PARTITION = 4
-#: One look for so many entries at most: with more of them walking is no slower.
+#: At most one look per this many entries: with more looks, walking is as fast.
 ENTRIES_PER_LOOK = 250
-#: What the estimates add up to, as a share of the true length, when they are taken.
+#: Range of (sum of estimates / true length) in which estimates are accepted.
 LEAST_EXPLAINED, MOST_EXPLAINED = 0.8, 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A part of one queue's stream, both ends included; what one task reads. `rows` may be an estimate."""
+    """A range of one queue's stream, both ends included, that one task reads. `rows` may be an estimate."""
 
     queue: str
     first: EntryId
@@ -80,7 +80,7 @@ def walk(
         if not count:
             break
         taken += count
-        # The last step ends where the caller says: nothing lies between, but the ends of spans must meet.
+        # The last step ends at `last`: nothing lies between, but spans must be contiguous.
         stop = parse_entry_id(end) if count == size else last
         steps.append(Span(server.keys.queue_name, first, stop, count))
         first = stop.next
@@ -121,7 +121,7 @@ def cut(steps: Sequence[Span], min_partitions: int) -> list[Span]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A stretch of time, narrowed to the entries in it; `is_known`: counted, or within one millisecond."""
+    """A range of time, narrowed to its entries. `is_known`: counted, or within one millisecond."""
 
     first: EntryId
     last: EntryId
@@ -129,7 +129,7 @@ class _Part:
     is_known: bool
 
     def pieces(self, count: int = 2) -> list[tuple[EntryId, EntryId]]:
-        """Cut into stretches of the same length; fewer when there are fewer milliseconds."""
+        """Cut into ranges of the same length; fewer if there are fewer milliseconds."""
         start = self.first.ms
         width = self.last.ms - start + 1
         count = min(count, width)
@@ -143,7 +143,7 @@ class _Part:
 def _estimate(
     server: QueueServer, key: str, first: EntryId, last: EntryId, rows: int, partitions: int
 ) -> list[Span] | None:
-    """The stream in parts with about how many entries each holds; None when that does not explain its length."""
+    """Return parts with estimated numbers of entries; None if the estimates do not fit the length of the stream."""
     looks_left = rows // ENTRIES_PER_LOOK
     largest = rows / (PARTS_PER_PARTITION * partitions)
     parts: list[_Part] = []
@@ -159,7 +159,7 @@ def _estimate(
             else:
                 pieces += part.pieces()
         if not pieces and sum(part.rows for part in parts) < LEAST_EXPLAINED * rows:
-            # Entries lie where nothing told of them: look everywhere once more.
+            # There are entries where no look saw any: look everywhere once more.
             pieces = [piece for part in parts if not part.is_known for piece in part.pieces()]
             parts = [part for part in parts if part.is_known]
             if not pieces:
@@ -176,7 +176,7 @@ def _estimate(
 
 
 async def _look(client: Client, key: str, pieces: list[tuple[EntryId, EntryId]]) -> list[_Part]:
-    """What lies in each piece, looked at together."""
+    """Look at all pieces concurrently."""
     replies = await asyncio.gather(*(client.send(scripts.look(key, first, last, LOOK)) for first, last in pieces))
     return [_part(first, last, reply) for (first, last), reply in zip(pieces, replies, strict=True)]
 
@@ -187,6 +187,6 @@ def _part(first: EntryId, last: EntryId, reply: list[Any]) -> _Part:
     first, last = parse_entry_id(reply[0]), parse_entry_id(reply[1])
     head_rows, head_width, tail_rows, tail_width = reply[2:]
     width = last.ms - first.ms + 1
-    # The larger one: a part that holds less than it seems is only cut once more.
+    # The larger estimate: a part with fewer entries than estimated is only cut once more.
     rows = width * max(head_rows / max(1, head_width), tail_rows / max(1, tail_width))
     return _Part(first, last, rows, is_known=width == 1)

@@ -1,7 +1,7 @@
-"""Plans reads on the driver: the partitions of a batch, and where each micro-batch of a stream ends.
+"""Plans reads on the driver: the partitions of a batch, and the end of each micro-batch of a stream.
 
-An offset holds, per queue, the id last read and how many entries were ever added up to it: from that, entries that were
-trimmed before they were read are counted exactly.
+An offset holds, per queue, the ID read last, the number of entries ever added up to it, from which trimmed entries are
+counted exactly, and where the micro-batch is cut into partitions.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.checks import MAX_U64
+from tampu.errors import ConfigError
 from tampu.spark.read.offsets import (
     BEFORE_ALL,
+    EntryId,
     Extent,
     Position,
     count_between,
     extent_of,
     find_gap,
+    is_recreated,
     report_gap,
     starting_position,
     stream_key,
@@ -30,22 +34,62 @@ if TYPE_CHECKING:
 
 
 def plan_batch(options: ReadOptions) -> list[Span]:
-    """The partitions of a batch read: all that is there now."""
+    """Return the partitions of a batch read: everything that is present, within the given offsets."""
     spans: list[Span] = []
     for queue in options.queues:
         with QueueServer(options.url, queue, SCRIPTS) as server:
             key = stream_key(server.keys, options.stream)
             extent = extent_of(server, key)
+            if extent.last_generated == BEFORE_ALL:
+                require_queue(server)
             start = starting_position(options, queue, extent)
-            last = min(options.ending.get(queue, extent.last_generated), extent.last_generated)
-            if options.stream != "jobs":  # where jobs are deleted when they are done
-                report_gap(
-                    find_gap(queue, options.stream, start, Position(last), extent), fail=options.fail_on_data_loss
-                )
-            rows = count_between(start, Position(last), extent)
+            end = options.ending.get(queue, extent.end)
+            if end.id > extent.last_generated:
+                end = extent.end
+            if end.id < start.id:
+                start = Position(BEFORE_ALL)  # planned by `StreamPlanner`: the stream was created again
+            elif options.stream != "jobs":  # workers delete jobs when they are done
+                report_gap(find_gap(queue, options.stream, start, end, extent), fail=options.fail_on_data_loss)
+            start, end = _narrowed(options, start, end)
+            if start.id >= end.id:
+                continue
+            if end.cuts is not None:
+                spans += cut_spans(queue, start, end)
+                continue
+            rows = count_between(start, end, extent)
             least = -(-options.min_partitions // len(options.queues))
-            spans += split(server, key, start.id.next, last, rows, least)
+            spans += split(server, key, start.id.next, end.id, rows, least)
     return spans
+
+
+def require_queue(server: QueueServer) -> None:
+    """Raise `ConfigError` if the server has no key of the queue: its name is probably misspelled."""
+    keys = server.keys
+    if not server.call("EXISTS", keys.stream, keys.events, keys.dlq, keys.delayed, keys.repeat):
+        raise ConfigError(
+            f"queue {keys.queue_name!r} does not exist: the server has no key of it. Check the name; a queue exists "
+            "once a job was added or a worker was started"
+        )
+
+
+def _narrowed(options: ReadOptions, start: Position, end: Position) -> tuple[Position, Position]:
+    """Return the positions within the times that options and conditions of the query leave."""
+    if options.first_ms is not None and options.first_ms > start.id.ms:
+        start = Position(EntryId(min(options.first_ms, MAX_U64), 0).previous)
+    lasts = [ms for ms in (options.last_ms, options.ending_timestamp_ms) if ms is not None]
+    # Numbers beyond 2^63 - 1 are shown as that, so a limit there excludes nothing.
+    if lasts and min(lasts) < min(end.id.ms, 2**63 - 1):
+        end = Position(EntryId(max(min(lasts), 0), MAX_U64)) if min(lasts) >= 0 else Position(BEFORE_ALL)
+    return start, end
+
+
+def cut_spans(queue: str, start: Position, end: Position) -> list[Span]:
+    """Return the partitions between two positions, by the cuts of the second."""
+    if start.id >= end.id:
+        return []
+    lasts = [cut for cut in end.cuts or () if start.id < cut < end.id] + [end.id]
+    firsts = [start.id, *lasts[:-1]]
+    return [Span(queue, first.next, last) for first, last in zip(firsts, lasts, strict=True)]
 
 
 class StreamPlanner:
@@ -98,6 +142,8 @@ class StreamPlanner:
             begin, end = begins[queue], self._stop_at.get(queue, extents[queue].end)
             # An offset that differs from the start makes Spark run a micro-batch: without news it stays as it was.
             found.setdefault(queue, begin.to_json())
+            if is_recreated(begin, extents[queue]) and end.id < begin.id:
+                begin = Position(BEFORE_ALL)  # of the new stream nothing has been read; `plan` reports it
             if end.id > begin.id:
                 share = None if left is None else -(-left // (len(extents) - number))
                 end, taken = self._end(queue, begin, end, extents[queue], share)
@@ -115,17 +161,17 @@ class StreamPlanner:
                 continue
             extent = self._extent(queue)
             begin, stop = self._begin(start, queue, extent), Position.from_json(end[queue])
-            if begin.id >= stop.id:
+            if begin.id == stop.id:
                 continue
             report_gap(find_gap(queue, options.stream, begin, stop, extent), fail=options.fail_on_data_loss)
+            if stop.id < begin.id:  # of a stream that was deleted and created again, with lower IDs
+                begin = Position(BEFORE_ALL)
             if stop.cuts is None:  # a checkpoint from before cuts were stored
                 rows = count_between(begin, stop, extent)
                 server, key = self._stream(queue)
                 spans += split(server, key, begin.id.next, stop.id, rows, self._least)
                 continue
-            ends = [cut for cut in stop.cuts if begin.id < cut < stop.id]
-            starts = [begin.id, *ends]
-            spans += [Span(queue, first.next, last) for first, last in zip(starts, [*ends, stop.id], strict=True)]
+            spans += cut_spans(queue, begin, stop)
         return spans
 
     @property

@@ -1,8 +1,9 @@
-"""The readers Spark calls: partitions and offsets on the driver, Arrow batches of one partition on an executor."""
+"""The readers that Spark calls: partitions and offsets on the driver, Arrow batches on executors."""
 
 from __future__ import annotations
 
 import inspect
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -10,13 +11,14 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from tampu.spark.options import WITH_IDS
 from tampu.spark.read import decode
 from tampu.spark.read.offsets import stream_key
-from tampu.spark.read.plan import StreamPlanner, plan_batch
+from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
 from tampu.spark.server import QueueServer, made_with_gc_paused, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
     from tampu.redis.client import Client
     from tampu.spark.options import ReadOptions
@@ -34,7 +36,7 @@ except ImportError:  # PySpark 4.0 and 4.1
 else:
     HAS_ADMISSION_CONTROL = "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 
-#: Most entries in one read from the server, and in the first read of a span, when their size is not known yet.
+#: Maximum number of entries in one read, and in the first read of a span, when their size is not known yet.
 PAGE = 2_500
 FIRST_PAGE = 16
 #: Size of one read that is aimed at, in bytes.
@@ -42,7 +44,7 @@ PAGE_BYTES = 8 * 1024 * 1024
 #: Most rows of an Arrow batch, and the size of its entries at which it is passed on, in bytes.
 BATCH_ROWS = 10_000
 BATCH_BYTES = 32 * 1024 * 1024
-#: Keys looked at in one step of a scan for results.
+#: Keys per step of a scan for results.
 SCAN_COUNT = 1_000
 
 
@@ -60,8 +62,55 @@ class BatchReader(DataSourceReader):
         return read_partition(self._options, partition)
 
 
+class PushdownReader(BatchReader):
+    """`spark.read` with `pushdown=true`: reads only what conditions on `queue`, `entry_ms` and `event` leave.
+
+    A separate class: Spark refuses a reader with `pushFilters` if `spark.sql.python.filterPushdown.enabled` is off.
+    """
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
+        for condition in filters:
+            self._options = narrowed(self._options, condition)
+            yield condition  # Spark checks all of them again: what is read may be more than what was asked for
+
+
+def narrowed(options: ReadOptions, condition: Filter) -> ReadOptions:
+    """Return the options of a read without what the condition excludes. Conditions of other kinds change nothing."""
+    from pyspark.sql.datasource import (  # not in PySpark 4.0
+        EqualTo,
+        GreaterThan,
+        GreaterThanOrEqual,
+        In,
+        LessThan,
+        LessThanOrEqual,
+    )
+
+    column, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
+    if isinstance(condition, EqualTo | In):
+        values = set(value if isinstance(condition, In) else (value,))  # type: ignore[arg-type]
+        if column == ("queue",):
+            return replace(options, queues=tuple(queue for queue in options.queues if queue in values))
+        if column == ("event",) and options.stream == "events":
+            events = {str(item).encode() for item in values}
+            return replace(options, events=frozenset(events if options.events is None else events & options.events))
+        if column == ("entry_ms",) and all(isinstance(item, int) for item in values) and values:
+            return _within(options, min(values), max(values))
+    if column == ("entry_ms",) and isinstance(value, int):
+        if isinstance(condition, GreaterThan | GreaterThanOrEqual):
+            return _within(options, value, None)
+        if isinstance(condition, LessThan | LessThanOrEqual):
+            return _within(options, None, value)
+    return options
+
+
+def _within(options: ReadOptions, first_ms: int | None, last_ms: int | None) -> ReadOptions:
+    firsts = [ms for ms in (first_ms, options.first_ms) if ms is not None]
+    lasts = [ms for ms in (last_ms, options.last_ms) if ms is not None]
+    return replace(options, first_ms=max(firsts, default=None), last_ms=min(lasts, default=None))
+
+
 class _StreamReader(DataSourceStreamReader):
-    """What all versions of PySpark have in common."""
+    """Common part of the readers for all versions of PySpark."""
 
     def __init__(self, options: ReadOptions) -> None:
         self._options = options
@@ -69,7 +118,7 @@ class _StreamReader(DataSourceStreamReader):
 
     @property
     def _planner(self) -> StreamPlanner:
-        # Made at the first use: this object also travels to executors, which only read.
+        # Created at first use: this object is also sent to executors, which only read.
         if self._opened is None:
             self._opened = StreamPlanner(self._options)
         return self._opened
@@ -92,7 +141,7 @@ class _StreamReader(DataSourceStreamReader):
 
 
 class PlainStreamReader(_StreamReader):
-    """`spark.readStream` before PySpark 4.2, which takes all there is in each micro-batch."""
+    """`spark.readStream` before PySpark 4.2: each micro-batch reads everything that is present."""
 
     def latestOffset(self) -> dict[str, Any]:  # type: ignore[override]  # noqa: N802 - the signature of 4.0 and 4.1
         return self._planner.latest(None, None)
@@ -124,7 +173,7 @@ def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[
     """Read a span of a stream, or the snapshot of a queue."""
     part: Span | str | None = getattr(partition, "value", None)
     if part is None:
-        return iter(())  # Spark's stand-in for "no partitions at all"
+        return iter(())  # Spark's placeholder for "no partitions"
     batches = read_snapshot(options, part) if isinstance(part, str) else read_span(options, part)
     return made_with_gc_paused(batches)
 
@@ -136,7 +185,7 @@ def read_span(options: ReadOptions, span: Span) -> Iterator[pa.RecordBatch]:
         entries: list[Any] = []
         held_bytes = 0
         for page, page_bytes in span_pages(server, stream_key(server.keys, options.stream), span):
-            entries += page
+            entries += page if options.events is None else [entry for entry in page if _event(entry) in options.events]
             held_bytes += page_bytes
             if len(entries) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
                 batch = decoder(span.queue, entries, options.payload)
@@ -145,6 +194,13 @@ def read_span(options: ReadOptions, span: Span) -> Iterator[pa.RecordBatch]:
                 yield batch
         if entries:
             yield decoder(span.queue, entries, options.payload)
+
+
+def _event(entry: tuple[bytes, list[bytes]]) -> bytes | None:
+    fields = entry[1]
+    if fields and fields[0] == b"e":  # where all known implementations put it
+        return fields[1]
+    return next((fields[at + 1] for at in range(0, len(fields), 2) if fields[at] == b"e"), None)
 
 
 def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list[Any], int]]:
@@ -159,7 +215,7 @@ def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list
         start, count = position
         page: list[Any] = await client.call("XRANGE", key, start, last, "COUNT", count)
         sizes = [sum(map(len, fields)) for _, fields in page]
-        if len(page) < count:
+        if len(page) < count or page[-1][0].decode() == last:  # nothing can follow the highest ID of all
             return (page, sum(sizes)), None
         fitting = PAGE_BYTES // max(1, *sizes, 1)
         # "(" for what is behind an ID came with Redis 6.2, the oldest server that tampu supports.
@@ -169,16 +225,17 @@ def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list
 
 
 def read_snapshot(options: ReadOptions, queue: str) -> Iterator[pa.RecordBatch]:
-    """Everything in the delayed set, the repeatables or the results, as it passes by: not of one instant."""
+    """Yield the delayed set, the repeatables or the results. Not consistent: entries may change meanwhile."""
     read = {"delayed": _read_delayed, "repeat": _read_repeatables, "results": _read_results}[options.stream]
     with QueueServer(options.url, queue) as server:
+        require_queue(server)
         yield from read(options, server)
 
 
 def _read_delayed(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
     key = server.keys.delayed
 
-    # By score and not by rank: what is promoted meanwhile must not push others out of the walk.
+    # By score, not by rank: jobs that are promoted meanwhile must not shift others out of the walk.
     async def fetch(client: Client, position: tuple[bytes, int]) -> tuple[list[Any], tuple[bytes, int] | None]:
         low, seen = position
         flat = await client.call("ZRANGEBYSCORE", key, low, "+inf", "WITHSCORES", "LIMIT", seen, PAGE)
@@ -221,7 +278,7 @@ def _read_results(options: ReadOptions, server: QueueServer) -> Iterator[pa.Reco
             rows = [
                 (key[len(prefix) :].decode(errors="replace"), value, now_ms + ttl if ttl >= 0 else None)
                 for key, value, ttl in zip(fresh, values, ttls, strict=True)
-                if value is not None  # it expired on the way
+                if value is not None  # it expired meanwhile
             ]
             if rows:
                 yield decode.decode_results(server.keys.queue_name, rows, options.payload)

@@ -1,6 +1,6 @@
-"""From rows of a DataFrame to jobs: which columns there may be, of which types, and how a row is encoded.
+"""Encodes rows of a DataFrame as jobs: allowed columns, their types, and the encoding of a row.
 
-Columns and types are checked before any row is read; an error names the column and what is allowed.
+Columns and types are checked before any row is read. Errors name the column and what is allowed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     #: Column name to Spark's simple string of its type.
     ColumnTypes = dict[str, str]
 
-#: Columns of a write to jobs and the types each may have; `payload` has rules of its own.
+#: Columns of a write to jobs and their types; `payload` has its own rules.
 _JOB_COLUMNS = {
     "queue": ("string",),
     "name": ("string",),
@@ -37,9 +37,9 @@ _JOB_COLUMNS = {
     "backoff": ("string",),
 }
 _LETTER_COLUMNS: dict[str, tuple[str, ...]] = {"queue": ("string",), "entry_id": ("string",), "name": ("string",)}
-#: Columns that reads give and writes have no use for: a table can be written back as it was read.
+#: Columns that reads return and writes ignore: a table can be written back as it was read.
 _OF_READS = frozenset(name for stream in STREAMS for name in columns_of(stream, "json"))
-#: Types without a faithful MessagePack form, and what to do about it.
+#: Types that MessagePack cannot represent exactly.
 _UNFAITHFUL = ("decimal", "date", "interval", "timestamp_ntz", "variant", "void", "time(", "geometry", "geography")
 
 _from_json = msgspec.json.Decoder().decode
@@ -47,7 +47,7 @@ _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
 
 class JobRow(NamedTuple):
-    """One job to add: its payload as MessagePack, and what its row says besides."""
+    """A job to add: its payload as MessagePack, and its other columns."""
 
     packed: bytes
     name: str = ""
@@ -58,7 +58,7 @@ class JobRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LetterRow:
-    """One dead letter to replay; a payload or name that is None stays as it is."""
+    """A dead letter to replay; a payload or name of None keeps the original."""
 
     entry_id: str
     packed: bytes | None = None
@@ -66,21 +66,21 @@ class LetterRow:
 
 
 def check_job_columns(columns: ColumnTypes, *, has_queue_option: bool) -> None:
-    """Whether jobs can be made of these columns; `ConfigError` names the one that is wrong."""
+    """Check the columns of a write to jobs; `ConfigError` names the wrong one."""
     _check(columns, _JOB_COLUMNS, has_queue_option=has_queue_option)
     if "payload" not in columns:
         raise ConfigError(
-            "column payload is missing: it holds each job's payload, as JSON text (string), MessagePack (binary), or "
-            f"a struct, map or array; there are {', '.join(columns) or 'no columns'}"
+            "column payload is missing: it holds the payload as JSON text (string), as MessagePack (binary), or as "
+            f"a struct, map or array; the columns are {', '.join(columns) or 'none'}"
         )
     check_payload_type("payload", columns["payload"])
 
 
 def check_letter_columns(columns: ColumnTypes, *, has_queue_option: bool) -> None:
-    """Whether dead letters can be replayed by these columns."""
+    """Check the columns of a replay of dead letters."""
     _check(columns, _LETTER_COLUMNS, has_queue_option=has_queue_option)
     if "entry_id" not in columns:
-        raise ConfigError("column entry_id is missing: the id of the dead letter, as reading stream=dlq gives it")
+        raise ConfigError("column entry_id is missing: the ID of the dead letter, as in a read of stream=dlq")
     if "payload" in columns:
         check_payload_type("payload", columns["payload"])
 
@@ -93,17 +93,17 @@ def _check(columns: ColumnTypes, allowed: dict[str, tuple[str, ...]], *, has_que
             if name in _OF_READS:
                 continue
             raise ConfigError(
-                f"unknown column {name!r}; allowed are payload, {', '.join(allowed)}. What a job needs belongs into "
+                f"unknown column {name!r}; allowed are payload, {', '.join(allowed)}. Put the job's data into "
                 "its payload: to_json(struct(...)) AS payload"
             )
         if kind not in allowed[name]:
-            raise ConfigError(f"column {name} must be of type {' or '.join(allowed[name])}; it is {kind}")
+            raise ConfigError(f"column {name} must be of type {' or '.join(allowed[name])}, got {kind}")
     if not has_queue_option and "queue" not in columns:
-        raise ConfigError("option queue is missing, and there is no column queue either")
+        raise ConfigError("option queue is missing, and so is a column queue: give one of them")
 
 
 def check_payload_type(name: str, kind: str) -> None:
-    """Whether values of this type can be written as MessagePack and come back the same."""
+    """Check that MessagePack can represent values of this type exactly."""
     for unfaithful in _UNFAITHFUL:
         if unfaithful in kind:
             raise ConfigError(
@@ -120,7 +120,7 @@ def check_payload_type(name: str, kind: str) -> None:
 def job_rows(
     batch: pa.RecordBatch, columns: ColumnTypes, default_name: str, default_queue: str | None
 ) -> Iterator[tuple[str, JobRow]]:
-    """(queue, job) of each row; `EncodeError` names the column, and the row by its number."""
+    """Yield (queue, job) of each row; `EncodeError` names the column and the row number."""
     lists = _lists(batch, ("queue", "name", "job_id", "run_at", "max_attempts", "backoff"))
     encode = payload_encoder(columns["payload"])
     queues, names, ids = lists["queue"], lists["name"], lists["job_id"]
@@ -160,7 +160,7 @@ def job_rows(
 def letter_rows(
     batch: pa.RecordBatch, columns: ColumnTypes, default_queue: str | None
 ) -> Iterator[tuple[str, LetterRow]]:
-    """(queue, letter) of each row."""
+    """Yield (queue, letter) of each row."""
     lists = _lists(batch, ("queue", "name", "payload", "entry_id"))
     encode = payload_encoder(columns.get("payload", "binary"))
     for row, entry_id in enumerate(lists["entry_id"]):
@@ -176,7 +176,7 @@ def letter_rows(
 
 
 def payload_encoder(kind: str) -> Callable[[Any], bytes]:
-    """How values of a column of this type become MessagePack."""
+    """Return the function that encodes values of this type as MessagePack."""
     if kind == "string":
         return lambda text: encode_value(None if text is None else _from_json(text))
     if kind == "binary":

@@ -1,11 +1,11 @@
 """Writes the rows of one task: adds jobs, or replays dead letters. A task that runs again writes nothing twice.
 
-Jobs go in chunks, each one script call that leaves a marker for (query, micro-batch, partition, chunk): a chunk that
-has its marker is not added again. That needs the same rows in the same order. If they differ, nothing is written and
-the error says to use `dedupe=jobid`.
+Jobs are sent in chunks. Each chunk is one script call that leaves a marker for (query, micro-batch, partition, chunk);
+a chunk that has its marker is skipped. This needs the same rows in the same order. If they differ, nothing is written
+and the error says to use `dedupe=jobid`.
 
-A dead letter is moved and counted in one script call, and a letter that is gone is skipped. It is read again from the
-server first, which keeps what a row does not carry: retry settings, time of creation.
+A dead letter is moved and counted in one script call; a letter that is gone is skipped. It is read from the server
+first, for what a row does not have: retry settings and time of creation.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ LAST_PAUSE_SECS = 1.0
 
 
 class RowsDifferError(Error):
-    """A task was run again with other rows, or in another order, than the first time."""
+    """A task ran again with different rows, or in a different order."""
 
     code = "CMQ-031"
 
 
 @dataclass(frozen=True, slots=True)
 class TaskIdentity:
-    """What stays the same when a task is run again: the query, its micro-batch and the partition."""
+    """Identity of a task when it runs again: query, micro-batch and partition."""
 
     query: str
     batch: str
     partition: int
 
     def marker(self, tag: str) -> str:
-        """The key of this task's marker in a queue."""
+        """Return the key of this task's marker in a queue."""
         return f"{tag}:sparkq:{self.query}:{self.batch}:{self.partition}"
 
 
 @dataclass(slots=True)
 class Written:
-    """What came of a task's rows."""
+    """Counts of what happened to a task's rows."""
 
     added: int = 0
-    #: Rows whose job id was there already.
+    #: Rows whose job ID had been added before.
     duplicates: int = 0
-    #: Rows of chunks that an earlier run of this task had added.
+    #: Rows of chunks that an earlier run of this task added.
     repeated: int = 0
-    #: Dead letters that were not there any more, or cannot be read.
+    #: Dead letters that are gone, or cannot be decoded.
     skipped: int = 0
 
     def add(self, other: Written) -> None:
-        """Count these too."""
+        """Add the counts of another task."""
         self.added += other.added
         self.duplicates += other.duplicates
         self.repeated += other.repeated
@@ -79,7 +79,7 @@ class Written:
 
 
 class _FullQueue:
-    """Pauses while a queue is full, and fails when that takes longer than `waitTimeout`."""
+    """Pauses while a queue is full; fails after `waitTimeout`."""
 
     def __init__(self, options: WriteOptions, queue: str, sleep: Callable[[float], None]) -> None:
         self._options = options
@@ -88,7 +88,7 @@ class _FullQueue:
         self.reset()
 
     def reset(self) -> None:
-        """Start over: something was added."""
+        """Restart the timeout, because something was added."""
         self._paused, self._next_pause = 0.0, FIRST_PAUSE_SECS
 
     def pause(self) -> None:
@@ -125,7 +125,7 @@ class JobSink:
         self._written = Written()
 
     def write(self, rows: Iterable[tuple[str, JobRow]]) -> Written:
-        """Add all of them; returns when the server has them."""
+        """Add all rows; return when the server has them."""
         queues: dict[str, _QueueSink] = {}
         with contextlib.ExitStack() as stack:
             for queue, row in rows:
@@ -133,7 +133,7 @@ class JobSink:
                 if sink is None:
                     server = stack.enter_context(QueueServer(self._options.url, queue, (scripts.ADD,)))
                     sink = queues[queue] = _QueueSink(self, server)
-                # Cut by what is the same in every run: the payload's size, not that of minted ids.
+                # Cut by what is the same in every run: the payload's size, not that of generated IDs.
                 size = sink.size + len(row.packed)
                 if size > MAX_CALL_BYTES or len(sink.rows) == MAX_CALL_ENTRIES:
                     sink.send()
@@ -148,10 +148,10 @@ class JobSink:
 
 
 class _QueueSink:
-    """One queue of a sink: the next chunk is packed while the server works on the one before."""
+    """One queue of a sink: packs the next chunk while the server processes the current one."""
 
     def __init__(self, sink: JobSink, server: QueueServer) -> None:
-        #: The next chunk, and about how many bytes it takes.
+        #: The next chunk, and its approximate size in bytes.
         self.rows: list[JobRow] = []
         self.size = 0
         self._sink = sink
@@ -163,7 +163,7 @@ class _QueueSink:
         self._pending: tuple[Any, bytes, int] | None = None
 
     def send(self) -> None:
-        """Send the chunk, once the one before is settled."""
+        """Send the chunk after the previous one is acknowledged."""
         rows, self.rows, self.size = self.rows, [], 0
         if rows:
             packed = self._packed(rows)
@@ -173,7 +173,7 @@ class _QueueSink:
             self._number += 1
 
     def settle(self) -> None:
-        """Wait for the chunk that is under way."""
+        """Wait for the reply to the chunk in flight."""
         if self._pending is None:
             return
         task, packed, count = self._pending
@@ -194,14 +194,14 @@ class _QueueSink:
             written.repeated += count
         elif reply[0] == b"differs":
             raise RowsDifferError(
-                f"partition {self._sink._task.partition} was run again with other rows, or in another order, than the "
-                "first time, and some of those are in the queue already. Nothing was added. Set option dedupe=jobid "
-                "(with a column job_id, or ids from the rows' content), or write a table that does not change"
+                f"partition {self._sink._task.partition} ran again with different rows, or in a different order, and "
+                "some rows of the first run are in the queue already. Nothing was added. Set option dedupe=jobid "
+                "(IDs from a column job_id, or from the rows' content), or write a table that does not change"
             )
         else:
             raise RowsDifferError(
-                f"the markers of partition {self._sink._task.partition} are gone after chunk {reply[1]} (they expire "
-                f"after option dedupeTtl, {self._options.dedupe_ttl_secs} s): whether its rows were added is not known"
+                f"the markers of partition {self._sink._task.partition} after chunk {reply[1]} are gone (they expire "
+                f"after option dedupeTtl, {self._options.dedupe_ttl_secs} s): it is unknown if its rows were added"
             )
 
     def _packed(self, rows: list[JobRow]) -> bytes:
@@ -210,16 +210,15 @@ class _QueueSink:
         name = _name_of_all(rows)
         if name is not None and options.dedupe != "jobid" and not options.spread_ms:
             payloads = [row.packed for row in rows]
-            return scripts.add_alike(keys, self._chunk(payloads), name, fresh_envelopes(ids, payloads, now_ms))
+            chunk = self._chunk([name.encode(), *payloads])
+            return scripts.add_alike(keys, chunk, name, fresh_envelopes(ids, payloads, now_ms))
         jobs: list[scripts.NewJob] = []
         digested: list[bytes] = []
         for row, minted in zip(rows, ids, strict=True):
-            digested.append(row.packed)
+            digested += (row.packed, repr(row[1:]).encode())
             job_id = row.job_id
             if job_id is None and options.dedupe == "jobid":
                 job_id = content_id(row)
-            if job_id is not None:
-                digested.append(job_id.encode())
             due = row.run_at_ms
             if due is None and options.spread_ms:
                 due = now_ms + self._sink._random_below(options.spread_ms)
@@ -235,14 +234,14 @@ class _QueueSink:
 
 
 def _name_of_all(rows: list[JobRow]) -> str | None:
-    """The name that all rows share; None when they do not, or say more than payload and name."""
+    """Return the name that all rows share; None if they do not, or have more than payload and name."""
     kinds = {row[1:] for row in rows}
     (name, *others) = kinds.pop()
     return name if not kinds and others == [None, None, None] else None
 
 
 def content_id(row: JobRow) -> str:
-    """An id that is the same for the same content: two rows that are alike are one job."""
+    """Return an ID derived from the content: equal rows are one job."""
     text = repr((row.packed, row.name, row.run_at_ms, row.retry)).encode()
     digest = hashlib.sha256(text).digest()
     return ulid_from_bits(0, int.from_bytes(digest[:10], "big"))
@@ -260,7 +259,7 @@ class ReplaySink:
         self._written = Written()
 
     def write(self, rows: Iterable[tuple[str, LetterRow]]) -> Written:
-        """Move all of them; returns when they are in the stream."""
+        """Move all letters; return when they are in the stream."""
         servers: dict[str, QueueServer] = {}
         waiting: dict[str, list[LetterRow]] = {}
         with contextlib.ExitStack() as stack:
@@ -296,7 +295,7 @@ class ReplaySink:
 
 
 def _replayed(row: LetterRow, fields: list[bytes]) -> scripts.Replayed | None:
-    """The letter as the job it becomes; None when its envelope cannot be read."""
+    """Return the letter as the job it becomes; None if its envelope cannot be decoded."""
     letter = decode_dlq_fields(row.entry_id, fields)
     try:
         job = decode_job(letter.payload)

@@ -1,4 +1,4 @@
-"""The writers Spark sees: they check options and columns on the driver, and give rows to the sinks on executors."""
+"""The writers that Spark calls: check options and columns on the driver, pass rows to the sinks on executors."""
 
 from __future__ import annotations
 
@@ -31,30 +31,30 @@ else:
 
 logger = logging.getLogger("tampu.spark")
 
-#: The queue whose server is asked whether it is there when only a column names queues.
+#: Queue whose server is pinged if only a column names queues.
 _ANY_QUEUE = "default"
-#: Rows turned into one Arrow batch where Spark gives rows (PySpark 4.0, streams).
+#: Rows per Arrow batch where Spark passes rows (streams in PySpark 4.0).
 ROWS_PER_BATCH = 1_000
 
 
 @dataclass
 class Report(WriterCommitMessage):
-    """What one task wrote."""
+    """The counts of one task."""
 
     written: Written
 
 
 class Plan:
-    """A checked write: what travels to the executors."""
+    """A checked write that is sent to the executors."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType, *, overwrite: bool, streaming: bool) -> None:
         self.options = WriteOptions.parse(options, streaming=streaming)
         self.columns = {column.name: column.dataType.simpleString() for column in schema.fields}
         if overwrite:
-            raise ConfigError("mode overwrite would throw away the jobs that wait: use mode append")
+            raise ConfigError("mode overwrite would delete the waiting jobs: use mode append")
         check = check_letter_columns if self.options.stream == "dlq" else check_job_columns
         check(self.columns, has_queue_option=self.options.queue is not None)
-        # Now, and not in the middle: a server that is away is said before any job starts.
+        # An unreachable server is an error now, before any Spark job starts.
         with QueueServer(self.options.url, self.options.queue or _ANY_QUEUE) as server:
             server.call("PING")
 
@@ -82,7 +82,7 @@ class BatchWriter(DataSourceArrowWriter):
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        # Made once on the driver and sent to all tasks: it names this write in the markers.
+        # Created on the driver and sent to all tasks: it identifies this write in the markers.
         self._query = uuid.uuid4().hex
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -97,19 +97,21 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def _stream_task() -> TaskIdentity:
-    """Neither the query nor the batch is handed to a writer, but both are with the task."""
+    """Return the identity of this task: writers are not passed query and batch, but tasks have both."""
     from pyspark import TaskContext
 
     context = TaskContext.get()
     query = context.getLocalProperty("sql.streaming.queryId") if context else None
     batch = context.getLocalProperty("streaming.sql.batchId") if context else None
     if context is None or query is None or batch is None:
-        raise ConfigError("this Spark does not tell tasks their query and batch: write with foreachBatch instead")
+        raise ConfigError(
+            "this version of Spark does not pass query and batch to tasks: write with foreachBatch instead"
+        )
     return TaskIdentity(query, batch, context.partitionId())
 
 
 class _StreamWriter:
-    """What both stream writers have in common."""
+    """Common part of both stream writers."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -119,7 +121,7 @@ class _StreamWriter:
 
 
 class RowStreamWriter(_StreamWriter, DataSourceStreamWriter):
-    """`df.writeStream` where Spark gives rows (PySpark 4.0)."""
+    """`df.writeStream` where Spark passes rows (PySpark 4.0)."""
 
     def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
         return self._plan.write(_as_batches(iterator), _stream_task())
@@ -142,5 +144,5 @@ def _as_batches(rows: Iterator[Any]) -> Iterator[pa.RecordBatch]:
 
 
 def stream_writer(plan: Plan) -> DataSourceStreamWriter:
-    """`df.writeStream`, in Arrow batches where Spark can."""
+    """Return the writer for `df.writeStream`, in Arrow batches where Spark supports it."""
     return ArrowStreamWriter(plan) if HAS_ARROW_STREAM_WRITER else RowStreamWriter(plan)

@@ -25,7 +25,7 @@ from tampu.cli.output import is_terminal, show, stdout_console, write_line
 from tampu.cli.session import parse_info, product_version, run
 from tampu.embedded.server import EmbeddedServer
 from tampu.errors import ConfigError
-from tampu.spark.session import SHORT_LIVED, require_spark
+from tampu.spark.session import SHORT_LIVED, require_lake, require_spark
 from tampu.worker import Worker
 
 #: Frames per second, and seconds between snapshots of the queues.
@@ -138,6 +138,7 @@ def _write_history(folder: Path, url: str, queues: Sequence[str], *, wanted: boo
         return
     try:
         require_spark()
+        require_lake()
     except ConfigError:
         if wanted:
             raise

@@ -1,0 +1,66 @@
+"""The folder of a lake: where it may be, and the lock that keeps a second pipeline out."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tampu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+
+#: What a folder of the old format holds: the list of its files, which Delta's log replaces.
+OLD_MANIFEST = "_tables.json"
+
+
+def lake_folder(lake: str | Path) -> Path:
+    """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
+    if _URI.match(str(lake)):
+        raise ConfigError(
+            f"lake must be a folder of a local or mounted file system, got the URI {lake}: "
+            "object stores are not supported yet"
+        )
+    return Path(lake).absolute()
+
+
+def writable_lake(lake: str | Path) -> Path:
+    """Return the folder of a lake that can be written; refuse a folder of other files and a lake of the old format."""
+    folder = lake_folder(lake)
+    if (folder / OLD_MANIFEST).exists():
+        raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
+    if (
+        folder.is_dir()
+        and not is_lake(folder)
+        and any(not path.name.startswith((".", "_")) for path in folder.iterdir())
+    ):
+        raise ConfigError(f"{folder} holds other files and is not a lake: use an empty or a new folder")
+    return folder
+
+
+def is_lake(folder: Path) -> bool:
+    """Return whether the folder holds a lake, even one whose first run was interrupted."""
+    return any((folder / name).is_dir() for name in ("bronze", "lake_versions", "_offsets"))
+
+
+@contextmanager
+def sole_writer(lake: Path) -> Iterator[None]:
+    """Keep other pipelines out of the lake. The lock ends with the process, however that ends."""
+    try:
+        lake.mkdir(parents=True, exist_ok=True)
+        file = (lake / ".lock").open("a")
+    except OSError as error:
+        raise ConfigError(f"cannot write to the lake {lake}: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(
+                f"another pipeline writes to the lake {lake}: wait for it, or use another folder"
+            ) from None
+        yield

@@ -1,0 +1,52 @@
+"""Reads tables of the lake with Spark. No Delta jars are needed: the log is read by delta-rs, the files by Spark."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from tampu.errors import ConfigError
+from tampu.spark.lake.folder import lake_folder
+from tampu.spark.lake.rows import published
+from tampu.spark.lake.table import TABLES, File, Table
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def read_table(spark: SparkSession, lake: str | Path, name: str) -> DataFrame:
+    """Return a table of a lake, such as `silver/jobs`, as it was published last.
+
+    The frame stays readable until `vacuum` removes files that were replaced meanwhile, 2 hours later by default.
+    """
+    if name not in TABLES:
+        raise ConfigError(f"table must be one of {', '.join(TABLES)}, got {name!r}")
+    state = published(lake)
+    if name not in state.tables:
+        raise ConfigError(f"the lake {lake} has no table {name} yet")
+    table = Table(lake_folder(lake), name)
+    return read_files(spark, table, table.files(state.tables[name]))
+
+
+#: Columns of tables that do not exist yet, as far as queries name them.
+_EMPTY = {
+    "events": "queue STRING, date STRING, entry_id STRING, error STRING",
+    "dlq": "queue STRING, date STRING, entry_id STRING, error STRING",
+    "jobs": "queue STRING, job_id STRING, outcome STRING",
+}
+
+
+def read_files(spark: SparkSession, table: Table, files: list[File], empty_as: str = "") -> DataFrame:
+    """Return the rows of these files of a table. `empty_as` names the columns of a table that does not exist."""
+    from pyspark.sql.types import StructType
+
+    opened = table.open()
+    if opened is None:
+        return spark.createDataFrame([], _EMPTY[empty_as])
+    schema = StructType.fromJson(json.loads(opened.schema().to_json()))
+    if not files:
+        return spark.createDataFrame([], schema)
+    paths = [str(table.path / file.path) for file in files]
+    return spark.read.schema(schema).option("basePath", str(table.path)).parquet(*paths)

@@ -1,0 +1,379 @@
+"""The lake as Delta tables: who can read them, upkeep, and what happens to old, moved and foreign lakes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+
+from cli.lab import invoke
+from spark.test_spark_lake import DAY_MS, NOON, TABLES, History, fill, jobs_of, sorted_rows, ulid
+from tampu.errors import ConfigError
+from tampu.spark import read_table
+from tampu.spark.lake import pipeline as pipelines
+from tampu.spark.lake.bronze import OffsetLog
+from tampu.spark.lake.pipeline import DEFINED, Pipeline
+from tampu.spark.lake.rows import query, read_rows
+from tampu.spark.lake.table import TABLES as ALL_TABLES
+from tampu.spark.lake.table import Table
+from tampu.spark.lake.upgrade import upgrade
+from tampu.spark.lake.upkeep import compact, retain, vacuum
+from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark.filling import Filled
+
+# --- one table, without Spark
+
+FIELDS = [
+    {"name": name, "type": kind, "nullable": True, "metadata": {}}
+    for name, kind in (("n", "long"), ("queue", "string"), ("day", "string"))
+]
+SCHEMA = Schema.from_json(json.dumps({"type": "struct", "fields": FIELDS}))
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Table:
+    return Table(tmp_path, "gold/slo")
+
+
+def staged(table: Table, folder: str, name: str, *values: int) -> Any:
+    path = table.path / folder / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"n": pa.array(values, pa.int64())}), path)
+    return table.add_action(str(path))
+
+
+def values_of(table: Table) -> list[tuple[Any, ...]]:
+    opened = table.open()
+    assert opened is not None
+    return sorted((row["n"], row["queue"], row["day"]) for row in opened.to_pyarrow_table().to_pylist())
+
+
+def test_a_commit_that_is_tried_again_changes_nothing(table: Table) -> None:
+    adds = [staged(table, "queue=q/day=d", "one", 1, 2)]
+    assert table.commit(adds, SCHEMA, {"app": 7})
+    assert not table.commit([staged(table, "queue=q/day=d", "two", 3)], SCHEMA, {"app": 7})
+    assert values_of(table) == [(1, "q", "d"), (2, "q", "d")]
+    assert (table.version(), table.transaction("app"), table.transaction("other")) == (0, 7, -1)
+
+
+@pytest.mark.parametrize("queue", ["a:b", "x y", "50%", "ü/ö", "a=b", "007", "a%3Ab"])
+def test_partitions_of_any_name_are_replaced_and_not_doubled(queue: str, table: Table) -> None:
+    from urllib.parse import quote
+
+    folder = f"queue={quote(queue, safe=' ')}/day=d"
+    table.commit([staged(table, folder, "one", 1)], SCHEMA, {"app": 0})
+    assert table.commit([staged(table, folder, "two", 2)], SCHEMA, {"app": 1}, replace={(queue, "d")})
+    assert values_of(table) == [(2, queue, "d")]
+
+
+def test_compaction_and_retention_are_not_changes(table: Table) -> None:
+    for number in range(3):
+        table.commit([staged(table, "queue=q/day=d", f"f{number}", number)], SCHEMA, {"app": number})
+    opened = table.open()
+    assert opened is not None
+    opened.optimize.compact()
+    assert table.changed(-1, table.version()) == {("q", "d")}
+    assert table.changed(2, table.version()) == set()
+    assert table.remove(lambda file: True, "retain") == 3
+    assert table.changed(2, table.version()) == set()
+    (table.path / "_delta_log" / f"{1:020d}.json").unlink()
+    assert table.changed(0, 2) is None  # the log does not say any more
+
+
+def test_statistics_are_exact_or_missing(tmp_path: Path) -> None:
+    from tampu.spark.lake.table import statistics
+
+    day = datetime(2026, 3, 1, 12, 0, 0, 5000, tzinfo=UTC)
+    rows = {
+        "n": [3, 1, None],
+        "text": ["a", "b" * 100, None],
+        "at": pa.array([day, None, day], pa.timestamp("us", "UTC")),
+        "odd": pa.array([day.replace(microsecond=1), day, day], pa.timestamp("us", "UTC")),
+        "none": pa.array([None] * 3, pa.string()),
+        "ratio": [0.5, float("nan"), float("inf")],
+    }
+    pq.write_table(pa.table(rows), tmp_path / "x.parquet")
+    found = json.loads(statistics(str(tmp_path / "x.parquet")))
+    assert found["numRecords"] == 3
+    assert found["minValues"] == {"n": 1, "at": "2026-03-01T12:00:00.005Z"}
+    assert found["maxValues"] == {"n": 3, "at": "2026-03-01T12:00:00.005Z"}
+    assert found["nullCount"]["none"] == 3
+
+
+def test_offsets_are_kept_for_the_last_batch_only(tmp_path: Path) -> None:
+    log = OffsetLog(tmp_path, "events")
+    assert log.read(-1) == {}
+    log.write(0, {"q": {"id": "1-0"}})
+    log.write(1, {"q": {"id": "2-0"}})
+    log.forget_before(1)
+    assert log.read(1) == {"q": {"id": "2-0"}}
+    with pytest.raises(ConfigError, match="missing"):
+        log.read(0)
+
+
+# --- lakes that are not one
+
+
+def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.docx").touch()
+    session: Any = None
+    with pytest.raises(ConfigError, match="is not a lake"):
+        Pipeline(session, "redis://127.0.0.1:1", ["q"], tmp_path)
+    for command in (("compact",), ("show",), ("sql", "SELECT 1")):
+        done = invoke("pipeline", *command, "--lake", str(tmp_path))
+        assert done.code == 2
+        assert "not a lake" in done.err
+
+
+def test_a_lake_of_a_newer_version_is_refused(tmp_path: Path) -> None:
+    LakeVersion(format=99).publish(tmp_path)
+    for command in (("report",), ("show",), ("vacuum",)):
+        done = invoke("pipeline", *command, "--lake", str(tmp_path))
+        assert done.code == 2
+        assert "upgrade tampu" in done.err
+
+
+def test_a_lake_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = invoke("pipeline", "vacuum", "--lake", str(tmp_path / "file" / "lake"))
+    assert done.code == 2
+    assert "cannot write to the lake" in done.err
+
+
+def test_without_deltalake_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tampu.spark import session
+
+    monkeypatch.setattr(session, "find_spec", lambda name: None if name == "deltalake" else object())
+    done = invoke("pipeline", "report", "--lake", str(tmp_path))
+    assert done.code == 2
+    assert "pip install 'tampu[lake]'" in done.err
+
+
+# --- with Spark
+
+
+class TestLake:
+    pytestmark = pytest.mark.spark_session
+
+    def test_everybody_can_read_it(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        import duckdb
+        import polars as pl
+
+        fill(filled)
+        Pipeline(spark, filled.url, ["q"], tmp_path).run()
+        expected = {row["job_id"]: row["outcome"] for row in read_rows(tmp_path, "silver/jobs")}
+        assert len(expected) == 42
+        path = str(tmp_path / "silver/jobs")
+        polars = pl.scan_delta(path).select("job_id", "outcome").collect()
+        assert dict(polars.iter_rows()) == expected
+        pandas = DeltaTable(path).to_pandas()
+        assert dict(zip(pandas["job_id"], pandas["outcome"], strict=True)) == expected
+        jobs = DeltaTable(path).to_pyarrow_dataset()
+        assert duckdb.query("SELECT count(*) FROM jobs WHERE outcome = 'completed'").fetchall() == [(40,)]
+        assert jobs.count_rows() == 42
+        counted = query(tmp_path, "SELECT outcome, count(*) AS jobs FROM silver_jobs GROUP BY outcome ORDER BY jobs")
+        assert counted.to_pylist()[-1] == {"outcome": "completed", "jobs": 40}
+        frame = read_table(spark, tmp_path, "silver/jobs")
+        assert {row["job_id"]: row["outcome"] for row in frame.collect()} == expected
+        done = invoke("pipeline", "sql", "SELECT count(*) AS n FROM bronze_events", "--lake", str(tmp_path), "--json")
+        assert json.loads(done.out) == [{"n": 87}]
+        shown = json.loads(invoke("pipeline", "show", "--lake", str(tmp_path), "--json").out)
+        assert {row["table"]: row["rows"] for row in shown["tables"]}["silver_jobs"] == 42
+        # Without statistics readers could not skip files.
+        (file, *_) = Table(tmp_path, "silver/jobs").files()
+        assert {"created_at", "job_id", "last_entry_ms"} <= set(file.lowest)
+
+    def test_a_queue_that_does_not_exist_yet_is_landed_when_it_does(
+        self, spark: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        pipeline = Pipeline(spark, filled.url, ["q", "later"], tmp_path)
+        assert pipeline.run().landed == {"events": 0, "dlq": 0}
+        assert Table(tmp_path, "bronze/events").version() == -1  # no Spark job ran
+        filled.events(3)
+        assert pipeline.run().landed == {"events": 3, "dlq": 0}
+        filled.events(2, "later")
+        assert pipeline.run().landed == {"events": 2, "dlq": 0}
+
+    def test_a_job_that_died_and_was_replayed_counts_on_both_days(
+        self, spark: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        history = History(filled)
+        job_id = ulid(1, NOON)
+        history.failed(job_id, NOON, NOON + 10, 1, "ValueError: no")
+        history.dead(job_id, NOON, NOON + 20, 1)
+        filled.letter(job_id, 1, error="no")
+        other = filled.letter(ulid(2, NOON), 2, error="no")
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        pipeline.run()
+        (cluster,) = read_rows(tmp_path, "gold/dlq_clusters")
+        assert (cluster["letters"], cluster["dead"]) == (2, 2)
+        history.completed(job_id, NOON, wait_ms=DAY_MS)
+        filled.client.xdel(filled.keys().dlq, other)
+        pipeline.run()
+        days = {row["day"]: (row["completed"], row["dead"]) for row in read_rows(tmp_path, "gold/slo")}
+        assert days == {"2026-03-01": (0, 1), "2026-03-02": (1, 0)}
+        ends = [(row["day"], row["outcome"]) for row in read_rows(tmp_path, "gold/ends")]
+        assert sorted(ends) == [("2026-03-01", "dead"), ("2026-03-02", "completed")]
+        (cluster,) = read_rows(tmp_path, "gold/dlq_clusters")
+        assert (cluster["letters"], cluster["dead"]) == (2, 1)  # the other one may be removed, but did not complete
+        assert jobs_of(tmp_path)[job_id]["outcome"] == "completed"
+
+    def test_entries_that_cannot_be_decoded_are_counted(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        filled.xadd(filled.keys().events, "x", "y")
+        filled.xadd(filled.keys().events, "e", "active", "id", "j", "ts", "soon")
+        filled.xadd(filled.keys().dlq, "d", b"\xc1")
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        pipeline.run()
+        assert sorted((row["stream"], row["entries"]) for row in read_rows(tmp_path, "gold/undecodable")) == [
+            *(("dlq", 1), ("events", 1), ("events", 1)),
+        ]
+        History(filled).completed(ulid(1, NOON), NOON)
+        pipeline.run()
+        assert len(read_rows(tmp_path, "gold/undecodable")) == 3
+
+    def test_upkeep_changes_no_row_and_breaks_no_reader(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        history = History(filled)
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        opened: Any = None
+        for number in range(9):
+            history.completed(ulid(number, NOON), NOON)
+            pipeline.run()
+            opened = opened or read_table(spark, tmp_path, "silver/jobs")
+        assert opened.count() == 1  # nine rounds later it still reads what it opened
+        before = [sorted_rows(tmp_path, table) for table in ALL_TABLES]
+        (tmp_path / "bronze/events/queue=q/date=2026-03-01/orphan.parquet").write_bytes(b"torn")
+        done = compact(tmp_path)
+        assert (done.merged, done.written) == (9, 1)
+        assert vacuum(tmp_path, keep_hours=0).deleted > 9
+        assert [sorted_rows(tmp_path, table) for table in ALL_TABLES] == before
+        assert len(list((tmp_path / "bronze/events").rglob("*.parquet"))) == 1
+        assert pipeline.run().silver_partitions == 0  # compaction is not a change
+        history.completed(ulid(10, NOON), NOON)
+        pipeline.run()
+        assert len(jobs_of(tmp_path)) == 10
+
+    def test_old_events_can_be_removed_and_their_jobs_stay(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        history = History(filled)
+        old, new = ulid(1, NOON), ulid(2, NOON + 100 * DAY_MS)
+        history.completed(old, NOON)
+        history.completed(new, NOON + 100 * DAY_MS)
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        pipeline.run()
+        before = [sorted_rows(tmp_path, table) for table in TABLES]
+        today = datetime.fromtimestamp(NOON / 1000 + 110 * 86_400, UTC)
+        assert retain(tmp_path, 90, today=today).retired["events"] == 2
+        vacuum(tmp_path, keep_hours=0)
+        assert {row["job_id"] for row in read_rows(tmp_path, "bronze/events")} == {new}
+        # An event that comes late must not replace what is known of the old job.
+        history.tell("progress", old, NOON, NOON)
+        history.tell("active", old, NOON, NOON, attempt=1)
+        summary = pipeline.run()
+        assert summary.trimmed["events"] == 0
+        assert [sorted_rows(tmp_path, table) for table in TABLES] == before
+        pipeline.rebuild()
+        assert set(jobs_of(tmp_path)) == {old, new}
+
+    def test_a_moved_lake_goes_on_and_a_rebuild_gives_the_same(
+        self, spark: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        fill(filled)
+        lake, moved = tmp_path / "lake", tmp_path / "elsewhere" / "lake"
+        Pipeline(spark, filled.url, ["q"], lake).run()
+        moved.parent.mkdir()
+        shutil.move(lake, moved)
+        History(filled).completed(ulid(500, NOON), NOON)
+        pipeline = Pipeline(spark, filled.url, ["q"], moved)
+        assert pipeline.run().landed["events"] == 2
+        assert len(jobs_of(moved)) == 43
+        before = [sorted_rows(moved, table) for table in TABLES]
+        assert pipeline.rebuild("2026-03-01").silver_partitions > 0
+        assert [sorted_rows(moved, table) for table in TABLES] == before
+
+    def test_a_new_definition_is_computed_for_all_jobs(
+        self, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fill(filled)
+        Pipeline(spark, filled.url, ["q"], tmp_path).run()
+        monkeypatch.setattr(pipelines, "DEFINITIONS", DEFINITIONS + 1)
+        monkeypatch.setitem(pipelines.silver.COLUMNS, "shout", "upper(max(name))")
+        Pipeline(spark, filled.url, ["q"], tmp_path).run()
+        assert {row["shout"] for row in read_rows(tmp_path, "silver/jobs")} == {"WORK"}
+        assert Table(tmp_path, "gold/slo").transaction(DEFINED) == DEFINITIONS + 1
+        monkeypatch.setattr(pipelines, "DEFINITIONS", DEFINITIONS)
+        with pytest.raises(ConfigError, match="newer version"):
+            Pipeline(spark, filled.url, ["q"], tmp_path).run()
+
+    def test_jobs_of_unknown_age_have_one_row_each(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        """Workers of ChasquiMQ do not say when a job was created, those of tampu do: a job may have events of both."""
+        history = History(filled)
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        for number in range(6):
+            history.tell("active", f"job-{number}", NOON, NOON, attempt=1)
+        pipeline.run()
+        assert {row["date"] for row in read_rows(tmp_path, "silver/jobs")} == {"c2026-03-01"}
+        key = filled.keys().events
+        for number in range(3):
+            filled.xadd(key, "e", "completed", "id", f"job-{number}", "ts", NOON + 5, "duration_us", 5, "attempt", 1)
+        pipeline.run()
+        jobs = read_rows(tmp_path, "silver/jobs")
+        assert len(jobs) == len({row["job_id"] for row in jobs}) == 6
+        assert sorted(row["outcome"] for row in jobs) == ["active"] * 3 + ["completed"] * 3
+        for number in range(3, 6):
+            filled.xadd(key, "e", "completed", "id", f"job-{number}", "ts", NOON + 5, "duration_us", 5, "attempt", 1)
+        history.completed(ulid(7, NOON), NOON)
+        pipeline.run()
+        assert {row["outcome"] for row in jobs_of(tmp_path).values()} == {"completed"}
+        assert len(read_rows(tmp_path, "silver/jobs")) == 7
+        assert sum(row["completed"] for row in read_rows(tmp_path, "gold/slo")) == 7
+
+    def test_a_lake_of_the_first_release_is_upgraded_in_place(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        fill(filled)
+        old, new = tmp_path / "old", tmp_path / "new"
+        land_as_before(spark, filled, old)
+        files = set((old / "bronze").rglob("queue=*/*/*.parquet"))
+        with pytest.raises(ConfigError, match="pipeline upgrade"):
+            Pipeline(spark, filled.url, ["q"], old)
+        assert upgrade(old) == {"bronze/events": 87, "bronze/dlq": 2}
+        assert set((old / "bronze").rglob("queue=*/*/*.parquet")) == files
+        with pytest.raises(ConfigError, match="not a lake of tampu"):
+            upgrade(old)
+        History(filled).completed(ulid(500, NOON), NOON)
+        assert Pipeline(spark, filled.url, ["q"], old).run().landed == {"events": 2, "dlq": 0}
+        Pipeline(spark, filled.url, ["q"], new).run()
+        for table in TABLES:
+            rows = [
+                sorted(repr(sorted((k, v) for k, v in row.items() if k != "date")) for row in read_rows(lake, table))
+                for lake in (old, new)
+            ]
+            assert rows[0] == rows[1], table
+
+
+def land_as_before(spark: Any, filled: Filled, lake: Path) -> None:
+    """Land everything as tampu 0.1 did, by a streaming query into Parquet."""
+    ulid_ms = (
+        "cast(conv(translate(substring(job_id, 1, 10), 'ABCDEFGHJKMNPQRSTVWXYZ', 'ABCDEFGHIJKLMNOPQRSTUV'), 32, 10) "
+        "AS BIGINT)"
+    )
+    date = f"""CASE WHEN job_id IS NULL THEN coalesce(date_format(timestamp_millis(entry_ms), 'yyyy-MM-dd'), 'none')
+        WHEN job_id RLIKE '^[0-7][0-9A-HJKMNP-TV-Z]{{25}}$' THEN date_format(timestamp_millis({ulid_ms}), 'yyyy-MM-dd')
+        ELSE concat('h', lpad(cast(pmod(xxhash64(job_id), 32) AS STRING), 2, '0')) END"""
+    for stream in ("events", "dlq"):
+        frame = spark.readStream.format("tampu").options(
+            url=filled.url, queue="q", stream=stream, payload="json" if stream == "dlq" else "binary",
+            maxOffsetsPerTrigger="50",
+        )  # fmt: skip
+        started = frame.load().selectExpr("*", f"{date} AS date").writeStream.format("parquet")
+        started.option("path", str(lake / "bronze" / stream)).option(
+            "checkpointLocation", str(lake / "_checkpoints" / stream)
+        ).partitionBy("queue", "date").trigger(availableNow=True).start().awaitTermination()
+    (lake / "_tables.json").write_text("{}")
