@@ -178,7 +178,8 @@ async def test_a_server_that_never_replies_to_the_login_times_out(fresh_server: 
     server = fresh_server()
     server.pause()
     async with open_client(server.url, response_timeout_secs=0.05) as client:
-        with pytest.raises(Unreachable, match=rf"127\.0\.0\.1:{server.port} within 0\.\d s: connection lost: no reply from"):
+        said = rf"127\.0\.0\.1:{server.port} within 0\.\d s: connection lost: no reply from"
+        with pytest.raises(Unreachable, match=said):
             await client.up(0.3)
         server.resume()
         assert await client.call("PING") == b"PONG"
