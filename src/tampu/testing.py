@@ -58,7 +58,7 @@ LOOK_SECS = 0.005
 @contextlib.contextmanager
 def job_context(
     *, attempt: int = 0, headers: Mapping[str, str] | None = None, job_id: str = "test"
-) -> Iterator[Job[Any]]:
+) -> Iterator[RecordingJob]:
     """Make `current_job()` work in a test that calls a task directly: `with job_context(): await welcome("ada")`.
 
     `job.progress(...)` is accepted and recorded in `job.reported`; `job.check_cancelled()` does nothing.

@@ -69,7 +69,14 @@ def run(url: str, lake: str, moment: str) -> None:
     spark = spark_session("tampu-kills", master="local[2,4]", conf=SHORT_LIVED)
     Pipeline(spark, url, QUEUES, lake, max_per_batch=50_000).run()
     if moment == "compact":
-        upkeep.published = lambda lake, real=upkeep.published: (real(lake), _soon())[0]  # type: ignore[assignment]
+        real = vars(upkeep)["published"]
+
+        def published_soon(lake: Path) -> object:
+            state = real(lake)
+            _soon()
+            return state
+
+        vars(upkeep)["published"] = published_soon
     upkeep.compact(Path(lake))
     if moment == "vacuum":
         _soon()

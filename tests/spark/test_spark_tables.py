@@ -17,6 +17,7 @@ from spark.test_spark_lake import DAY_MS, NOON, TABLES, History, fill, jobs_of, 
 from tampu.errors import ConfigError
 from tampu.spark import read_table
 from tampu.spark.lake import pipeline as pipelines
+from tampu.spark.lake import silver
 from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.pipeline import DEFINED, Pipeline
 from tampu.spark.lake.rows import query, read_rows
@@ -179,7 +180,9 @@ class TestLake:
         pandas = DeltaTable(path).to_pandas()
         assert dict(zip(pandas["job_id"], pandas["outcome"], strict=True)) == expected
         jobs = DeltaTable(path).to_pyarrow_dataset()
-        assert duckdb.query("SELECT count(*) FROM jobs WHERE outcome = 'completed'").fetchall() == [(40,)]
+        completed = duckdb.query("SELECT count(*) FROM jobs WHERE outcome = 'completed'")
+        assert completed is not None
+        assert completed.fetchall() == [(40,)]
         assert jobs.count_rows() == 42
         counted = query(tmp_path, "SELECT outcome, count(*) AS jobs FROM silver_jobs GROUP BY outcome ORDER BY jobs")
         assert counted.to_pylist()[-1] == {"outcome": "completed", "jobs": 40}
@@ -305,7 +308,7 @@ class TestLake:
         fill(filled)
         Pipeline(spark, filled.url, ["q"], tmp_path).run()
         monkeypatch.setattr(pipelines, "DEFINITIONS", DEFINITIONS + 1)
-        monkeypatch.setitem(pipelines.silver.COLUMNS, "shout", "upper(max(name))")
+        monkeypatch.setitem(silver.COLUMNS, "shout", "upper(max(name))")
         Pipeline(spark, filled.url, ["q"], tmp_path).run()
         assert {row["shout"] for row in read_rows(tmp_path, "silver/jobs")} == {"WORK"}
         assert Table(tmp_path, "gold/slo").transaction(DEFINED) == DEFINITIONS + 1
