@@ -116,8 +116,8 @@ def test_many_threads_share_one_connection(queue: Queue, view: QueueView) -> Non
         jobs = [*threads.map(double.sync.add, range(500))]
     assert sorted(view.ids()) == sorted(job.id for job in jobs)
     assert sorted(payload["number"] for payload in view.payloads()) == [*range(500)]
-    names = [one["name"] for one in view.client.client_list() if one["name"] == "tampu"]
-    assert len(names) == 1
+    # The server may still list a connection that the test before this one has closed.
+    eventually(lambda: len(view.connections()) == 1, "all threads share one connection")
 
 
 def test_threads_that_ask_at_the_same_time_get_the_same_object(server: Server) -> None:
