@@ -109,8 +109,8 @@ async def test_an_idle_worker_stops_within_milliseconds(view: WorkerView) -> Non
         await until(lambda: "completed" in view.event_names(job_id), "it works")
         started = time.monotonic()
         await worker.stop()
-    assert time.monotonic() - started < 0.5
-    assert view.connections() == [], "and leaves no connection"
+    assert time.monotonic() - started < 2, "the read alone would block for 60 s"
+    await until(lambda: view.connections() == [], "it leaves no connection")
 
 
 async def test_stopping_does_not_emit_a_false_drained_event(view: WorkerView) -> None:
