@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from servers.process import eventually
 from support.producers import open_producer, unopened_producer, use_patience, use_small_windows
 from support.proxy import Proxy
 from support.queues import QueueView
@@ -179,7 +180,8 @@ def test_a_producer_is_used_on_one_event_loop_after_another(server: Server) -> N
 
     for number in range(3):
         asyncio.run(use(number))
-    assert len(QueueView(server, "q").connections()) == 1  # the connections of loops that have ended are closed
+    # The connections of loops that have ended are closed.
+    eventually(lambda: len(QueueView(server, "q").connections()) == 1, "one connection is left")
     asyncio.run(producer.close())
     view = QueueView(server, "q")
     assert view.ids() == ids
@@ -212,7 +214,7 @@ def test_a_producer_may_be_closed_on_another_loop(server: Server) -> None:
     producer = unopened_producer(server.url)
     asyncio.run(producer.add(1))
     asyncio.run(producer.close())
-    assert QueueView(server, "q").connections() == []
+    eventually(lambda: QueueView(server, "q").connections() == [], "no connection is left")
     with pytest.raises(ShutdownError):
         asyncio.run(producer.add(2))
 
@@ -382,13 +384,13 @@ async def test_a_producer_may_be_closed_twice_and_then_raises(server: Server) ->
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             assert isinstance(outcome, ShutdownError)
             assert outcome.code == "CMQ-005"
-    assert QueueView(server, "q").connections() == []
+    eventually(lambda: QueueView(server, "q").connections() == [], "no connection is left")
 
 
 async def test_a_producer_that_was_never_used_can_be_closed(server: Server) -> None:
     producer = unopened_producer(server.url)
     await producer.close()
-    assert QueueView(server, "q").connections() == []
+    eventually(lambda: QueueView(server, "q").connections() == [], "no connection is left")
 
 
 async def test_a_producer_that_cannot_connect_leaves_nothing_behind() -> None:
