@@ -97,6 +97,8 @@ class Server:
         self._lifeline = -1
         self._keep_port = False
         self._log_start = 0
+        #: Clients with a higher ID have connected since the last `reset`: those of the test that runs.
+        self.reset_id = 0
 
     # Address
 
@@ -252,6 +254,7 @@ class Server:
                 client.config_set(*self._former.popitem())
             client.flushall()
             client.script_flush()
+            self.reset_id = client.client_id()
 
     # The process
 
@@ -282,6 +285,7 @@ class Server:
         return [str(self.binary), str(path)]
 
     def _spawn(self) -> None:
+        self.reset_id = 0  # a new process assigns IDs from 1 again
         command = self._command()
         read_end, self._lifeline = os.pipe()
         try:

@@ -132,7 +132,8 @@ class QueueView:
 
     def connections(self) -> list[dict[str, str]]:
         """Return the open connections of tampu clients to the server."""
-        return [client for client in self.client.client_list() if client["name"] == "tampu"]
+        found = self.client.client_list()
+        return [one for one in found if one["name"] == "tampu" and int(one["id"]) > self.node.reset_id]
 
     def waiting_reads(self) -> int:
         """Return the number of worker reads that are blocked on the server."""
