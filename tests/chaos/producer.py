@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.records import Recorder
-from tampu import Queue
+from tampu import Job, Queue
 from tampu.base.event_loop import new_event_loop
 from tampu.errors import OutcomeUnknownError, QueueFullError, RedisError
 
@@ -48,6 +48,8 @@ RARE = [
 WINDOW_JOBS = 256
 #: A job with an explicit id is added this often.
 UNIQUE_SECS = 0.2
+#: A job is added and cancelled this often.
+CANCEL_SECS = 0.1
 #: How long a job takes that is added again and again, so that every fault finds some in flight.
 LONG_MS = 1500
 
@@ -64,7 +66,7 @@ class Producer:
         self.stopping = threading.Event()
         self._numbers = 0
         self._next_rare = time.monotonic() + self.plan["rare_secs"]
-        self._next_long = self._next_unique = time.monotonic()
+        self._next_long = self._next_unique = self._next_cancel = time.monotonic()
         self._rare = self.random.randrange(len(RARE))
         wanted = plan["rare"]
         self._rare_kinds = [one for one in RARE if wanted is None or one[0].partition(":")[0] in wanted]
@@ -92,6 +94,9 @@ class Producer:
                 if time.monotonic() >= self._next_unique:
                     self._next_unique = time.monotonic() + UNIQUE_SECS
                     await self.add_unique(queue)
+                if time.monotonic() >= self._next_cancel:
+                    self._next_cancel = time.monotonic() + CANCEL_SECS
+                    await self.add_and_cancel(queue)
                 if time.monotonic() >= self._next_rare and self._rare_kinds:
                     self._next_rare = time.monotonic() + self.plan["rare_secs"]
                     self._rare += 1
@@ -150,6 +155,25 @@ class Producer:
         self.records.write("ask", 3, "ok", job_id, token)
         await self.answered([token], lambda: queue.add_unique("work", {"token": token, "do": "ok"}, job_id=job_id))
 
+    async def add_and_cancel(self, queue: Queue) -> None:
+        """Cancel a job that is delayed, waits for a retry, waits or runs."""
+        token, do = self.token(), self.random.choice(("ok", "nap:1000", "nap:3000", "never"))
+        delay_ms = self.random.choice((None, 50, 3000))
+        self.records.write("ask", 3, do, "-", token)
+        added: list[Job[Any]] = []
+
+        async def add() -> None:
+            added.append(await queue.add("work", {"token": token, "do": do}, delay_ms=delay_ms))
+
+        await self.answered([token], add)
+        await asyncio.sleep(self.random.choice((0, 0.05, 0.2)))
+        for job in added:
+            self.records.write("cancel", token)
+            with contextlib.suppress(RedisError):
+                outcome = await queue.cancel(job.id, reason="chaos")
+                if outcome in ("cancelled", "requested"):
+                    self.records.write(outcome, token)
+
     async def add_rare(self, queue: Queue, do: str, task: str) -> None:
         token, attempts = self.token(), 3
         if do == "long":
@@ -181,7 +205,7 @@ class Producer:
             logging.warning("refused: %s", error)
             await asyncio.sleep(0.1)
         else:
-            is_known = not isinstance(job, list) and not job.id.is_new
+            is_known = isinstance(job, Job) and not job.id.is_new
             self.answer("known" if is_known else "ok", tokens)
 
     def answer(self, how: str, tokens: list[str]) -> None:
