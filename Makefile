@@ -93,9 +93,9 @@ layers: setup ## import-linter: imports only point downwards
 words: setup ## check the wording of docs and source (scripts/wordcheck.py)
 	@$(BIN)/python scripts/wordcheck.py
 
-# Not --quiet: it hides warnings from --strict too, which then lets broken links pass.
 docs: setup ## build the documentation site into build/site, strictly and offline
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@# Not with --quiet: it silences the warnings that --strict counts.
+	@said=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$said" | grep -v ^INFO; exit 1; }
 	@echo "docs: open build/site/index.html (for search: python -m http.server -d build/site)"
 
 diagram: setup ## draw the diagram of docs/architecture.md

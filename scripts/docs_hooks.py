@@ -48,9 +48,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             target = target.removeprefix("docs/")
         elif target in PAGES:
             target = PAGES[target]
-        elif target.startswith("examples/") and target.endswith(".py"):  # a section of the page of examples
-            section = posixpath.basename(target).replace(".", "")
-            return posixpath.relpath(PAGES["examples/README.md"], posixpath.dirname(here) or ".") + f"#{section}"
+        elif target.startswith("examples/"):
+            heading = posixpath.basename(target).replace(".", "")
+            return f"{posixpath.relpath('examples.md', posixpath.dirname(here) or '.')}#{heading}"
         else:
             return link[0]
         return posixpath.relpath(target, posixpath.dirname(here) or ".") + (link["anchor"] or "")
