@@ -143,7 +143,7 @@ class Worker:
         **settings: Any,
     ) -> None:
         if queue is not None and queue_name is not None:
-            raise ConfigError("queue and queue_name are two names for the same argument: give only one")
+            raise ConfigError("queue and queue_name are two names for the same argument: pass only one")
         served = queue_name if queue is None else queue
         if not isinstance(served, str) and (url, redis_url, tls) != (None, None, False):
             raise ConfigError("url and tls can only be given with a queue name: a Queue has its own")

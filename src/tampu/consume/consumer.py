@@ -266,14 +266,14 @@ class _Running:
         await self._heartbeat.beat(self._stopping)
 
     async def _watch(self) -> None:
-        """Look, then wait for a second."""
+        """Check for pauses and cancels, then wait for a second."""
         await self._look()
         self._log.flush()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), LOOK_SECS)
 
     async def _look(self) -> None:
-        """Look once, in one request, whether the queue is paused and which jobs are to be cancelled."""
+        """Read, in one request, whether the queue is paused and which jobs are to be cancelled."""
         paused, marks = await self._client.call_many([("EXISTS", self._keys.paused), self._cancels.command])
         await self._reader.note_pause(bool(paused))
         await self._cancels.learn(marks)

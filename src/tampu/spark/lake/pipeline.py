@@ -151,7 +151,7 @@ class Pipeline:
         files = source.files()
         present = {file.partition for file in files}
         pending = self._pending(target, source, rebuild=rebuild_from is not None)
-        # Of days that retention took away bronze has only what came late, from which their jobs cannot be computed.
+        # Of days that retention removed, bronze has only late events: jobs cannot be computed from those alone.
         changed = {
             (queue, date)
             for queue, date in (present if pending is None else pending)
