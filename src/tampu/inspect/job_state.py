@@ -1,7 +1,7 @@
 """Finds the current state of a job without reading a whole stream.
 
 It checks the result, the index of delayed jobs and the pending entries, then the streams around the time in the job's
-id and at their ends.
+ID and at their ends.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqE
 
 
 def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
-    """Return the job in an envelope if it has this id, else None."""
+    """Return the job in an envelope if it has this ID, else None."""
     if job_id.encode(errors="replace") not in envelope:
         return None
     try:
@@ -124,9 +124,9 @@ def _decoded(result: bytes | None) -> Any:
 
 
 async def _born_ms(client: Client, job_id: str) -> int | None:
-    """Return the earliest server time at which a job can have been added; None if its id is not a ULID.
+    """Return the earliest server time at which a job can have been added; None if its ID is not a ULID.
 
-    Entry ids are the server's time, a ULID is that of its producer, which is most likely this machine.
+    Entry IDs are the server's time, a ULID is that of its producer, which is most likely this machine.
     """
     try:
         born_ms = decode_ulid_time(job_id)

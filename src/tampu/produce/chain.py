@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.producer")
 
-#: Windows in flight at once. The script remembers the replies of the last 8, so it must not exceed that.
+#: Maximum number of windows in flight. The script remembers the replies of the last 8, so it must not exceed that.
 MAX_IN_FLIGHT = 4
 #: How long the server remembers an idle chain, in seconds.
 CHAIN_TTL_SECS = 3600
