@@ -11,7 +11,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
 from tampu.metrics import MetricsSink, noop_sink
@@ -241,3 +241,41 @@ class ConsumerConfig(_Checked):
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes beside its own arguments."""
+
+    pool_size: int
+    overflow: Overflow
+    idempotency: Idempotency
+    dedup_ttl_secs: int
+    min_replicas: int
+    min_replicas_timeout_ms: int
+    retry_for_secs: int
+    max_payload_bytes: int
+    payload_format: PayloadFormat
+    payload_type: Any
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes beside its own arguments."""
+
+    batch: int
+    block_ms: int
+    ack_batch: int
+    ack_idle_ms: int
+    shutdown_deadline_secs: int
+    dlq_inflight: int
+    retry: RetryConfig
+    retry_inflight: int
+    delayed_poll_interval_ms: int
+    delayed_promote_batch: int
+    delayed_max_stream_len: int
+    delayed_lock_ttl_secs: int
+    events_max_stream_len: int
+    scheduler: SchedulerConfig
+    result_ttl_secs: int
+    metrics: MetricsSink
+    payload_type: Any
+    max_block_ms: int

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import Unpack
 
+    from tampu.consume.handlers import HandlerOutcome
     from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.produce.options import Backoff, MissedFires
     from tampu.produce.using import UsingOptions
@@ -277,10 +278,10 @@ class TaskMaker(Protocol):
     # A coroutine function also matches the second overload; the first one that matches is used.
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
+        self, function: Callable[P, Coroutine[Any, Any, R | HandlerOutcome]], /
     ) -> CoroutineTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    def __call__(self, function: Callable[P, R | HandlerOutcome], /) -> FunctionTask[P, R]: ...
 
 
 class TaskContext:

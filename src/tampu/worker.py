@@ -34,9 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
+    from typing import Unpack
 
-    Hook = Callable[..., Any]
-    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[Any]]
+    from tampu.config import ConsumerSettings
+
+    #: Hooks may be coroutine functions: an awaitable that they return is awaited.
+    Hook = Callable[[], object]
+    BeforeJob = Callable[[Job[Any]], object]
+    AfterJob = Callable[[Job[Any], BaseException | None], object]
+    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[object]]
     Inner = Callable[[Job[Any]], Awaitable[Any]]
 
 #: Called for each job: a coroutine function, or a function that runs in a thread.
@@ -135,12 +141,12 @@ class Worker:
         credential_provider: Any = None,
         on_startup: Hook | None = None,
         on_shutdown: Hook | None = None,
-        before_job: Hook | None = None,
-        after_job: Hook | None = None,
+        before_job: BeforeJob | None = None,
+        after_job: AfterJob | None = None,
         middleware: Iterable[Middleware] = (),
         processes: int | None = None,
         jobs_per_process: int | None = None,
-        **settings: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         if queue is not None and queue_name is not None:
             raise ConfigError("queue and queue_name are two names for the same argument: pass only one")
@@ -179,7 +185,12 @@ class Worker:
         self._jobs_per_process = (
             None if jobs_per_process is None else check_int("jobs_per_process", jobs_per_process, low=1)
         )
-        self._hooks = {"startup": on_startup, "shutdown": on_shutdown, "before": before_job, "after": after_job}
+        self._hooks: dict[str, Callable[..., object] | None] = {
+            "startup": on_startup,
+            "shutdown": on_shutdown,
+            "before": before_job,
+            "after": after_job,
+        }
         self._shutdown: asyncio.Event | None = None
         self._running: asyncio.Future[None] | None = None
         self._background: asyncio.Task[None] | None = None

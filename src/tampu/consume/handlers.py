@@ -125,3 +125,7 @@ class Cancel:
 
     def __post_init__(self) -> None:
         check_text("reason", self.reason)
+
+
+#: What a handler may return instead of a result. It is not in the type of `job.result()`.
+HandlerOutcome = Retry | Snooze | Cancel

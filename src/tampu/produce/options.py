@@ -110,6 +110,14 @@ def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Ba
     return AddOptions(id=job_id, name=name, retry=retry)
 
 
+def retry_over(own: JobRetryOverride | None, task: JobRetryOverride | None) -> JobRetryOverride | None:
+    """Return the retry settings of a job: its own, and the task's where it has none."""
+    if own is None or task is None:
+        return own or task
+    attempts = task.max_attempts if own.max_attempts is None else own.max_attempts
+    return JobRetryOverride(attempts, task.backoff if own.backoff is None else own.backoff)
+
+
 def repeat_pattern(repeat: Repeat) -> RepeatPattern:
     """Return the pattern of a `repeat` given in any form."""
     if isinstance(repeat, RepeatPattern):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tampu.base.checks import check_delay_ms, check_job_id, invalid
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import ConfigError
-from tampu.produce.options import add_options
+from tampu.produce.options import add_options, retry_over
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
 from tampu.wire.retry import BackoffKind, BackoffSpec
 
@@ -81,12 +81,9 @@ class Using:
 
     def add_options(self, name: str, task_retry: JobRetryOverride | None) -> AddOptions:
         """Return the options of an add that happens now. What is not set here is the task's."""
-        attempts, backoff = self.attempts, self.backoff
-        if task_retry is not None:
-            attempts = task_retry.max_attempts if attempts is None else attempts
-            backoff = task_retry.backoff if backoff is None else backoff
+        options = add_options(name, self.unique, self.attempts, self.backoff)
         extras = JobExtras(self.headers or {}, self.timeout_ms, self._expires_at_ms())
-        return replace(add_options(name, self.unique, attempts, backoff), tail=encode_extras(extras))
+        return replace(options, retry=retry_over(options.retry, task_retry), tail=encode_extras(extras))
 
     def _expires_at_ms(self) -> int | None:
         if self.expires is None:

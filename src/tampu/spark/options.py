@@ -285,7 +285,7 @@ def check_shared_url(url: str, where: str) -> str:
     if settings.kind == "embedded" and settings.data_dir is None:
         raise ConfigError(
             f"{where}=embedded:// is a server of one process, and Spark runs several: use embedded:///some/folder, "
-            "which they share, or the redis:// URL in tampu.embedded.server.acquire().url"
+            "which they share, or the URL in tampu.embedded.server.acquire().url"
         )
     return url
 

@@ -93,8 +93,8 @@ def run(
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
-    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until a signal, and
-    merges small files and deletes old ones every 50 rounds.
+    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until a signal.
+    Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
@@ -127,7 +127,6 @@ def build_lake(
     require_spark()
     require_lake()
     from tampu.spark.lake.folder import sole_writer, writable_lake
-    from tampu.spark.lake.upkeep import ROUNDS_BETWEEN, run_upkeep
     from tampu.spark.lake.versions import LakeVersion
 
     lake = writable_lake(lake)
@@ -135,23 +134,14 @@ def build_lake(
     with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
         LakeVersion.load(lake)
     log_file = lake / LOG_NAME
-    rounds = 0
     with _session(master, conf, log_file) as (spark, on_step):
         from tampu.spark.lake.pipeline import Pipeline
 
-        pipeline = Pipeline(spark, checked_url, queues, lake, max_per_batch=max_per_batch, on_step=on_step)
-
-        def work() -> Summary:
-            nonlocal rounds
-            summary = pipeline.run()
-            rounds += bool(sum(summary.landed.values()))
-            if pause is not None and rounds >= ROUNDS_BETWEEN:
-                rounds = 0
-                run_upkeep(lake, keep_hours, on_step)
-            return summary
-
+        pipeline = Pipeline(
+            spark, checked_url, queues, lake, max_per_batch=max_per_batch, keep_hours=keep_hours, on_step=on_step
+        )
         try:
-            _rounds(work, pause, lambda: _is_alive(spark), log_file)
+            _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
         finally:
             pipeline.close()
 
