@@ -244,7 +244,7 @@ class ConsumerConfig(_Checked):
 
 
 class ProducerSettings(TypedDict, total=False):
-    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes beside its own arguments."""
+    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes in addition to its own arguments."""
 
     pool_size: int
     overflow: Overflow
@@ -259,7 +259,7 @@ class ProducerSettings(TypedDict, total=False):
 
 
 class ConsumerSettings(TypedDict, total=False):
-    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes beside its own arguments."""
+    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
 
     batch: int
     block_ms: int

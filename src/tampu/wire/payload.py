@@ -35,11 +35,11 @@ _BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
 #: Errors of msgpack's decoder: the bytes are not MessagePack, or nested more than 1024 levels deep.
 _NOT_MSGPACK = (ValueError, OverflowError, RecursionError, msgpack.UnpackException)
-#: Payloads beyond this size are decoded without garbage collection, in bytes: it would scan what has been built so far
-#: again and again, and find nothing. Of the 0.4 s that a million empty lists took, it was two thirds.
+#: Payloads beyond this size, in bytes, are decoded without garbage collection, which would repeatedly scan the values
+#: built so far and find nothing: it took two thirds of the 0.4 s that a million empty lists took.
 LARGE_BYTES = 65_536
-#: Most lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, and all other jobs wait. A
-#: larger payload may have more, at `CONTAINER_BYTES` each.
+#: Maximum number of lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, and all other
+#: jobs wait. A larger payload may have more, at `CONTAINER_BYTES` each.
 MAX_CONTAINERS = 131_072
 CONTAINER_BYTES = 8
 
