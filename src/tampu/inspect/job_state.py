@@ -59,8 +59,9 @@ class JobState:
     dead_letter: DlqEntry | None = None
     #: How long it has been running, how long ago it failed (dead), or was added; in milliseconds. Set in lists of jobs.
     age_ms: int | None = None
-    #: Cancelled: why.
+    #: Cancelled: the reason.
     reason: str | None = None
+    #: ID of its entry in the stream of waiting and running jobs, or of dead letters.
     entry_id: str | None = None
 
 

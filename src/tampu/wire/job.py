@@ -185,7 +185,7 @@ class Job(Generic[T]):
         """Wait for the job to finish and return the handler's return value. Notified by an event; does not poll.
 
         Works for jobs returned by `Queue.add` if the worker stores results. Raises `TimeoutError` after `timeout`
-        seconds and `JobFailed` if the job was dead-lettered.
+        seconds, `JobFailed` if the job was dead-lettered, and `JobCancelled` if it was cancelled.
         """
         if self._context is None:
             raise RuntimeError("this job is not connected to a queue: call result() on a job returned by Queue.add")

@@ -108,7 +108,7 @@ def _error_of(letter: DlqEntry) -> str:
 
 @app.command("show")
 def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: Raw = False) -> None:
-    """Show the state of a job: waiting, delayed, running, done or dead."""
+    """Show the state of a job: waiting, delayed, running, done, dead or cancelled."""
 
     async def work(session: Session) -> tuple[str, JobState, dict[str, Any]]:
         client, keys, state = await _find(session, queue, job_id)
