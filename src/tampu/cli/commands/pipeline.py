@@ -98,7 +98,7 @@ def run(
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
-        raise UsageError(f"--every must be longer than 0, got {every!r}")
+        raise UsageError(f"--every must be longer than 0; got {every!r}")
     keep_hours = _hours(keep)
     try:
         build_lake(url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours)
@@ -440,7 +440,7 @@ def rebuild(
     from tampu.spark.lake.rows import published
 
     if first_day and not re.fullmatch(r"\d{4}-\d\d-\d\d", first_day):
-        raise UsageError(f"--from must be a day such as 2026-01-31, got {first_day!r}")
+        raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}")
     folder = writable_lake(lake)
     published(folder)
     try:

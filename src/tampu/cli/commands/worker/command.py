@@ -190,7 +190,7 @@ def _serve_on_spark(
 ) -> int:
     """Run until a signal and return the exit code. Targets and settings are checked before Spark is started."""
     if len(targets) != 1:
-        raise UsageError(f"--on spark takes one target, got {len(targets)}: use a list of queues such as app:queues")
+        raise UsageError(f"--on spark takes one target; got {len(targets)}. Use a list of queues such as app:queues")
     from tampu.cli.commands.worker.targets import load  # imported here: a supervisor does not need Queue or Worker
     from tampu.worker import Worker
 
