@@ -26,7 +26,7 @@ LOOKS_PER_REFRESH = 60
 
 
 class Cancels:
-    """The marks that one consumer knows."""
+    """The marks of one queue that this worker knows."""
 
     def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
         self._client = client
@@ -49,6 +49,12 @@ class Cancels:
             *("ZRANGEBYSCORE", self._keys.cancel_marks, f"{self._cursor:.0f}", "+inf"),
             *("WITHSCORES", "LIMIT", "0", str(PAGE)),
         )
+
+    def forget(self) -> None:
+        """Forget all marks: the queue has none."""
+        if self.marked:
+            self.marked.clear()
+        self._cursor = 0.0
 
     async def learn(self, reply: Sequence[bytes]) -> None:
         """Note new marks, and act on those of jobs that run here."""

@@ -18,6 +18,7 @@ from tampu.consume.progress import ProgressReporter
 from tampu.consume.retry_rules import with_rules
 from tampu.embedded.server import acquire, join_throw_away, release
 from tampu.errors import DecodeError, EncodeError
+from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import encode_value
@@ -267,7 +268,8 @@ def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressR
 
 async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -> ProgressReporter:
     keys = QueueKeys(remote.queue_name)
-    return ProgressReporter(settings, keys, worker=remote.worker, events_kept=remote.events_kept)
+    client = Client(settings, keys.tag.encode())
+    return ProgressReporter(client, keys, worker=remote.worker, events_kept=remote.events_kept)
 
 
 def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_value) -> Any:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.job_log import JobLog
     from tampu.consume.outcomes import Outcome
+    from tampu.consume.shares import Share
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
@@ -69,11 +70,14 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
+        "share",
         "started_ns",
         "task",
         "when_done",
     )
 
+    #: The queue's part of the worker's places. Set when the entry may run.
+    share: Share
     #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
     started_ns: int
     task: asyncio.Task[None]
@@ -115,7 +119,7 @@ class Delivery:
 
 
 class InFlight:
-    """Holds the entries in flight of one consumer. Only the event loop changes it; the lease thread reads copies."""
+    """Holds the entries in flight of one queue. Only the event loop changes it; the lease thread reads copies."""
 
     def __init__(
         self,
@@ -125,6 +129,7 @@ class InFlight:
         reject: Callable[[Outcome], None],
         decode_payload: Callable[[bytes], Any] | None,
         log: JobLog,
+        share: Share,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -134,6 +139,7 @@ class InFlight:
         self._decode_payload = decode_payload
         self._log = log
         self._held: dict[bytes, Delivery] = {}
+        self._share = share
         #: True when the server has XACKDEL.
         self.has_xackdel = False
 
@@ -174,6 +180,7 @@ class InFlight:
         if self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
+        delivery.share = self._share
         self._held[entry_id] = delivery
         attempts_left = max_attempts_of(job, self._config) - job.attempt
         if (earlier_deliveries or attempts_left <= 1) and self._is_over(delivery, attempts_left):
