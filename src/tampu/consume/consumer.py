@@ -154,13 +154,14 @@ class _Running:
         self._log = log = JobLog(config.queue_name)
         self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload, log)
         self._settler.on_settled = self._inflight.settled
+        self._settler.on_all_succeeded = self._inflight.all_succeeded
         self._heartbeat = HeartbeatLoop(self._client, keys, config, self._inflight)
         self._client.prepare_with(self._learn_capabilities)
         self._leases = Leases(settings, self._client, keys, config, self._inflight)
         starts = StartMarks(self._client, keys, config, self._inflight)
         self._cancels = Cancels(self._client, keys, config, self._inflight)
         self._runner = Runner(handler, config, self._settler, self._leases, starts, self._cancels, log)
-        self._pool = Pool(config.concurrency, self._runner.run)
+        self._pool = Pool(config.concurrency, self._runner.run, self._settler.flush_soon)
         self._reader = Reader(
             self._read_client,
             self._client,

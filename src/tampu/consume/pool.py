@@ -26,13 +26,18 @@ CANCEL_PATIENCE_SECS = 1.0
 class Pool:
     """Runs `run_one(delivery)` for each delivery, at most `concurrency` at once."""
 
-    def __init__(self, concurrency: int, run_one: Callable[[Delivery], Awaitable[None]]) -> None:
+    def __init__(
+        self, concurrency: int, run_one: Callable[[Delivery], Awaitable[None]], on_dry: Callable[[], None]
+    ) -> None:
         self._concurrency = concurrency
         self._run_one = run_one
+        #: Called when a job has finished and none waits to be started.
+        self._on_dry = on_dry
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Delivery] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
-        self._waking = False
+        #: Coroutines that were woken and have not run since.
+        self._waking = 0
         self._is_closed = False
         self._is_ending = False
         self._tasks = [
@@ -51,12 +56,12 @@ class Pool:
     def put(self, deliveries: Iterable[Delivery]) -> None:
         """Add deliveries behind those that wait."""
         self._waiting.extend(deliveries)
-        self._wake_one()
+        self._wake()
 
     def put_first(self, delivery: Delivery) -> None:
         """Add a delivery in front of those that wait."""
         self._waiting.appendleft(delivery)
-        self._wake_one()
+        self._wake()
 
     async def progress(self, timeout_secs: float) -> None:
         """Wait until a job finishes, for up to `timeout_secs`."""
@@ -90,12 +95,17 @@ class Pool:
         await asyncio.wait(self._tasks, timeout=CANCEL_PATIENCE_SECS)
         return abandoned
 
-    def _wake_one(self) -> None:
-        """Wake one coroutine at a time: one that is awake takes the next job, so a batch of quick jobs wakes few."""
-        while self._sleepers and not self._waking:
+    def _wake(self) -> None:
+        """Wake coroutines for the jobs that wait: one, or as many as wait inside their handlers.
+
+        One that is awake takes the next job, so a batch of quick jobs wakes few. A batch of slow ones wakes twice as
+        many in each turn of the event loop.
+        """
+        wanted = min(max(self.running, 1), len(self._waiting))
+        while self._sleepers and self._waking < wanted:
             sleeper = self._sleepers.pop()
             if not sleeper.done():
-                self._waking = True
+                self._waking += 1
                 sleeper.set_result(None)
 
     async def _work(self) -> None:
@@ -122,17 +132,19 @@ class Pool:
         in_a_row = 0
         while not self._is_ending:
             while self._is_closed or not waiting:
+                self._on_dry()
                 sleeper: asyncio.Future[None] = self._loop.create_future()
                 self._sleepers.append(sleeper)
                 try:
                     await sleeper
                 finally:
-                    self._waking = False
+                    if not sleeper.cancelled():
+                        self._waking -= 1
                 in_a_row = 0
             delivery = waiting.popleft()
             if waiting:
                 # If this handler waits, another coroutine must take the next job.
-                self._wake_one()
+                self._wake()
             self.running += 1
             delivery.task = task
             try:
