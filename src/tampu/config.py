@@ -198,7 +198,8 @@ class ConsumerConfig(_Checked):
     max_attempts: int = _number(3, high=MAX_U32)
     #: Maximum number of outcomes written per script call, at most 1000. Defaults to 256.
     ack_batch: int = _number(256, low=1, high=MAX_ACK_BATCH)
-    #: How long an outcome waits for others to be written with it, in milliseconds. Defaults to 5.
+    #: How long an `active` event waits for others to be written with it, and an outcome while other jobs wait to be
+    #: started, in milliseconds. Without such jobs an outcome is written at once. Defaults to 5.
     ack_idle_ms: int = _number(5)
     #: How long running jobs may take to finish after a stop signal, in seconds. Defaults to 30.
     shutdown_deadline_secs: int = _number(30)

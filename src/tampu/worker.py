@@ -387,11 +387,12 @@ class Worker:
         if self._middleware:
             inner = _inside(self._middleware, inner, is_run)
         if self._hooks["before"] is None and self._hooks["after"] is None:
+            caller_of = inner.caller_of if isinstance(inner, Dispatcher) else lambda job: inner
 
             async def plain(job: Job[Any]) -> Any:
                 job._context = progress
                 try:
-                    return await inner(job)
+                    return await caller_of(job)(job)
                 finally:
                     progress.forget(job)
 

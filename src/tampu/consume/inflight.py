@@ -71,6 +71,7 @@ class Delivery:
         "is_running",
         "job",
         "share",
+        "started_at_ms",
         "started_ns",
         "task",
         "when_done",
@@ -90,6 +91,8 @@ class Delivery:
         #: No attempt is left after this one, so its start is recorded on the server.
         self.is_last_attempt = False
         self.is_running = False
+        #: When the handler started, by the wall clock; 0 if no `active` event is to be sent for it (any more).
+        self.started_at_ms = 0
         #: The handler has ended; only the outcome is left to write.
         self.has_outcome = False
         #: Another worker has taken it over: it must not start here, and if it runs, its failure does not count.
@@ -245,6 +248,15 @@ class InFlight:
             tell(metrics.dlq_routed, DlqRouted(outcome.dlq_reason, outcome.runs, name))
         else:
             tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
+
+    def all_succeeded(self, outcomes: Sequence[Outcome]) -> None:
+        """Release the entries of successes that were written: `settled` for a whole window."""
+        release = self._held.pop
+        for outcome in outcomes:
+            delivery = outcome.delivery
+            if delivery.when_done is not None:
+                delivery.done()
+            release(delivery.entry_id, None)
 
     def lost(self, entry_ids: Sequence[bytes]) -> None:
         """Release entries whose leases are lost: drop those that wait, let running ones finish."""

@@ -71,11 +71,9 @@ def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcom
     return Outcome(_SUCCESS, delivery, finished_at_ms, duration_us, ())
 
 
-def success_with_result(
-    delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes, ttl_secs: int
-) -> Outcome:
+def success_with_result(delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes) -> Outcome:
     """Return the outcome of a job that succeeded with a result to store."""
-    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result, ttl_secs))
+    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result,))
 
 
 def retry(
@@ -146,7 +144,7 @@ def dead_letter(
         delivery,
         finished_at_ms,
         duration_us,
-        (reported, reason.as_str(), len(fields), *fields),
+        (reported, reason.as_str(), fields),
     )
     outcome.dlq_reason = reason
     outcome.runs = runs
