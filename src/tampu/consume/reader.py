@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.leases import renewal_secs
+from tampu.consume.read_budget import ReadBudget
 from tampu.consume.takeover import Takeover
 from tampu.errors import RedisError
 from tampu.metrics import ReaderBatch, tell
@@ -69,6 +70,7 @@ class Reader:
         self._leases = leases
         self._stopping = asyncio.Event()
         self._had_entries = False
+        self._budget = ReadBudget(config.max_read_bytes)
         self._pace: deque[tuple[float, int]] = deque()
         self._client_id: int | None = None
         #: The ID and address of the read connection, as the server sees them.
@@ -135,7 +137,7 @@ class Reader:
             await self.hand_back_missed()
             sent_at = self._reading_since = time.monotonic()
             self._first_read_at = self._first_read_at or sent_at
-            entries = await self._read(min(room, self._config.batch))
+            entries = await self._read(self._budget.count(min(room, self._config.batch)))
         except ServerError as error:
             if error.kind == "NOGROUP":
                 logger.warning("consumer group %r is gone (a flush?); creating it again", self._config.group)
@@ -169,6 +171,7 @@ class Reader:
         if self._stopping.is_set():
             return []
         sent_at = time.monotonic()
+        received = connection.bytes_received
         command = ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, "BLOCK")
         streams = ("STREAMS", self._keys.stream, ">")
         try:
@@ -187,7 +190,9 @@ class Reader:
             # Such as MOVED: this connection cannot read any more.
             await self._read_client.apply_remedy(error, 0, float("inf"), connection)
             raise
-        return reply[0][1] if reply else []
+        entries = reply[0][1] if reply else []
+        self._budget.note(len(entries), connection.bytes_received - received)
+        return entries
 
     def _room(self) -> int:
         """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate."""
