@@ -33,6 +33,8 @@ DEFAULT_EVENTS_MAX_STREAM_LEN = 100_000
 DEFAULT_LOCK_TTL_SECS = 5
 #: Maximum size of a job's envelope that a producer adds and a worker runs, in bytes.
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
+#: Size of one read that a worker aims at, in bytes.
+DEFAULT_MAX_READ_BYTES = 16_777_216
 #: Maximum number of IDs in one settle window: the limit of Lua's `unpack`, with room for other arguments.
 MAX_ACK_BATCH = 1_000
 
@@ -188,6 +190,8 @@ class ConsumerConfig(_Checked):
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
     #: Maximum number of entries per read. Defaults to 64.
     batch: int = _number(64, low=1)
+    #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
+    max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
     block_ms: int = _number(5000, low=1)
     #: An entry whose lease was not renewed for this long is taken over, in milliseconds. Defaults to 30,000.

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.base.checks import MAX_ID_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -59,7 +61,7 @@ class Cancels:
     async def learn(self, reply: Sequence[bytes]) -> None:
         """Note new marks, and act on those of jobs that run here."""
         while reply:
-            ids = {one.decode(errors="replace") for one in reply[::2]}
+            ids = {one.decode(errors="replace") for one in reply[::2] if len(one) <= MAX_ID_BYTES}
             newest = float(reply[-1])
             new = ids - self.marked
             self.marked |= new

@@ -13,6 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.checks import MAX_ID_BYTES, MAX_NAME_BYTES, is_short
 from tampu.base.clock import wall_clock_ms
 from tampu.consume import outcomes
 from tampu.consume.runner import max_attempts_of
@@ -180,6 +181,12 @@ class InFlight:
         except DecodeError as error:
             self._reject(entry_id, DlqReason.DECODE_FAILED, fields, error.with_traceback(None))
             return None
+        if not is_short(name, MAX_NAME_BYTES):
+            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a name of over {MAX_NAME_BYTES} bytes")
+            return None
+        if not is_short(job.id, MAX_ID_BYTES):
+            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
+            return None
         if self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
@@ -213,17 +220,23 @@ class InFlight:
         self._bury(delivery, reason=DlqReason.RETRIES_EXHAUSTED, error=error)
 
     def _reject(
-        self, entry_id: bytes, reason: DlqReason, fields: list[bytes], error: BaseException | None = None
+        self,
+        entry_id: bytes,
+        reason: DlqReason,
+        fields: list[bytes],
+        error: BaseException | None = None,
+        detail: str | None = None,
     ) -> None:
         values = first_values(fields)
-        is_malformed = reason is DlqReason.MALFORMED
-        job: Job[Any] = Job.from_wire("", b"\xc0", 0, 0, None, text_or_empty(values.get(b"n")))
+        is_malformed = reason is DlqReason.MALFORMED and detail is None
+        name = text_or_empty(values.get(b"n", b"")[:MAX_NAME_BYTES])
+        job: Job[Any] = Job.from_wire("", b"\xc0", 0, 0, None, name)
         self._held[entry_id] = delivery = Delivery(entry_id, job, 0)
         self._bury(
             delivery,
             reason=reason,
             error=error,
-            detail=MISSING_PAYLOAD if is_malformed else None,
+            detail=MISSING_PAYLOAD if is_malformed else detail,
             envelope=values.get(b"d", b""),
             original=tuple(zip(fields[::2], fields[1::2], strict=False)) if is_malformed else None,
         )

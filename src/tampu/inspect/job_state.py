@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
-from tampu.wire.entry import decode_delayed_member, read_job_fields
+from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
 from tampu.wire.payload import decode_result
 from tampu.wire.ulid import decode_ulid_time
@@ -196,7 +196,7 @@ async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) 
     score = await client.call("ZSCORE", keys.delayed, member)
     if score is None:
         return None
-    run_at_ms = int(float(score))
+    run_at_ms = score_ms(score)
     try:
         name, envelope = decode_delayed_member(member)
         job = decode_job(envelope, name)

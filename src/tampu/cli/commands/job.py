@@ -138,7 +138,8 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
         state = _state_by_events(state, events)
         reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
         if replays := await client.call("HGET", keys.replays, job_id):
-            reasons.insert(0, f"it was a dead letter and was replayed {plural(int(replays), 'time')}")
+            count = int(replays) if replays.isdigit() and len(replays) < 20 else 1
+            reasons.insert(0, f"it was a dead letter and was replayed {plural(count, 'time')}")
         return keys.queue_name, state, steps_of(state, events), reasons, _last_traceback(state, events)
 
     name, state, steps, reasons, traceback = common.run(work)

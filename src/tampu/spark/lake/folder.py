@@ -52,7 +52,7 @@ def is_lake(folder: Path) -> bool:
 def sole_writer(lake: Path) -> Iterator[None]:
     """Keep other pipelines out of the lake. The lock ends with the process, however that ends."""
     try:
-        lake.mkdir(parents=True, exist_ok=True)
+        lake.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds payloads and tracebacks
         file = (lake / ".lock").open("a")
     except OSError as error:
         raise ConfigError(f"cannot write to the lake {lake}: {error.strerror or error}") from error
