@@ -273,9 +273,12 @@ class _Running:
             await asyncio.wait_for(self._stopping.wait(), LOOK_SECS)
 
     async def _look(self) -> None:
-        """Look once, in one request, whether the queue is paused and which jobs are to be cancelled."""
-        paused, marks = await self._client.call_many([("EXISTS", self._keys.paused), self._cancels.command])
+        """Look once, in one request, whether the queue or a task is paused and which jobs are to be cancelled."""
+        keys = self._keys
+        commands = [("EXISTS", keys.paused), ("HGETALL", keys.paused_tasks), self._cancels.command]
+        paused, tasks, marks = await self._client.call_many(commands)
         await self._reader.note_pause(bool(paused))
+        self._runner.paused.learn(tasks, await self._client.server_time_ms() if tasks else 0)
         await self._cancels.learn(marks)
 
     async def _stop(self, loops: dict[str, asyncio.Task[None]]) -> None:

@@ -30,7 +30,7 @@ LONG_RUNNING_MS = 600_000
 #: Share of a limit above which it counts as nearly reached.
 NEAR_SHARE = 0.8
 #: Kinds of keys that must have a TTL.
-EXPIRING = ("dlid", "didx", "result", "pseq")
+EXPIRING = ("dlid", "didx", "result", "pseq", "progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,7 @@ async def check_queue(client: Client, keys: QueueKeys, limits: Limits) -> list[F
         findings = [
             *lag(snapshot, limits),
             *await unserved(client, keys, snapshot, limits),
+            *paused_tasks(snapshot),
             *overdue(snapshot),
             *caps(snapshot),
             *groups(snapshot),
@@ -82,8 +83,9 @@ async def _wrong_types(client: Client, keys: QueueKeys) -> list[Finding]:
 def lag(one: QueueSnapshot, limits: Limits) -> list[Finding]:
     """Find jobs that have waited too long, and the reason."""
     if one.is_paused:
+        why = f" ({one.pause_reason})" if one.pause_reason else ""
         resume = f"tampu queue resume {one.queue}"
-        return [note("paused", f"paused, {plural(one.waiting, 'job')} waiting", f"run `{resume}` to continue")]
+        return [note("paused", f"paused{why}, {plural(one.waiting, 'job')} waiting", f"run `{resume}` to continue")]
     oldest = one.oldest_waiting_ms
     if oldest is None or oldest <= limits.max_age_ms:
         return []
@@ -91,6 +93,18 @@ def lag(one: QueueSnapshot, limits: Limits) -> list[Finding]:
     if not one.workers:
         return [wrong("lag", f"{found}; no worker serves this queue", "start one with `tampu worker app:queue`")]
     return [wrong("lag", found, "add workers (--processes, --concurrency) or speed up the handlers")]
+
+
+def paused_tasks(one: QueueSnapshot) -> list[Finding]:
+    """Find paused tasks."""
+    return [
+        note(
+            "paused",
+            f"task {name} is paused" + (f" ({reason})" if reason else ""),
+            f"run `tampu queue resume {one.queue} --task {name}` to continue",
+        )
+        for name, reason in sorted(one.paused_tasks.items())
+    ]
 
 
 def overdue(one: QueueSnapshot) -> list[Finding]:
