@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from tampu.inspect.workers import WorkerInfo
     from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
-    from tampu.task import CoroutineTask, FunctionTask, TaskMaker
+    from tampu.task import CoroutineTask, FunctionTask, OnFailure, TaskMaker
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
@@ -225,10 +225,12 @@ class Queue:
         attempts: int | None = None,
         backoff: Backoff | None = None,
         timeout: float | None = None,
+        soft_timeout: float | None = None,
         process: bool = False,
         retry_on: Errors | None = None,
         no_retry_on: Errors | None = None,
         retry: RetryDecision | None = None,
+        on_failure: OnFailure | None = None,
     ) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -241,10 +243,12 @@ class Queue:
             function: The function. `async def` runs on the event loop, `def` in a thread.
             **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
                 and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
-                stored with each job; `timeout`, the maximum duration of a run in seconds; `process=True` to run it in
-                a separate process, for CPU-bound work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
+                stored with each job; `timeout`, the maximum duration of a run in seconds, and `soft_timeout`, after
+                which `SoftTimeout` is raised inside it; `process=True` to run it in a separate process, for CPU-bound
+                work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
                 those that are not; or `retry`, a function of the exception and the number of the attempt that returns
-                True, False or the time to wait.
+                True, False or the time to wait; `on_failure`, a task or a function that is called with a `FailedJob`
+                once a job was dead-lettered.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.

@@ -14,6 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tampu.base.checks import check_int, invalid
@@ -23,6 +24,7 @@ from tampu.consume.consumer import Consumer
 from tampu.consume.dispatch import Dispatcher, encode_outcome
 from tampu.consume.forks import ForkGuard, leave
 from tampu.consume.invoke import DaemonThreads, in_thread, is_coroutine_handler
+from tampu.consume.on_failure import FailureCalls
 from tampu.consume.progress import ProgressReporter
 from tampu.errors import ConfigError
 from tampu.queue import Queue, refuse_unknown_settings
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tampu.config import ConsumerSettings
+    from tampu.task import OnFailure
 
     #: Hooks may be coroutine functions: an awaitable that they return is awaited.
     Hook = Callable[[], object]
@@ -332,6 +335,8 @@ class Worker:
                             jobs_per_process=self._jobs_per_process,
                         )
                         dispatchers.append(dispatcher)
+                        if any(task.on_failure is not None for task in queue.tasks.values()):
+                            consumer.failure_calls = FailureCalls(queue.name, partial(_on_failure_of, queue))
                         handler = self._wrapped(dispatcher, reporter, dispatcher.knows)
                     else:
                         inner = _encoding(self._handler, threads, store=config.store_results)
@@ -416,6 +421,11 @@ def _inside(middleware: Sequence[Middleware], inner: Inner, is_run: Callable[[Jo
             return await inner(job)
 
     return call
+
+
+def _on_failure_of(queue: Queue, name: str) -> OnFailure | None:
+    task = queue.tasks.get(name)
+    return None if task is None else task.on_failure
 
 
 def _attempts(given: int, handler: Handler | None) -> int:

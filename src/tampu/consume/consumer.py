@@ -43,6 +43,7 @@ from tampu.wire.typed import TypedPayload
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tampu.consume.on_failure import FailureCalls
     from tampu.redis.connection import Connection
     from tampu.redis.settings import ConnectionSettings, CredentialCallback
     from tampu.wire.job import Job
@@ -81,6 +82,8 @@ class Consumer:
         typed = config.payload_type
         self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
         self._running: _Running | None = None
+        #: The calls of `on_failure`; None if there are none.
+        self.failure_calls: FailureCalls | None = None
         #: Handlers that were still running at the deadline of the last shutdown.
         self.abandoned = 0
 
@@ -120,7 +123,7 @@ class Consumer:
         else:
             caller = in_thread(handler, threads, timeout_secs)
         try:
-            self._running = _Running(self._settings, self._config, caller, self._decode_payload)
+            self._running = _Running(self._settings, self._config, caller, self._decode_payload, self.failure_calls)
             await self._running.run(shutdown)
         finally:
             if self._running is not None:
@@ -140,6 +143,7 @@ class _Running:
         config: ConsumerConfig,
         handler: Callable[[Job[Any]], Awaitable[Any]],
         decode_payload: Callable[[bytes], Any] | None,
+        failure_calls: FailureCalls | None,
     ) -> None:
         self._config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
         self._keys = keys = QueueKeys(config.queue_name)
@@ -154,6 +158,9 @@ class _Running:
         self._log = log = JobLog(config.queue_name)
         self._inflight = InFlight(self._client, keys, config, self._settler.add, decode_payload, log)
         self._settler.on_settled = self._inflight.settled
+        self._failure_calls = failure_calls
+        if failure_calls is not None:
+            self._inflight.on_dead_letter = failure_calls
         self._heartbeat = HeartbeatLoop(self._client, keys, config, self._inflight)
         self._client.prepare_with(self._learn_capabilities)
         self._leases = Leases(settings, self._client, keys, config, self._inflight)
@@ -309,6 +316,8 @@ class _Running:
         if not await self._settler.drain(self._cleanup_secs_left()):
             logger.error("not all outcomes were settled in time; another worker will run those jobs again")
         self._settler.close()
+        if self._failure_calls is not None:
+            await self._failure_calls.finish(self._cleanup_secs_left())
         await self._leases.stop()
         if loops:
             _, late = await asyncio.wait(loops.values(), timeout=self._cleanup_secs_left())
