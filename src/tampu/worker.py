@@ -24,6 +24,7 @@ from tampu.consume.consumer import Consumer
 from tampu.consume.dispatch import Dispatcher, encode_outcome
 from tampu.consume.forks import ForkGuard, leave
 from tampu.consume.invoke import DaemonThreads, in_thread, is_coroutine_handler
+from tampu.consume.loop_watch import LoopWatch
 from tampu.consume.on_failure import FailureCalls
 from tampu.consume.progress import ProgressReporter
 from tampu.errors import ConfigError
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tampu.config import ConsumerSettings
+    from tampu.consume.inflight import Delivery
+    from tampu.consume.loop_watch import Blocked
     from tampu.task import OnFailure
 
     #: Hooks may be coroutine functions: an awaitable that they return is awaited.
@@ -198,6 +201,7 @@ class Worker:
         self._running: asyncio.Future[None] | None = None
         self._background: asyncio.Task[None] | None = None
         self._consumers: list[Consumer] = []
+        self._watch: LoopWatch | None = None
         self._closed = False
         #: Number of jobs that exceeded the shutdown deadline and were abandoned; other workers retry them.
         self.abandoned = 0
@@ -243,6 +247,18 @@ class Worker:
     def is_healthy(self) -> bool:
         """False while a handler blocks the event loop for too long, or the leases of running jobs cannot be renewed."""
         return all(consumer.is_healthy for consumer in self._consumers)
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """What blocks the event loop, for how long and where; None if nothing does. Can be read from any thread."""
+        return None if self._watch is None else self._watch.blocked
+
+    def running_jobs(self) -> list[Job[Any]]:
+        """Return the jobs that are running now."""
+        return [delivery.job for delivery in self._running_deliveries()]
+
+    def _running_deliveries(self) -> list[Delivery]:
+        return [delivery for consumer in list(self._consumers) for delivery in consumer.running_deliveries()]
 
     # --- running
 
@@ -311,6 +327,8 @@ class Worker:
         threads = DaemonThreads(self._config.concurrency * len(self._queues), "tampu-task")
         dispatchers: list[Dispatcher] = []
         reporters: list[ProgressReporter] = []
+        self._watch = watch = LoopWatch(self._running_deliveries)
+        watch.start()
         try:
             async with asyncio.TaskGroup() as group:
                 for queue in self._queues:
@@ -346,6 +364,8 @@ class Worker:
             shutdown.set()
             raise errors.exceptions[0] from None
         finally:
+            watch.stop()
+            self._watch = None
             for dispatcher in dispatchers:
                 dispatcher.close()
             threads.shutdown()

@@ -43,6 +43,7 @@ from tampu.wire.typed import TypedPayload
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tampu.consume.inflight import Delivery
     from tampu.consume.on_failure import FailureCalls
     from tampu.redis.connection import Connection
     from tampu.redis.settings import ConnectionSettings, CredentialCallback
@@ -96,6 +97,10 @@ class Consumer:
     def is_healthy(self) -> bool:
         """Return False while a handler blocks the event loop for over `max_block_ms`, or leases cannot be renewed."""
         return self._running is None or self._running.is_healthy
+
+    def running_deliveries(self) -> list[Delivery]:
+        """Return the deliveries whose handlers are running. May be called from any thread."""
+        return [] if self._running is None else self._running.running_deliveries()
 
     async def run(
         self,
@@ -190,6 +195,9 @@ class _Running:
     @property
     def is_healthy(self) -> bool:
         return self._leases.is_healthy
+
+    def running_deliveries(self) -> list[Delivery]:
+        return self._inflight.running_deliveries()
 
     # --- running and stopping
 
