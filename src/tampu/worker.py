@@ -250,7 +250,7 @@ class Worker:
 
     @property
     def blocked(self) -> Blocked | None:
-        """What blocks the event loop, for how long and where; None if nothing does. Can be read from any thread."""
+        """Cause, duration and place of a block of the event loop; None if it is not blocked. Can be read from any thread."""
         return None if self._watch is None else self._watch.blocked
 
     def running_jobs(self) -> list[Job[Any]]:

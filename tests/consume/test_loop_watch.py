@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -73,7 +74,7 @@ def test_code_outside_of_handlers_is_reported_too() -> None:
 async def test_a_gap_of_the_watching_thread_itself_is_not_a_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a suspension both the event loop and the thread are late: nothing has blocked the loop."""
     now = [100.0]
-    monkeypatch.setattr(loop_watch.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
     looks: list[float] = []
     watch = LoopWatch(list)
     monkeypatch.setattr(watch, "_look", looks.append)

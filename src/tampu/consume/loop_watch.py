@@ -28,7 +28,7 @@ _LOOP_MODULES = ("asyncio.", "uvloop.", "concurrent.", "threading", "contextlib"
 
 
 class Blocked(NamedTuple):
-    """What blocks an event loop."""
+    """The cause of a blocked event loop."""
 
     #: For how long it has been blocked.
     secs: float

@@ -180,7 +180,7 @@ class _Serving:
         _end(ERROR)
 
     def report(self) -> None:
-        """Send a report at a fixed interval, in a thread: reports must go on while a handler blocks the event loop."""
+        """Send a report at a fixed interval, in a thread: reports continue while a handler blocks the event loop."""
         while not self.is_over.wait(REPORT_SECS):
             self._reports.send(self._report(self._state))
 
