@@ -569,7 +569,7 @@ class Queue:
         """Return up to `limit` jobs that are "waiting", "running", "delayed" or "dead", oldest first.
 
         `older_than` (a timedelta or seconds) compares how long a running job has been running, how long ago a dead one
-        failed, and how long ago any other was added. A large queue is walked in steps until `limit` jobs match.
+        failed, and how long ago any other was added. A large queue is read in steps until `limit` jobs match.
         """
         if state not in LISTED_STATES:
             raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))
@@ -659,8 +659,8 @@ class Queue:
     async def drain(self, timeout: timedelta | float | None = None) -> None:  # noqa: ASYNC109 - as in `Job.result`
         """Wait until no job is waiting, running or due. Raises `TimeoutError` after `timeout`.
 
-        Jobs that are delayed to a later time are not waited for. Stop your producers first: a queue that is filled all
-        the time never drains.
+        Does not wait for jobs that are delayed to a later time. Stop your producers first: a queue to which jobs are
+        added all the time never drains.
         """
         timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
         await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)

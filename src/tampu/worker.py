@@ -155,7 +155,7 @@ class Worker:
         **settings: Unpack[ConsumerSettings],
     ) -> None:
         if queue is not None and queue_name is not None:
-            raise ConfigError("queue and queue_name are two names for the same argument: give only one")
+            raise ConfigError("queue and queue_name are two names for the same argument: pass only one")
         served = queue_name if queue is None else queue
         if not isinstance(served, str) and (url, redis_url, tls) != (None, None, False):
             raise ConfigError("url and tls can only be given with a queue name: a Queue has its own")
@@ -250,7 +250,7 @@ class Worker:
 
     @property
     def blocked(self) -> Blocked | None:
-        """Cause, duration and place of a block of the event loop; None if it is not blocked. Can be read from any thread."""
+        """Cause, duration and place of a block of the event loop, or None. It can be read from any thread."""
         return None if self._watch is None else self._watch.blocked
 
     def running_jobs(self) -> list[Job[Any]]:

@@ -159,7 +159,7 @@ def test_cancel_takes_a_filter_instead_of_ids(shop: Filled) -> None:
     for wrong in ((), (shop.waiting, "--state", "waiting")):
         done = invoke("cancel", QUEUE, *wrong, "--yes")
         assert done.code == 2
-        assert "either job IDs, or a filter" in done.complaint
+        assert "either job IDs or a filter" in done.complaint
 
 
 # --- nothing is destroyed without confirmation

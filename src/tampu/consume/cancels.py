@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PAGE = 1000
 #: Marks remembered. When there are more, all are read again.
 MAX_MARKS = 100_000
-#: After this many looks, all marks are read again and forgotten ones dropped.
+#: After this many checks, all marks are read again, and those that no longer exist are dropped.
 LOOKS_PER_REFRESH = 60
 
 

@@ -281,14 +281,14 @@ class _Running:
         await self._heartbeat.beat(self._stopping)
 
     async def _watch(self) -> None:
-        """Look, then wait for a second."""
+        """Check for pauses and cancels, then wait for a second."""
         await self._look()
         self._log.flush()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), LOOK_SECS)
 
     async def _look(self) -> None:
-        """Look once, in one request, whether the queue or a task is paused and which jobs are to be cancelled."""
+        """Read, in one request, whether the queue or a task is paused and which jobs are to be cancelled."""
         keys = self._keys
         commands = [("EXISTS", keys.paused), ("HGETALL", keys.paused_tasks), self._cancels.command]
         paused, tasks, marks = await self._client.call_many(commands)

@@ -22,7 +22,7 @@ MissedFires = MissedFiresPolicy | Mapping[str, Any]
 
 #: The keys that a job of `add_bulk` may have besides `name` and `data`.
 BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
-MISSED_FIRES_ALONE = "missed_fires goes with repeat: pass repeat=RepeatPattern.cron(...) or .every(...) too"
+MISSED_FIRES_ALONE = "missed_fires needs repeat: pass repeat=RepeatPattern.cron(...) or .every(...) too"
 
 
 @dataclass(frozen=True, kw_only=True)

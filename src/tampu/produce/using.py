@@ -33,13 +33,13 @@ class UsingOptions(TypedDict, total=False):
     attempts: int | None
     #: Wait between attempts: a timedelta for a fixed wait, or a `BackoffSpec`.
     backoff: BackoffSpec | timedelta | None
-    #: Longest run; overrides the task's.
+    #: Maximum duration of a run; overrides the task's timeout.
     timeout: timedelta | float | None
     #: When `SoftTimeout` is raised inside the task; overrides the task's.
     soft_timeout: timedelta | float | None
     #: A job that has not started after this time, or by this datetime, is dead-lettered as `expired`.
     expires: timedelta | float | datetime | None
-    #: Text to carry with the job, read as `job.headers`.
+    #: Text values that are stored with the job; handlers read them as `job.headers`.
     headers: Mapping[str, str] | None
 
 
@@ -63,7 +63,7 @@ class Using:
             raise TypeError(f"using() has no option {unknown!r}; it has {', '.join(UsingOptions.__annotations__)}")
         changes: dict[str, Any] = dict(options)
         if changes.get("delay") is not None and changes.get("at") is not None:
-            raise ConfigError("give using() either delay or at, not both")
+            raise ConfigError("pass either delay or at to using(), not both")
         if changes.get("delay") is not None:
             check_delay_ms(changes["delay"], "delay")
             changes["at"] = None

@@ -381,7 +381,7 @@ async def open_connection(
 
 
 async def _login(connection: Connection, settings: ConnectionSettings, address: Address) -> list[asyncio.Future[Reply]]:
-    username, password = await credentials_for(settings, str(address))
+    username, password = await credentials_for(settings, address)
     if password is None:
         if username is not None:
             raise ConfigError(f"the URL has user {username!r} but no password; use redis://user:password@host")

@@ -10,8 +10,9 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.lease import EmbeddedLease
+from tampu.embedded.server import HOST
 from tampu.redis.faults import ServerError, Unreachable
-from tampu.redis.settings import Address, ConnectionSettings, parse_url, resolve_credentials
+from tampu.redis.settings import Address, ConnectionSettings, resolve_credentials
 
 if TYPE_CHECKING:
     from redis.credentials import CredentialProvider
@@ -29,7 +30,11 @@ async def locate(settings: ConnectionSettings, routing_key: bytes, lease: Embedd
     """
     if settings.kind == "embedded":
         server = await (lease or EmbeddedLease(settings.data_dir)).running()
-        return Address(path=server.unix_socket) if server.unix_socket else parse_url(server.url).addresses[0]
+        return (
+            Address(path=server.unix_socket)
+            if server.unix_socket
+            else Address(HOST, server.port, None, server.password)
+        )
     if settings.kind == "sentinel":
         return await ask_sentinels(settings)
     if settings.kind == "cluster":

@@ -99,11 +99,13 @@ class SparkWorker:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if (target is None) == (handler is None):
-            raise ConfigError("give either a target such as 'app:queue' or handler=..., not both")
+            raise ConfigError("pass either a target such as 'app:queue' or handler=..., not both")
         if handler is not None and config is None:
             raise ConfigError("handler=... needs config=ConsumerConfig(queue_name=...)")
         if handler is not None and settings:
-            raise ConfigError("settings=... go with a target; those of handler=... are in config=")
+            raise ConfigError(
+                "settings=... can only be used with a target; put the settings of a handler into config=..."
+            )
         if slots is not None and slots < 1:
             raise ConfigError(f"slots must be 1 or more; got {slots}")
         self._spark = spark
@@ -211,7 +213,7 @@ def run_on_spark(
     spark = spark_session("tampu-worker", master=master, conf=conf, log_file=log_file)
     try:
         worker = SparkWorker(spark, target, slots=slots, settings=settings)
-        logger.info("serves %s in %d slots of %s", worker._spec.queue, worker.slots, spark.sparkContext.master)
+        logger.info("worker started: %s in %d slots of %s", worker._spec.queue, worker.slots, spark.sparkContext.master)
         ended = worker.run()
         if not worker.abandoned:
             logger.info("drained")

@@ -216,16 +216,16 @@ class Job(Generic[T]):
 
     @property
     def extras(self) -> JobExtras:
-        """Headers, timeout and expiry of this job, as they travelled with it."""
+        """Headers, timeout and expiry that the job was added with."""
         return decode_extras(self._tail)
 
     @property
     def is_cancelled(self) -> bool:
-        """True once the running job is to be cancelled; see `check_cancelled`."""
+        """True once `cancel` was called for this running job; see `check_cancelled`."""
         return self._cancellation is not None and self._cancellation.reason is not None
 
     def check_cancelled(self) -> None:
-        """Raise `JobCancelled` if this job was cancelled. Call it now and then in a `def` handler that runs for long.
+        """Raise `JobCancelled` if this job was cancelled. Call it from time to time in a long-running `def` handler.
 
         It raises `SoftTimeout`, once, when the task's `soft_timeout` has passed. `async def` handlers are cancelled
         where they wait, and `process=True` handlers are killed: they need no check.

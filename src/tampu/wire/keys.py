@@ -48,7 +48,7 @@ class QueueKeys:
         return f"{self.tag}:didx:{job_id}"
 
     def cancel_mark(self, job_id: str) -> str:
-        """Holds that a job is to be cancelled, or was, and why. `cancel_marks` lists those not carried out yet."""
+        """Return the key that marks a job for cancelling, or as cancelled. `cancel_marks` lists the open requests."""
         return f"{self.tag}:cancel:{job_id}"
 
     def result(self, job_id: str) -> str:
@@ -76,7 +76,7 @@ class QueueKeys:
         return f"{self.tag}:owner:{group}:{consumer_id}"
 
     def heartbeat(self, group: str, consumer_id: str) -> str:
-        """Holds what a worker last published about itself."""
+        """Return the key of a worker's last heartbeat."""
         return f"{self.tag}:worker:{group}:{consumer_id}"
 
     def progress(self, job_id: str) -> str:

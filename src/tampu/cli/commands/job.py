@@ -52,7 +52,9 @@ def list_(
     older_than: Annotated[
         str | None,
         typer.Option(
-            "--older-than", metavar="DURATION", help="Only jobs that are running, or were added, for this long (15m)."
+            "--older-than",
+            metavar="DURATION",
+            help="Only jobs that started, failed or were added at least this long ago (15m).",
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of jobs, oldest first.")] = 50,

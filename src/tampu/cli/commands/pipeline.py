@@ -44,7 +44,11 @@ Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The folder of
 Queues = Annotated[
     list[str],
     typer.Option(
-        "--queue", "-q", metavar="QUEUE", help="A queue; can be given several times.", autocompletion=complete_queue
+        "--queue",
+        "-q",
+        metavar="QUEUE",
+        help="Queue to read. Can be given more than once.",
+        autocompletion=complete_queue,
     ),
 ]
 Master = Annotated[
@@ -56,7 +60,7 @@ Master = Annotated[
 Keep = Annotated[
     str,
     typer.Option(
-        "--keep", metavar="DURATION", help="Keep replaced files this long, for readers that opened them: 2h, 1d."
+        "--keep", metavar="DURATION", help="Keep replaced files this long (2h, 1d), for readers that have opened them."
     ),
 ]
 
@@ -79,20 +83,18 @@ def run(
     url: Url = None,
     every: Annotated[
         str | None,
-        typer.Option(
-            "--every", metavar="DURATION", help="Run again and again at this interval: 10s, 5m.", show_default="once"
-        ),
+        typer.Option("--every", metavar="DURATION", help="Repeat at this interval (10s, 5m).", show_default="once"),
     ] = None,
     master: Master = None,
     max_per_batch: Annotated[
-        int, typer.Option("--max-per-batch", min=1, help="Most entries landed in one batch.")
+        int, typer.Option("--max-per-batch", min=1, help="Maximum number of entries per batch.")
     ] = 1_000_000,
     keep: Keep = "2h",
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
-    A run that is killed, even by kill -9, is continued by the next one. With --every, it runs until a signal; every 50
-    rounds it merges small files and deletes old ones.
+    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until a signal.
+    Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
@@ -116,7 +118,7 @@ def build_lake(
     keep_hours: int = 2,
     conf: Mapping[str, str] | None = None,
 ) -> None:
-    """Run the pipeline once, or with a pause again and again; a signal raises `Stopped`.
+    """Run the pipeline once, or repeatedly with a pause in between; a signal raises `Stopped`.
 
     Everything that can be checked is checked before Spark is started.
     """
@@ -125,7 +127,6 @@ def build_lake(
     require_spark()
     require_lake()
     from tampu.spark.lake.folder import sole_writer, writable_lake
-    from tampu.spark.lake.upkeep import ROUNDS_BETWEEN, run_upkeep
     from tampu.spark.lake.versions import LakeVersion
 
     lake = writable_lake(lake)
@@ -133,23 +134,14 @@ def build_lake(
     with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
         LakeVersion.load(lake)
     log_file = lake / LOG_NAME
-    rounds = 0
     with _session(master, conf, log_file) as (spark, on_step):
         from tampu.spark.lake.pipeline import Pipeline
 
-        pipeline = Pipeline(spark, checked_url, queues, lake, max_per_batch=max_per_batch, on_step=on_step)
-
-        def work() -> Summary:
-            nonlocal rounds
-            summary = pipeline.run()
-            rounds += bool(sum(summary.landed.values()))
-            if pause is not None and rounds >= ROUNDS_BETWEEN:
-                rounds = 0
-                run_upkeep(lake, keep_hours, on_step)
-            return summary
-
+        pipeline = Pipeline(
+            spark, checked_url, queues, lake, max_per_batch=max_per_batch, keep_hours=keep_hours, on_step=on_step
+        )
         try:
-            _rounds(work, pause, lambda: _is_alive(spark), log_file)
+            _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
         finally:
             pipeline.close()
 
@@ -201,7 +193,7 @@ def _checked(url: str | None, queues: list[str]) -> str:
     from tampu.spark.server import QueueServer
 
     if any("," in queue for queue in queues):
-        raise UsageError("--queue takes one queue: give it again for others")
+        raise UsageError("--queue takes one queue; repeat the option for others")
     options = ReadOptions.parse({"url": resolve_url(url), "queue": ",".join(queues)})
     for queue in options.queues:
         with QueueServer(options.url, queue) as server:
@@ -331,7 +323,9 @@ def show_tables(lake: Lake, as_json: AsJson = False) -> None:
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(metavar="SQL", help='Such as "SELECT name, failures FROM silver_jobs".')],
+    query: Annotated[
+        str, typer.Argument(metavar="SQL", help='SQL query, such as "SELECT name, failures FROM silver_jobs".')
+    ],
     lake: Lake,
     as_json: AsJson = False,
 ) -> None:
@@ -384,7 +378,7 @@ def compact(lake: Lake) -> None:
 
 @app.command()
 def vacuum(lake: Lake, keep: Keep = "2h") -> None:
-    """Delete files that no reader needs any more, and those left by killed runs. Needs neither Spark nor Java."""
+    """Delete files that no reader needs, and files left by killed runs. Needs neither Spark nor Java."""
     _require_lake()
     from tampu.spark.lake import upkeep
     from tampu.spark.lake.folder import writable_lake
@@ -396,7 +390,7 @@ def vacuum(lake: Lake, keep: Keep = "2h") -> None:
 @app.command()
 def retain(
     lake: Lake,
-    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep bronze this long: 90d.")],
+    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep rows of bronze this long (90d).")],
 ) -> None:
     """Remove old events and dead letters from bronze. Silver and gold keep their rows.
 
@@ -433,7 +427,7 @@ def _require_lake() -> None:
 def rebuild(
     lake: Lake,
     first_day: Annotated[
-        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on: 2026-01-31.", show_default="all")
+        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on (2026-01-31).", show_default="all")
     ] = "",
     master: Master = None,
 ) -> None:

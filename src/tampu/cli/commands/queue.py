@@ -42,7 +42,7 @@ def pause(
     common: CommonOptions,
     queue: QueueName,
     task: Task = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown by other commands.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown by other commands.")] = "",
     for_: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="Resume automatically after this time (15m, 2h).")
     ] = None,
@@ -92,7 +92,7 @@ def delete(
     common: CommonOptions,
     queue: QueueName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although it has jobs, dead letters, schedules or workers.")
+        bool, typer.Option("--force", help="Delete the queue even if it has jobs, dead letters, schedules or workers.")
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,

@@ -19,14 +19,14 @@ _BY_MINUTE = ("queue", "name", "minute", "day")
 
 
 def ends(jobs: DataFrame) -> DataFrame:
-    """Return one row per end of a job: completed, or dead. A replayed job has several."""
+    """Return one row per end of a job: completed, dead or cancelled. A replayed job has several."""
     rows = jobs.selectExpr("queue", "job_id", "name", "created_at", "wait_ms", "failures", "inline(end_log)")
     return rows.where("ts IS NOT NULL").selectExpr(
         "queue",
         "job_id",
         "name",
         "ts AS ended_at",
-        "if(event = 'completed', 'completed', 'dead') AS outcome",
+        "replace(event, 'dlq', 'dead') AS outcome",
         "attempt",
         "reason",
         "created_at",
@@ -54,13 +54,18 @@ def throughput(ended: DataFrame, failed: DataFrame) -> DataFrame:
         *_named(
             completed="count_if(outcome = 'completed')",
             dead="count_if(outcome = 'dead')",
+            cancelled="count_if(outcome = 'cancelled')",
             failures="count_if(outcome = 'failed')",
         )
     )
 
 
 def latency(ended: DataFrame) -> DataFrame:
-    """Return how long jobs waited, ran and took in all, per minute, in milliseconds."""
+    """Return how long jobs waited, ran and took in all, per minute, in milliseconds.
+
+    Cancelled jobs do not count: their times say when they were cancelled, not how fast the workers are.
+    """
+    ended = ended.where("outcome <> 'cancelled'")
     columns = {"jobs": "count(*)"}
     for name, value in (("wait", "wait_ms"), ("run", "run_us / 1000"), ("total", "total_ms")):
         columns |= {f"{name}_p{p}_ms": f"percentile({value}, {p / 100})" for p in (50, 95, 99)}
@@ -78,6 +83,7 @@ def slo(ended: DataFrame) -> DataFrame:
         "jobs": "count(*)",
         "completed": "count_if(outcome = 'completed')",
         "dead": "count_if(outcome = 'dead')",
+        "cancelled": "count_if(outcome = 'cancelled')",
         "first_try": "count_if(is_first_try)",
     }
     for seconds in (1, 10, 60):

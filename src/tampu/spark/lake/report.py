@@ -79,7 +79,7 @@ def render(lake: Path, now: datetime) -> str:
         _warning(state, undecodable),
         _tiles(slo, failures, clusters),
         "<h2>Throughput</h2>",
-        line_chart("Ended jobs per minute", "jobs/min", _sums(throughput, ("completed", "dead"))).figure(),
+        line_chart("Ended jobs per minute", "jobs/min", _sums(throughput, ("completed", "dead", "cancelled"))).figure(),
         "<h2>Latency</h2>",
         line_chart("Wait for a worker", "ms", _percentiles(latency, "wait"), log=True).figure(),
         line_chart("Run time", "ms", _percentiles(latency, "run"), log=True).figure(),
@@ -159,12 +159,15 @@ def _warning(state: LakeVersion, undecodable: list[dict[str, Any]]) -> str:
 
 
 def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> str:
-    jobs, completed, dead = (sum(row[key] for row in slo) for key in ("jobs", "completed", "dead"))
-    share = f"{completed / jobs:.2%}" if jobs else "-"
+    jobs, completed, dead, cancelled = (
+        sum(row[key] for row in slo) for key in ("jobs", "completed", "dead", "cancelled")
+    )
+    share = f"{completed / (jobs - cancelled):.2%}" if jobs > cancelled else "-"
     tiles = (
         (f"{jobs:,}", "jobs ended"),
-        (share, "completed"),
+        (share, "completed, of those not cancelled"),
         (f"{dead:,}", "dead"),
+        (f"{cancelled:,}", "cancelled"),
         (f"{sum(row['failures'] for row in failures):,}", "failed runs"),
         (f"{len({row['cluster'] for row in clusters}):,}", "clusters of dead letters"),
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tampu.wire.payload import decode_value
 from tampu.wire.scan import REFUSALS
 
 if TYPE_CHECKING:
@@ -112,7 +113,6 @@ MAX_I64 = np.uint64(2**63 - 1)
 
 _bin_slot = msgspec.msgpack.Decoder(bytes).decode
 _to_json = msgspec.json.Encoder().encode
-_from_msgpack = msgspec.msgpack.Decoder().decode
 _BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
 
@@ -240,7 +240,7 @@ class Payloads:
 def json_text(packed: bytes) -> tuple[str | None, bytes | None]:
     """Return (JSON text, None) for a MessagePack value, or (None, its bytes) if JSON cannot represent it exactly."""
     try:
-        value = _from_msgpack(packed)
+        value = decode_value(packed)
         if not _is_json(value):
             return None, packed
         return _to_json(value).decode(), None
