@@ -267,6 +267,7 @@ class ConsumerSettings(TypedDict, total=False):
     """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
 
     batch: int
+    max_read_bytes: int
     block_ms: int
     ack_batch: int
     ack_idle_ms: int
