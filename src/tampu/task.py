@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import Unpack
 
+    from tampu.consume.handlers import HandlerOutcome
     from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.produce.options import Backoff, MissedFires
     from tampu.produce.using import UsingOptions
@@ -94,7 +95,7 @@ class Task(Generic[P, R]):
         self.add_options = add_options(self.name, None, attempts, backoff)
         #: Maximum duration of a run, in seconds.
         self.timeout = _check_timeout(timeout)
-        #: Whether it runs in a separate process.
+        #: True if it runs in a separate process.
         self.process = check_bool("process", process)
         if process and "<locals>" in function.__qualname__:
             raise ConfigError(
@@ -134,7 +135,7 @@ class Task(Generic[P, R]):
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
 
     def job(self, job_id: str) -> TaskJob[R]:
-        """Return a job of this task by its ID, to wait for its result or read its state. The server is not asked."""
+        """Return a job of this task by its ID, to wait for its result or read its state. Does not call the server."""
         return self._job(self.queue._task_job(JobId(check_job_id(job_id)), self, b""))
 
     def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
@@ -232,7 +233,7 @@ class ConfiguredTask(Generic[P, R]):
         return task._job(await task.queue._add_task(task, task.arguments.encode(args, kwargs), **self._when()))
 
     async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
-        """Add one job per item, as `Task.add_bulk`. All run at the same time; `unique` does not go with a bulk."""
+        """Add one job per item, as `Task.add_bulk`. `delay` or `at` applies to all; `unique` is not allowed."""
         task = self.task
         packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
         return [task._job(job) for job in await task.queue._add_tasks(task, packed, **self._when_bulk())]
@@ -251,7 +252,7 @@ class ConfiguredTask(Generic[P, R]):
 
     def _when_bulk(self) -> dict[str, Any]:
         if self._using.unique is not None:
-            raise ConfigError("unique goes with one job: add_bulk takes no unique")
+            raise ConfigError("unique is the ID of a single job, so add_bulk does not accept it: call add for each job")
         return self._when()
 
 
@@ -277,10 +278,10 @@ class TaskMaker(Protocol):
     # A coroutine function also matches the second overload; the first one that matches is used.
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
+        self, function: Callable[P, Coroutine[Any, Any, R | HandlerOutcome]], /
     ) -> CoroutineTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    def __call__(self, function: Callable[P, R | HandlerOutcome], /) -> FunctionTask[P, R]: ...
 
 
 class TaskContext:

@@ -34,9 +34,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
     from contextlib import AbstractAsyncContextManager
     from types import TracebackType
+    from typing import Unpack
 
-    Hook = Callable[..., Any]
-    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[Any]]
+    from tampu.config import ConsumerSettings
+
+    #: Hooks may be coroutine functions: an awaitable that they return is awaited.
+    Hook = Callable[[], object]
+    BeforeJob = Callable[[Job[Any]], object]
+    AfterJob = Callable[[Job[Any], BaseException | None], object]
+    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[object]]
     Inner = Callable[[Job[Any]], Awaitable[Any]]
 
 #: Called for each job: a coroutine function, or a function that runs in a thread.
@@ -142,15 +148,15 @@ class Worker:
         credential_provider: Any = None,
         on_startup: Hook | None = None,
         on_shutdown: Hook | None = None,
-        before_job: Hook | None = None,
-        after_job: Hook | None = None,
+        before_job: BeforeJob | None = None,
+        after_job: AfterJob | None = None,
         middleware: Iterable[Middleware] = (),
         processes: int | None = None,
         jobs_per_process: int | None = None,
-        **settings: Any,
+        **settings: Unpack[ConsumerSettings],
     ) -> None:
         if queue is not None and queue_name is not None:
-            raise ConfigError("queue and queue_name are two names for the same argument: give only one")
+            raise ConfigError("queue and queue_name are two names for the same argument: pass only one")
         served = queue_name if queue is None else queue
         if not isinstance(served, str) and (url, redis_url, tls) != (None, None, False):
             raise ConfigError("url and tls can only be given with a queue name: a Queue has its own")
@@ -190,7 +196,12 @@ class Worker:
         self._jobs_per_process = (
             None if jobs_per_process is None else check_int("jobs_per_process", jobs_per_process, low=1)
         )
-        self._hooks = {"startup": on_startup, "shutdown": on_shutdown, "before": before_job, "after": after_job}
+        self._hooks: dict[str, Callable[..., object] | None] = {
+            "startup": on_startup,
+            "shutdown": on_shutdown,
+            "before": before_job,
+            "after": after_job,
+        }
         self._shutdown: asyncio.Event | None = None
         self._running: asyncio.Future[None] | None = None
         self._background: asyncio.Task[None] | None = None
@@ -376,11 +387,12 @@ class Worker:
         if self._middleware:
             inner = _inside(self._middleware, inner, is_run)
         if self._hooks["before"] is None and self._hooks["after"] is None:
+            caller_of = inner.caller_of if isinstance(inner, Dispatcher) else lambda job: inner
 
             async def plain(job: Job[Any]) -> Any:
                 job._context = progress
                 try:
-                    return await inner(job)
+                    return await caller_of(job)(job)
                 finally:
                     progress.forget(job)
 

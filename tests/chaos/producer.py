@@ -18,12 +18,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.records import Recorder
-from tampu import Job, Queue
+from tampu import Queue
 from tampu.base.event_loop import new_event_loop
 from tampu.errors import OutcomeUnknownError, QueueFullError, RedisError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from tampu import Job
 
 #: What a plain job does, and how often out of a thousand.
 COMMON = [("ok", 880), ("result", 20), ("nap", 80), ("fail:1", 10), ("fail:2", 5), ("never", 3), ("give-up", 2)]
@@ -162,8 +164,9 @@ class Producer:
         self.records.write("ask", 3, do, "-", token)
         added: list[Job[Any]] = []
 
-        async def add() -> None:
+        async def add() -> Any:
             added.append(await queue.add("work", {"token": token, "do": do}, delay_ms=delay_ms))
+            return added[0]
 
         await self.answered([token], add)
         await asyncio.sleep(self.random.choice((0, 0.05, 0.2)))
@@ -205,7 +208,7 @@ class Producer:
             logging.warning("refused: %s", error)
             await asyncio.sleep(0.1)
         else:
-            is_known = isinstance(job, Job) and not job.id.is_new
+            is_known = not isinstance(job, list) and not job.id.is_new
             self.answer("known" if is_known else "ok", tokens)
 
     def answer(self, how: str, tokens: list[str]) -> None:

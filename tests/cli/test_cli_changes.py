@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cli.lab import invoke
 from cli.shop import QUEUE, Filled
-from tampu import Queue
+from support.queues import QueueView
+from tampu import JobRetryOverride, Queue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from servers.process import Server
 
 
@@ -47,6 +51,57 @@ def test_add_takes_a_delay_an_id_and_attempts(url: str) -> None:
     assert "nothing was added" in again.err
     delayed = invoke("job", "show", "mine", "--json").json
     assert delayed["state"] == "delayed"
+
+
+APP = """
+from tampu import Queue, Worker
+
+queue = Queue("mails")
+
+
+@queue.task(attempts=7)
+async def welcome(to: str) -> None: ...
+
+
+worker = Worker(queue)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> str:
+    (tmp_path / "mail_app.py").write_text(APP)
+    monkeypatch.setenv("TAMPU_URL", url)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mail_app", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return "mail_app:queue"
+
+
+def test_add_with_an_app_checks_the_job_and_uses_the_tasks_options(app: str, server: Server) -> None:
+    done = invoke("add", "mails", "welcome", '{"to": "ada"}', "--delay", "1h", "--app", app)
+    assert done.code == 0
+    [job] = QueueView(server, "mails").delayed_jobs()
+    assert job.retry == JobRetryOverride(7)
+    assert invoke("add", "mails", "welcome", '{"to": "ada"}', "--app", "mail_app:worker").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("mails", "welcome", '{"too": "ada"}'), "missing a required argument: 'to'"),
+        (("mails", "welcome", '{"to": 5}'), "Expected `str`, got `int`"),
+        (("mails", "welcome", "[1]"), "must be a dict of the task's arguments, got [1]"),
+        (("mails", "welcom"), "no task named 'welcom' in this program; did you mean 'welcome'?"),
+        (("mail", "welcome"), "mail_app:queue has no queue 'mail'; it has mails"),
+    ],
+)
+def test_add_with_an_app_refuses_what_the_app_would_refuse(
+    app: str, url: str, arguments: tuple[str, ...], complaint: str
+) -> None:
+    done = invoke("add", *arguments, "--app", app)
+    assert done.code != 0
+    assert complaint in done.complaint
+    assert invoke("queue", "list", "--json").json == []
 
 
 def test_add_waits_for_a_result_up_to_the_given_time(url: str) -> None:
@@ -104,7 +159,7 @@ def test_cancel_takes_a_filter_instead_of_ids(shop: Filled) -> None:
     for wrong in ((), (shop.waiting, "--state", "waiting")):
         done = invoke("cancel", QUEUE, *wrong, "--yes")
         assert done.code == 2
-        assert "either job IDs, or a filter" in done.complaint
+        assert "either job IDs or a filter" in done.complaint
 
 
 # --- nothing is destroyed without confirmation

@@ -332,7 +332,7 @@ async def test_what_a_takeover_has_found_meanwhile_is_not_handed_back(
         assert [one for one, _ in view.entries()] == [entry_id]
 
 
-async def test_a_last_attempt_that_waited_for_its_turn_too_long_asks_again_whose_it_is(view: WorkerView) -> None:
+async def test_a_last_attempt_that_waited_too_long_checks_its_lease_again(view: WorkerView) -> None:
     """A worker that stands still between the answer and the turn may have lost the entry meanwhile."""
     started: list[str] = []
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.base.checks import MAX_ID_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 PAGE = 1000
 #: Marks remembered. When there are more, all are read again.
 MAX_MARKS = 100_000
-#: After this many looks, all marks are read again and forgotten ones dropped.
+#: After this many checks, all marks are read again, and those that no longer exist are dropped.
 LOOKS_PER_REFRESH = 60
 
 
@@ -59,7 +61,7 @@ class Cancels:
     async def learn(self, reply: Sequence[bytes]) -> None:
         """Note new marks, and act on those of jobs that run here."""
         while reply:
-            ids = {one.decode(errors="replace") for one in reply[::2]}
+            ids = {one.decode(errors="replace") for one in reply[::2] if len(one) <= MAX_ID_BYTES}
             newest = float(reply[-1])
             new = ids - self.marked
             self.marked |= new

@@ -32,7 +32,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Delivery] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
-        self._waking = False
+        #: Coroutines that were woken and have not run since.
+        self._waking = 0
         self._is_closed = False
         self._is_ending = False
         self._tasks = [
@@ -54,13 +55,13 @@ class Pool:
         """Add deliveries of one queue behind those that wait."""
         share.occupied += len(deliveries)
         self._waiting.extend(deliveries)
-        self._wake_one()
+        self._wake()
 
     def put_first(self, delivery: Delivery) -> None:
         """Add a delivery in front of those that wait."""
         delivery.share.occupied += 1
         self._waiting.appendleft(delivery)
-        self._wake_one()
+        self._wake()
 
     async def progress(self, timeout_secs: float) -> None:
         """Wait until a job finishes, for up to `timeout_secs`."""
@@ -96,12 +97,17 @@ class Pool:
         await asyncio.wait(self._tasks, timeout=CANCEL_PATIENCE_SECS)
         return abandoned
 
-    def _wake_one(self) -> None:
-        """Wake one coroutine at a time: one that is awake takes the next job, so a batch of quick jobs wakes few."""
-        while self._sleepers and not self._waking:
+    def _wake(self) -> None:
+        """Wake coroutines for the jobs that wait: one, or as many as wait inside their handlers.
+
+        One that is awake takes the next job, so a batch of quick jobs wakes few. A batch of slow ones wakes twice as
+        many in each turn of the event loop.
+        """
+        wanted = min(max(self.running, 1), len(self._waiting))
+        while self._sleepers and self._waking < wanted:
             sleeper = self._sleepers.pop()
             if not sleeper.done():
-                self._waking = True
+                self._waking += 1
                 sleeper.set_result(None)
 
     async def _work(self) -> None:
@@ -125,22 +131,32 @@ class Pool:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - it always runs in one
         in_a_row = 0
+        last: Share | None = None
+        ran: set[Share] = set()
         while not self._is_ending:
             while self._is_closed or not waiting:
+                for share in ran:
+                    share.settle_soon()
+                ran.clear()
+                last = None
                 sleeper: asyncio.Future[None] = self._loop.create_future()
                 self._sleepers.append(sleeper)
                 try:
                     await sleeper
                 finally:
-                    self._waking = False
+                    if not sleeper.cancelled():
+                        self._waking -= 1
                 in_a_row = 0
             delivery = waiting.popleft()
             if waiting:
                 # If this handler waits, another coroutine must take the next job.
-                self._wake_one()
+                self._wake()
             self.running += 1
             delivery.task = task
             share = delivery.share
+            if share is not last:
+                ran.add(share)
+                last = share
             try:
                 await share.run(delivery)
             finally:

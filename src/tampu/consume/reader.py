@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.leases import renewal_secs
+from tampu.consume.read_budget import ReadBudget
 from tampu.consume.shares import Turns
 from tampu.errors import RedisError
 from tampu.metrics import ReaderBatch, tell
@@ -84,6 +85,9 @@ class Reader:
         #: True if a queue may be failing or have no group.
         self._has_trouble = False
         self._stopping = asyncio.Event()
+        self._budget = ReadBudget(config.max_read_bytes)
+        #: Entries and bytes of the replies to the current read.
+        self._entries_read = self._bytes_read = 0
         self._pace: deque[tuple[float, int]] = deque()
         #: When all queues that take no turns were last found empty, and when to check them next.
         self._empty_at = 0.0
@@ -162,7 +166,7 @@ class Reader:
 
     async def read_once(self) -> None:
         """Wait for room in the pool, read once and pass the entries on."""
-        room = self._room()
+        room = self._budget.count(self._room())
         if room <= 0:
             await self._pool.progress(SLOT_WATCH_SECS)
             return
@@ -174,6 +178,8 @@ class Reader:
             await self._recover(now)
             await self._read_or_wait(room, now)
         self._reading_since = None
+        self._budget.note(self._entries_read, self._bytes_read)
+        self._entries_read = self._bytes_read = 0
 
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
@@ -333,6 +339,7 @@ class Reader:
                 self._turns.end(queue.share)
         if not entries:
             return
+        self._entries_read += len(entries)
         queue.delivered_at = time.monotonic()
         tell(queue.config.metrics.reader_batch, ReaderBatch(len(entries), 0))
         receive = queue.inflight.receive
@@ -375,6 +382,7 @@ class Reader:
         if self._stopping.is_set():
             return [None] * len(requests)
         sent_at = self._reading_since = time.monotonic()
+        received = connection.bytes_received
         try:
             futures = [_sent(connection, packed) for packed in requests]
             replies = [await future for future in futures]
@@ -388,6 +396,7 @@ class Reader:
             self._missed_since = self._missed_since or sent_at
             self._missed_on = self._identity
             raise
+        self._bytes_read += connection.bytes_received - received
         for reply in replies:
             if isinstance(reply, ServerError) and reply.remedy not in _ABOUT_QUEUES and reply.kind != "UNBLOCKED":
                 # Such as MOVED: this connection cannot read any more.

@@ -52,12 +52,14 @@ class ServedQueue:
         self.settler = Settler(client, keys, config)
         self.inflight = InFlight(client, keys, config, self.settler.add, decode_payload, self.log, share)
         self.settler.on_settled = self.inflight.settled
+        self.settler.on_all_succeeded = self.inflight.all_succeeded
         self.heartbeats = Heartbeats(keys, config, self.inflight)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
         starts = StartMarks(client, keys, config, self.inflight)
         self.runner = Runner(handler, config, self.settler, self.leases, starts, self.cancels, self.log)
         share.run = self.runner.run
+        share.settle_soon = self.settler.flush_soon
         self.takeover = Takeover(
             client, keys, config, pool, lambda room: shares.room_of(share, room), self.settler, self.inflight
         )

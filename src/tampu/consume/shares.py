@@ -31,6 +31,8 @@ class Share:
 
     #: Runs one of its jobs.
     run: Callable[[Delivery], Awaitable[None]]
+    #: Called when some of its jobs have finished and no job of any queue waits to be started.
+    settle_soon: Callable[[], None]
 
     def __init__(self, *, weight: int = 1, reserve: int = 0, limit: int | None = None) -> None:
         self.weight = weight

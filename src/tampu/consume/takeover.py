@@ -9,7 +9,7 @@ A worker that dies leaves all entries it held. Usually at most one of them kille
 | more | alone: no other suspect runs at the same time |
 
 Worker deaths use up no attempts. An entry whose worker died three times while it ran alone becomes a dead letter; see
-`InFlight.receive`. New jobs run beside all suspects. An entry that has run for a minute is no longer a suspect.
+`InFlight.receive`. New jobs run alongside suspects. An entry that has run for a minute is no longer a suspect.
 """
 
 from __future__ import annotations

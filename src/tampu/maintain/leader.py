@@ -100,7 +100,7 @@ class _Post:
         self.duty = duty
         self.leader = duty.leader
         self.failures = Failures(duty.role)
-        #: When to look at the sorted set again, and not before when to try again after an error: monotonic times.
+        #: When to check the sorted set again, and not before when to try again after an error: monotonic times.
         self.look_at = 0.0
         self.retry_at = 0.0
         self.working: asyncio.Task[None] | None = None
@@ -140,7 +140,7 @@ class LeaderLoop:
         return [post.working for post in self._posts if post.working is not None]
 
     async def _one_round(self) -> None:
-        """Take or renew locks, look at the sets of the duties that this process leads, and wait."""
+        """Take or renew locks, check the sets of the duties that this process leads, and wait."""
         self._woken.clear()
         await self._ask_for_locks(time.monotonic())
         await self._look(time.monotonic())

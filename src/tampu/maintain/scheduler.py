@@ -18,6 +18,7 @@ from tampu.redis import calls
 from tampu.redis.calls import SCHEDULER_SCRIPTS
 from tampu.redis.faults import ConnectionLost, ServerError, Unreachable
 from tampu.redis.settings import parse_url
+from tampu.wire.entry import score_ms
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.keys import QueueKeys
 from tampu.wire.repeat import decode_spec
@@ -238,7 +239,7 @@ class SchedulerDuty:
                 logger.error("cannot read repeatable job %r; it will not fire: %s", spec_key, error)
             return
         # A score can be any double, such as -inf; there are no fires before 1970.
-        firing = plan(spec, int(max(float(score), 0.0)), now_ms, self._all_since_ms)
+        firing = plan(spec, score_ms(score), now_ms, self._all_since_ms)
         if firing.skipped:
             self._skipped[spec_key] = self._skipped.get(spec_key, 0) + firing.skipped
         key_text = spec_key.decode(errors="surrogateescape")

@@ -22,7 +22,7 @@ from tampu.embedded.lease import EmbeddedLease
 from tampu.errors import ConfigError, Error, RedisError, ShutdownError
 from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.discovery import locate
-from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, refused_login, remedy_of
 from tampu.redis.settings import Address, ConnectionSettings, credentials_for
 
 if TYPE_CHECKING:
@@ -326,7 +326,8 @@ class Client:
 
     async def _shake_hands(self, connection: Connection, address: Address) -> None:
         settings = self._settings
-        requests: list[asyncio.Future[Reply]] = [*await _login(connection, settings, address)]
+        logins = await _login(connection, settings, address)
+        requests: list[asyncio.Future[Reply]] = [*logins]
         if settings.db:
             requests.append(connection.ask("SELECT", settings.db))
         if settings.kind == "sentinel":
@@ -337,7 +338,9 @@ class Client:
         replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
         if isinstance(replies[-1], ServerError) and replies[-1].kind != "NOAUTH":
             replies.pop()  # an ACL may forbid CLIENT, and the name is optional
-        for reply in replies:
+        for request, reply in zip((*requests, *loads, courtesy), replies, strict=False):
+            if isinstance(reply, ServerError) and request in logins:
+                raise refused_login(reply) from None
             if isinstance(reply, BaseException):
                 raise reply
         if settings.kind == "sentinel" and requests[-1].result()[0] != b"master":
@@ -361,10 +364,13 @@ class Client:
             return known
         connection = await open_connection(self._settings, address, self._response_timeout, AskingConnection)
         try:
-            requests = await _login(connection, self._settings, address)
-            await asyncio.gather(
-                *requests, *(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts)
-            )
+            logins = await _login(connection, self._settings, address)
+            for login in logins:
+                try:
+                    await login
+                except ServerError as refusal:
+                    raise refused_login(refusal) from None
+            await asyncio.gather(*(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts))
         except BaseException:
             connection.close()
             raise
@@ -416,7 +422,7 @@ async def open_connection(
 
 
 async def _login(connection: Connection, settings: ConnectionSettings, address: Address) -> list[asyncio.Future[Reply]]:
-    username, password = await credentials_for(settings, str(address))
+    username, password = await credentials_for(settings, address)
     if password is None:
         if username is not None:
             raise ConfigError(f"the URL has user {username!r} but no password; use redis://user:password@host")

@@ -46,7 +46,7 @@ class QueueKeys:
         return f"{self.tag}:didx:{job_id}"
 
     def cancel_mark(self, job_id: str) -> str:
-        """Holds that a job is to be cancelled, or was, and why. `cancel_marks` lists those not carried out yet."""
+        """Return the key that marks a job for cancelling, or as cancelled. `cancel_marks` lists the open requests."""
         return f"{self.tag}:cancel:{job_id}"
 
     def result(self, job_id: str) -> str:
@@ -74,7 +74,7 @@ class QueueKeys:
         return f"{self.tag}:owner:{group}:{consumer_id}"
 
     def heartbeat(self, group: str, consumer_id: str) -> str:
-        """Holds what a worker last published about itself."""
+        """Return the key of a worker's last heartbeat."""
         return f"{self.tag}:worker:{group}:{consumer_id}"
 
     def chain(self, chain_id: str) -> str:

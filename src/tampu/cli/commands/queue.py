@@ -40,7 +40,7 @@ def list_(common: CommonOptions) -> None:
 def pause(
     common: CommonOptions,
     queue: QueueName,
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown by `tampu inspect`.")] = "",
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown by `tampu inspect`.")] = "",
     for_: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="Resume automatically after this time (15m, 2h).")
     ] = None,
@@ -89,7 +89,7 @@ def delete(
     common: CommonOptions,
     queue: QueueName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although it has jobs, dead letters, schedules or workers.")
+        bool, typer.Option("--force", help="Delete the queue even if it has jobs, dead letters, schedules or workers.")
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,

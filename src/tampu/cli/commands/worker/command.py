@@ -91,7 +91,7 @@ def worker(
     group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
     max_attempts: Annotated[
         int | None,
-        _tuning("--max-attempts", min=0, show_default="25", help="Default number of attempts for jobs that set none."),
+        _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts of jobs that set none."),
     ] = None,
     batch: Annotated[
         int | None, _tuning("--batch", min=1, show_default="64", help="Maximum jobs fetched per read.")
@@ -105,10 +105,17 @@ def worker(
             help="Take over the jobs of a dead worker after this long.",
         ),
     ] = None,
-    results: Annotated[bool | None, _tuning("--results/--no-results", help="Store return values of tasks.")] = None,
-    events: Annotated[bool | None, _tuning("--events/--no-events", help="Write the events stream.")] = None,
-    promoter: Annotated[bool | None, _tuning("--promoter/--no-promoter", help="Also promote delayed jobs.")] = None,
-    scheduler: Annotated[bool | None, _tuning("--scheduler/--no-scheduler", help="Also fire schedules.")] = None,
+    results: Annotated[
+        bool | None, _tuning("--results/--no-results", show_default="results", help="Store return values of tasks.")
+    ] = None,
+    events: Annotated[bool | None, _tuning("--events/--no-events", show_default="events", help="Write events.")] = None,
+    promoter: Annotated[
+        bool | None,
+        _tuning("--promoter/--no-promoter", show_default="promoter", help="Move delayed jobs into the queue when due."),
+    ] = None,
+    scheduler: Annotated[
+        bool | None, _tuning("--scheduler/--no-scheduler", show_default="scheduler", help="Fire schedules when due.")
+    ] = None,
     on: Annotated[
         str, _spark("--on", metavar="|".join(PLACES), help="Run jobs on this machine or on Spark.")
     ] = "local",
@@ -129,6 +136,8 @@ def worker(
     With --on spark, jobs run in the slots of a Spark cluster instead.
 
     On the first Ctrl-C or SIGTERM it finishes the running jobs and exits; on the second it abandons them.
+
+    `tampu worker list` lists the running workers.
     """
     if targets[:1] == ["list"]:
         _list_workers(targets[1:], url)
@@ -210,7 +219,7 @@ def _serve_on_spark(
 ) -> int:
     """Run until a signal and return the exit code. Targets and settings are checked before Spark is started."""
     if len(targets) != 1:
-        raise UsageError(f"--on spark takes one target, got {len(targets)}: use a list of queues such as app:queues")
+        raise UsageError(f"--on spark takes one target; got {len(targets)}. Use a list of queues such as app:queues")
     from tampu.cli.commands.worker.targets import load  # imported here: a supervisor does not need Queue or Worker
     from tampu.worker import Worker
 
