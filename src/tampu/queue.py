@@ -17,7 +17,6 @@ import logging
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from tampu.base.checks import check_bool, check_delay_ms, check_int, check_job_id, invalid, shown
@@ -30,6 +29,7 @@ from tampu.inspect.dlq_summary import summarize_letters
 from tampu.inspect.job_state import JobState, find_job
 from tampu.inspect.jobs import LISTED_STATES, list_jobs
 from tampu.inspect.life_cycle import delete_queue, drain_queue
+from tampu.inspect.pauses import pause, pause_reason, paused_tasks, resume
 from tampu.inspect.waiters import Waiters
 from tampu.inspect.workers import list_workers
 from tampu.produce.options import (
@@ -55,6 +55,7 @@ from tampu.wire.payload import decode_result, wrap_bin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Unpack
 
@@ -68,7 +69,7 @@ if TYPE_CHECKING:
     from tampu.inspect.workers import WorkerInfo
     from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
-    from tampu.task import CoroutineTask, FunctionTask, TaskMaker
+    from tampu.task import CoroutineTask, FunctionTask, OnFailure, TaskMaker
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
@@ -224,10 +225,12 @@ class Queue:
         attempts: int | None = None,
         backoff: Backoff | None = None,
         timeout: float | None = None,
+        soft_timeout: float | None = None,
         process: bool = False,
         retry_on: Errors | None = None,
         no_retry_on: Errors | None = None,
         retry: RetryDecision | None = None,
+        on_failure: OnFailure | None = None,
     ) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -240,10 +243,12 @@ class Queue:
             function: The function. `async def` runs on the event loop, `def` in a thread.
             **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
                 and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
-                stored with each job; `timeout`, the maximum duration of a run in seconds; `process=True` to run it in
-                a separate process, for CPU-bound work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
+                stored with each job; `timeout`, the maximum duration of a run in seconds, and `soft_timeout`, after
+                which `SoftTimeout` is raised inside it; `process=True` to run it in a separate process, for CPU-bound
+                work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
                 those that are not; or `retry`, a function of the exception and the number of the attempt that returns
-                True, False or the time to wait.
+                True, False or the time to wait; `on_failure`, a task or a function that is called with a `FailedJob`
+                once a job was dead-lettered.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.
@@ -595,7 +600,10 @@ class Queue:
     # --- dead letters
 
     async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[dict[str, Any]]:
-        """Return up to `limit` dead letters as dicts, oldest first. Filter by `ids`, `reason`, `name`, `older_than`."""
+        """Return up to `limit` dead letters as dicts, oldest first.
+
+        Filter by `ids`, `reason`, `name`, `error_type`, `match` (text in the error) and `older_than`.
+        """
         return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
 
     async def dlq_summary(self) -> list[LetterCluster]:
@@ -612,34 +620,35 @@ class Queue:
 
     # --- the whole queue
 
-    async def pause(self, *, reason: str = "", until: datetime | timedelta | float | None = None) -> None:
+    async def pause(
+        self, *, task: str | None = None, reason: str = "", until: datetime | timedelta | float | None = None
+    ) -> None:
         """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish.
 
-        At `until` the queue resumes automatically: a datetime (naive means UTC), or a timedelta or seconds from now.
-        `tampu inspect` shows `reason`.
+        Args:
+            task: Pause only this task: workers put its jobs back, which uses up no attempt. Once it is resumed, they
+                run within a minute, or a quarter of the length of the pause if that is shorter.
+            reason: Shown by `tampu inspect`, `tampu doctor` and `tampu job why`.
+            until: When to resume automatically: a datetime (naive means UTC), or a timedelta or seconds from now.
         """
-        command: tuple[Any, ...] = ("SET", self._keys.paused, reason or "1")
-        if isinstance(until, datetime):
-            instant = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
-            command += ("PX", max(int((instant.timestamp()) * 1000) - wall_clock_ms(), 1))
-        elif until is not None:
-            command += ("PX", max(check_delay_ms(until, "until"), 1))
-        await self._producer.ready_client().call(*command)
+        await pause(self._producer.ready_client(), self._keys, task, reason, until)
 
-    async def pause_reason(self) -> str | None:
-        """Return why the queue is paused, "" if no reason was given; None if it is not paused."""
-        value = await self._producer.ready_client().call("GET", self._keys.paused)
-        if value is None:
-            return None
-        return "" if value == b"1" else str(value.decode(errors="replace"))
+    async def pause_reason(self, *, task: str | None = None) -> str | None:
+        """Return why the queue, or this task, is paused, "" if no reason was given; None if it is not paused."""
+        return await pause_reason(self._producer.ready_client(), self._keys, task)
 
-    async def resume(self) -> bool:
-        """Tell the workers to take jobs again. Return False if the queue was not paused."""
-        return bool(await self._producer.ready_client().call("DEL", self._keys.paused))
+    async def paused_tasks(self) -> dict[str, str]:
+        """Return the names of paused tasks, each with its reason."""
+        found = await paused_tasks(self._producer.ready_client(), self._keys)
+        return {name: one.reason for name, one in found.items()}
+
+    async def resume(self, *, task: str | None = None) -> bool:
+        """Tell the workers to take jobs again, or those of this task. Return False if it was not paused."""
+        return await resume(self._producer.ready_client(), self._keys, task)
 
     async def is_paused(self) -> bool:
         """Return True while the queue is paused."""
-        return bool(await self._producer.ready_client().call("EXISTS", self._keys.paused))
+        return await self.pause_reason() is not None
 
     async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
         """Delete waiting and delayed jobs and return how many. Their explicit IDs can be added again.

@@ -136,6 +136,7 @@ class SyncQueue:
     resume = blocking(Queue.resume)
     is_paused = blocking(Queue.is_paused)
     pause_reason = blocking(Queue.pause_reason)
+    paused_tasks = blocking(Queue.paused_tasks)
     purge = blocking(Queue.purge)
     drain = blocking(Queue.drain)
     delete = blocking(Queue.delete)

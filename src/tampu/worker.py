@@ -13,6 +13,7 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tampu.base.checks import check_int, invalid
@@ -21,6 +22,8 @@ from tampu.config import ConsumerConfig, SchedulerConfig
 from tampu.consume.dispatch import Dispatcher, encode_outcome
 from tampu.consume.forks import ForkGuard, leave
 from tampu.consume.invoke import DaemonThreads, in_thread, is_coroutine_handler
+from tampu.consume.loop_watch import LoopWatch
+from tampu.consume.on_failure import FailureCalls
 from tampu.consume.progress import ProgressReporter
 from tampu.consume.runtime import Runtime
 from tampu.consume.shares import Share
@@ -37,6 +40,9 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tampu.config import ConsumerSettings
+    from tampu.consume.inflight import Delivery
+    from tampu.consume.loop_watch import Blocked
+    from tampu.task import OnFailure
 
     #: Hooks may be coroutine functions: an awaitable that they return is awaited.
     Hook = Callable[[], object]
@@ -206,6 +212,7 @@ class Worker:
         self._running: asyncio.Future[None] | None = None
         self._background: asyncio.Task[None] | None = None
         self._serving: _Serving | None = None
+        self._watch: LoopWatch | None = None
         self._closed = False
         #: Number of jobs that exceeded the shutdown deadline and were abandoned; other workers retry them.
         self.abandoned = 0
@@ -274,6 +281,19 @@ class Worker:
                 f"reserve keeps {kept} of {self._config.concurrency} places, which leaves none for the other queues"
             )
 
+    @property
+    def blocked(self) -> Blocked | None:
+        """Cause, duration and place of a block of the event loop, or None. It can be read from any thread."""
+        return None if self._watch is None else self._watch.blocked
+
+    def running_jobs(self) -> list[Job[Any]]:
+        """Return the jobs that are running now."""
+        return [delivery.job for delivery in self._running_deliveries()]
+
+    def _running_deliveries(self) -> list[Delivery]:
+        queues = [] if self._serving is None else self._serving.runtime.queues
+        return [delivery for queue in queues for delivery in queue.inflight.running_deliveries()]
+
     # --- running
 
     async def run(self) -> None:
@@ -339,12 +359,15 @@ class Worker:
     async def _run(self, shutdown: asyncio.Event) -> None:
         await self._call_hook("startup")
         self._serving = serving = _Serving(self._config)
+        self._watch = watch = LoopWatch(self._running_deliveries)
+        watch.start()
         try:
             for queue in self._queues:
                 self._serve(queue, serving)
             await serving.runtime.run(shutdown)
         finally:
-            self._serving = None
+            watch.stop()
+            self._watch = self._serving = None
             self.abandoned = serving.runtime.abandoned
             await serving.end()
             await self._call_hook("shutdown")
@@ -377,7 +400,9 @@ class Worker:
             reserve=self._reserve.get(queue.name, 0),
             limit=self._limit.get(queue.name),
         )
-        serving.runtime.add(link, queue.name, handler, share)
+        served = serving.runtime.add(link, queue.name, handler, share)
+        if self._handler is None and any(task.on_failure is not None for task in queue.tasks.values()):
+            served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
 
     def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:
         """Return the handler wrapped in progress reporting, hooks and middleware.
@@ -464,6 +489,11 @@ def _inside(middleware: Sequence[Middleware], inner: Inner, is_run: Callable[[Jo
             return await inner(job)
 
     return call
+
+
+def _on_failure_of(queue: Queue, name: str) -> OnFailure | None:
+    task = queue.tasks.get(name)
+    return None if task is None else task.on_failure
 
 
 def _attempts(given: int, handler: Handler | None) -> int:

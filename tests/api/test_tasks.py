@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib
 import os
-import sys
 import threading
 import uuid
 from datetime import UTC, datetime, timedelta
@@ -283,14 +281,6 @@ async def test_a_tasks_own_attempts_and_backoff_apply(queue: Queue) -> None:
 
 
 # --- processes
-
-
-@pytest.fixture
-def process_tasks(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Import the module with the URL in the environment, as the worker's child processes do."""
-    monkeypatch.setenv("TAMPU_URL", server.url)
-    monkeypatch.delitem(sys.modules, "api.process_tasks", raising=False)
-    return importlib.import_module("api.process_tasks")
 
 
 async def test_tasks_run_in_processes(server: Server, process_tasks: Any) -> None:

@@ -107,7 +107,7 @@ def test_add_with_an_app_refuses_what_the_app_would_refuse(
 def test_add_waits_for_a_result_up_to_the_given_time(url: str) -> None:
     done = invoke("add", "emails", "x", "{}", "--wait", "100ms")
     assert done.code == 1
-    assert "is a worker running" in done.complaint
+    assert "within 0.1 s: it is waiting, and no worker serves queue 'emails'" in done.complaint
 
 
 @pytest.mark.parametrize(
@@ -227,6 +227,12 @@ def test_peek_shows_the_error_of_a_dead_letter(shop: Filled) -> None:
         (("--reason", "malformed"), 0),
         (("--name", "pay"), 2),
         (("--name", "pack"), 0),
+        (("--error-type", "RuntimeError"), 1),
+        (("--error-type", "Runtime"), 0),
+        (("--match", "service unavailable"), 1),
+        (("--match", "no card"), 1),
+        (("--match", "UnrecoverableError: no"), 1),
+        (("--match", "teapot"), 0),
         (("--older-than", "1h"), 0),
         (("--older-than", "0s"), 2),
         (("--id", "DEAD"), 1),
@@ -244,6 +250,17 @@ def test_dead_letters_can_be_selected(shop: Filled, url: str, options: tuple[str
     assert invoke("dlq", "replay", QUEUE, *options, "--dry-run", "--json").json["matched"] == count
     assert invoke("dlq", "remove", QUEUE, *options, "--yes", "--json").json["removed"] == count
     assert len(peek(url)) == 2 - count
+
+
+def test_the_number_of_dead_letters_is_of_those_that_match(shop: Filled, server: Server) -> None:
+    invoke("dlq", "replay", QUEUE, "--yes")
+    for number in range(5):
+        fields = {"d": b"?", "n": f"n{number % 2}", "reason": "unrecoverable", "error_type": "E", "error": "x"}
+        server.client().xadd(f"{{chasqui:{QUEUE}}}:dlq", fields)
+    some = invoke("dlq", "peek", QUEUE, "--name", "n0", "--limit", "2")
+    assert "showing 2 of 3 matching dead letters; raise --limit" in some.err
+    assert "showing 2 of 5 dead letters" in invoke("dlq", "peek", QUEUE, "--limit", "2").err
+    assert "no matching dead letters" in invoke("dlq", "peek", QUEUE, "--name", "n7").err
 
 
 def test_replay_moves_dead_letters_back(shop: Filled, url: str) -> None:
@@ -286,9 +303,29 @@ def test_an_unknown_reason_is_refused(shop: Filled) -> None:
 # --- the whole queue
 
 
+def test_a_paused_task_is_shown_with_its_reason_everywhere(shop: Filled) -> None:
+    said = invoke("queue", "pause", QUEUE, "--task", "pack", "--reason", "bank is down").out
+    assert said == f"paused task pack of {QUEUE}; run `tampu queue resume {QUEUE} --task pack` to continue\n"
+    assert invoke("inspect", QUEUE, "--json").json["paused_tasks"] == {"pack": "bank is down"}
+    assert "task pack paused: bank is down" in invoke("inspect", QUEUE).out
+    assert " paused" in invoke("inspect").out
+    assert "task pack is paused (bank is down)" in invoke("doctor", QUEUE).out
+    assert "task pack is paused: bank is down" in invoke("job", "why", shop.delayed).out
+    assert invoke("queue", "resume", QUEUE, "--task", "pack").out == f"resumed task pack of {QUEUE}\n"
+    assert invoke("queue", "resume", QUEUE, "--task", "pack").out == f"task pack of {QUEUE} was not paused\n"
+    assert invoke("inspect", QUEUE, "--json").json["paused_tasks"] == {}
+
+
+def test_the_reason_of_a_paused_queue_is_shown_everywhere(shop: Filled) -> None:
+    invoke("queue", "pause", QUEUE, "--reason", "bank is down")
+    assert "paused: bank is down" in invoke("inspect", QUEUE).out
+    assert "paused (bank is down), 1 job waiting" in invoke("doctor", QUEUE).out
+    assert "the queue is paused: bank is down" in invoke("job", "why", shop.waiting).out
+
+
 def test_pause_and_resume(shop: Filled) -> None:
     paused = invoke("queue", "pause", QUEUE, "--reason", "bank is down", "--for", "15m", "--json").json
-    assert paused == {"queue": QUEUE, "is_paused": True, "reason": "bank is down", "for_secs": 900.0}
+    assert paused == {"queue": QUEUE, "task": None, "is_paused": True, "reason": "bank is down", "for_secs": 900.0}
     assert invoke("queue", "resume", QUEUE).out == f"resumed {QUEUE}\n"
     assert invoke("queue", "resume", QUEUE, "--json").json["was_paused"] is False
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,17 +17,19 @@ import redis
 from cli.lab import invoke, run_program, start, worker_program
 from servers.liveness import is_alive
 from servers.process import eventually
-from tampu import Queue
+from tampu import ConsumerConfig, Queue
 from tampu.cli.commands.worker.child import build_worker
 from tampu.cli.commands.worker.protocol import WorkerPlan
 from tampu.cli.commands.worker.reload import python_files
+from tampu.cli.commands.worker.supervisor import DRAIN_GRACE_SECS
 from tampu.cli.errors import UsageError, exit_code_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from servers.process import Server
+
+PROJECT = Path(__file__).parents[2]
 
 #: An app as users write it. Its tasks write to a file, so that the test can see what they did.
 APP = """
@@ -172,7 +176,22 @@ def test_a_second_signal_abandons_running_jobs(app: Path) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 1
         worker.until_logged("abandoned the running jobs; other workers will retry them after 30 s")
+        assert re.search(r"abandoned sleep \w{26} on attempt 1", worker.log)
         assert not any(is_alive(pid) for pid in children)
+
+
+def test_everything_ends_before_the_documented_time_of_the_process_manager() -> None:
+    """The supervisor kills its processes before systemd, Compose or Kubernetes kill the supervisor."""
+    pages = [PROJECT / "docs" / "how-to" / "deploy-and-shutdown.md"]
+    pages += [
+        path
+        for path in (PROJECT / "src" / "tampu" / "cli" / "commands" / "new" / "templates").rglob("*")
+        if path.suffix in (".yaml", ".service")
+    ]
+    pattern = r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: |stop_grace_period: )(\d+)"
+    found = [int(secs) for page in pages for secs in re.findall(pattern, page.read_text())]
+    assert len(found) >= 6
+    assert min(found) > ConsumerConfig().shutdown_deadline_secs + DRAIN_GRACE_SECS
 
 
 def test_jobs_that_exceed_the_shutdown_deadline_are_an_error(app: Path) -> None:
@@ -182,6 +201,8 @@ def test_jobs_that_exceed_the_shutdown_deadline_are_an_error(app: Path) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 1
         worker.until_logged("did not end in time")
+        worker.until_logged("was abandoned at shutdown on attempt 1; another worker will run it again")
+        assert "failed" not in worker.log
 
 
 def test_a_killed_child_is_restarted(app: Path) -> None:

@@ -17,6 +17,7 @@ from tampu import (
     BackoffSpec,
     Cancel,
     ConsumerConfig,
+    FailedJob,
     Job,
     JobId,
     JobState,
@@ -164,6 +165,25 @@ def kinds() -> None:
     function: FunctionTask[..., tuple[int, int]] = resize
     wrong: FunctionTask[..., Receipt] = welcome  # E
     print(by_name, coroutine, function, wrong)
+
+
+# --- failures
+
+
+@queue.task
+async def alert(failed: FailedJob) -> None:
+    assert_type(failed.error, str)
+
+
+def log_failure(failed: FailedJob) -> None: ...
+
+
+@queue.task(on_failure=alert, soft_timeout=5)
+async def with_a_task() -> None: ...
+@queue.task(on_failure=log_failure)
+async def with_a_function() -> None: ...
+@queue.task(on_failure=welcome)  # E
+async def with_a_wrong_task() -> None: ...
 
 
 # --- the chasquimq-compatible API

@@ -144,6 +144,8 @@ class InFlight:
         self._log = log
         self._held: dict[bytes, Delivery] = {}
         self._share = share
+        #: Called for each dead letter that was written.
+        self.on_dead_letter: Callable[[Outcome], None] = lambda outcome: None
         #: True when the server has XACKDEL.
         self.has_xackdel = False
 
@@ -259,6 +261,7 @@ class InFlight:
         metrics, name = self._config.metrics, delivery.job.name
         if outcome.dlq_reason is not None:
             tell(metrics.dlq_routed, DlqRouted(outcome.dlq_reason, outcome.runs, name))
+            self.on_dead_letter(outcome)
         else:
             tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
 

@@ -163,21 +163,39 @@ class ServerLink:
             await asyncio.wait_for(self._look_now.wait(), LOOK_SECS)
 
     async def _look(self) -> None:
-        """Look once, in one request, which queues are paused and which have jobs to be cancelled."""
+        """Check once which queues and tasks are paused and which queues have jobs to be cancelled."""
         queues = self.queues.copy()
-        paused, marked = await asyncio.gather(
+        paused, tasks_paused, marked = await asyncio.gather(
             calls.existing(self.client, [queue.keys.paused for queue in queues]),
+            calls.existing(self.client, [queue.keys.paused_tasks for queue in queues]),
             calls.existing(self.client, [queue.keys.cancel_marks for queue in queues]),
         )
-        for queue, is_paused, has_marks in zip(queues, paused, marked, strict=True):
-            for answer in (is_paused, has_marks):
+        for queue, is_paused, has_paused, has_marks in zip(queues, paused, tasks_paused, marked, strict=True):
+            for answer in (is_paused, has_paused, has_marks):
                 if isinstance(answer, RedisError):
                     queue.watch_failures.note(answer)
             if isinstance(is_paused, bool):
                 await self.reader.note_pause(queue, is_paused)
+            if has_paused is False:
+                queue.runner.paused.learn((), 0)
             if has_marks is False:
                 queue.cancels.forget()
+        await self._learn_pauses(
+            [queue for queue, has_some in zip(queues, tasks_paused, strict=True) if has_some is True]
+        )
         await self._learn_cancels([queue for queue, has_marks in zip(queues, marked, strict=True) if has_marks is True])
+
+    async def _learn_pauses(self, queues: Sequence[ServedQueue]) -> None:
+        """Read which tasks of these queues are paused."""
+        if not queues:
+            return
+        now_ms = await self.client.server_time_ms()
+        replies = await self.client.call_each([("HGETALL", queue.keys.paused_tasks) for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, RedisError):
+                queue.watch_failures.note(reply)
+            else:
+                queue.runner.paused.learn(reply, now_ms)
 
     async def _learn_cancels(self, queues: Sequence[ServedQueue]) -> None:
         replies = await self.client.call_each([queue.cancels.command for queue in queues])

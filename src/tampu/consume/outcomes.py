@@ -54,7 +54,10 @@ def error_text(error: BaseException) -> str:
 class Outcome:
     """The end of one delivery. `extra` holds the settle script's further arguments for this kind."""
 
-    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "runs")
+    #: The dead letter, if this is one.
+    letter: DlqEntry
+
+    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "letter", "runs")
 
     def __init__(
         self, kind: OutcomeKind, delivery: Delivery, finished_at_ms: int, duration_us: int, extra: tuple[Any, ...]
@@ -156,6 +159,7 @@ def dead_letter(
         (reported, reason.as_str(), fields),
     )
     outcome.dlq_reason = reason
+    outcome.letter = entry
     outcome.runs = runs
     return outcome
 

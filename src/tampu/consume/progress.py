@@ -1,4 +1,4 @@
-"""Writes the progress of running jobs to the events stream, at most four times per second and job.
+"""Publishes the progress of running jobs: an event, and a key for those who look later. At most four times per second.
 
 Of the reports within one interval the latest is sent when the interval ends.
 """
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 INTERVAL_SECS = 0.25
 #: Longest note, in characters.
 MAX_NOTE = 200
+#: How long the progress of a job can be read after its last report, in seconds.
+KEPT_SECS = 3600
 
 
 class _Told:
@@ -35,13 +37,13 @@ class _Told:
 
     def __init__(self) -> None:
         self.at = float("-inf")
-        self.latest: tuple[Any, ...] | None = None
+        self.latest: tuple[Job[Any], float, str, int] | None = None
         self.is_scheduled = False
         self.is_finished = False
 
 
 class ProgressReporter:
-    """Reports the progress of running jobs. `events_kept` is the stream's approximate length; 0 sends no events."""
+    """Reports the progress of running jobs. `events_kept` is the stream's approximate length; 0 writes no events."""
 
     def __init__(
         self,
@@ -70,14 +72,12 @@ class ProgressReporter:
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
         """Report a job's progress. May be called from any thread, at any rate. Raises `ConfigError` for a bad note."""
         check_text("note", note, blank_ok=True)
-        if not self._events_kept:
-            return
         with self._guard:
             told = self._told.setdefault((job.id, job.attempt), _Told())
             if told.is_finished:
                 return
             told.is_finished = fraction >= 1
-            told.latest = (job.id, job.name, fraction, note[:MAX_NOTE], wall_clock_ms())
+            told.latest = (job, fraction, note[:MAX_NOTE], wall_clock_ms())
             wait_secs = 0.0 if told.is_finished else told.at + INTERVAL_SECS - self._now()
             if told.is_scheduled and not told.is_finished:
                 return
@@ -119,9 +119,16 @@ class ProgressReporter:
         if not task.cancelled():
             task.exception()  # progress is best-effort: an event that could not be sent is dropped
 
-    async def _write(self, job_id: str, name: str, fraction: float, note: str, at_ms: int) -> None:
-        fields: list[Any] = ["e", EventName.PROGRESS.value, "id", job_id, "ts", at_ms]
-        if name:
-            fields += ("n", name)
-        fields += ("progress", f"{fraction:.4g}", "note", note, "worker", self._worker)
-        await self._client.call("XADD", self._keys.events, "MAXLEN", "~", self._events_kept, "*", *fields, resend=False)
+    async def _write(self, job: Job[Any], fraction: float, note: str, at_ms: int) -> None:
+        shown = f"{fraction:.4g}"
+        # The attempt tells the progress of this run from that of an earlier one.
+        state = f"{job.attempt} {shown} {note}"
+        writes = [self._client.call("SET", self._keys.progress(job.id), state, "EX", KEPT_SECS, resend=False)]
+        if self._events_kept:
+            fields: list[Any] = ["e", EventName.PROGRESS.value, "id", job.id, "ts", at_ms]
+            if job.name:
+                fields += ("n", job.name)
+            fields += ("progress", shown, "note", note, "worker", self._worker)
+            limit = ("MAXLEN", "~", self._events_kept, "*")
+            writes.append(self._client.call("XADD", self._keys.events, *limit, *fields, resend=False))
+        await asyncio.gather(*writes)

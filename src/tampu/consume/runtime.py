@@ -162,6 +162,8 @@ class Runtime:
         drained = await asyncio.gather(*(queue.settler.drain(secs_left) for queue in self.queues))
         if not all(drained):
             logger.error("not all outcomes were settled in time; another worker will run those jobs again")
+        failure_calls = [queue.failure_calls for queue in self.queues if queue.failure_calls is not None]
+        await asyncio.gather(*(calls.finish(self._secs_left()) for calls in failure_calls))
         for queue in self.queues:
             queue.end()
         await self._lease_thread.stop()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.on_failure import FailureCalls
     from tampu.consume.pool import Pool
     from tampu.consume.shares import Share, Shares
     from tampu.redis.client import Client
@@ -53,6 +54,8 @@ class ServedQueue:
         self.inflight = InFlight(client, keys, config, self.settler.add, decode_payload, self.log, share)
         self.settler.on_settled = self.inflight.settled
         self.settler.on_all_succeeded = self.inflight.all_succeeded
+        #: The calls of `on_failure`; None if no task of the queue has one.
+        self.failure_calls: FailureCalls | None = None
         self.heartbeats = Heartbeats(keys, config, self.inflight)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
@@ -72,6 +75,11 @@ class ServedQueue:
         self.group_since: float | None = None
         #: When it last delivered entries, until it is reported as drained.
         self.delivered_at: float | None = None
+
+    def call_on_failure(self, calls: FailureCalls) -> None:
+        """Start these calls for jobs that are dead-lettered."""
+        self.failure_calls = calls
+        self.inflight.on_dead_letter = calls
 
     @property
     def is_paused(self) -> bool | None:

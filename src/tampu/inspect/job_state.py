@@ -53,6 +53,9 @@ class JobState:
     group: str | None = None
     worker: str | None = None
     idle_ms: int | None = None
+    #: Running: the progress that this attempt last reported, from 0 to 1, and its note. None if it reported none.
+    progress: float | None = None
+    progress_note: str | None = None
     #: Done: the stored result.
     result: Any = None
     #: Dead: the dead letter.
@@ -182,14 +185,28 @@ async def _waiting_or_running(client: Client, keys: QueueKeys, entry_id: bytes, 
         pending = await client.call("XPENDING", keys.stream, group, entry_id, entry_id, 1)
         if pending:
             _, consumer, idle_ms, _ = pending[0]
+            progress, note = _progress(await client.call("GET", keys.progress(job.id)), job.attempt)
             return JobState(
                 **known,
                 state="running",
+                progress=progress,
+                progress_note=note,
                 group=group.decode(errors="replace"),
                 worker=consumer.decode(errors="replace"),
                 idle_ms=idle_ms,
             )
     return JobState(**known, state="waiting")
+
+
+def _progress(stored: bytes | None, attempt: int) -> tuple[float | None, str | None]:
+    """Return the progress and note of this attempt; None if it has not reported any."""
+    parts = (stored or b"").decode(errors="replace").split(" ", 2)
+    if len(parts) < 3 or parts[0] != str(attempt):
+        return None, None
+    try:
+        return float(parts[1]), parts[2]
+    except ValueError:
+        return None, None
 
 
 async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) -> JobState | None:

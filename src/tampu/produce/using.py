@@ -35,6 +35,8 @@ class UsingOptions(TypedDict, total=False):
     backoff: BackoffSpec | timedelta | None
     #: Maximum duration of a run; overrides the task's timeout.
     timeout: timedelta | float | None
+    #: When `SoftTimeout` is raised inside the task; overrides the task's.
+    soft_timeout: timedelta | float | None
     #: A job that has not started after this time, or by this datetime, is dead-lettered as `expired`.
     expires: timedelta | float | datetime | None
     #: Text values that are stored with the job; handlers read them as `job.headers`.
@@ -51,6 +53,7 @@ class Using:
     attempts: int | None = None
     backoff: BackoffSpec | None = None
     timeout_ms: int | None = None
+    soft_timeout_ms: int | None = None
     expires: timedelta | float | datetime | None = None
     headers: dict[str, str] | None = None
 
@@ -70,9 +73,9 @@ class Using:
             check_job_id(changes["unique"], "unique")
         if changes.get("backoff") is not None:
             changes["backoff"] = _backoff(changes["backoff"])
-        if "timeout" in changes:
-            timeout = changes.pop("timeout")
-            changes["timeout_ms"] = None if timeout is None else _positive_ms(timeout, "timeout")
+        for option in changes.keys() & {"timeout", "soft_timeout"}:
+            timeout = changes.pop(option)
+            changes[f"{option}_ms"] = None if timeout is None else _positive_ms(timeout, option)
         if changes.get("expires") is not None and not isinstance(changes["expires"], datetime):
             _positive_ms(changes["expires"], "expires")
         if changes.get("headers") is not None:
@@ -82,7 +85,7 @@ class Using:
     def add_options(self, name: str, task_retry: JobRetryOverride | None) -> AddOptions:
         """Return the options of an add that happens now. What is not set here is the task's."""
         options = add_options(name, self.unique, self.attempts, self.backoff)
-        extras = JobExtras(self.headers or {}, self.timeout_ms, self._expires_at_ms())
+        extras = JobExtras(self.headers or {}, self.timeout_ms, self._expires_at_ms(), self.soft_timeout_ms)
         return replace(options, retry=retry_over(options.retry, task_retry), tail=encode_extras(extras))
 
     def _expires_at_ms(self) -> int | None:

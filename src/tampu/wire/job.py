@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
-from tampu.errors import DecodeError, JobCancelled
+from tampu.errors import DecodeError, JobCancelled, SoftTimeout
 from tampu.wire.extras import JobExtras, decode_extras
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
@@ -56,10 +57,12 @@ class DuplicateJobId(JobId):
 class Cancellation:
     """A request to cancel a running job. `reason` is None until there is one."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "soft_timeout_at")
 
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason
+        #: When the next check raises `SoftTimeout`, once, by the monotonic clock.
+        self.soft_timeout_at: float | None = None
 
 
 class JobContext(Protocol):
@@ -224,10 +227,17 @@ class Job(Generic[T]):
     def check_cancelled(self) -> None:
         """Raise `JobCancelled` if this job was cancelled. Call it from time to time in a long-running `def` handler.
 
-        `async def` handlers are cancelled where they wait, and `process=True` handlers are killed: they need no check.
+        It raises `SoftTimeout`, once, when the task's `soft_timeout` has passed. `async def` handlers are cancelled
+        where they wait, and `process=True` handlers are killed: they need no check.
         """
-        if self._cancellation is not None and self._cancellation.reason is not None:
-            raise cancelled_error(self.id, self._cancellation.reason)
+        request = self._cancellation
+        if request is None:
+            return
+        if request.reason is not None:
+            raise cancelled_error(self.id, request.reason)
+        if request.soft_timeout_at is not None and time.monotonic() >= request.soft_timeout_at:
+            request.soft_timeout_at = None
+            raise SoftTimeout("the handler reached its soft timeout")
 
     @property
     def payload_slot(self) -> bytes:

@@ -236,6 +236,7 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
         ("failed attempts", state.attempt),
         ("due", instant(state.run_at_ms) if state.run_at_ms is not None else None),
         ("worker", f"{state.worker} (group {state.group})" if state.worker else None),
+        ("progress", None if state.progress is None else f"{state.progress:.0%} {state.progress_note}".rstrip()),
         ("lease renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
         ("reason", state.reason if letter is None else letter.reason),
         ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),
