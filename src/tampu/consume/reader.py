@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import Delivery
     from tampu.consume.pool import Pool
     from tampu.consume.served_queue import ServedQueue
     from tampu.consume.shares import Share, Shares
@@ -45,6 +46,9 @@ PACE_WINDOW_SECS = 0.02
 #: How long to wait for a free slot in the pool, or for a queue that may be read, before checking again, in seconds.
 SLOT_WATCH_SECS = 0.05
 IDLE_WATCH_SECS = 1.0
+#: After this many waits for a slot without a finished job, jobs that were read ahead are handed back. Not a time: after
+#: this process was suspended, jobs finish at once.
+WAITS_UNTIL_SLOW = 5
 #: While some queues are read in turns, how often the reader checks the others, in seconds: at least, and per queue.
 SWEEP_SECS = 0.005
 SWEEP_SECS_PER_QUEUE = 0.000_05
@@ -89,6 +93,8 @@ class Reader:
         #: Entries and bytes of the replies to the current read.
         self._entries_read = self._bytes_read = 0
         self._pace: deque[tuple[float, int]] = deque()
+        #: How often in a row no job finished while the reader waited for room.
+        self._waits = 0
         #: When all queues that take no turns were last found empty, and when to check them next.
         self._empty_at = 0.0
         self._sweep_at = 0.0
@@ -168,8 +174,9 @@ class Reader:
         """Wait for room in the pool, read once and pass the entries on."""
         room = self._budget.count(self._room())
         if room <= 0:
-            await self._pool.progress(SLOT_WATCH_SECS)
+            await self._wait_for_room()
             return
+        self._waits = 0
         await self.hand_back_missed()
         now = time.monotonic()
         if len(self._turns) and now < self._sweep_at:
@@ -180,6 +187,22 @@ class Reader:
         self._reading_since = None
         self._budget.note(self._entries_read, self._bytes_read)
         self._entries_read = self._bytes_read = 0
+
+    async def _wait_for_room(self) -> None:
+        """Wait until a job finishes. If none does for a while, hand back those that were read ahead.
+
+        They would wait here while another worker may be idle.
+        """
+        finished = self._pool.finished
+        await self._pool.progress(SLOT_WATCH_SECS)
+        self._waits = self._waits + 1 if self._pool.finished == finished else 0
+        if self._waits >= WAITS_UNTIL_SLOW and self._pool.waiting and not self._stopping.is_set():
+            self._waits = 0
+            by_share: dict[Share, list[Delivery]] = defaultdict(list)
+            for delivery in self._pool.take_from(self._by_share):
+                by_share[delivery.share].append(delivery)
+            for share, deliveries in by_share.items():
+                await self._by_share[share].inflight.hand_back(deliveries)
 
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
@@ -222,6 +245,8 @@ class Reader:
         `is_short` if another queue may soon be read, too.
         """
         count = min(room, self._config.batch)
+        # Without a free place it reads ahead of jobs that finish now: not for long, as they may get slow.
+        is_short = is_short or self._pool.occupied >= self._pool.concurrency
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
         block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)

@@ -27,7 +27,7 @@ MAX_READS = 8
 class Share:
     """One queue's part of the places."""
 
-    __slots__ = ("deficit", "has_more", "limit", "occupied", "reserve", "run", "weight")
+    __slots__ = ("deficit", "has_more", "limit", "occupied", "reserve", "run", "settle_soon", "weight")
 
     #: Runs one of its jobs.
     run: Callable[[Delivery], Awaitable[None]]
