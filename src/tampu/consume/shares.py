@@ -27,6 +27,8 @@ MAX_READS = 8
 class Share:
     """One queue's part of the places."""
 
+    __slots__ = ("deficit", "has_more", "limit", "occupied", "reserve", "run", "settle_soon", "weight")
+
     #: Runs one of its jobs.
     run: Callable[[Delivery], Awaitable[None]]
     #: Called when some of its jobs have finished and no job of any queue waits to be started.

@@ -94,7 +94,7 @@ def worker(
         _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts of jobs that set none."),
     ] = None,
     batch: Annotated[
-        int | None, _tuning("--batch", min=1, show_default="64", help="Maximum jobs fetched per read.")
+        int | None, _tuning("--batch", min=1, show_default="256", help="Maximum jobs fetched per read.")
     ] = None,
     claim_after: Annotated[
         str | None,
