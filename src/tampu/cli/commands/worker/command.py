@@ -56,7 +56,7 @@ def worker(
         str | None, typer.Option("--reserve", metavar="QUEUE=N,...", help="Places kept free for a queue.")
     ] = None,
     limit: Annotated[
-        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Most places that a queue may have.")
+        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Maximum slots that a queue may use.")
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file in this folder changes.")] = False,
     health_port: Annotated[
