@@ -1,7 +1,7 @@
 """Divides the slots of a worker among its queues.
 
 Each queue with waiting jobs gets slots in proportion to its `weight`. `reserve` keeps slots free for a queue, `limit`
-is the most it may have. Shares are kept across reads by deficit round robin: in its turn a queue gets
+is the maximum it may use. Shares are kept across reads by deficit round robin: in its turn a queue gets
 `quantum * weight` jobs, in as many reads as that takes, and then the next queue has its turn. (Dividing the free slots
 of each single read would give a queue of low weight nothing as long as one slot at a time is free.)
 """
