@@ -175,7 +175,7 @@ async def test_a_transaction_that_arrives_after_its_resend_is_taken_back(server:
             sent.extend(pieces)
             plain(pieces, *others)
 
-        connection.request_pieces = noted  # type: ignore[method-assign]
+        connection.request_pieces = noted  # type: ignore[assignment, method-assign]
         ids += await producer.add_bulk(payloads(3))
         async with open_producer(server.url) as other:
             ids.append(str(await other.add("another producer's")))

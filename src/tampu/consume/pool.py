@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from tampu.base.event_loop import is_in_a_task
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Sequence
 
     from tampu.consume.inflight import Delivery
+    from tampu.consume.shares import Share
 
 logger = logging.getLogger("tampu.worker")
 
@@ -24,15 +25,10 @@ CANCEL_PATIENCE_SECS = 1.0
 
 
 class Pool:
-    """Runs `run_one(delivery)` for each delivery, at most `concurrency` at once."""
+    """Runs deliveries of all queues of a worker, at most `concurrency` at once."""
 
-    def __init__(
-        self, concurrency: int, run_one: Callable[[Delivery], Awaitable[None]], on_dry: Callable[[], None]
-    ) -> None:
-        self._concurrency = concurrency
-        self._run_one = run_one
-        #: Called when a job has finished and none waits to be started.
-        self._on_dry = on_dry
+    def __init__(self, concurrency: int) -> None:
+        self.concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Delivery] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
@@ -46,6 +42,8 @@ class Pool:
         self.running = 0
         #: Jobs finished since the pool began; the reader reads ahead as fast as this grows.
         self.finished = 0
+        #: Takeovers that wait for a free slot: while there are some, readers leave one.
+        self.takeovers_waiting = 0
         self._progress = asyncio.Event()
 
     @property
@@ -53,13 +51,15 @@ class Pool:
         """Return the number of jobs running or waiting."""
         return self.running + len(self._waiting)
 
-    def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Add deliveries behind those that wait."""
+    def put(self, share: Share, deliveries: Sequence[Delivery]) -> None:
+        """Add deliveries of one queue behind those that wait."""
+        share.occupied += len(deliveries)
         self._waiting.extend(deliveries)
         self._wake()
 
     def put_first(self, delivery: Delivery) -> None:
         """Add a delivery in front of those that wait."""
+        delivery.share.occupied += 1
         self._waiting.appendleft(delivery)
         self._wake()
 
@@ -77,6 +77,8 @@ class Pool:
         self._is_closed = True
         unstarted = list(self._waiting)
         self._waiting.clear()
+        for delivery in unstarted:
+            delivery.share.occupied -= 1
         return unstarted
 
     async def finish(self, timeout_secs: float) -> None:
@@ -126,13 +128,17 @@ class Pool:
 
     async def _take_and_run(self) -> None:
         waiting = self._waiting
-        run_one = self._run_one
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - it always runs in one
         in_a_row = 0
+        last: Share | None = None
+        ran: set[Share] = set()
         while not self._is_ending:
             while self._is_closed or not waiting:
-                self._on_dry()
+                for share in ran:
+                    share.settle_soon()
+                ran.clear()
+                last = None
                 sleeper: asyncio.Future[None] = self._loop.create_future()
                 self._sleepers.append(sleeper)
                 try:
@@ -147,9 +153,14 @@ class Pool:
                 self._wake()
             self.running += 1
             delivery.task = task
+            share = delivery.share
+            if share is not last:
+                ran.add(share)
+                last = share
             try:
-                await run_one(delivery)
+                await share.run(delivery)
             finally:
+                share.occupied -= 1
                 self.running -= 1
                 self.finished += 1
                 self._progress.set()

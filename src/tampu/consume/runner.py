@@ -22,6 +22,7 @@ from tampu.consume.handlers import (
     UnrecoverableError,
     reason_to_give_up,
 )
+from tampu.consume.paused_tasks import PausedTasks
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
@@ -78,6 +79,9 @@ class Runner:
         self._fork_guard = ForkGuard()
         self._log = log
         self._logs_starts = log.has_starts
+        #: The tasks whose jobs are put back instead of run.
+        self.paused = PausedTasks(config.queue_name)
+        self._pauses = self.paused.pauses
         #: Deliveries that did not start, though their start may have been recorded: handed back at shutdown.
         self.unstarted: list[Delivery] = []
 
@@ -95,6 +99,11 @@ class Runner:
         if delivery.job._tail and self._is_expired(delivery.job):
             delivery.has_outcome = True
             self._settler.add(self._expired(delivery))
+            return
+        if self._pauses and delivery.job.name in self._pauses:
+            delivery.has_outcome = True
+            delay_ms = self.paused.delay_ms(delivery.job.name)
+            self._settler.add(outcomes.retry(delivery, self._now_ms(), 0, "", delay_ms, counts=False))
             return
         if self._marked and delivery.job.id in self._marked:
             reason = await self._cancels.reason_for(delivery)

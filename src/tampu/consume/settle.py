@@ -45,7 +45,7 @@ _RETRY, _DEAD_LETTER = OutcomeKind.RETRY, OutcomeKind.DEAD_LETTER
 _CANCELLED = OutcomeKind.CANCELLED
 _WRITTEN = SettleCode.WRITTEN
 
-#: Windows in flight at once: the next one is packed while the server works on the last.
+#: Maximum number of windows in flight: the next one is packed while the server works on the last.
 MAX_IN_FLIGHT = 2
 #: How long an outcome that the server could not write waits before it is sent again, in seconds.
 HELD_RETRY_SECS = 0.5

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tampu.errors import DecodeError, Error, JobFailed, ShutdownError
 from tampu.inspect.job_state import find_dead_letter
+from tampu.inspect.whereabouts import whereabouts
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.envelope import decode_job
 from tampu.wire.events import EventName, QueueEvent
@@ -32,6 +33,8 @@ logger = logging.getLogger("tampu.queue")
 SAFETY_NET_SECS = 1.0
 #: How long a caller waits before a dead letter from before its call is looked up, in seconds.
 LETTER_PATIENCE_SECS = 0.02
+#: How long a caller whose time is up may wait to learn what its job is doing, in seconds.
+MAX_LOOK_SECS = 0.5
 #: Maximum number of results, or of dead letters, read in one call.
 MAX_KEYS = 500
 #: Delays between lookups after a `completed` event, in seconds: other implementations send it before the result.
@@ -85,7 +88,7 @@ class Waiters:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(self._timeout_text(job_id, timeout_secs)) from None
+            raise TimeoutError(await self._timeout_text(job_id, timeout_secs)) from None
         finally:
             if letter_timer is not None:
                 letter_timer.cancel()
@@ -109,11 +112,15 @@ class Waiters:
             self._loop, self._events, self._starting = loop, None, None
             self._waiting, self._tasks = {}, set()
 
-    def _timeout_text(self, job_id: str, timeout_secs: float) -> str:
+    async def _timeout_text(self, job_id: str, timeout_secs: float) -> str:
         text = f"no result of job {job_id} within {timeout_secs:g} s"
         if job_id in self._completed:
             return f"{text}: it completed, but its worker does not store results; use Worker(..., store_results=True)"
-        return f"{text}; is a worker running, and does it store results?"
+        try:
+            async with asyncio.timeout(MAX_LOOK_SECS):
+                return f"{text}: {await whereabouts(self._client, self._keys, job_id)}"
+        except (Error, TimeoutError):
+            return f"{text}; is the server reachable and a worker running?"
 
     def _leave(self, job_id: str, future: asyncio.Future[Any]) -> None:
         future.cancel()
