@@ -28,7 +28,7 @@ from tampu.produce.window import (
     pack_part,
 )
 from tampu.redis.codes import AddKind
-from tampu.wire.envelope import fresh_envelope, fresh_envelope_ends, fresh_envelopes
+from tampu.wire.envelope import fresh_envelope, fresh_envelope_ends, fresh_envelopes, packed_envelopes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -267,6 +267,12 @@ class Adder:
                 window.put_large(ids, self._large_jobs(ids, bodies[start:end], now_ms, options))
                 yield window
                 continue
+            if due is None and options.retry is None and not options.tail and self._slot_of is bytes:
+                joined = packed_envelopes(ids, bodies[start:end], now_ms)
+                if joined is not None:
+                    window.put_many(ids, name, [joined])
+                    yield window
+                    continue
             envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
             if options.tail:
                 envelopes = [envelope + options.tail for envelope in envelopes]

@@ -118,10 +118,10 @@ class Window:
         self.arguments += 1
 
     def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes]) -> None:
-        """Append a run of immediate jobs without explicit ids."""
+        """Append a run of immediate jobs without explicit ids. The packed envelopes may be joined."""
         if self.run_kind != _NOW or name != self.run_name:
             self._begin_run(_NOW, name)
-        count = len(envelopes)
+        count = len(ids)
         self.ids.extend(ids)
         self.run_count += count
         self.arguments += count

@@ -11,7 +11,7 @@ import gc
 import reprlib
 import threading
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgpack
 import msgspec
@@ -19,6 +19,9 @@ import msgspec
 from tampu.base.checks import invalid
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire.scan import REFUSALS, has_more_containers_than
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 PayloadFormat = Literal["bin", "inline"]
 
@@ -81,8 +84,29 @@ def encode_value(value: Any) -> bytes:
             f"payload {_shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, 64-bit int, "
             "float, str, bytes, list, dict and aware datetime; for other types set payload_type"
         ) from error
-    if not isinstance(value, _CONTAINERS) or _is_flat(value):
-        return packed
+    if isinstance(value, _CONTAINERS) and not _is_flat(value):
+        _check_container(value, packed)
+    return packed
+
+
+def encode_values(values: Sequence[Any]) -> list[bytes]:
+    """Encode many values, with one look at all of them if they are flat dicts. Raises `EncodeError` for any of them."""
+    try:
+        bodies = [*map(_packers.pack, values)]
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError):
+        return [*map(encode_value, values)]  # its error says why
+    if {dict}.issuperset(map(type, values)):
+        children = chain(chain.from_iterable(map(dict.values, values)), chain.from_iterable(values))
+        if _PLAIN.issuperset(map(type, children)):
+            return bodies
+    for value, packed in zip(values, bodies, strict=True):
+        if isinstance(value, _CONTAINERS) and not _is_flat(value):
+            _check_container(value, packed)
+    return bodies
+
+
+def _check_container(value: Any, packed: bytes) -> None:
+    """Raise `EncodeError` for a list or dict that readers would refuse."""
     if len(packed) > MAX_NESTING and _is_nested_too_deeply(packed, value):
         raise EncodeError(
             f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"
@@ -91,7 +115,6 @@ def encode_value(value: Any) -> bytes:
         refuse_array_keys(packed)
     except DecodeError as error:
         raise EncodeError(f"payload {_shown(value)} has no faithful MessagePack form: {error}") from None
-    return packed
 
 
 def _is_flat(value: Any) -> bool:
