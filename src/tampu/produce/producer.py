@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 import weakref
@@ -26,7 +27,7 @@ from tampu.redis.client import Client
 from tampu.redis.scripts import load_script
 from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
 from tampu.wire.keys import QueueKeys
-from tampu.wire.payload import encode_value, wrap_bin
+from tampu.wire.payload import encode_value, encode_values, wrap_bin
 from tampu.wire.repeat import RepeatableMeta, RepeatableSpec
 from tampu.wire.typed import TypedPayload, inline_only
 
@@ -261,6 +262,9 @@ class Producer(Generic[T]):
 
     def _encode_many(self, payloads: Sequence[Any], position: int = 0) -> list[bytes]:
         """Encode payloads. The error of one that cannot be encoded names its position, counted from `position`."""
+        if self._encode is encode_value:
+            with contextlib.suppress(EncodeError):  # raised again below, with the position
+                return encode_values(payloads)
         bodies: list[bytes] = []
         try:
             bodies.extend(map(self._encode, payloads))
