@@ -45,6 +45,7 @@ from tampu.produce.options import (
 from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.task import Task, TaskContext, task_of
+from tampu.wire.codec import QueueCodec
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import decode_result, wrap_bin
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker
+    from tampu.wire.codec import PayloadCodec
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
@@ -91,6 +93,7 @@ class Queue:
         max_stream_len: Maximum length of the stream. Defaults to 1,000,000.
         max_delay_secs: Maximum delay in seconds; 0 = no limit. Defaults to 30 days.
         credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+        codec: Encrypts or signs payloads and results: `EncryptedCodec` or `SignedCodec`.
         **settings: Any other field of `ProducerConfig`.
 
     Raises:
@@ -107,6 +110,7 @@ class Queue:
         max_stream_len: int | None = None,
         max_delay_secs: int | None = None,
         credential_provider: Any = None,
+        codec: PayloadCodec | None = None,
         **settings: Any,
     ) -> None:
         self._url = resolve_url(url, redis_url, tls=tls)
@@ -118,10 +122,11 @@ class Queue:
             settings["max_stream_len"] = max_stream_len
         if max_delay_secs is not None:
             settings["max_delay_secs"] = max_delay_secs
-        self._config = ProducerConfig(queue_name=name, **settings)
+        self._config = ProducerConfig(queue_name=name, codec=codec, **settings)
         self._keys = QueueKeys(name)
         self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
-        self._waiters = Waiters(self._producer.client, self._keys, self.events)
+        self._codec = QueueCodec.of(codec, name)
+        self._waiters = Waiters(self._producer.client, self._keys, self.events, self._codec)
         self._closed = False
         self._sync: SyncQueue | None = None
         self._sync_guard = threading.Lock()
@@ -137,6 +142,11 @@ class Queue:
     def url(self) -> str:
         """URL of the server."""
         return self._url
+
+    @property
+    def codec(self) -> PayloadCodec | None:
+        """The codec of its payloads and results."""
+        return self._config.codec
 
     @property
     def keys(self) -> QueueKeys:
@@ -499,7 +509,7 @@ class Queue:
 
     async def get_job(self, job_id: str) -> JobState:
         """Return the state of a job: waiting, delayed, running, done or dead, with the details of that state."""
-        return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
+        return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id), self._codec)
 
     async def jobs(
         self,

@@ -300,7 +300,8 @@ class Worker:
         try:
             async with asyncio.TaskGroup() as group:
                 for queue in self._queues:
-                    config = replace(self._config, queue_name=queue.name)
+                    codec = self._config.codec or queue.codec
+                    config = replace(self._config, queue_name=queue.name, codec=codec)
                     provider = self._credential_provider or queue._credential_provider
                     consumer = Consumer(queue.url, config, credential_provider=provider)
                     self._consumers.append(consumer)

@@ -26,6 +26,9 @@ PEOPLES_LEVEL = {
     "WorkerInfo",
     "Handler",
     "current_job",
+    "EncryptedCodec",
+    "SignedCodec",
+    "PayloadCodec",
     "version",
 }
 

@@ -29,6 +29,7 @@ from tampu.consume.reader import Reader
 from tampu.consume.runner import Runner
 from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM, Settler
 from tampu.consume.starts import StartMarks
+from tampu.errors import ConfigError
 from tampu.maintain.promoter import PromoterLoop
 from tampu.maintain.scheduler import SchedulerLoop
 from tampu.maintain.supervise import supervise
@@ -112,6 +113,8 @@ class Consumer:
         threads = DaemonThreads(self._config.concurrency, "tampu-handler")
         processes = None
         if process:
+            if self._config.codec is not None:
+                raise ConfigError("a Consumer with a codec cannot run its handler in a process: use a task of a Queue")
             typed = self._config.payload_type
             processes = Processes(handler if typed is None else partial(call_typed, handler, typed), threads)
             caller = in_process(processes, timeout_secs)

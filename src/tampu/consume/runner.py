@@ -25,6 +25,7 @@ from tampu.consume.handlers import (
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
+from tampu.wire.codec import QueueCodec
 from tampu.wire.dlq import DlqReason
 from tampu.wire.retry import backoff_ms
 
@@ -72,6 +73,7 @@ class Runner:
         self._random_below = random_below
         self._events = config.events_enabled
         self._metrics = config.metrics
+        self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
         #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
@@ -182,8 +184,11 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
+            packed = bytes(result)
+            if self._codec is not None:
+                packed = self._codec.seal_result(packed, delivery.job.id)
             outcome = outcomes.success_with_result(
-                delivery, self._now_ms(), duration_us, bytes(result), self._config.result_ttl_secs
+                delivery, self._now_ms(), duration_us, packed, self._config.result_ttl_secs
             )
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.

@@ -62,7 +62,7 @@ def summary(common: CommonOptions, queue: QueueName) -> None:
     if common.as_json:
         found = [asdict(cluster) for cluster in clusters]
         for told, cluster in zip(found, clusters, strict=True):
-            told["sample"] = letter_to_json(cluster.sample, raw=False)
+            told["sample"] = letter_to_json(cluster.sample, queue, raw=False)
         write_json(found)
         return
     if not clusters:
@@ -107,13 +107,13 @@ def peek(
     """Show dead letters and their errors, oldest first."""
     found, total = common.run(_peek, queue, _filter(ids, reason, name, older_than), limit or 20)
     if common.as_json:
-        write_json([letter_to_json(letter, raw=raw) for letter in found])
+        write_json([letter_to_json(letter, queue, raw=raw) for letter in found])
         return
     if not found:
         say("no matching dead letters" if total else "no dead letters")
         return
     for letter in found:
-        show(_letter_view(letter, raw=raw, full=full))
+        show(_letter_view(letter, queue, raw=raw, full=full))
     if len(found) < total:
         say(f"showing {len(found):,} of {plural(total, 'dead letter')}; raise --limit to see more")
 
@@ -123,7 +123,7 @@ async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> 
     return await dead_letters.peek(limit, wanted), await dead_letters.count(DlqFilter())
 
 
-def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
+def letter_to_json(letter: DlqEntry, queue: str, *, raw: bool) -> dict[str, Any]:
     """Return a dead letter for JSON output. `payload` is the job's payload, or None if it cannot be decoded."""
     job = envelope_of(letter.payload, letter.name)
     return {
@@ -139,15 +139,15 @@ def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
         "died_at": iso(letter.failed_at_ms or entry_ms(letter.dlq_id.encode())),
         "created_at": None if job is None else iso(job.created_at_ms),
         "source_id": letter.source_id,
-        "payload": None if job is None else payload_of(job, raw=raw),
+        "payload": None if job is None else payload_of(job, queue, raw=raw),
         "envelope": letter.payload if job is None else None,
         "original": letter.original,
         "traceback": letter.traceback,
     }
 
 
-def _letter_view(letter: DlqEntry, *, raw: bool, full: bool) -> Group:
-    told: dict[str, Any] = letter_to_json(letter, raw=raw)
+def _letter_view(letter: DlqEntry, queue: str, *, raw: bool, full: bool) -> Group:
+    told: dict[str, Any] = letter_to_json(letter, queue, raw=raw)
     died_ms = letter.failed_at_ms or int(letter.dlq_id.partition("-")[0])
     head = Text.assemble(
         cell(letter.name or "(no name)", "bold"),
