@@ -1,26 +1,30 @@
 """What a round of the pipeline costs as the lake grows: seconds, CPU and files.
 
-    .venv/bin/python -m bench.lake [--rounds 500] [--events 200] [--ids ulid|other] [--history 0]
+    .venv/bin/python -m bench.lake [--rounds 500] [--events 200] [--ids ulid|other|unknown] [--history 0]
 
-Each round adds events of new jobs and runs the pipeline; upkeep runs every 50 rounds, as in `run --every`. `--history`
-adds that many jobs of earlier days first. Prints the medians of the first and the last rounds.
+Each round adds events of new jobs, of which one in ten ends in the next round, and runs the pipeline; upkeep is part of
+the rounds, as in `run --every`, and keeps no replaced files. IDs that are `other` hold no day; of `unknown` ones the
+time of creation is not known either. `--history` adds that many jobs of the last 30 days first. Prints the medians of
+the first rounds and of the last ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import redis
 
 from bench.server import fresh_server
 from tampu.spark.lake.pipeline import Pipeline
-from tampu.spark.lake.upkeep import ROUNDS_BETWEEN, run_upkeep
+from tampu.spark.lake.table import TABLES, Table
 from tampu.spark.session import spark_session
 from tampu.wire.events import encode_event_fields
 from tampu.wire.keys import QueueKeys
@@ -35,20 +39,34 @@ class Feed:
     def __init__(self, client: redis.Redis, ids: str) -> None:
         self._client = client
         self._ids = ids
-        self._number = 0
+        self._random = random.Random(1)
+        #: Jobs that run, and when they were created.
+        self._running: list[tuple[str, int]] = []
 
     def add(self, jobs: int, at_ms: int) -> None:
         pipe = self._client.pipeline(transaction=False)
-        for _ in range(jobs):
-            self._number += 1
-            made = encode_ulid(at_ms, os.urandom(16)) if self._ids == "ulid" else f"order-{self._number}"
-            for event, after in (("active", 5), ("completed", 20)):
-                extra = {"attempt": 1, "created_at_ms": at_ms, "duration_us": 15_000, "worker": "w"}
-                fields = encode_event_fields(event, made, at_ms + after, "work", extra)
-                pipe.execute_command("XADD", QueueKeys("q").events, "*", *fields)
+        for job_id, created in self._running:
+            self._write(pipe, "completed", job_id, at_ms, created)
+        self._running = []
+        for number in range(jobs):
+            made = f"order-{self._random.getrandbits(60)}"
+            if self._ids == "ulid":
+                made = encode_ulid(at_ms, self._random.randbytes(16))
+            self._write(pipe, "active", made, at_ms + 5, at_ms)
+            if number % 10:
+                self._write(pipe, "completed", made, at_ms + 20, at_ms)
+            else:
+                self._running.append((made, at_ms))
             if len(pipe.command_stack) >= 5_000:
                 pipe.execute()
         pipe.execute()
+
+    def _write(self, pipe: Any, event: str, job_id: str, at_ms: int, created: int) -> None:
+        extra: dict[str, Any] = {"attempt": 1, "duration_us": 15_000, "worker": "w"}
+        if self._ids != "unknown":
+            extra["created_at_ms"] = created
+        fields = encode_event_fields(event, job_id, at_ms, "work", extra)
+        pipe.execute_command("XADD", QueueKeys("q").events, "*", *fields)
 
 
 def cpu_secs() -> float:
@@ -73,40 +91,57 @@ def files_of(lake: Path) -> int:
     return sum(1 for path in lake.rglob("*") if path.is_file())
 
 
+def live_files(lake: Path) -> int:
+    return sum(len(Table(lake, name).files()) for name in TABLES)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--events", type=int, default=200)
-    parser.add_argument("--ids", choices=("ulid", "other"), default="ulid")
+    parser.add_argument("--ids", choices=("ulid", "other", "unknown"), default="ulid")
     parser.add_argument("--history", type=int, default=0)
+    parser.add_argument("--verbose", action="store_true", help="print each 10th round, and the steps of the last one")
     arguments = parser.parse_args()
+    steps: list[tuple[float, str]] = []
     with fresh_server() as server, tempfile.TemporaryDirectory() as folder:
         feed = Feed(redis.Redis.from_url(server.url, protocol=2), arguments.ids)
         lake = Path(folder) / "lake"
-        spark = spark_session("tampu-bench-lake", master="local[2,4]", conf={"spark.driver.memory": "1g"})
-        pipeline = Pipeline(spark, server.url, ["q"], lake)
+        log_file = Path(folder) / "spark.log"
+        conf = {"spark.driver.memory": "1g"}
+        spark = spark_session("tampu-bench-lake", master="local[2,4]", conf=conf, log_file=log_file)
+        pipeline = Pipeline(
+            spark, server.url, ["q"], lake, keep_hours=0,
+            on_step=lambda step: steps.append((time.perf_counter(), step)),
+        )  # fmt: skip
         now_ms = int(time.time() * 1000)
         for day in range(30 if arguments.history else 0):
-            feed.add(arguments.history // 30, now_ms - (day + 2) * DAY_MS)
-        seconds: list[float] = []
-        cpu: list[float] = []
-        files: list[int] = []
+            feed.add(arguments.history // 30, now_ms - day * DAY_MS)
+        figures: dict[str, list[float]] = {"seconds": [], "CPU seconds": [], "files": [], "files of tables": []}
         pipeline.run()
         for number in range(arguments.rounds):
-            feed.add(arguments.events // 2, now_ms + number * 10_000)
+            feed.add(arguments.events // 2, now_ms + number * 1_000)
+            steps.clear()
             used, started = cpu_secs(), time.perf_counter()
             pipeline.run()
-            seconds.append(time.perf_counter() - started)
-            cpu.append(cpu_secs() - used)
-            if number % ROUNDS_BETWEEN == ROUNDS_BETWEEN - 1:
-                run_upkeep(lake, keep_hours=0)
-            files.append(files_of(lake))
+            ended = time.perf_counter()
+            figures["seconds"].append(ended - started)
+            figures["CPU seconds"].append(cpu_secs() - used)
+            figures["files"].append(files_of(lake))
+            figures["files of tables"].append(live_files(lake))
+            if arguments.verbose and number % 10 == 9:
+                now = {name: round(statistics.median(values[-10:]), 2) for name, values in figures.items()}
+                print(f"round {number + 1}: {now}", flush=True)
+        if arguments.verbose:
+            times = [at for at, _ in steps] + [ended]
+            for place, (at, step) in enumerate(steps):
+                print(f"  {times[place + 1] - at:.2f} s {step}")
         pipeline.close()
         spark.stop()
-    window = min(10, len(seconds) // 2)
+    window = min(10, arguments.rounds // 2)
     early = slice(5, 5 + window)  # the first rounds also warm Java up
     late = slice(-window, None)
-    for name, values in (("seconds", seconds), ("CPU seconds", cpu), ("files", files)):
+    for name, values in figures.items():
         first, last = statistics.median(values[early]), statistics.median(values[late])
         print(f"{arguments.ids}: {name}: {first:.2f} -> {last:.2f} ({last / first:.2f} x)")
     return 0

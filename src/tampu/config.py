@@ -11,7 +11,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
 from tampu.metrics import MetricsSink, noop_sink
@@ -198,8 +198,9 @@ class ConsumerConfig(_Checked):
     #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
     #: Defaults to "<host>:<pid>:<random>".
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
-    #: Maximum number of entries per read. Defaults to 64.
-    batch: int = _number(64, low=1)
+    #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free places. Defaults
+    #: to 256.
+    batch: int = _number(256, low=1)
     #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
     max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
@@ -212,7 +213,8 @@ class ConsumerConfig(_Checked):
     max_attempts: int = _number(3, high=MAX_U32)
     #: Maximum number of outcomes written per script call, at most 1000. Defaults to 256.
     ack_batch: int = _number(256, low=1, high=MAX_ACK_BATCH)
-    #: How long an outcome waits for others to be written with it, in milliseconds. Defaults to 5.
+    #: How long an `active` event waits for others to be written with it, and an outcome while other jobs wait to be
+    #: started, in milliseconds. Without such jobs an outcome is written at once. Defaults to 5.
     ack_idle_ms: int = _number(5)
     #: How long running jobs may take to finish after a stop signal, in seconds. Defaults to 30.
     shutdown_deadline_secs: int = _number(30)
@@ -258,3 +260,43 @@ class ConsumerConfig(_Checked):
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes in addition to its own arguments."""
+
+    pool_size: int
+    overflow: Overflow
+    idempotency: Idempotency
+    dedup_ttl_secs: int
+    min_replicas: int
+    min_replicas_timeout_ms: int
+    retry_for_secs: int
+    max_payload_bytes: int
+    payload_format: PayloadFormat
+    payload_type: Any
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
+
+    batch: int
+    max_read_bytes: int
+    block_ms: int
+    ack_batch: int
+    ack_idle_ms: int
+    shutdown_deadline_secs: int
+    dlq_inflight: int
+    retry: RetryConfig
+    retry_inflight: int
+    delayed_poll_interval_ms: int
+    delayed_promote_batch: int
+    delayed_max_stream_len: int
+    delayed_lock_ttl_secs: int
+    events_max_stream_len: int
+    scheduler: SchedulerConfig
+    result_ttl_secs: int
+    metrics: MetricsSink
+    payload_type: Any
+    codec: PayloadCodec | None
+    max_block_ms: int

@@ -12,7 +12,7 @@ import pytest
 from api.process_tasks import CODEC, sealed_queue
 from cli.lab import invoke
 from support.waiting import until
-from tampu import BackoffSpec, EncryptedCodec, Job, Queue, SignedCodec, Worker
+from tampu import BackoffSpec, EncryptedCodec, FailedJob, Job, Queue, SignedCodec, Worker
 from tampu.errors import ConfigError, DecodeError, JobFailed
 from tampu.wire.envelope import decode_job, encode_envelope
 from tampu.wire.payload import encode_value, wrap_bin
@@ -222,3 +222,17 @@ async def test_the_command_line_reads_and_writes_with_the_keys(server: Server, m
             await until(lambda: server.client().xlen(queue.keys.dlq) == 2, "both have failed")
         letters = (await asyncio.to_thread(invoke, "dlq", "peek", "q", "--json")).json
         assert [letter["payload"] for letter in letters] == [{"text": SECRET}] * 2
+
+
+async def test_on_failure_gets_the_opened_arguments(server: Server) -> None:
+    failed: list[FailedJob] = []
+    async with Queue("q", url=server.url, codec=CODECS[1]) as queue:
+
+        @queue.task(attempts=1, on_failure=failed.append)
+        async def fail(text: str) -> None:
+            raise ValueError("boom")
+
+        async with Worker(queue):
+            await fail.add(SECRET)
+            await until(lambda: failed, "on_failure was called")
+    assert failed[0].arguments == {"text": SECRET}

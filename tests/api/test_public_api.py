@@ -29,6 +29,8 @@ PEOPLES_LEVEL = {
     "EncryptedCodec",
     "SignedCodec",
     "PayloadCodec",
+    "FailedJob",
+    "SoftTimeout",
     "version",
 }
 

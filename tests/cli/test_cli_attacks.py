@@ -7,6 +7,7 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from cli.lab import Done, invoke, run_program
@@ -126,7 +127,7 @@ async def test_a_line_that_is_too_long_does_not_break_the_link() -> None:
     ours, theirs = socket.socketpair()
     sender, receiver = await Link.over(ours), await Link.over(theirs)
     sender.send_line(b"x" * (LIMIT_BYTES + 10) + b"\n")
-    sender.send(Report(state="running"))
+    sender.send_line(msgspec.json.encode(Report(state="running")) + b"\n")
     async with asyncio.timeout(20):
         async for report in receiver.reports():
             assert report.state == "running"
@@ -152,5 +153,5 @@ async def test_the_health_port_closes_connections_beyond_its_limit(monkeypatch: 
 
 async def test_a_long_name_or_id_is_not_added(url: str) -> None:
     async with Queue("q", url=url) as queue:
-        with pytest.raises(ValueError, match="id must be at most 1024 bytes"):
-            await queue.add("x", 1, job_id="x" * 1025)
+        with pytest.raises(ValueError, match="id must be at most 65536 bytes"):
+            await queue.add("x", 1, job_id="x" * 65_537)

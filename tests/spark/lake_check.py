@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 #: The last instant of Spark's calendar, in ms; later times are null.
 MAX_MS = 253_402_300_799_999
 PAGE = 5_000
+#: Events that end a job.
+ENDS = ["completed", "dlq", "cancelled"]
 TEXTS = {"e": "event", "id": "job_id", "n": "name", "reason": "reason", "worker": "worker"}
 NUMBERS = {"ts": "ts", "attempt": "attempt", "created_at_ms": "created_at", "duration_us": "duration_us"}
 
@@ -58,7 +60,7 @@ def expected_jobs(events: pl.DataFrame) -> pl.DataFrame:
     """Return silver: one row per job."""
     jobs = events.filter(pl.col("job_id").is_not_null() & (pl.col("job_id") != "") & (pl.col("event") != "progress"))
     jobs = jobs.sort("entry_ms", "entry_seq")
-    is_end, failed = pl.col("event").is_in(["completed", "dlq"]), pl.col("event") == "failed"
+    is_end, failed = pl.col("event").is_in(ENDS), pl.col("event") == "failed"
     found = jobs.group_by("queue", "job_id", maintain_order=True).agg(
         name=pl.col("name").max(),
         created_at=pl.col("created_at").min(),
@@ -81,9 +83,7 @@ def expected_jobs(events: pl.DataFrame) -> pl.DataFrame:
 
 def expected_ends(events: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
     """Return one row per end of a job."""
-    ends = events.filter(
-        pl.col("event").is_in(["completed", "dlq"]) & pl.col("ts").is_not_null() & (pl.col("job_id") != "")
-    )
+    ends = events.filter(pl.col("event").is_in(ENDS) & pl.col("ts").is_not_null() & (pl.col("job_id") != ""))
     known = jobs.select(
         "queue", "job_id", "failures", "wait_ms", pl.col("name").alias("job_name"), pl.col("created_at").alias("born")
     )
@@ -107,6 +107,7 @@ def expected_slo(ends: pl.DataFrame) -> pl.DataFrame:
         jobs=pl.len().cast(pl.Int64),
         completed=done.sum().cast(pl.Int64),
         dead=(pl.col("outcome") == "dead").sum().cast(pl.Int64),
+        cancelled=(pl.col("outcome") == "cancelled").sum().cast(pl.Int64),
         first_try=pl.col("first_try").sum().cast(pl.Int64),
         **{
             f"within_{s}s": (done & (pl.col("total_ms") <= s * 1000)).fill_null(False).sum().cast(pl.Int64)
@@ -131,12 +132,14 @@ def expected_throughput(events: pl.DataFrame, ends: pl.DataFrame, jobs: pl.DataF
     return rows.group_by("queue", "name", "minute", "day").agg(
         completed=(pl.col("outcome") == "completed").sum().cast(pl.Int64),
         dead=(pl.col("outcome") == "dead").sum().cast(pl.Int64),
+        cancelled=(pl.col("outcome") == "cancelled").sum().cast(pl.Int64),
         failures=(pl.col("outcome") == "failed").sum().cast(pl.Int64),
     )
 
 
 def expected_latency(ends: pl.DataFrame) -> pl.DataFrame:
     """Return the percentiles of waits and totals; Spark interpolates between ranks as Polars does with `linear`."""
+    ends = ends.filter(pl.col("outcome") != "cancelled")
     columns = {
         f"{what}_p{p}_ms": pl.col(f"{what}_ms").quantile(p / 100, "linear")
         for what in ("wait", "total")

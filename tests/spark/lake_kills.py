@@ -123,6 +123,8 @@ def fill(filled: Filled, queue: str, first: int, jobs: int, rng: random.Random) 
             tell("dlq", job_id, at, known, attempt=3, reason="retries_exhausted")
             if rng.random() < 0.5:  # replayed a day later
                 tell("completed", job_id, at + DAY_MS, known, attempt=1, duration_us=rng.randrange(10**6))
+        elif rng.random() < 0.05:  # with the fields of a delayed job, and with those of a running one
+            tell("cancelled", job_id, at, rng.choice((None, known)), reason="by request")
         elif rng.random() < 0.95:
             tell("completed", job_id, at, known, attempt=1, duration_us=rng.randrange(10**6), worker="w")
         if number % 500 == 0:

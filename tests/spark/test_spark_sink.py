@@ -14,7 +14,10 @@ from tampu.errors import ConfigError, EncodeError, QueueFullError
 from tampu.spark.options import WriteOptions
 from tampu.spark.write.rows import JobRow, LetterRow, check_job_columns, check_letter_columns, job_rows, letter_rows
 from tampu.spark.write.sinks import JobSink, ReplaySink, RowsDifferError, TaskIdentity, Written
-from tampu.wire.payload import encode_value
+from tampu.wire.dlq import DlqEntry, encode_dlq_fields
+from tampu.wire.envelope import encode_envelope
+from tampu.wire.extras import JobExtras, encode_extras
+from tampu.wire.payload import encode_slot, encode_value
 
 TASK = TaskIdentity("query", "7", 0)
 
@@ -98,6 +101,18 @@ def test_a_run_time_makes_a_delayed_job_that_can_be_cancelled(filled: Filled) ->
     assert int(score) == later
     (index,) = filled.client.keys(filled.keys().delayed_index("*").replace("{", "\\{"))
     assert filled.client.get(index) == member
+
+
+@pytest.mark.servers
+@pytest.mark.parametrize("run_at_ms", [None, T0 + 10**12])
+def test_an_old_cancel_does_not_cancel_a_new_job(filled: Filled, run_at_ms: int | None) -> None:
+    keys = filled.keys()
+    for job_id in ("order-1", "order-2"):
+        filled.client.set(keys.cancel_mark(job_id), "r")
+    filled.client.set(keys.dedup_marker("order-2"), "1")  # added before: the cancel is of that job
+    given = [("q", JobRow(b"\x01", job_id=job_id, run_at_ms=run_at_ms)) for job_id in ("order-1", "order-2")]
+    assert write(filled, given) == Written(added=1, duplicates=1)
+    assert [filled.client.exists(keys.cancel_mark(job_id)) for job_id in ("order-1", "order-2")] == [0, 1]
 
 
 def test_a_backfill_is_spread(filled: Filled) -> None:
@@ -255,6 +270,17 @@ def test_a_letter_without_a_new_payload_keeps_its_own(filled: Filled) -> None:
     given = list(letter_rows(batch, {"entry_id": "string", "payload": "string"}, "q"))
     assert ReplaySink(options_of(filled, stream="dlq")).write(given).added == 1
     assert filled.payloads() == [{"x": 1}]
+
+
+def test_a_replayed_letter_keeps_headers_timeout_and_expiry(filled: Filled) -> None:
+    extras = JobExtras({"tenant": "acme"}, 5_000, T0 + 10**12)
+    envelope = encode_envelope("a", encode_slot({"x": 1}), T0, 3) + encode_extras(extras)
+    fields = encode_dlq_fields(DlqEntry(dlq_id="", source_id="1-1", reason="retries_exhausted", payload=envelope))
+    dlq_id = filled.xadd(filled.keys().dlq, *fields).decode()
+    letter = LetterRow(dlq_id, encode_value({"x": 2}))
+    assert ReplaySink(options_of(filled, stream="dlq")).write([("q", letter)]).added == 1
+    (job,) = filled.waiting()
+    assert (job.payload, job.extras) == ({"x": 2}, extras)
 
 
 def test_a_letter_that_cannot_be_read_stays(filled: Filled) -> None:

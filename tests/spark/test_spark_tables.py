@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable, Schema
 
 from cli.lab import invoke
+from spark.lake_check import differences
 from spark.test_spark_lake import DAY_MS, NOON, TABLES, History, fill, jobs_of, sorted_rows, ulid
 from tampu.errors import ConfigError
 from tampu.spark import read_table
@@ -22,9 +23,10 @@ from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.pipeline import DEFINED, Pipeline
 from tampu.spark.lake.rows import query, read_rows
 from tampu.spark.lake.table import TABLES as ALL_TABLES
-from tampu.spark.lake.table import Table
+from tampu.spark.lake.table import Changes, Table
+from tampu.spark.lake.touched import Touched, group_of
 from tampu.spark.lake.upgrade import upgrade
-from tampu.spark.lake.upkeep import compact, retain, vacuum
+from tampu.spark.lake.upkeep import MIN_FILES, compact, retain, vacuum
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ def test_partitions_of_any_name_are_replaced_and_not_doubled(queue: str, table: 
 
     folder = f"queue={quote(queue, safe=' ')}/day=d"
     table.commit([staged(table, folder, "one", 1)], SCHEMA, {"app": 0})
-    assert table.commit([staged(table, folder, "two", 2)], SCHEMA, {"app": 1}, replace={(queue, "d")})
+    add = staged(table, folder, "two", 2)
+    assert table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: file.partition == (queue, "d"))
     assert values_of(table) == [(2, queue, "d")]
 
 
@@ -83,12 +86,15 @@ def test_compaction_and_retention_are_not_changes(table: Table) -> None:
     opened = table.open()
     assert opened is not None
     opened.optimize.compact()
-    assert table.changed(-1, table.version()) == {("q", "d")}
-    assert table.changed(2, table.version()) == set()
+    nothing = Changes({}, {})
+    assert table.changes(-1, table.version()) == Changes(
+        {f"queue=q/day=d/f{number}.parquet": ("q", "d") for number in range(3)}, {}
+    )
+    assert table.changes(2, table.version()) == nothing
     assert table.remove(lambda file: True, "retain") == 3
-    assert table.changed(2, table.version()) == set()
+    assert table.changes(2, table.version()) == nothing
     (table.path / "_delta_log" / f"{1:020d}.json").unlink()
-    assert table.changed(0, 2) is None  # the log does not say any more
+    assert table.changes(0, 2) is None  # the log does not say any more
 
 
 def test_statistics_are_exact_or_missing(tmp_path: Path) -> None:
@@ -120,6 +126,47 @@ def test_offsets_are_kept_for_the_last_batch_only(tmp_path: Path) -> None:
     assert log.read(1) == {"q": {"id": "2-0"}}
     with pytest.raises(ConfigError, match="missing"):
         log.read(0)
+
+
+def events_file(lake: Path, folder: str, name: str, *rows: tuple[str | None, str]) -> Any:
+    table = Table(lake, "bronze/events")
+    path = table.path / folder / f"{name}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    columns = [pa.array(column, pa.string()) for column in zip(*rows, strict=True)]
+    pq.write_table(pa.table(columns, names=["job_id", "event"]), path)
+    return table.add_action(str(path))
+
+
+def test_only_files_with_jobs_of_new_events_are_touched(tmp_path: Path) -> None:
+    names = ("job_id", "event", "queue", "date")
+    fields = [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in names]
+    schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    table = Table(tmp_path, "bronze/events")
+    adds = [
+        events_file(tmp_path, "queue=q/date=d1", "new", ("m", "active"), ("x", "progress"), (None, "drained")),
+        events_file(tmp_path, "queue=q/date=d1", "same", ("a", "active"), ("m", "active"), ("z", "active")),
+        events_file(tmp_path, "queue=q/date=d1", "around", ("a", "active"), ("z", "active")),
+        events_file(tmp_path, "queue=q/date=d1", "above", ("n", "active"), ("z", "active")),
+        events_file(tmp_path, "queue=q/date=d2", "other-day", ("m", "active")),
+        events_file(tmp_path, "queue=q/date=c2", "other-ids", ("m", "active")),
+        events_file(tmp_path, "queue=q/date=h00", "no-day", ("m", "active")),
+        events_file(tmp_path, "queue=r/date=d1", "other-queue", ("m", "active")),
+    ]
+    table.commit(adds, schema, {"app": 0})
+    files = {file.path.rpartition("/")[2].removesuffix(".parquet"): file for file in table.files()}
+    touched = Touched.read(table, {("q", "d1"): [files["new"]]})
+    assert touched.jobs == {("q", "d1"): ["m"]}
+    found = touched.files(table, files.values(), mixed=())
+    assert sorted(file.path for file in found) == ["queue=q/date=d1/new.parquet", "queue=q/date=d1/same.parquet"]
+    # Where jobs of unknown age are, all partitions of IDs without a day may hold a job; days in IDs still tell it.
+    mixed = Touched.read(table, {group_of(("q", "h00"), {"q"}): [files["no-day"]]})
+    found = mixed.files(table, files.values(), {"q"})
+    assert sorted(file.path for file in found) == [
+        *("queue=q/date=c2/other-ids.parquet", "queue=q/date=h00/no-day.parquet"),
+    ]
+    # Statistics spare reading: a file that cannot hold the job may even be unreadable.
+    (table.path / files["above"].path).write_bytes(b"torn")
+    assert len(touched.files(table, files.values(), mixed=())) == 2
 
 
 # --- lakes that are not one
@@ -248,22 +295,57 @@ class TestLake:
         history = History(filled)
         pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
         opened: Any = None
-        for number in range(9):
+        for number in range(MIN_FILES + 1):
             history.completed(ulid(number, NOON), NOON)
             pipeline.run()
             opened = opened or read_table(spark, tmp_path, "silver/jobs")
-        assert opened.count() == 1  # nine rounds later it still reads what it opened
+        assert opened.count() == 1  # eight rounds later it still reads what it opened
+        for name in ("bronze/events", "silver/jobs"):
+            assert len(Table(tmp_path, name).files()) == 2, name  # the first eight were merged
         before = [sorted_rows(tmp_path, table) for table in ALL_TABLES]
         (tmp_path / "bronze/events/queue=q/date=2026-03-01/orphan.parquet").write_bytes(b"torn")
         done = compact(tmp_path)
-        assert (done.merged, done.written) == (9, 1)
+        assert (done.merged, done.written) == (4, 2)
         assert vacuum(tmp_path, keep_hours=0).deleted > 9
         assert [sorted_rows(tmp_path, table) for table in ALL_TABLES] == before
-        assert len(list((tmp_path / "bronze/events").rglob("*.parquet"))) == 1
+        assert len(list((tmp_path / "bronze/events").glob("queue=*/*/*"))) == 1
         assert pipeline.run().silver_partitions == 0  # compaction is not a change
         history.completed(ulid(10, NOON), NOON)
-        pipeline.run()
+        assert pipeline.run().silver_partitions == 1
         assert len(jobs_of(tmp_path)) == 10
+        # Old versions, and the log of how they came about, are gone too, and nothing is computed from scratch.
+        assert len(list((tmp_path / "bronze/events/_delta_log").glob("*.json"))) < 5
+        assert len(read_rows(tmp_path, "gold/slo")) == 1
+
+    def test_a_little_news_rewrites_only_the_files_of_its_jobs(
+        self, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        history = History(filled)
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        silver_table = Table(tmp_path, "silver/jobs")
+        for number in range(3):
+            history.completed(f"old-{number}", NOON)
+            history.tell("active", f"open-{number}", NOON, NOON, attempt=1)
+            pipeline.run()
+        first, second, third = sorted(silver_table.files(), key=lambda file: file.path)
+        monkeypatch.setattr(pipelines, "LARGE_FILE", 1)  # what is left of the rewritten file gets its own
+        history.tell("completed", "open-1", NOON + 90, NOON, attempt=1, duration_us=5)
+        history.completed("new", NOON)
+        pipeline.run()
+        paths = {file.path for file in silver_table.files()}
+        assert {first.path, third.path} < paths
+        assert second.path not in paths
+        assert len(paths) == 4
+        monkeypatch.setattr(pipelines, "MAX_NEW_EVENTS", 1)  # with much news the partition is computed as a whole
+        history.completed("another", NOON)
+        pipeline.run()
+        assert len(silver_table.files()) == 1
+        assert differences(filled.client, ["q"], tmp_path) == {}
+        # A kind of ID that was not there before, for a job that was.
+        filled.xadd(filled.keys().events, "e", "completed", "id", "open-2", "ts", NOON + 95, "attempt", 1)
+        pipeline.run()
+        assert jobs_of(tmp_path)["open-2"]["outcome"] == "completed"
+        assert differences(filled.client, ["q"], tmp_path) == {}
 
     def test_old_events_can_be_removed_and_their_jobs_stay(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
         history = History(filled)

@@ -79,7 +79,9 @@ QueueOption = Annotated[
 LogFormat = Annotated[str, typer.Option("--log", envvar="TAMPU_LOG", metavar="text|json", help="Log format.")]
 LogLevel = Annotated[
     str,
-    typer.Option("--log-level", envvar="TAMPU_LOG_LEVEL", metavar="LEVEL", help="debug, info, warning or error."),
+    typer.Option(
+        "--log-level", envvar="TAMPU_LOG_LEVEL", metavar="LEVEL", help="Log level: debug, info, warning or error."
+    ),
 ]
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.job_log import JobLog
     from tampu.consume.outcomes import Outcome
+    from tampu.consume.shares import Share
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
@@ -73,11 +74,15 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
+        "share",
+        "started_at_ms",
         "started_ns",
         "task",
         "when_done",
     )
 
+    #: The queue's part of the worker's places. Set when the entry may run.
+    share: Share
     #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
     started_ns: int
     task: asyncio.Task[None]
@@ -90,6 +95,8 @@ class Delivery:
         #: No attempt is left after this one, so its start is recorded on the server.
         self.is_last_attempt = False
         self.is_running = False
+        #: When the handler started, by the wall clock; 0 if no `active` event is to be sent for it (any more).
+        self.started_at_ms = 0
         #: The handler has ended; only the outcome is left to write.
         self.has_outcome = False
         #: Another worker has taken it over: it must not start here, and if it runs, its failure does not count.
@@ -119,7 +126,7 @@ class Delivery:
 
 
 class InFlight:
-    """Holds the entries in flight of one consumer. Only the event loop changes it; the lease thread reads copies."""
+    """Holds the entries in flight of one queue. Only the event loop changes it; the lease thread reads copies."""
 
     def __init__(
         self,
@@ -129,6 +136,7 @@ class InFlight:
         reject: Callable[[Outcome], None],
         decode_payload: Callable[[bytes], Any] | None,
         log: JobLog,
+        share: Share,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -139,6 +147,9 @@ class InFlight:
         self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._log = log
         self._held: dict[bytes, Delivery] = {}
+        self._share = share
+        #: Called for each dead letter that was written.
+        self.on_dead_letter: Callable[[Outcome], None] = lambda outcome: None
         #: True when the server has XACKDEL.
         self.has_xackdel = False
 
@@ -187,6 +198,7 @@ class InFlight:
         elif self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
+        delivery.share = self._share
         self._held[entry_id] = delivery
         attempts_left = max_attempts_of(job, self._config) - job.attempt
         if (earlier_deliveries or attempts_left <= 1) and self._is_over(delivery, attempts_left):
@@ -259,8 +271,18 @@ class InFlight:
         metrics, name = self._config.metrics, delivery.job.name
         if outcome.dlq_reason is not None:
             tell(metrics.dlq_routed, DlqRouted(outcome.dlq_reason, outcome.runs, name))
+            self.on_dead_letter(outcome)
         else:
             tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
+
+    def all_succeeded(self, outcomes: Sequence[Outcome]) -> None:
+        """Release the entries of successes that were written: `settled` for a whole window."""
+        release = self._held.pop
+        for outcome in outcomes:
+            delivery = outcome.delivery
+            if delivery.when_done is not None:
+                delivery.done()
+            release(delivery.entry_id, None)
 
     def lost(self, entry_ids: Sequence[bytes]) -> None:
         """Release entries whose leases are lost: drop those that wait, let running ones finish."""

@@ -54,7 +54,10 @@ def error_text(error: BaseException) -> str:
 class Outcome:
     """The end of one delivery. `extra` holds the settle script's further arguments for this kind."""
 
-    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "runs")
+    #: The dead letter, if this is one.
+    letter: DlqEntry
+
+    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "letter", "runs")
 
     def __init__(
         self, kind: OutcomeKind, delivery: Delivery, finished_at_ms: int, duration_us: int, extra: tuple[Any, ...]
@@ -74,11 +77,9 @@ def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcom
     return Outcome(_SUCCESS, delivery, finished_at_ms, duration_us, ())
 
 
-def success_with_result(
-    delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes, ttl_secs: int
-) -> Outcome:
+def success_with_result(delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes) -> Outcome:
     """Return the outcome of a job that succeeded with a result to store."""
-    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result, ttl_secs))
+    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result,))
 
 
 def retry(
@@ -155,9 +156,10 @@ def dead_letter(
         delivery,
         finished_at_ms,
         duration_us,
-        (reported, reason.as_str(), len(fields), *fields),
+        (reported, reason.as_str(), fields),
     )
     outcome.dlq_reason = reason
+    outcome.letter = entry
     outcome.runs = runs
     return outcome
 

@@ -418,7 +418,7 @@ def _server_at(url: str, folder: Path) -> int | None:
 def _make_private(folder: Path) -> None:
     """Close the folder to other users. Raises `PermissionError` if it, or a file in it, belongs to one of them.
 
-    They could have put a server.json there that names their server, or a link in place of the log.
+    They could have put a server.json there that names their own server, or a link in place of the log.
     """
     descriptor = os.open(folder.resolve(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:

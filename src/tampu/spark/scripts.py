@@ -78,7 +78,7 @@ def add_each(keys: QueueKeys, chunk: Chunk, jobs: Sequence[NewJob]) -> bytes:
     parts: list[Part] = [*chunk[1:], len(jobs), b"each"]
     for job_id, name, envelope, is_id_explicit, due_ms in jobs:
         if is_id_explicit:
-            used.append(keys.dedup_marker(job_id))
+            used += (keys.dedup_marker(job_id), keys.cancel_mark(job_id))
         if due_ms is None:
             parts += (b"i" if is_id_explicit else b"n", name, envelope)
         else:

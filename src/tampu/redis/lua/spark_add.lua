@@ -1,11 +1,12 @@
 -- Adds a chunk of jobs from Spark, once, however often its task, micro-batch or stage is run again.
 --
--- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then the keys of each job by its kind: dlid, didx
+-- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then the keys of each job by its kind: dlid, cancel
+--       mark, didx
 -- ARGV  1 number of the chunk in its partition, from 0 (-1: no marker)   2 its digest   3 TTL of markers, seconds
 --       4 maximum length of the stream   5 number of jobs
 --       6 'same': all jobs run now, under one name: 7 that name, then their envelopes
 --         'each': then per job: kind, name, envelope, and for the delayed kinds when it is due (epoch ms)
--- Kinds n: now; i: now, explicit id (key dlid); d: delayed (key didx); e: delayed, explicit id (keys dlid, didx).
+-- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed (key didx); e: delayed, explicit id (all three).
 --
 -- Reply {'ok', added, duplicates}
 --       {'done'}: this chunk was added before
@@ -70,7 +71,10 @@ local function add_each()
     local is_new = true
     if kind == 'i' or kind == 'e' then
       is_new = call('SET', KEYS[key], '1', 'NX', 'EX', seconds + tonumber(ttl))
-      key = key + 1
+      if is_new then  -- a request to cancel an earlier job of that id must not cancel this one
+        call('DEL', KEYS[key + 1])
+      end
+      key = key + 2
     end
     local index
     if due then

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError
@@ -26,20 +27,22 @@ if TYPE_CHECKING:
 
     Offsets = dict[str, Any]
 
+#: Streams that are landed.
+STREAMS = ("events", "dlq")
 #: Maximum number of entries of one batch.
 MAX_PER_BATCH = 1_000_000
 #: Name of the transactions of landing.
 LANDING = "tampu.landing"
-#: Partitions for jobs of unknown age.
-HASH_PARTITIONS = 32
+#: Partition for jobs whose ID holds no day and whose time of creation is unknown. Lakes of earlier versions have
+#: several, h00 to h31, by a hash of the ID.
+UNDATED = "h00"
 
 # Crockford's alphabet to the digits that `conv` knows in base 32.
 _ULID_MS = (
     "cast(conv(translate(substring(job_id, 1, 10), 'ABCDEFGHJKMNPQRSTVWXYZ', 'ABCDEFGHIJKLMNOPQRSTUV'), 32, 10) "
     "AS BIGINT)"
 )
-#: The partition of a job by the hash of its ID.
-BUCKET_OF_JOB = f"concat('h', lpad(cast(pmod(xxhash64(job_id), {HASH_PARTITIONS}) AS STRING), 2, '0'))"
+_DAY = re.compile(r"c?(\d{4,}-\d\d-\d\d)")
 
 
 def date_of_job(stream: str = "events") -> str:
@@ -49,7 +52,7 @@ def date_of_job(stream: str = "events") -> str:
     |---|---|
     | a ULID | the day in the ULID |
     | other | `c` and the day the job was created |
-    | other, and the time of creation is unknown (events of ChasquiMQ's workers) | `h` and a bucket, by hash |
+    | other, and the time of creation is unknown (events of ChasquiMQ's workers) | `h00` |
     | none (`drained`, undecodable entries), and progress reports | the day of the entry |
     """
     of_no_job = "job_id IS NULL" + (" OR event = 'progress'" if stream == "events" else "")
@@ -61,9 +64,25 @@ CASE
   WHEN job_id RLIKE '^[0-7][0-9A-HJKMNP-TV-Z]{{25}}$' AND {_ULID_MS} BETWEEN 946684800000 AND 4102444800000
     THEN date_format(timestamp_millis({_ULID_MS}), 'yyyy-MM-dd')
   WHEN created_at IS NOT NULL THEN concat('c', date_format(created_at, 'yyyy-MM-dd'))
-  ELSE {BUCKET_OF_JOB}
+  ELSE '{UNDATED}'
 END
 """
+
+
+def day_of(date: str) -> str | None:
+    """Return the day of a partition; None if it has none."""
+    found = _DAY.fullmatch(date)
+    return found[1] if found else None
+
+
+def is_without_day(date: str) -> bool:
+    """Return whether a partition is of jobs that were created at an unknown time."""
+    return date.startswith("h")
+
+
+def is_of_other_ids(date: str) -> bool:
+    """Return whether a partition is of jobs whose IDs hold no day."""
+    return date.startswith(("c", "h"))
 
 
 class Landing:

@@ -23,8 +23,8 @@ def lake_folder(lake: str | Path) -> Path:
     """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
     if _URI.match(str(lake)):
         raise ConfigError(
-            f"lake must be a folder of a local or mounted file system, got the URI {lake}: "
-            "object stores are not supported yet"
+            f"lake must be a folder of a local or mounted file system; got the URI {lake} "
+            "(object stores are not supported yet)"
         )
     return Path(lake).absolute()
 

@@ -19,14 +19,14 @@ _BY_MINUTE = ("queue", "name", "minute", "day")
 
 
 def ends(jobs: DataFrame) -> DataFrame:
-    """Return one row per end of a job: completed, or dead. A replayed job has several."""
+    """Return one row per end of a job: completed, dead or cancelled. A replayed job has several."""
     rows = jobs.selectExpr("queue", "job_id", "name", "created_at", "wait_ms", "failures", "inline(end_log)")
     return rows.where("ts IS NOT NULL").selectExpr(
         "queue",
         "job_id",
         "name",
         "ts AS ended_at",
-        "if(event = 'completed', 'completed', 'dead') AS outcome",
+        "replace(event, 'dlq', 'dead') AS outcome",
         "attempt",
         "reason",
         "created_at",
@@ -54,13 +54,18 @@ def throughput(ended: DataFrame, failed: DataFrame) -> DataFrame:
         *_named(
             completed="count_if(outcome = 'completed')",
             dead="count_if(outcome = 'dead')",
+            cancelled="count_if(outcome = 'cancelled')",
             failures="count_if(outcome = 'failed')",
         )
     )
 
 
 def latency(ended: DataFrame) -> DataFrame:
-    """Return how long jobs waited, ran and took in all, per minute, in milliseconds."""
+    """Return how long jobs waited, ran and took in total, per minute, in milliseconds.
+
+    Cancelled jobs do not count: their times say when they were cancelled, not how fast the workers are.
+    """
+    ended = ended.where("outcome <> 'cancelled'")
     columns = {"jobs": "count(*)"}
     for name, value in (("wait", "wait_ms"), ("run", "run_us / 1000"), ("total", "total_ms")):
         columns |= {f"{name}_p{p}_ms": f"percentile({value}, {p / 100})" for p in (50, 95, 99)}
@@ -78,6 +83,7 @@ def slo(ended: DataFrame) -> DataFrame:
         "jobs": "count(*)",
         "completed": "count_if(outcome = 'completed')",
         "dead": "count_if(outcome = 'dead')",
+        "cancelled": "count_if(outcome = 'cancelled')",
         "first_try": "count_if(is_first_try)",
     }
     for seconds in (1, 10, 60):
@@ -102,6 +108,33 @@ def undecodable(rows: DataFrame) -> DataFrame:
 def dlq_clusters(letters: DataFrame, jobs: DataFrame) -> DataFrame:
     """Return dead letters by what they have in common, and how many of them are still dead."""
     return clusters_of(letters, jobs)
+
+
+def repairs(repaired: DataFrame, ended: DataFrame) -> DataFrame:
+    """Return one row per repaired letter with the first end of its job after the repair; `pending` if there is none.
+
+    Times are compared by entry IDs and the server's clock: those of workers may differ.
+    """
+    ends_after = ended.selectExpr(
+        "queue",
+        "job_id",
+        "struct(entry_ms, entry_seq, outcome, ended_at, reason, attempt, run_us) AS end",
+    )
+    keys = ("repair", "queue", "entry_id", "job_id")
+    rows = repaired.join(ends_after, ["queue", "job_id"], "left")
+    first = rows.groupBy(*keys).agg(
+        *_named(
+            end="min(end) FILTER (WHERE end.entry_ms >= repaired_ms)",
+            **{name: f"first({name})" for name in ("cluster", "name", "is_canary", "sql", "before", "after")},
+            repaired_at="max(repaired_at)",
+        )
+    )
+    return first.selectExpr(
+        *keys,
+        *("cluster", "name", "is_canary", "sql", "before", "after", "repaired_at"),
+        "coalesce(end.outcome, 'pending') AS outcome",
+        *("end.ended_at", "end.reason", "end.attempt", "end.run_us"),
+    )
 
 
 def _named(**expressions: str) -> list[Column]:

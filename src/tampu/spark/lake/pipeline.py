@@ -7,19 +7,21 @@ bronze's, gold's days of the jobs that ended or failed on them.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial, reduce
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from deltalake.exceptions import DeltaError
 
 from tampu.errors import ConfigError
-from tampu.spark.lake import bronze, gold, silver
+from tampu.spark.lake import bronze, contracts, gold, silver, upkeep
+from tampu.spark.lake.bronze import STREAMS, day_of, is_without_day
 from tampu.spark.lake.folder import sole_writer, writable_lake
 from tampu.spark.lake.read import read_files
-from tampu.spark.lake.table import TABLES, File, Partition, Table, schema_of
+from tampu.spark.lake.rows import read_rows
+from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
+from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 
 if TYPE_CHECKING:
@@ -28,17 +30,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from tampu.spark.lake.contracts import Violation
+
     #: A queue and a day.
     QueueDay = tuple[str, str]
 
-STREAMS = ("events", "dlq")
 #: Name of the transaction that holds the version of a table's definition.
 DEFINED = "tampu.definitions"
 #: Tables that are computed from silver, in this order.
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
 #: Days are taken from the statistics of files that span at most this many; others are read.
 MAX_DAYS_OF_FILE = 7
-_DAY = re.compile(r"c?(\d{4,}-\d\d-\d\d)")
+#: Rows of silver files of at least this size, in bytes, are not mixed with those of new jobs: these change again soon.
+LARGE_FILE = 1024 * 1024
 
 
 @dataclass
@@ -50,6 +54,8 @@ class Summary:
     trimmed: dict[str, int] = field(default_factory=dict)
     silver_partitions: int = 0
     gold_partitions: int = 0
+    #: Payloads that break their contract, at this moment.
+    violations: list[Violation] = field(default_factory=list)
 
 
 class Pipeline:
@@ -63,13 +69,19 @@ class Pipeline:
         lake: str | Path,
         *,
         max_per_batch: int = bronze.MAX_PER_BATCH,
+        keep_hours: int = upkeep.DEFAULT_KEEP_HOURS,
+        rules: contracts.Contracts | None = None,
         on_step: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._spark = spark
+        self._url = url
+        self._queues = list(queues)
+        self._keep_hours = keep_hours
+        self._rules = rules
         self._lake = writable_lake(lake)
         self._tables = {name: Table(self._lake, name) for name in TABLES}
         self._landings = {
-            stream: bronze.Landing(spark, url, list(queues), self._lake, stream, max_per_batch) for stream in STREAMS
+            stream: bronze.Landing(spark, url, self._queues, self._lake, stream, max_per_batch) for stream in STREAMS
         }
         self._on_step = on_step
 
@@ -82,6 +94,9 @@ class Pipeline:
                 self._on_step(f"landing {stream}")
                 summary.landed[stream] = landing.run(partial(self._on_rows, stream))
             self._compute(state, summary)
+            summary.violations = self._check_contracts()
+            if sum(summary.landed.values()):
+                self._upkeep(state)
             self._publish(state)
             summary.trimmed = {stream: sum(counts.values()) for stream, counts in state.trimmed.items()}
             return summary
@@ -104,13 +119,32 @@ class Pipeline:
         self._on_step(f"landing {stream}: {rows:,} so far")
 
     def _compute(self, state: LakeVersion, summary: Summary, rebuild_from: str | None = None) -> None:
-        for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters"):
+        for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters", "gold/repairs"):
             if self._tables[name].transaction(DEFINED) > DEFINITIONS:
                 raise ConfigError(f"{self._tables[name].path} was computed by a newer version of tampu: upgrade tampu")
         summary.silver_partitions = self._compute_silver(state, rebuild_from)
         summary.gold_partitions = self._compute_gold()
         self._compute_undecodable(state)
         self._compute_clusters()
+        self._compute_repairs()
+
+    def _check_contracts(self) -> list[Violation]:
+        if self._rules is None:
+            return []
+        self._on_step("checking contracts")
+        found = [one for queue in self._queues for one in contracts.check_queue(self._url, queue, self._rules)[1]]
+        # An unchanged table is not written again: rounds without news leave no trace.
+        former = read_rows(self._lake, contracts.TABLE)
+        if contracts.comparable(former, self._queues) != contracts.comparable(map(asdict, found), self._queues):
+            contracts.store(self._lake, self._queues, found)
+        return found
+
+    def _upkeep(self, state: LakeVersion) -> None:
+        """Merge small files; every few rounds also delete files that no reader needs any more."""
+        upkeep.merge_small_files(self._tables)
+        if state.round % upkeep.ROUNDS_BETWEEN == upkeep.ROUNDS_BETWEEN - 1:
+            self._on_step("vacuuming")
+            upkeep.delete_old_files(self._lake, self._tables, self._keep_hours)
 
     def _publish(self, state: LakeVersion) -> None:
         self._on_step("publishing")
@@ -135,47 +169,89 @@ class Pipeline:
 
     # --- what has changed
 
-    def _pending(self, target: Table, source: Table, *, rebuild: bool = False) -> set[Partition] | None:
-        """Return the partitions of `source` that changed since `target` was computed; None if all have to be taken."""
+    def _changes(self, target: Table, source: Table, *, rebuild: bool = False) -> Changes | None:
+        """Return how `source` changed since `target` was computed; None if all of it has to be taken."""
         done = target.transaction(source.name)
         if rebuild or done < 0 or target.transaction(DEFINED) != DEFINITIONS:
             return None
-        return source.changed(done, source.version())
+        return source.changes(done, source.version())
 
     # --- silver
 
     def _compute_silver(self, state: LakeVersion, rebuild_from: str | None) -> int:
+        """Compute the jobs that new events are about; where there are many, all jobs of their partitions."""
         source, target = self._tables["bronze/events"], self._tables["silver/jobs"]
         if (version := source.version()) < 0:
             return 0
         files = source.files()
-        present = {file.partition for file in files}
-        pending = self._pending(target, source, rebuild=rebuild_from is not None)
-        # Of days that retention took away bronze has only what came late, from which their jobs cannot be computed.
-        changed = {
-            (queue, date)
-            for queue, date in (present if pending is None else pending)
-            if (day := day_of(date)) is None or day >= max(state.retained_from, rebuild_from or "")
-        }
+        mixed = {file.partition[0] for file in files if is_without_day(file.partition[1])}
+        changes = self._changes(target, source, rebuild=rebuild_from is not None)
+        changed = {file.partition for file in files} if changes is None else changes.partitions
+        # Of days that retention removed, bronze has only late events: jobs cannot be computed from those alone.
+        first_day = max(state.retained_from, rebuild_from or "")
+        changed = {part for part in changed if (day := day_of(part[1])) is None or day >= first_day}
         if not changed:
             return 0
+        marks = {f"tampu.mixed.{queue}": 1 for queue in mixed}
+        new_files = self._new_files(changed, changes, files, mixed)
+        newly_mixed = {queue for queue in mixed if target.transaction(f"tampu.mixed.{queue}") < 0}
+        # Where jobs of unknown age appear for the first time, those of other dates may have had several rows until now.
+        whole = {
+            group
+            for group in (group_of(part, mixed) for part in changed)
+            if group not in new_files or (group[0] in newly_mixed and group[1] == OTHER_IDS)
+        }
+        touched = Touched.read(source, {group: new for group, new in new_files.items() if group not in whole})
         self._on_step(f"computing {len(changed)} partitions of silver")
-        by_hash = {queue for queue, date in present if is_bucket(date)}
-        touched_by_hash = {queue for queue, date in changed if queue in by_hash and is_undated(date)}
-        # Where the creation of some jobs is unknown, events of one job may be in partitions of both kinds. Such a queue
-        # has all jobs that are not dated by their ID in buckets, which are computed from all partitions of both kinds.
-        sources = changed | {part for part in present if part[0] in touched_by_hash and is_undated(part[1])}
-        former = {file.partition for file in target.files()}
-        replaced = changed | {part for part in former if part[0] in touched_by_hash and is_undated(part[1])}
-        events = self._read(source, [file for file in files if file.partition in sources])
-        if by_hash:
-            date = f"if(queue IN ({_list(by_hash)}) AND date RLIKE '^[ch]', {bronze.BUCKET_OF_JOB}, date)"
-            events = events.withColumn("date", _expression(date))
-        frame = silver.jobs_of(events)
-        adds = target.stage(frame)
-        transactions = {source.name: version, DEFINED: DEFINITIONS}
-        target.commit(adds, schema_of(frame), transactions, replace=replaced, again=rebuild_from is not None)
+        frames = []
+        if of_whole := [file for file in files if group_of(file.partition, mixed) in whole]:
+            frames.append(silver.jobs_of(self._read(source, of_whole), mixed))
+        rewritten = touched.files(target, target.files(), mixed)
+        adds = []
+        if touched.jobs:
+            ids = self._spark.createDataFrame(touched.table())
+            events = self._read(source, touched.files(source, files, mixed))
+            frames.append(silver.jobs_of(silver.only(events, ids, mixed), mixed))
+        if rewritten:
+            rest = silver.without(self._read(target, rewritten), ids, mixed)
+            if max(file.size for file in rewritten) < LARGE_FILE:
+                frames.append(rest)
+            else:
+                adds += target.stage(rest, part="a")
+        frame = reduce(lambda one, other: one.unionByName(other), frames)
+        adds += target.stage(frame, part="b")
+        paths = {file.path for file in rewritten}
+        target.commit(
+            adds,
+            schema_of(frame),
+            {source.name: version, DEFINED: DEFINITIONS} | marks,
+            replaces=lambda file: file.path in paths or group_of(file.partition, mixed) in whole,
+            again=rebuild_from is not None,
+        )
         return len(changed)
+
+    def _new_files(
+        self, changed: set[Partition], changes: Changes | None, files: list[File], mixed: set[str]
+    ) -> dict[Partition, list[File]]:
+        """Return the new files by group of partitions, where they are few and small enough to look at single jobs."""
+        if changes is None:
+            return {}
+        present = {file.path: file for file in files}
+        found: dict[Partition, list[File]] = {}
+        unclear: set[Partition] = set()
+        for path, part in (changes.added | changes.removed).items():
+            group = group_of(part, mixed)
+            if part not in changed:
+                continue
+            if path in present:
+                found.setdefault(group, []).append(present[path])
+            else:  # compacted meanwhile, or gone
+                unclear.add(group)
+        return {
+            group: new
+            for group, new in found.items()
+            if group not in unclear and sum(file.rows for file in new) <= MAX_NEW_EVENTS
+        }
 
     # --- gold
 
@@ -222,14 +298,14 @@ class Pipeline:
         if any(self._tables[name].transaction(DEFINED) != DEFINITIONS for name in stale):
             return None
         done = min(self._tables[name].transaction(source.name) for name in stale)
-        changed = source.changed(done, source.version())
-        if changed is None:
+        changes = source.changes(done, source.version())
+        if changes is None:
             return None
         try:
             former = source.files(done)
         except DeltaError:
             return None  # the log does not go back that far any more
-        touched = [file for file in (*files, *former) if file.partition in changed]
+        touched = [*_changed_files(files, changes.added), *_changed_files(former, changes.removed)]
         if not all((source.path / file.path).exists() for file in touched):
             return None  # vacuum has removed the state that gold was computed from
         found: set[QueueDay] = set()
@@ -253,8 +329,12 @@ class Pipeline:
         if all(table.transaction(app) >= number for app, number in transactions.items()):
             return 0
         adds = table.stage(frame)
-        replaced = {file.partition for file in table.files()} if partitions is None else partitions
-        table.commit(adds, schema_of(frame), transactions, replace=replaced)
+        table.commit(
+            adds,
+            schema_of(frame),
+            transactions,
+            replaces=lambda file: partitions is None or file.partition in partitions,
+        )
         return len(adds)
 
     # --- what could not be decoded, and dead letters
@@ -270,8 +350,8 @@ class Pipeline:
         pending: set[Partition] | None = set()
         for source in sources.values():
             if source.name in transactions and target.transaction(source.name) < transactions[source.name]:
-                changed = self._pending(target, source)
-                pending = None if pending is None or changed is None else pending | changed
+                changes = self._changes(target, source)
+                pending = None if pending is None or changes is None else pending | changes.partitions
         if pending is not None:
             pending = {part for part in pending if (day_of(part[1]) or state.retained_from) >= state.retained_from}
         frames = []
@@ -298,23 +378,66 @@ class Pipeline:
         if letters_table.name not in versions:
             return
         letters = letters_table.files()
-        changed = self._pending(target, letters_table)
-        changed_jobs = self._pending(target, jobs_table) if jobs_table.name in versions else set()
+        changes = self._changes(target, letters_table)
+        changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
         queues: set[str] | None = None
-        if changed is not None and changed_jobs is not None:
-            letter_dates = {file.partition for file in letters}
-            touched = {part for part in changed_jobs if part in letter_dates or is_bucket(part[1])}
-            queues = {queue for queue, _ in changed | touched} & {file.partition[0] for file in letters}
+        if changes is not None and changed_jobs is not None:
+            queues = {queue for queue, _ in changes.partitions}
+            queues |= self._queues_with_changed_jobs(letters_table, letters, jobs_table, changed_jobs, queues)
+            queues &= {file.partition[0] for file in letters}
             if not queues:
                 target.mark(versions)
                 return
         self._on_step("grouping dead letters")
         letters = [file for file in letters if queues is None or file.partition[0] in queues]
         dates = {file.partition for file in letters}
-        jobs = [file for file in jobs_table.files() if file.partition in dates or is_bucket(file.partition[1])]
+        jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
         frame = gold.dlq_clusters(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
         replaced = None if queues is None else {(queue,) for queue in queues}
         self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+
+    def _compute_repairs(self) -> None:
+        repaired_table, ended_table = self._tables["bronze/repairs"], self._tables["gold/ends"]
+        target = self._tables["gold/repairs"]
+        if min(repaired_table.version(), ended_table.version()) < 0:
+            return
+        versions = {table.name: table.version() for table in (repaired_table, ended_table)}
+        repaired = repaired_table.files()
+        changes, changed_ends = (self._changes(target, table) for table in (repaired_table, ended_table))
+        queues: set[str] | None = None
+        if changes is not None and changed_ends is not None:
+            queues = {queue for (queue,) in changes.partitions}
+            queues |= self._queues_with_changed_jobs(repaired_table, repaired, ended_table, changed_ends, queues)
+            if not queues:
+                target.mark(versions)
+                return
+        self._on_step("joining repairs to outcomes")
+        repaired = [file for file in repaired if queues is None or file.partition[0] in queues]
+        of_queues = {file.partition[0] for file in repaired}
+        ended = [file for file in ended_table.files() if file.partition[0] in of_queues]
+        frame = gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
+        replaced = None if queues is None else {(queue,) for queue in queues}
+        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+
+    def _queues_with_changed_jobs(
+        self, table: Table, files: list[File], changed_table: Table, changes: Changes, known: set[str]
+    ) -> set[str]:
+        """Return the queues, apart from the known ones, where changed files have a job of the files of `table`."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        found: set[str] = set()
+        for queue in {partition[0] for partition in changes.partitions} - known:
+            columns = [
+                pq.ParquetFile(table.path / file.path).read(columns=["job_id"])["job_id"]
+                for file in files
+                if file.partition[0] == queue
+            ]
+            ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+            new = [changed_table.path / path for path, partition in changes.added.items() if partition[0] == queue]
+            if any(not path.exists() or holds_any(path, ids.combine_chunks()) for path in new):
+                found.add(queue)
+        return found
 
     def _read(self, table: Table, files: list[File], empty_as: str = "") -> DataFrame:
         return read_files(self._spark, table, files, empty_as)
@@ -347,26 +470,10 @@ def _counts_on(file: File, days: Collection[QueueDay]) -> bool:
     return any(queue == file.partition[0] and (known is None or day in known) for queue, day in days)
 
 
-def day_of(date: str) -> str | None:
-    """Return the day of a partition; None for a bucket."""
-    found = _DAY.fullmatch(date)
-    return found[1] if found else None
-
-
-def is_undated(date: str) -> bool:
-    """Return whether a partition is of jobs whose IDs hold no day."""
-    return date.startswith(("c", "h"))
-
-
-def is_bucket(date: str) -> bool:
-    """Return whether a partition is a bucket by hash."""
-    return date.startswith("h")
-
-
-def _expression(text: str) -> Any:
-    from pyspark.sql import functions as fn
-
-    return fn.expr(text)
+def _changed_files(files: list[File], changed: dict[str, Partition]) -> list[File]:
+    """Return the changed files; all of a partition if one of its changed files was compacted before or after."""
+    unclear = {changed[path] for path in changed.keys() - {file.path for file in files}}
+    return [file for file in files if file.path in changed or file.partition in unclear]
 
 
 def _is_in(days: Collection[QueueDay]) -> str:
@@ -374,13 +481,8 @@ def _is_in(days: Collection[QueueDay]) -> str:
     by_queue: dict[str, list[str]] = {}
     for queue, day in days:
         by_queue.setdefault(queue, []).append(day)
-    return " OR ".join(f"(queue = {_literal(q)} AND day IN ({_list(values)}))" for q, values in by_queue.items())
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"
+    return " OR ".join(f"(queue = {silver.literal(q)} AND day IN ({_list(values)}))" for q, values in by_queue.items())
 
 
 def _list(values: Iterable[str]) -> str:
-    return ", ".join(_literal(value) for value in sorted(set(values)))
+    return ", ".join(silver.literal(value) for value in sorted(set(values)))

@@ -74,6 +74,8 @@ def render(lake: Path, now: datetime) -> str:
     clusters = read_rows(lake, "gold/dlq_clusters", state)
     slo = read_rows(lake, "gold/slo", state)
     undecodable = read_rows(lake, "gold/undecodable", state)
+    repairs = read_rows(lake, "gold/repairs", state)
+    violations = read_rows(lake, "gold/violations", state)
     queues = sorted({row["queue"] for rows in (throughput, clusters, failures) for row in rows})
     backlog, forecast = backlog_of(lake, state)
     body = [
@@ -83,7 +85,7 @@ def render(lake: Path, now: datetime) -> str:
         _warning(state, undecodable),
         _tiles(slo, failures, clusters),
         "<h2>Throughput</h2>",
-        line_chart("Ended jobs per minute", "jobs/min", _sums(throughput, ("completed", "dead"))).figure(),
+        line_chart("Ended jobs per minute", "jobs/min", _sums(throughput, ("completed", "dead", "cancelled"))).figure(),
         "<h2>Latency</h2>",
         line_chart("Wait for a worker", "ms", _percentiles(latency, "wait"), log=True).figure(),
         line_chart("Run time", "ms", _percentiles(latency, "run"), log=True).figure(),
@@ -99,6 +101,8 @@ def render(lake: Path, now: datetime) -> str:
         bar_chart("Failed runs by name", _top(failures, "name", "(no name)")).figure(),
         "<h2>Dead letters</h2>",
         _clusters_table(clusters),
+        *(("<h2>Repairs</h2>", _repairs_table(repairs)) if repairs else ()),
+        *(("<h2>Contract violations</h2>", _violations_table(violations)) if violations else ()),
         "<h2>Per day</h2>",
         _slo_table(slo),
     ]
@@ -166,12 +170,15 @@ def _warning(state: LakeVersion, undecodable: list[dict[str, Any]]) -> str:
 
 
 def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> str:
-    jobs, completed, dead = (sum(row[key] for row in slo) for key in ("jobs", "completed", "dead"))
-    share = f"{completed / jobs:.2%}" if jobs else "-"
+    jobs, completed, dead, cancelled = (
+        sum(row[key] for row in slo) for key in ("jobs", "completed", "dead", "cancelled")
+    )
+    share = f"{completed / (jobs - cancelled):.2%}" if jobs > cancelled else "-"
     tiles = (
         (f"{jobs:,}", "jobs ended"),
-        (share, "completed"),
+        (share, "completed, of those not cancelled"),
         (f"{dead:,}", "dead"),
+        (f"{cancelled:,}", "cancelled"),
         (f"{sum(row['failures'] for row in failures):,}", "failed runs"),
         (f"{len({row['cluster'] for row in clusters}):,}", "clusters of dead letters"),
     )
@@ -231,6 +238,37 @@ def _clusters_table(rows: list[dict[str, Any]]) -> str:
     ]
     names = ("cluster", "queue", "name", "letters", "still dead", "reason", "error")
     head = "<tr>" + "".join(f"<th{' class=n' if name in NUMBERS else ''}>{name}</th>" for name in names) + "</tr>"
+    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+
+
+def _repairs_table(rows: list[dict[str, Any]]) -> str:
+    counts: dict[tuple[datetime, str, str, str], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        counts[row["repaired_at"], row["repair"], row["queue"], row["cluster"]][row["outcome"]] += 1
+    outcomes = ("completed", "dead", "cancelled", "pending")
+    lines = []
+    for (at, repair, queue, cluster), of_repair in sorted(counts.items(), reverse=True)[:MOST_ROWS]:
+        numbers = "".join(f'<td class="n">{of_repair[outcome]:,}</td>' for outcome in outcomes)
+        lines.append(
+            f"<tr><td>{at:%Y-%m-%d %H:%M}</td><td><code>{escape(repair)}</code></td><td>{escape(queue)}</td>"
+            f"<td><code>{escape(cluster)}</code></td>{numbers}</tr>"
+        )
+    head = "<tr><th>time</th><th>repair</th><th>queue</th><th>cluster</th>" + "".join(
+        f'<th class="n">{name}</th>' for name in outcomes
+    )
+    return f'<div class="wide"><table>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def _violations_table(rows: list[dict[str, Any]]) -> str:
+    ordered = sorted(rows, key=lambda row: (-row["jobs"], row["queue"], row["name"], row["field"]))[: MOST_ROWS * 2]
+    columns = ("queue", "stream", "name", "field", "rule", "sample", "sample_job_id")
+    lines = [
+        "<tr>"
+        + "".join(f"<td>{escape(row[column] or '')}</td>" for column in columns)
+        + f'<td class="n">{row["jobs"]:,}</td></tr>'
+        for row in ordered
+    ]
+    head = "<tr>" + "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns) + '<th class="n">jobs</th></tr>'
     return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
 
 

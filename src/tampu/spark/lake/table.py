@@ -32,7 +32,7 @@ from deltalake.transaction import (
 from tampu.errors import Error
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame
 
@@ -43,6 +43,7 @@ Partition = tuple[str, ...]
 TABLES: dict[str, tuple[str, ...]] = {
     "bronze/events": ("queue", "date"),
     "bronze/dlq": ("queue", "date"),
+    "bronze/repairs": ("queue",),
     "silver/jobs": ("queue", "date"),
     "gold/ends": ("queue", "day"),
     "gold/failures": ("queue", "day"),
@@ -51,13 +52,23 @@ TABLES: dict[str, tuple[str, ...]] = {
     "gold/slo": ("queue", "day"),
     "gold/undecodable": ("queue", "day"),
     "gold/dlq_clusters": ("queue",),
+    "gold/repairs": ("queue",),
+    "gold/violations": ("queue",),
 }
 
-#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files.
+
+def retention(hours: int) -> dict[str, str]:
+    """Return the properties of a table whose versions of the last hours can be read."""
+    kept = f"interval {hours} hours"
+    return {"delta.logRetentionDuration": kept, "delta.deletedFileRetentionDuration": kept}
+
+
+#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files. Checkpoints drop log
+#: files and names of removed files that are older than the retention, which `vacuum` sets.
 CONFIGURATION = {
     "delta.checkpointInterval": "20",
-    "delta.logRetentionDuration": "interval 2 days",
     "delta.enableExpiredLogCleanup": "true",
+    **retention(2),
 }
 #: Longer text is left out of the statistics: a shortened maximum would make readers skip rows.
 LONGEST_STATISTIC = 32
@@ -84,6 +95,19 @@ class File:
     highest: Mapping[str, Any]
     #: Column to its number of nulls.
     nulls: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Files that commits added and removed, with their partitions."""
+
+    added: dict[str, Partition]
+    removed: dict[str, Partition]
+
+    @property
+    def partitions(self) -> set[Partition]:
+        """The partitions whose rows changed."""
+        return {*self.added.values(), *self.removed.values()}
 
 
 class Table:
@@ -141,12 +165,12 @@ class Table:
             )
         return found
 
-    def changed(self, since: int, upto: int) -> set[Partition] | None:
-        """Return the partitions whose rows changed in the versions after `since`; None if the log does not say.
+    def changes(self, since: int, upto: int) -> Changes | None:
+        """Return the files of the versions after `since` whose rows are new or gone; None if the log does not say.
 
         Compaction and retention change files, but not what silver and gold are computed from.
         """
-        found: set[Partition] = set()
+        found = Changes({}, {})
         for version in range(since + 1, upto + 1):
             try:
                 lines = (self.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
@@ -158,17 +182,19 @@ class Table:
             for action in actions:
                 change = action.get("add") or action.get("remove")
                 if change and change["dataChange"]:
-                    found.add(tuple(change["partitionValues"][column] for column in self.by))
+                    side = found.added if "add" in action else found.removed
+                    side[unquote(change["path"])] = tuple(change["partitionValues"][column] for column in self.by)
         return found
 
     # --- writing
 
-    def stage(self, frame: DataFrame, *, rebalance: bool = True) -> list[AddAction]:
+    def stage(self, frame: DataFrame, *, rebalance: bool = True, part: str = "") -> list[AddAction]:
         """Write the rows as files that no commit names yet; return the actions that add them.
 
-        Files of an earlier attempt at the same version are removed first.
+        Files of an earlier attempt at the same version are removed first. If one commit is staged in several parts,
+        each has its own name.
         """
-        tag = f"v{self.version() + 1:010d}"
+        tag = f"v{self.version() + 1:010d}{part}"
         folders = "/".join("*=*" for _ in self.by)
         pattern = f"{glob.escape(str(self.path))}/{folders}/{tag}-*.parquet"
         for orphan in glob.glob(pattern):
@@ -190,6 +216,9 @@ class Table:
             )
         finally:
             conf.set("spark.sql.parquet.outputTimestampType", former)
+        # Hadoop writes a checksum next to each file, which only Hadoop reads and vacuum does not delete.
+        for checksum in glob.glob(f"{glob.escape(str(self.path))}/{folders}/.{tag}-*.crc"):
+            os.remove(checksum)
         with ThreadPoolExecutor(4) as pool:
             return list(pool.map(self.add_action, glob.glob(pattern)))
 
@@ -213,10 +242,10 @@ class Table:
         schema: Schema,
         transactions: Mapping[str, int],
         *,
-        replace: Collection[Partition] = (),
+        replaces: Callable[[File], bool] | None = None,
         again: bool = False,
     ) -> bool:
-        """Add files, and remove those of the partitions in `replace`, in one commit.
+        """Add files, and remove those for which `replaces` holds, in one commit.
 
         Returns False, and changes nothing, if these transactions have been committed before; `again` commits them
         once more.
@@ -241,7 +270,7 @@ class Table:
         known = {field.name for field in table.schema().fields}
         if new := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(new)
-        actions: list[AddAction | RemoveAction] = [*adds, *self.removes(lambda file: file.partition in replace)]
+        actions: list[AddAction | RemoveAction] = [*adds, *([] if replaces is None else self.removes(replaces))]
         # `append`, although files are removed: delta-rs takes the actions as they are.
         table.create_write_transaction(actions, "append", table.schema(), list(self.by), commit_properties=properties)
         return True
@@ -339,7 +368,7 @@ def _statistic(value: Any) -> Any:
     """Return a value as the log holds it; None if it cannot be held exactly."""
     if isinstance(value, datetime):
         instant = value if value.tzinfo else value.replace(tzinfo=UTC)
-        # Milliseconds are all that the log holds, and all that times of the lake have.
+        # The log stores milliseconds, and times in the lake have no finer resolution.
         if instant.microsecond % 1000:
             return None
         return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{instant.microsecond // 1000:03d}Z"

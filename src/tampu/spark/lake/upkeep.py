@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import shutil
+import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from deltalake import DeltaTable
 
 from tampu.errors import ConfigError
+from tampu.spark.lake.bronze import STREAMS, day_of, is_of_other_ids, is_without_day
 from tampu.spark.lake.folder import sole_writer
-from tampu.spark.lake.pipeline import STREAMS, day_of, is_bucket, is_undated
 from tampu.spark.lake.rows import published
-from tampu.spark.lake.table import TABLES, File, Table
+from tampu.spark.lake.table import TABLES, File, Table, retention
 from tampu.spark.lake.versions import NAME, LakeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 #: Files that are not part of a table any more are kept this long, in hours, for readers that opened it before.
 DEFAULT_KEEP_HOURS = 2
-#: A partition with at least this many files is compacted.
+#: A partition with at least this many small files is compacted after a round.
 MIN_FILES = 8
-#: With `--every`, upkeep runs after this many rounds that landed something.
-ROUNDS_BETWEEN = 50
+#: Files of at least this size, in bytes, are left alone by the compaction after a round: each file of silver with a job
+#: that changes is written again, so files must not grow without a limit.
+SMALL_FILE = 16 * 1024 * 1024
+#: Old files are deleted every this many rounds.
+ROUNDS_BETWEEN = 10
+#: The log of a table is shortened once this many of its files are old.
+MAX_LOG_FILES = 10
 
 
 @dataclass
@@ -42,89 +50,133 @@ class Upkeep:
 
 
 def compact(lake: Path) -> Upkeep:
-    """Merge the files of partitions that have many. Readers see the same rows, before and after."""
+    """Merge the files of each partition. Readers see the same rows, before and after."""
     with sole_writer(lake):
-        state, done = published(lake), Upkeep()
-        for name in TABLES:
-            table = Table(lake, name)
-            counts: dict[tuple[str, ...], int] = {}
-            for file in table.files():
-                counts[file.partition] = counts.get(file.partition, 0) + 1
-            for partition in sorted(part for part, count in counts.items() if count >= MIN_FILES):
-                opened = table.open()
-                assert opened is not None  # noqa: S101 - it has files
-                filters = [(column, "=", value) for column, value in zip(table.by, partition, strict=True)]
-                metrics = opened.optimize.compact(partition_filters=filters)
-                done.merged += metrics["numFilesRemoved"]
-                done.written += metrics["numFilesAdded"]
+        state, tables = published(lake), _tables(lake)
+        done = merge_small_files(tables, min_files=2, target_size=None)
         if done.merged:
             _publish(lake, state)
         return done
 
 
+def merge_small_files(
+    tables: Mapping[str, Table], *, min_files: int = MIN_FILES, target_size: int | None = SMALL_FILE
+) -> Upkeep:
+    """Merge the small files of partitions that have many. The caller holds the lock of the lake."""
+    done = Upkeep()
+    with _followed(tables):
+        for table in tables.values():
+            counts: dict[tuple[str, ...], int] = {}
+            for file in table.files():
+                if target_size is None or file.size < target_size:
+                    counts[file.partition] = counts.get(file.partition, 0) + 1
+            for partition in sorted(part for part, count in counts.items() if count >= min_files):
+                opened = table.open()
+                assert opened is not None  # noqa: S101 - it has files
+                filters = [(column, "=", value) for column, value in zip(table.by, partition, strict=True)]
+                metrics = opened.optimize.compact(partition_filters=filters, target_size=target_size)
+                done.merged += metrics["numFilesRemoved"]
+                done.written += metrics["numFilesAdded"]
+    return done
+
+
 def vacuum(lake: Path, keep_hours: int = DEFAULT_KEEP_HOURS) -> Upkeep:
     """Delete files that no version of the last `keep_hours` needs, and those that killed runs left behind."""
     with sole_writer(lake):
-        state, done = published(lake), Upkeep()
-        for name in (*TABLES, NAME):
+        state = published(lake)
+        done = Upkeep(deleted=delete_old_files(lake, _tables(lake), keep_hours))
+        _publish(lake, state)
+        return done
+
+
+def delete_old_files(lake: Path, tables: Mapping[str, Table], keep_hours: int) -> int:
+    """Delete what `vacuum` deletes; return the number of files. The caller holds the lock of the lake."""
+    deleted = 0
+    with _followed(tables):
+        for name in (*tables, NAME):
             folder = lake / name
             if not (folder / "_delta_log").is_dir():
                 continue
             shutil.rmtree(folder / "_temporary", ignore_errors=True)  # of a Spark job that was killed
-            deleted = DeltaTable(str(folder)).vacuum(
-                retention_hours=keep_hours,
-                dry_run=False,
-                enforce_retention_duration=False,
-                full=True,  # files that were staged and never committed too
-            )
-            done.deleted += len(deleted)
-        _publish(lake, state)
-        return done
+            opened = DeltaTable(str(folder))
+            for orphan in folder.rglob(".*.crc"):  # checksums of a killed Spark job, which only Hadoop reads
+                orphan.unlink()
+            # Files that were staged and never committed too. The list also names files that are gone already, and
+            # vacuum writes to the log even if there is nothing to do.
+            listed = opened.vacuum(keep_hours, enforce_retention_duration=False, full=True)
+            if count := sum((folder / path).exists() or (folder / unquote(path)).exists() for path in listed):
+                opened.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
+                deleted += count
+            _shorten_log(opened, folder / "_delta_log", keep_hours)
+    return deleted
+
+
+def _shorten_log(table: DeltaTable, log: Path, keep_hours: int) -> None:
+    """Delete log files that no version of the last `keep_hours` needs."""
+    oldest = time.time() - keep_hours * 3600
+    if sum(path.stat().st_mtime < oldest for path in log.iterdir()) < MAX_LOG_FILES:
+        return
+    if not retention(keep_hours).items() <= table.metadata().configuration.items():
+        table.alter.set_table_properties(retention(keep_hours))
+    table.create_checkpoint()
+    table.cleanup_metadata()
+
+
+@contextmanager
+def _followed(tables: Mapping[str, Table]) -> Iterator[None]:
+    """Note in the tables that were up to date that they still are, after upkeep made new versions of their sources.
+
+    Otherwise they would look for changes in log files that may have been deleted by then, and be computed from scratch.
+    """
+    before = {name: table.version() for name, table in tables.items()}
+    yield
+    after = {name: table.version() for name, table in tables.items()}
+    for target in tables.values():
+        target.mark(
+            {
+                name: after[name]
+                for name, version in before.items()
+                if 0 <= version < after[name] and target.transaction(name) == version
+            }
+        )
+
+
+def _tables(lake: Path) -> dict[str, Table]:
+    return {name: Table(lake, name) for name in TABLES}
 
 
 def retain(lake: Path, days: int, *, today: datetime | None = None) -> Upkeep:
     """Remove events and letters of jobs older than this many days from bronze. Silver and gold keep their rows.
 
-    Buckets of jobs of unknown age stay. `vacuum` deletes the files.
+    Jobs of unknown age stay, and in their queues all jobs whose IDs hold no day. `vacuum` deletes the files.
     """
     if days < 1:
-        raise ConfigError(f"bronze must be kept for at least 1 day, got {days}")
+        raise ConfigError(f"bronze must be kept for at least 1 day; got {days}")
     with sole_writer(lake):
-        state, done = published(lake), Upkeep()
+        state, done, tables = published(lake), Upkeep(), _tables(lake)
         first = ((today or datetime.now(UTC)) - timedelta(days=days)).date().isoformat()
+        events = tables["bronze/events"]
+        unread = events.changes(tables["silver/jobs"].transaction(events.name), events.version())
+        if unread is None or unread.partitions:
+            raise ConfigError("bronze has rows that silver was not computed from: run the pipeline first")
         state.retained_from = max(state.retained_from, first)
-        silver = Table(lake, "silver/jobs")
-        for stream in STREAMS:
-            table = Table(lake, f"bronze/{stream}")
-            if stream == "events":
-                unread = table.changed(silver.transaction(table.name), table.version())
-                if unread is None or unread:
-                    raise ConfigError("bronze has rows that silver was not computed from: run the pipeline first")
-            with_buckets = {file.partition[0] for file in table.files() if is_bucket(file.partition[1])}
+        with _followed(tables):
+            for stream in STREAMS:
+                table = tables[f"bronze/{stream}"]
+                mixed = {file.partition[0] for file in table.files() if is_without_day(file.partition[1])}
 
-            def is_old(file: File, with_buckets: set[str] = with_buckets) -> bool:
-                queue, date = file.partition
-                day = day_of(date)
-                return day is not None and day < first and not (queue in with_buckets and is_undated(date))
+                def is_old(file: File, mixed: set[str] = mixed) -> bool:
+                    queue, date = file.partition
+                    day = day_of(date)
+                    return day is not None and day < first and not (queue in mixed and is_of_other_ids(date))
 
-            retired = state.retired.setdefault(stream, {})
-            for file in table.files():
-                if is_old(file):
-                    retired[file.partition[0]] = retired.get(file.partition[0], 0) + file.rows
-            done.retired[stream] = table.remove(is_old, f"retain from {first}")
+                retired = state.retired.setdefault(stream, {})
+                for file in table.files():
+                    if is_old(file):
+                        retired[file.partition[0]] = retired.get(file.partition[0], 0) + file.rows
+                done.retired[stream] = table.remove(is_old, f"retain from {first}")
         _publish(lake, state)
         return done
-
-
-def run_upkeep(
-    lake: Path, keep_hours: int = DEFAULT_KEEP_HOURS, on_step: Callable[[str], None] = lambda _: None
-) -> Upkeep:
-    """Compact and vacuum."""
-    on_step("compacting")
-    done = compact(lake)
-    on_step("vacuuming")
-    done.deleted = vacuum(lake, keep_hours).deleted
-    return done
 
 
 def _publish(lake: Path, state: LakeVersion) -> None:

@@ -24,7 +24,7 @@ NAME = "lake_versions"
 #: Layout of the lake's folder. A lake with a higher number was written by a newer version of tampu.
 FORMAT = 2
 #: Version of what the columns of silver and gold mean. Tables of another version are computed again from bronze.
-DEFINITIONS = 2
+DEFINITIONS = 3
 
 
 @dataclass

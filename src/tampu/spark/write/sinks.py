@@ -304,5 +304,6 @@ def _replayed(row: LetterRow, fields: list[bytes]) -> scripts.Replayed | None:
     slot = job.payload_slot
     if row.packed is not None:
         slot = row.packed if job.payload_format == "inline" else wrap_bin(row.packed)
-    envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry)
+    # Behind it: headers, timeout and expiry.
+    envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry) + job._tail
     return scripts.Replayed(row.entry_id, envelope, letter.name if row.name is None else row.name, job.id)

@@ -32,7 +32,7 @@ NEAR_SHARE = 0.8
 #: The highest ID of an entry. A stream that holds it refuses XADD.
 MAX_ENTRY_ID = b"18446744073709551615-18446744073709551615"
 #: Kinds of keys that must have a TTL.
-EXPIRING = ("dlid", "didx", "result", "pseq")
+EXPIRING = ("dlid", "didx", "result", "pseq", "progress")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,7 @@ async def check_queue(client: Client, keys: QueueKeys, limits: Limits) -> list[F
         findings = [
             *lag(snapshot, limits),
             *await unserved(client, keys, snapshot, limits),
+            *paused_tasks(snapshot),
             *overdue(snapshot),
             *caps(snapshot),
             *groups(snapshot),
@@ -85,8 +86,9 @@ async def _wrong_types(client: Client, keys: QueueKeys) -> list[Finding]:
 def lag(one: QueueSnapshot, limits: Limits) -> list[Finding]:
     """Find jobs that have waited too long, and the reason."""
     if one.is_paused:
+        why = f" ({one.pause_reason})" if one.pause_reason else ""
         resume = f"tampu queue resume {one.queue}"
-        return [note("paused", f"paused, {plural(one.waiting, 'job')} waiting", f"run `{resume}` to continue")]
+        return [note("paused", f"paused{why}, {plural(one.waiting, 'job')} waiting", f"run `{resume}` to continue")]
     oldest = one.oldest_waiting_ms
     if oldest is None or oldest <= limits.max_age_ms:
         return []
@@ -94,6 +96,18 @@ def lag(one: QueueSnapshot, limits: Limits) -> list[Finding]:
     if not one.workers:
         return [wrong("lag", f"{found}; no worker serves this queue", "start one with `tampu worker app:queue`")]
     return [wrong("lag", found, "add workers (--processes, --concurrency) or speed up the handlers")]
+
+
+def paused_tasks(one: QueueSnapshot) -> list[Finding]:
+    """Find paused tasks."""
+    return [
+        note(
+            "paused",
+            f"task {name} is paused" + (f" ({reason})" if reason else ""),
+            f"run `tampu queue resume {one.queue} --task {name}` to continue",
+        )
+        for name, reason in sorted(one.paused_tasks.items())
+    ]
 
 
 def overdue(one: QueueSnapshot) -> list[Finding]:
