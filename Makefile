@@ -4,7 +4,7 @@
 # themselves, the packages into .venv, the test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos soak fuzz
+.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos chaos-lake soak fuzz
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -145,6 +145,9 @@ IN_TESTS := cd tests && ../$(BIN)/python
 
 chaos: setup servers ## workers and producers under faults, and the proof that nothing was lost or repeated (10 minutes)
 	@$(IN_TESTS) -m chaos --minutes $(or $(MINUTES),10) --seed $(SEED) --jobs $(JOBS) $(ARGS)
+
+chaos-lake: setup ## the data pipeline, killed at every step with 300,000 events, and compared with Polars (10 minutes)
+	@$(BIN)/python tests/spark/lake_kills.py $(ARGS)
 
 soak: setup servers ## a fleet under steady load: no growth of memory, descriptors, threads or keys (30 minutes)
 	@$(IN_TESTS) -m chaos.soak --minutes $(or $(MINUTES),30) $(ARGS)
