@@ -48,6 +48,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             target = target.removeprefix("docs/")
         elif target in PAGES:
             target = PAGES[target]
+        elif target.startswith("examples/"):
+            heading = posixpath.basename(target).replace(".", "")
+            return f"{posixpath.relpath('examples.md', posixpath.dirname(here) or '.')}#{heading}"
         else:
             return link[0]
         return posixpath.relpath(target, posixpath.dirname(here) or ".") + (link["anchor"] or "")

@@ -29,7 +29,7 @@ REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
 #: Defaults of fields that are created for each object.
 MADE = {
-    "consumer_id": "`'c-<uuid>'`",
+    "consumer_id": "`'<host>:<pid>:<random>'`",
     "holder_id": "`'p-<uuid>'`",
     "metrics": "no metrics",
     "retry": "`RetryConfig()`",

@@ -45,6 +45,8 @@ from tampu.consume.handlers import UnrecoverableError as UnrecoverableError
 from tampu.consume.handlers import Retry as Retry
 from tampu.consume.handlers import Snooze as Snooze
 from tampu.consume.handlers import Cancel as Cancel
+from tampu.errors import SoftTimeout as SoftTimeout
+from tampu.consume.on_failure import FailedJob as FailedJob
 
 # Dead letters and events
 from tampu.wire.dlq import DlqEntry as DlqEntry

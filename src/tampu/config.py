@@ -11,7 +11,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
 from tampu.metrics import MetricsSink, noop_sink
@@ -33,6 +33,8 @@ DEFAULT_EVENTS_MAX_STREAM_LEN = 100_000
 DEFAULT_LOCK_TTL_SECS = 5
 #: Maximum size of a job's envelope that a producer adds and a worker runs, in bytes.
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
+#: Size of one read that a worker aims at, in bytes.
+DEFAULT_MAX_READ_BYTES = 16_777_216
 #: Maximum number of IDs in one settle window: the limit of Lua's `unpack`, with room for other arguments.
 MAX_ACK_BATCH = 1_000
 
@@ -188,6 +190,8 @@ class ConsumerConfig(_Checked):
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
     #: Maximum number of entries per read. Defaults to 64.
     batch: int = _number(64, low=1)
+    #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
+    max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
     block_ms: int = _number(5000, low=1)
     #: An entry whose lease was not renewed for this long is taken over, in milliseconds. Defaults to 30,000.
@@ -198,7 +202,8 @@ class ConsumerConfig(_Checked):
     max_attempts: int = _number(3, high=MAX_U32)
     #: Maximum number of outcomes written per script call, at most 1000. Defaults to 256.
     ack_batch: int = _number(256, low=1, high=MAX_ACK_BATCH)
-    #: How long an outcome waits for others to be written with it, in milliseconds. Defaults to 5.
+    #: How long an `active` event waits for others to be written with it, and an outcome while other jobs wait to be
+    #: started, in milliseconds. Without such jobs an outcome is written at once. Defaults to 5.
     ack_idle_ms: int = _number(5)
     #: How long running jobs may take to finish after a stop signal, in seconds. Defaults to 30.
     shutdown_deadline_secs: int = _number(30)
@@ -241,3 +246,41 @@ class ConsumerConfig(_Checked):
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)
+
+
+class ProducerSettings(TypedDict, total=False):
+    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes in addition to its own arguments."""
+
+    pool_size: int
+    overflow: Overflow
+    idempotency: Idempotency
+    dedup_ttl_secs: int
+    min_replicas: int
+    min_replicas_timeout_ms: int
+    retry_for_secs: int
+    max_payload_bytes: int
+    payload_format: PayloadFormat
+    payload_type: Any
+
+
+class ConsumerSettings(TypedDict, total=False):
+    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
+
+    batch: int
+    block_ms: int
+    ack_batch: int
+    ack_idle_ms: int
+    shutdown_deadline_secs: int
+    dlq_inflight: int
+    retry: RetryConfig
+    retry_inflight: int
+    delayed_poll_interval_ms: int
+    delayed_promote_batch: int
+    delayed_max_stream_len: int
+    delayed_lock_ttl_secs: int
+    events_max_stream_len: int
+    scheduler: SchedulerConfig
+    result_ttl_secs: int
+    metrics: MetricsSink
+    payload_type: Any
+    max_block_ms: int

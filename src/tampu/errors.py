@@ -5,6 +5,7 @@ This module is at the bottom of the package: it imports nothing else from tampu.
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -105,3 +106,11 @@ class NotSupportedError(Error):
     """The server or the wire format does not support this call. The message says what to do instead."""
 
     code = "CMQ-009"
+
+
+class SoftTimeout(asyncio.CancelledError):
+    """Raised inside a task at its `soft_timeout`, to let it clean up before its `timeout`.
+
+    Like `asyncio.CancelledError` it passes through `except Exception` and ends task groups. A run that does not catch
+    it fails with `TimeoutError`.
+    """

@@ -12,12 +12,14 @@ print(await job.result(timeout=10))
 from __future__ import annotations
 
 import asyncio
+import difflib
+import logging
 import threading
-from dataclasses import asdict, fields
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
-from tampu.base.checks import check_delay_ms, check_int, check_job_id, invalid
+from tampu.base.checks import check_bool, check_delay_ms, check_int, check_job_id, invalid, shown
 from tampu.base.clock import wall_clock_ms
 from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, Error
@@ -27,6 +29,7 @@ from tampu.inspect.dlq_summary import summarize_letters
 from tampu.inspect.job_state import JobState, find_job
 from tampu.inspect.jobs import LISTED_STATES, list_jobs
 from tampu.inspect.life_cycle import delete_queue, drain_queue
+from tampu.inspect.pauses import pause, pause_reason, paused_tasks, resume
 from tampu.inspect.waiters import Waiters
 from tampu.inspect.workers import list_workers
 from tampu.produce.options import (
@@ -41,6 +44,7 @@ from tampu.produce.options import (
     delay_or_instant,
     repeat_pattern,
     repeatable_spec,
+    retry_over,
 )
 from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url, resolve_url
@@ -50,11 +54,13 @@ from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import decode_result, wrap_bin
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-    from datetime import timedelta
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from datetime import datetime, timedelta
     from types import TracebackType
     from typing import Unpack
 
+    from tampu.config import ProducerSettings
+    from tampu.consume.handlers import HandlerOutcome
     from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.inspect.cancel import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, ReplayCount
@@ -63,11 +69,16 @@ if TYPE_CHECKING:
     from tampu.inspect.workers import WorkerInfo
     from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
-    from tampu.task import CoroutineTask, FunctionTask, TaskMaker
+    from tampu.task import CoroutineTask, FunctionTask, OnFailure, TaskMaker
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+logger = logging.getLogger("tampu.queue")
+
+#: Names without a task that are remembered, so that each is logged once; others are not logged.
+MAX_UNKNOWN_NAMES = 1000
 
 
 class Queue:
@@ -91,6 +102,8 @@ class Queue:
         max_stream_len: Maximum length of the stream. Defaults to 1,000,000.
         max_delay_secs: Maximum delay in seconds; 0 = no limit. Defaults to 30 days.
         credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+        strict: Refuse to add a job by the name of a task that this queue does not have. By default such an add is
+            logged as a warning, once per name: the task may be defined in another program.
         **settings: Any other field of `ProducerConfig`.
 
     Raises:
@@ -107,18 +120,20 @@ class Queue:
         max_stream_len: int | None = None,
         max_delay_secs: int | None = None,
         credential_provider: Any = None,
-        **settings: Any,
+        strict: bool = False,
+        **settings: Unpack[ProducerSettings],
     ) -> None:
         self._url = resolve_url(url, redis_url, tls=tls)
         self._credential_provider = credential_provider
         #: Address and credentials of the server.
         self.connection_settings = parse_url(self._url, credential_provider=credential_provider)
         refuse_unknown_settings("Queue", settings, ProducerConfig)
-        if max_stream_len is not None:
-            settings["max_stream_len"] = max_stream_len
-        if max_delay_secs is not None:
-            settings["max_delay_secs"] = max_delay_secs
-        self._config = ProducerConfig(queue_name=name, **settings)
+        self._strict = check_bool("strict", strict)
+        self._unknown_names: set[str] = set()
+        given: dict[str, Any] = {"max_stream_len": max_stream_len, "max_delay_secs": max_delay_secs, **settings}
+        self._config = ProducerConfig(
+            queue_name=name, **{key: value for key, value in given.items() if value is not None}
+        )
         self._keys = QueueKeys(name)
         self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
         self._waiters = Waiters(self._producer.client, self._keys, self.events)
@@ -159,8 +174,10 @@ class Queue:
         if self._sync is None:
             from tampu.sync import SyncQueue  # imported here, because it derives its methods from this class
 
-            settings = {name: value for name, value in vars(self._config).items() if name != "queue_name"}
-            twin = Queue(self.name, url=self._url, credential_provider=self._credential_provider, **settings)
+            settings: Any = {name: value for name, value in vars(self._config).items() if name != "queue_name"}
+            provider = self._credential_provider
+            twin = Queue(self.name, url=self._url, credential_provider=provider, strict=self._strict, **settings)
+            twin.tasks = self.tasks
             with self._sync_guard:  # several threads may be first: all must get the same object
                 self._sync = self._sync or SyncQueue(twin, self.tasks)
         return self._sync
@@ -195,10 +212,10 @@ class Queue:
 
     @overload
     def task(  # type: ignore[overload-overlap]  # the first overload that matches is used
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
+        self, function: Callable[P, Coroutine[Any, Any, R | HandlerOutcome]], /
     ) -> CoroutineTask[P, R]: ...
     @overload
-    def task(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    def task(self, function: Callable[P, R | HandlerOutcome], /) -> FunctionTask[P, R]: ...
     @overload
     def task(
         self,
@@ -208,10 +225,12 @@ class Queue:
         attempts: int | None = None,
         backoff: Backoff | None = None,
         timeout: float | None = None,
+        soft_timeout: float | None = None,
         process: bool = False,
         retry_on: Errors | None = None,
         no_retry_on: Errors | None = None,
         retry: RetryDecision | None = None,
+        on_failure: OnFailure | None = None,
     ) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
@@ -224,10 +243,12 @@ class Queue:
             function: The function. `async def` runs on the event loop, `def` in a thread.
             **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
                 and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
-                stored with each job; `timeout`, the maximum duration of a run in seconds; `process=True` to run it in
-                a separate process, for CPU-bound work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
+                stored with each job; `timeout`, the maximum duration of a run in seconds, and `soft_timeout`, after
+                which `SoftTimeout` is raised inside it; `process=True` to run it in a separate process, for CPU-bound
+                work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
                 those that are not; or `retry`, a function of the exception and the number of the attempt that returns
-                True, False or the time to wait.
+                True, False or the time to wait; `on_failure`, a task or a function that is called with a `FailedJob`
+                once a job was dead-lettered.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.
@@ -312,11 +333,13 @@ class Queue:
 
         Args:
             name: Name of the job; the worker runs the task with this name.
-            data: Payload: any value that MessagePack can encode. For a task, a dict of its arguments.
+            data: Payload: any value that MessagePack can encode. For a task of this queue, a dict of its arguments,
+                which are checked as in `task.add`.
             delay_ms: Run it after this many milliseconds, or at a datetime.
             delay: Run it after this timedelta.
-            attempts: Maximum number of attempts. Defaults to the worker's `max_attempts`.
-            backoff: Delay between attempts: milliseconds, a `BackoffSpec` or a dict of its fields.
+            attempts: Maximum number of attempts. Defaults to the task's, then to the worker's `max_attempts`.
+            backoff: Delay between attempts: milliseconds, a `BackoffSpec` or a dict of its fields. Defaults to the
+                task's, then to the worker's `retry`.
             job_id: Explicit ID; a second add with the same ID within `dedup_ttl_secs` is ignored.
             repeat: Register a schedule with this pattern instead of adding a job.
             missed_fires: What the schedule does about fires missed while no worker was running.
@@ -325,7 +348,8 @@ class Queue:
             The job. `job.id.is_new` is False if a job with the same explicit ID was added before.
 
         Raises:
-            ConfigError: An argument is invalid.
+            ConfigError: An argument is invalid, or `strict` is set and the queue has no such task.
+            TypeError: The payload does not fit the task.
             EncodeError: The payload cannot be encoded.
             QueueFullError: The queue has reached its `max_stream_len`.
             RedisError: The server cannot be reached.
@@ -369,7 +393,8 @@ class Queue:
         error's `accepted` holds the IDs of the jobs that were added.
         """
         entries = [bulk_entry(job) for job in jobs]
-        if not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
+        # Without tasks there is nothing to check a job against: all go into one call.
+        if not self.tasks and not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
             named = [(entry.get("name") or "", entry["data"]) for entry in entries]
             ids = await self._producer.add_bulk_named(named)
             return [self._added(job_id, name, data) for job_id, (name, data) in zip(ids, named, strict=True)]
@@ -396,7 +421,7 @@ class Queue:
     ) -> Callable[[], Awaitable[Job[Any]]]:
         """Check and encode a job; the returned function sends it."""
         name = "" if name is None else name
-        packed = self._producer.encode(data)
+        packed = self._encoded(name, data)
         if repeat is not None:
             spec = repeatable_spec(name, None, repeat, missed_fires)
 
@@ -409,6 +434,9 @@ class Queue:
             raise ConfigError(MISSED_FIRES_ALONE)
         seconds, instant = delay_or_instant(delay_ms, delay)
         options = add_options(name, job_id, attempts, backoff)
+        task = self.tasks.get(name)
+        if task is not None:
+            options = replace(options, retry=retry_over(options.retry, task.add_options.retry))
 
         async def send() -> Job[Any]:
             added = await self._producer.add_packed(packed, options, delay=seconds or None, run_at=instant)
@@ -416,11 +444,39 @@ class Queue:
 
         return send
 
+    def _encoded(self, name: str, data: Any) -> bytes:
+        """Encode the payload of a job added by name. For a task of this queue, it must be the task's arguments."""
+        task = self.tasks.get(name)
+        if task is None:
+            if self.tasks:
+                self._complain_of(name)
+            return self._producer.encode(data)
+        if not isinstance(data, Mapping):
+            raise TypeError(
+                f"task {name!r}: the payload must be a dict of the task's arguments, got {shown(data)}; "
+                "nothing was sent"
+            )
+        return task.arguments.encode((), dict(data))
+
+    def _complain_of(self, name: str) -> None:
+        """Raise, or log once, that no task has this name. The task may be defined in another program."""
+        if not self._strict and name in self._unknown_names:
+            return
+        close = difflib.get_close_matches(name, self.tasks, n=1)
+        text = f"queue {self.name!r} has no task named {name!r} in this program"
+        hint = f"; did you mean {close[0]!r}?" if close else f"; its tasks are {', '.join(sorted(self.tasks)[:10])}"
+        if self._strict:
+            raise ConfigError(f"{text}{hint}")
+        if len(self._unknown_names) < MAX_UNKNOWN_NAMES:
+            self._unknown_names.add(name)
+            logger.warning("%s%s", text, hint)
+
     def _added(self, job_id: str, name: str, data: Any) -> Job[Any]:
         # Not Job(...): the payload has already been checked and encoded.
         job: Job[Any] = Job.from_wire(job_id, b"", wall_clock_ms(), 0, None, name)
         job._payload = data
-        job._context = self
+        task = self.tasks.get(name)
+        job._context = self if task is None else TaskContext(self, task)
         return job
 
     async def cancel(self, job_id: str, *, reason: str = "") -> CancelOutcome:
@@ -474,8 +530,9 @@ class Queue:
         """
         del attempts, backoff, job_id
         bounds = {"limit": limit, "start_after_ms": start_after_ms, "end_before_ms": end_before_ms}
-        spec = repeatable_spec(name, data, repeat, missed_fires, **bounds)
-        return self._added(await self._producer.upsert_repeatable(spec), name, data)
+        spec = repeatable_spec(name, None, repeat, missed_fires, **bounds)
+        key = await self._producer.register_packed(spec, self._encoded(name, data), keep_identical=False)
+        return self._added(key, name, data)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
         """Return up to `limit` schedules, next to fire first."""
@@ -498,7 +555,7 @@ class Queue:
         return [None if packed is None else decode_result(packed) for packed in results]
 
     async def get_job(self, job_id: str) -> JobState:
-        """Return the state of a job: waiting, delayed, running, done or dead, with the details of that state."""
+        """Return the state of a job: waiting, delayed, running, done, dead or cancelled, with its details."""
         return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
 
     async def jobs(
@@ -512,7 +569,7 @@ class Queue:
         """Return up to `limit` jobs that are "waiting", "running", "delayed" or "dead", oldest first.
 
         `older_than` (a timedelta or seconds) compares how long a running job has been running, how long ago a dead one
-        failed, and how long ago any other was added. A large queue is walked in steps until `limit` jobs match.
+        failed, and how long ago any other was added. A large queue is read in steps until `limit` jobs match.
         """
         if state not in LISTED_STATES:
             raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))
@@ -530,6 +587,7 @@ class Queue:
 
         Raises:
             JobFailed: The job was dead-lettered.
+            JobCancelled: The job was cancelled.
             TimeoutError: The job did not finish in time.
         """
         self._producer.ready_client()
@@ -542,7 +600,10 @@ class Queue:
     # --- dead letters
 
     async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[dict[str, Any]]:
-        """Return up to `limit` dead letters as dicts, oldest first. Filter by `ids`, `reason`, `name`, `older_than`."""
+        """Return up to `limit` dead letters as dicts, oldest first.
+
+        Filter by `ids`, `reason`, `name`, `error_type`, `match` (text in the error) and `older_than`.
+        """
         return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
 
     async def dlq_summary(self) -> list[LetterCluster]:
@@ -559,34 +620,35 @@ class Queue:
 
     # --- the whole queue
 
-    async def pause(self, *, reason: str = "", until: datetime | timedelta | float | None = None) -> None:
+    async def pause(
+        self, *, task: str | None = None, reason: str = "", until: datetime | timedelta | float | None = None
+    ) -> None:
         """Tell all workers to stop taking jobs; it takes effect within about a second. Running jobs finish.
 
-        `until` resumes the queue by itself: a datetime (naive means UTC), or a timedelta or seconds from now. Tools
-        show `reason`.
+        Args:
+            task: Pause only this task: workers put its jobs back, which uses up no attempt. Once it is resumed, they
+                run within a minute, or a quarter of the length of the pause if that is shorter.
+            reason: Shown by `tampu inspect`, `tampu doctor` and `tampu job why`.
+            until: When to resume automatically: a datetime (naive means UTC), or a timedelta or seconds from now.
         """
-        command: tuple[Any, ...] = ("SET", self._keys.paused, reason or "1")
-        if isinstance(until, datetime):
-            instant = until if until.tzinfo is not None else until.replace(tzinfo=UTC)
-            command += ("PX", max(int((instant.timestamp()) * 1000) - wall_clock_ms(), 1))
-        elif until is not None:
-            command += ("PX", max(check_delay_ms(until, "until"), 1))
-        await self._producer.ready_client().call(*command)
+        await pause(self._producer.ready_client(), self._keys, task, reason, until)
 
-    async def pause_reason(self) -> str | None:
-        """Return why the queue is paused, "" if no reason was given; None if it is not paused."""
-        value = await self._producer.ready_client().call("GET", self._keys.paused)
-        if value is None:
-            return None
-        return "" if value == b"1" else str(value.decode(errors="replace"))
+    async def pause_reason(self, *, task: str | None = None) -> str | None:
+        """Return why the queue, or this task, is paused, "" if no reason was given; None if it is not paused."""
+        return await pause_reason(self._producer.ready_client(), self._keys, task)
 
-    async def resume(self) -> bool:
-        """Tell the workers to take jobs again. Return False if the queue was not paused."""
-        return bool(await self._producer.ready_client().call("DEL", self._keys.paused))
+    async def paused_tasks(self) -> dict[str, str]:
+        """Return the names of paused tasks, each with its reason."""
+        found = await paused_tasks(self._producer.ready_client(), self._keys)
+        return {name: one.reason for name, one in found.items()}
+
+    async def resume(self, *, task: str | None = None) -> bool:
+        """Tell the workers to take jobs again, or those of this task. Return False if it was not paused."""
+        return await resume(self._producer.ready_client(), self._keys, task)
 
     async def is_paused(self) -> bool:
         """Return True while the queue is paused."""
-        return bool(await self._producer.ready_client().call("EXISTS", self._keys.paused))
+        return await self.pause_reason() is not None
 
     async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
         """Delete waiting and delayed jobs and return how many. Their explicit IDs can be added again.
@@ -598,8 +660,8 @@ class Queue:
     async def drain(self, timeout: timedelta | float | None = None) -> None:  # noqa: ASYNC109 - as in `Job.result`
         """Wait until no job is waiting, running or due. Raises `TimeoutError` after `timeout`.
 
-        Jobs that are delayed to a later time are not waited for. Stop your producers first: a queue that is filled all
-        the time never drains.
+        Does not wait for jobs that are delayed to a later time. Stop your producers first: a queue to which jobs are
+        added all the time never drains.
         """
         timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
         await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)

@@ -57,6 +57,7 @@ class SyncJob(Job[Any], Generic[R]):
 
         Raises:
             JobFailed: The job was dead-lettered.
+            JobCancelled: The job was cancelled.
             TimeoutError: The job did not finish in time.
         """
         found: R = self._run(super().result(timeout))
@@ -135,6 +136,7 @@ class SyncQueue:
     resume = blocking(Queue.resume)
     is_paused = blocking(Queue.is_paused)
     pause_reason = blocking(Queue.pause_reason)
+    paused_tasks = blocking(Queue.paused_tasks)
     purge = blocking(Queue.purge)
     drain = blocking(Queue.drain)
     delete = blocking(Queue.delete)

@@ -19,14 +19,19 @@ from tampu.wire.task_codec import Arguments, Results
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
     from datetime import datetime, timedelta
-    from typing import Unpack
+    from typing import TypeAlias, Unpack
 
+    from tampu.consume.handlers import HandlerOutcome
+    from tampu.consume.on_failure import FailedJob
     from tampu.consume.retry_rules import Errors, RetryDecision
     from tampu.produce.options import Backoff, MissedFires
     from tampu.produce.using import UsingOptions
     from tampu.queue import Queue
     from tampu.sync import SyncConfiguredTask, SyncTask
     from tampu.wire.job import JobContext
+
+    #: A task, which gets a job, or a function or coroutine function, called in the worker.
+    OnFailure: TypeAlias = "Task[[FailedJob], Any] | ConfiguredTask[[FailedJob], Any] | Callable[[FailedJob], object]"
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,10 +87,12 @@ class Task(Generic[P, R]):
         attempts: int | None = None,
         backoff: Backoff | None = None,
         timeout: float | None = None,
+        soft_timeout: float | None = None,
         process: bool = False,
         retry_on: Errors | None = None,
         no_retry_on: Errors | None = None,
         retry: RetryDecision | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
         self.queue = queue
         self.function = function = check_function(function)
@@ -94,7 +101,11 @@ class Task(Generic[P, R]):
         self.add_options = add_options(self.name, None, attempts, backoff)
         #: Maximum duration of a run, in seconds.
         self.timeout = _check_timeout(timeout)
-        #: Whether it runs in a separate process.
+        #: When `SoftTimeout` is raised in a run, in seconds after its start.
+        self.soft_timeout = _check_timeout(soft_timeout, "soft_timeout")
+        if self.timeout is not None and self.soft_timeout is not None and self.soft_timeout >= self.timeout:
+            raise invalid("soft_timeout", soft_timeout, f"less than timeout ({self.timeout:g} s)")
+        #: True if it runs in a separate process.
         self.process = check_bool("process", process)
         if process and "<locals>" in function.__qualname__:
             raise ConfigError(
@@ -103,6 +114,10 @@ class Task(Generic[P, R]):
             )
         #: Which errors are worth another attempt; None leaves it to `attempts`.
         self.rules = RetryRules.of(retry_on, no_retry_on, retry)
+        if on_failure is not None and not callable(on_failure) and not isinstance(on_failure, ConfiguredTask):
+            raise invalid("on_failure", on_failure, "a task or a function that takes a FailedJob")
+        #: Called when a job of this task was dead-lettered.
+        self.on_failure = on_failure
         self.arguments = Arguments(function, self.name)
         self.results = Results(function)
         functools.update_wrapper(self, function)
@@ -134,7 +149,7 @@ class Task(Generic[P, R]):
         return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
 
     def job(self, job_id: str) -> TaskJob[R]:
-        """Return a job of this task by its ID, to wait for its result or read its state. The server is not asked."""
+        """Return a job of this task by its ID, to wait for its result or read its state. Does not call the server."""
         return self._job(self.queue._task_job(JobId(check_job_id(job_id)), self, b""))
 
     def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
@@ -232,7 +247,7 @@ class ConfiguredTask(Generic[P, R]):
         return task._job(await task.queue._add_task(task, task.arguments.encode(args, kwargs), **self._when()))
 
     async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
-        """Add one job per item, as `Task.add_bulk`. All run at the same time; `unique` does not go with a bulk."""
+        """Add one job per item, as `Task.add_bulk`. `delay` or `at` applies to all; `unique` is not allowed."""
         task = self.task
         packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
         return [task._job(job) for job in await task.queue._add_tasks(task, packed, **self._when_bulk())]
@@ -251,7 +266,7 @@ class ConfiguredTask(Generic[P, R]):
 
     def _when_bulk(self) -> dict[str, Any]:
         if self._using.unique is not None:
-            raise ConfigError("unique goes with one job: add_bulk takes no unique")
+            raise ConfigError("unique is the ID of a single job, so add_bulk does not accept it: call add for each job")
         return self._when()
 
 
@@ -277,10 +292,10 @@ class TaskMaker(Protocol):
     # A coroutine function also matches the second overload; the first one that matches is used.
     @overload
     def __call__(  # type: ignore[overload-overlap]
-        self, function: Callable[P, Coroutine[Any, Any, R]], /
+        self, function: Callable[P, Coroutine[Any, Any, R | HandlerOutcome]], /
     ) -> CoroutineTask[P, R]: ...
     @overload
-    def __call__(self, function: Callable[P, R], /) -> FunctionTask[P, R]: ...
+    def __call__(self, function: Callable[P, R | HandlerOutcome], /) -> FunctionTask[P, R]: ...
 
 
 class TaskContext:
@@ -318,11 +333,11 @@ def check_function(function: object) -> Callable[..., Any]:
     return function
 
 
-def _check_timeout(timeout: object) -> float | None:
+def _check_timeout(timeout: object, field: str = "timeout") -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-        raise invalid("timeout", timeout, "a number of seconds above 0")
+        raise invalid(field, timeout, "a number of seconds above 0")
     return float(timeout)
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
 
+import pytest
 import pytest_asyncio
 
 from tampu import Queue
@@ -19,3 +22,11 @@ async def queue(server: Server) -> AsyncIterator[Queue]:
     """Create a queue on an empty server."""
     async with Queue("q", url=server.url) as queue:
         yield queue
+
+
+@pytest.fixture
+def process_tasks(server: Server, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Import the module with the URL in the environment, as the worker's child processes do."""
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    monkeypatch.delitem(sys.modules, "api.process_tasks", raising=False)
+    return importlib.import_module("api.process_tasks")

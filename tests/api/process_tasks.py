@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import uuid  # noqa: TC003 - needed at runtime: the annotation selects the encoding
 from typing import Any
 
-from tampu import Cancel, Queue, UnrecoverableError, current_job
+from tampu import Cancel, Queue, SoftTimeout, UnrecoverableError, current_job
 
 #: The test sets its URL in TAMPU_URL, which child processes inherit.
 queue = Queue("processes")
@@ -72,3 +73,22 @@ def raises_deep_down() -> None:
 @queue.task(process=True, attempts=1)
 async def raises_deep_down_later() -> None:
     _raise_deep_down()
+
+
+@queue.task(process=True, soft_timeout=0.2, timeout=30)
+def tidies_up() -> str:
+    try:
+        while True:
+            sum(range(1000))
+    except SoftTimeout:
+        return "tidy"
+
+
+@queue.task(process=True, soft_timeout=0.2, attempts=1)
+async def tidies_up_on_a_loop(catches: bool) -> str:
+    try:
+        await asyncio.sleep(3600)
+    except SoftTimeout:
+        if not catches:
+            raise
+    return "tidy"

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import re
 import socket
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 
 import tampu
-from tampu import AddOptions, BackoffKind, BackoffSpec, ConfigError, JobRetryOverride, NoopSink, RetryConfig
+from tampu import AddOptions, BackoffKind, BackoffSpec, ConfigError, JobRetryOverride, NoopSink, RetryConfig, config
 
 #: As documented by the original; `...` stands for a value that is created for each object.
 SEED_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -211,3 +212,17 @@ def test_errors_have_the_codes_of_the_seeds() -> None:
     assert [*codes.values()] == [f"CMQ-{number:03d}" for number in range(1, 8)]
     assert [reason.code for reason in tampu.DlqReason] == [f"CMQ-{number:03d}" for number in range(20, 26)]
     assert all(issubclass(getattr(tampu, name), tampu.Error) for name in codes)
+
+
+@pytest.mark.parametrize(
+    ("settings", "config", "owner"),
+    [
+        (config.ProducerSettings, tampu.ProducerConfig, tampu.Queue),
+        (config.ConsumerSettings, tampu.ConsumerConfig, tampu.Worker),
+    ],
+)
+def test_the_typed_settings_are_the_fields_that_are_not_arguments(settings: Any, config: Any, owner: Any) -> None:
+    arguments = inspect.signature(owner).parameters.keys() | {"queue_name"}
+    types = get_type_hints(config)
+    wanted = {name: kind for name, kind in types.items() if name not in arguments}
+    assert get_type_hints(settings) == wanted

@@ -60,7 +60,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"job_id": ""}, ValueError, "job_id"),
     ({"job_id": "  "}, ValueError, "job_id"),
     ({"job_id": 5}, ValueError, "job_id"),
-    ({"missed_fires": MissedFiresPolicy.skip()}, ValueError, "goes with repeat"),
+    ({"missed_fires": MissedFiresPolicy.skip()}, ValueError, "needs repeat"),
     ({"repeat": {"kind": "nope"}}, ValueError, "kind"),
     ({"repeat": "x"}, TypeError, "repeat"),
     ({"repeat": RepeatPattern.every(5), "missed_fires": {"kind": "xx"}}, ValueError, "missed_fires.kind"),

@@ -13,6 +13,7 @@ from support.waiting import until
 from tampu import ConfigError, Job, JobFailed, Queue, current_job
 from tampu.consume import progress
 from tampu.consume.progress import ProgressReporter
+from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ def clock() -> list[float]:
 
 @pytest.fixture
 async def reporter(queue: Queue, server: Server, clock: list[float]) -> AsyncIterator[ProgressReporter]:
-    reporter = ProgressReporter(parse_url(server.url), queue.keys, worker="w", events_kept=1000, now=lambda: clock[0])
+    client = Client(parse_url(server.url), queue.keys.tag.encode())
+    reporter = ProgressReporter(client, queue.keys, worker="w", events_kept=1000, now=lambda: clock[0])
     yield reporter
     await reporter.close()
+    await client.close()
 
 
 def running_job(reporter: ProgressReporter, job_id: str = "j", attempt: int = 0) -> Job[Any]:
@@ -172,7 +175,8 @@ async def test_progress_of_a_thread_that_outlives_its_worker_is_dropped(queue: Q
 
 def _reporter_of_a_loop_that_ended(server: Server, queue: Queue) -> ProgressReporter:
     async def make() -> ProgressReporter:
-        return ProgressReporter(parse_url(server.url), queue.keys, worker="w", events_kept=10)
+        client = Client(parse_url(server.url), queue.keys.tag.encode())
+        return ProgressReporter(client, queue.keys, worker="w", events_kept=10)
 
     return asyncio.run(make())
 
@@ -223,3 +227,63 @@ async def test_invalid_progress_of_a_handler_fails_its_job(queue: Queue, server:
         await until(lambda: told(server, queue) == [("0.5", "from a thread")], "it is sent")
         with pytest.raises(JobFailed, match="fraction must be a number from 0 to 1"):
             await (await queue.add("", 5)).result(20)
+
+
+async def test_the_state_of_a_running_job_shows_its_progress(queue: Queue) -> None:
+    ends = asyncio.Event()
+
+    @queue.task(attempts=2, backoff=1)
+    async def resize(fraction: float) -> None:
+        job = current_job()
+        if job.attempt == 0:
+            job.progress(fraction, "step 2 of 5")
+            await ends.wait()
+            ends.clear()
+            raise ValueError
+        await ends.wait()
+
+    async def progress_of(job: Job[Any]) -> tuple[str, float | None, str | None]:
+        state = await queue.get_job(job.id)
+        return state.state, state.progress, state.progress_note
+
+    async def is_shown() -> bool:
+        return await progress_of(job) == ("running", 0.4, "step 2 of 5")
+
+    async def is_retried() -> bool:
+        # The progress of the first attempt is not that of the second.
+        return await progress_of(job) == ("running", None, None) and (await queue.get_job(job.id)).attempt == 1
+
+    for settings in ({}, {"events_enabled": False}):
+        async with working(queue, **settings):
+            job = await resize.add(0.4)
+            await until(is_shown, "the progress is shown")
+            ends.set()
+            await until(is_retried, "the second attempt runs")
+            ends.set()
+            await job.result(20)
+            ends.clear()
+
+
+@pytest.mark.parametrize("stored", ["", "0", "0 much note", "1 0.5 of another attempt", b"\xff\xff"])
+async def test_a_progress_that_cannot_be_read_is_none(queue: Queue, server: Server, stored: Any) -> None:
+    ends = asyncio.Event()
+
+    @queue.task
+    async def resize() -> None:
+        await ends.wait()
+
+    async with working(queue):
+        job = await resize.add()
+        server.client().set(queue.keys.progress(job.id), stored)
+
+        async def is_running() -> bool:
+            return (await queue.get_job(job.id)).state == "running"
+
+        await until(is_running, "it runs")
+        assert (await queue.get_job(job.id)).progress is None
+        ends.set()
+
+
+async def test_the_key_of_a_progress_expires(reporter: ProgressReporter, queue: Queue, server: Server) -> None:
+    running_job(reporter).progress(1.0, "done")
+    await until(lambda: server.client().ttl(queue.keys.progress("j")) > 3500, "the key expires in an hour")

@@ -26,6 +26,8 @@ PEOPLES_LEVEL = {
     "WorkerInfo",
     "Handler",
     "current_job",
+    "FailedJob",
+    "SoftTimeout",
     "version",
 }
 

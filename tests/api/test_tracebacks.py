@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from api.workers import working
-from tampu import JobFailed
+from tampu import JobFailed, Queue
 
 if TYPE_CHECKING:
     from servers.process import Server
-    from tampu import Queue
 
 
 async def traceback_of(queue: Queue) -> list[str]:
@@ -65,7 +64,8 @@ async def test_traceback_of_an_error_inside_tampu_is_complete(queue: Queue) -> N
     @queue.task(attempts=1)
     async def work(number: int) -> None: ...
 
-    await queue.add("work", {"number": "none"})
+    async with Queue("q", url=queue.url) as other:  # which does not know the task
+        await other.add("work", {"number": "none"})
     async with working(queue):
         job = await work.add(1)
         await job.result(20)

@@ -59,7 +59,7 @@ async def test_a_bulk_shares_the_options(queue: Queue, seen: QueueView) -> None:
     jobs = await mail.using(headers={"a": "b"}, delay=60).add_bulk([1, 2, 3])
     assert sorted(seen.delayed_ids()) == sorted(job.id for job in jobs)
     assert [job.headers for job in seen.delayed_jobs()] == [{"a": "b"}] * 3
-    with pytest.raises(ConfigError, match="unique goes with one job"):
+    with pytest.raises(ConfigError, match="unique is the ID of a single job"):
         await mail.using(unique="a").add_bulk([1])
 
 
@@ -215,7 +215,7 @@ async def test_a_function_decides_about_retries(queue: Queue, seen: QueueView) -
 
 def test_rules_that_contradict_each_other_are_refused() -> None:
     queue = Queue("q")
-    with pytest.raises(ConfigError, match="either retry or retry_on"):
+    with pytest.raises(ConfigError, match="either retry, or retry_on"):
         queue.task(retry=lambda error, attempt: True, retry_on=ValueError)(lambda: None)
     with pytest.raises(ConfigError, match="retry_on must be an exception class or a tuple of them"):
         queue.task(retry_on=("ValueError",))(lambda: None)  # type: ignore[arg-type]

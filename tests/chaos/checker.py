@@ -11,7 +11,7 @@
 | `schedule`   | a schedule fired once per due time                                                                   |
 | `unique`     | an explicit id was added once                                                                        |
 | `result`     | a finished job's result is stored                                                                    |
-| `cancelled`  | a job whose cancellation was confirmed did not start                                                 |
+| `cancelled`  | a cancelled job did not start; nor did one whose cancel was requested, from two seconds later on     |
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ DEATHS_PER_MOMENT = 25
 #: Deaths after which a job that never fails is a dead letter, and deaths beyond its attempts: `consume/inflight.py`.
 MAX_DEATHS = 6
 LONE_DEATHS = 3
+
+#: How long a worker may take to learn of a requested cancel, in seconds: two are promised, and the machine is busy.
+CANCEL_SECS = 4.0
 
 #: Faults after which a job of the process may start again: it died, or its lease ran out.
 EXCUSES = frozenset({"death", "stop", "partition", "stalled", "fds", "failover"})
@@ -129,7 +132,7 @@ class _Judge:
     def _finished(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
         token, history = asked.token, self._history
         is_done = any(run.outcome == "ok" for run in runs) or token in history.dead or token in history.left
-        if is_done:
+        if is_done or token in history.cancels:
             return
         if runs and asked.answer != "ok" and any(self._fails_over(run) for run in runs):
             return  # the add was not confirmed: it may be lost with the master that had it
@@ -299,8 +302,18 @@ class _Judge:
     def cancellations(self) -> Iterator[Violation]:
         for token, at in self._history.cancelled.items():
             for run in self._history.runs.get(token, ()):
-                if run.start > at:
+                if run.start > at and not self._is_disturbed(at, run, self._causes["*"]):
                     yield Violation("cancelled", token, f"{_shown(run)}, after its cancellation was confirmed")
+        for token, at in self._history.requested.items():
+            for run in self._history.runs.get(token, ()):
+                outages = [*self._outages[run.process], *self._outages["*"]]
+                if run.start > at + CANCEL_SECS * 1e9 and not self._is_disturbed(at, run, outages):
+                    yield Violation("cancelled", token, f"{_shown(run)}, long after its cancel was requested")
+
+    def _is_disturbed(self, cancelled_at: float, run: Run, faults: list[Fault]) -> bool:
+        """A failover may lose a cancel, and a worker that cannot ask the server does not learn of one."""
+        since = cancelled_at - RECONNECT_SECS * 1e9
+        return any(fault.begin <= run.start and fault.end >= since for fault in faults)
 
 
 def _shown(run: Run) -> str:

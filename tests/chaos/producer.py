@@ -25,6 +25,8 @@ from tampu.errors import OutcomeUnknownError, QueueFullError, RedisError
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from tampu import Job
+
 #: What a plain job does, and how often out of a thousand.
 COMMON = [("ok", 880), ("result", 20), ("nap", 80), ("fail:1", 10), ("fail:2", 5), ("never", 3), ("give-up", 2)]
 #: Handlers that misbehave, one after the other, each with the task that runs it.
@@ -48,6 +50,8 @@ RARE = [
 WINDOW_JOBS = 256
 #: A job with an explicit id is added this often.
 UNIQUE_SECS = 0.2
+#: A job is added and cancelled this often.
+CANCEL_SECS = 0.1
 #: How long a job takes that is added again and again, so that every fault finds some in flight.
 LONG_MS = 1500
 
@@ -64,7 +68,7 @@ class Producer:
         self.stopping = threading.Event()
         self._numbers = 0
         self._next_rare = time.monotonic() + self.plan["rare_secs"]
-        self._next_long = self._next_unique = time.monotonic()
+        self._next_long = self._next_unique = self._next_cancel = time.monotonic()
         self._rare = self.random.randrange(len(RARE))
         wanted = plan["rare"]
         self._rare_kinds = [one for one in RARE if wanted is None or one[0].partition(":")[0] in wanted]
@@ -92,6 +96,9 @@ class Producer:
                 if time.monotonic() >= self._next_unique:
                     self._next_unique = time.monotonic() + UNIQUE_SECS
                     await self.add_unique(queue)
+                if time.monotonic() >= self._next_cancel:
+                    self._next_cancel = time.monotonic() + CANCEL_SECS
+                    await self.add_and_cancel(queue)
                 if time.monotonic() >= self._next_rare and self._rare_kinds:
                     self._next_rare = time.monotonic() + self.plan["rare_secs"]
                     self._rare += 1
@@ -149,6 +156,26 @@ class Producer:
         token, job_id = self.token(), f"u{int(time.monotonic())}-{self.random.randrange(3)}"
         self.records.write("ask", 3, "ok", job_id, token)
         await self.answered([token], lambda: queue.add_unique("work", {"token": token, "do": "ok"}, job_id=job_id))
+
+    async def add_and_cancel(self, queue: Queue) -> None:
+        """Cancel a job that is delayed, waits for a retry, waits or runs."""
+        token, do = self.token(), self.random.choice(("ok", "nap:1000", "nap:3000", "never"))
+        delay_ms = self.random.choice((None, 50, 3000))
+        self.records.write("ask", 3, do, "-", token)
+        added: list[Job[Any]] = []
+
+        async def add() -> Any:
+            added.append(await queue.add("work", {"token": token, "do": do}, delay_ms=delay_ms))
+            return added[0]
+
+        await self.answered([token], add)
+        await asyncio.sleep(self.random.choice((0, 0.05, 0.2)))
+        for job in added:
+            self.records.write("cancel", token)
+            with contextlib.suppress(RedisError):
+                outcome = await queue.cancel(job.id, reason="chaos")
+                if outcome in ("cancelled", "requested"):
+                    self.records.write(outcome, token)
 
     async def add_rare(self, queue: Queue, do: str, task: str) -> None:
         token, attempts = self.token(), 3

@@ -10,7 +10,9 @@ Times are nanoseconds of the monotonic clock, which all processes of a machine s
 | `T known TOKEN`                                 | a producer: the id had been added before                          |
 | `T refused TOKEN...`                            | a producer: the error says that nothing was added                 |
 | `T unknown TOKEN...`                            | a producer: the error says that it cannot be told                 |
-| `T cancelled TOKEN`                             | a producer: the cancellation was confirmed                        |
+| `T cancel TOKEN`                                | a producer before it cancels a job                                |
+| `T cancelled TOKEN`                             | a producer: the job is cancelled                                  |
+| `T requested TOKEN`                             | a producer: the job's worker will drop or cancel it               |
 | `T start TOKEN ATTEMPT`                         | a handler, first thing                                            |
 | `T end TOKEN ATTEMPT ok` or `fail`              | a handler, last thing                                             |
 | `T stalled MS`                                  | a worker that noticed it had not run for that long                |
@@ -129,7 +131,10 @@ class History:
     dead: dict[str, list[DeadLetter]] = field(default_factory=lambda: defaultdict(list))
     results: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    #: When each cancelled job was asked to be, when that was confirmed, and when it was passed on to its worker.
+    cancels: dict[str, float] = field(default_factory=dict)
     cancelled: dict[str, float] = field(default_factory=dict)
+    requested: dict[str, float] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
     deaths: dict[str, float] = field(default_factory=dict)
     schedules: list[Schedule] = field(default_factory=list)
@@ -171,8 +176,12 @@ class History:
                 for token in tokens:
                     asked = self.asked[token]
                     asked.answer, asked.answered_at = kind, at
+            case "cancel", [token]:
+                self.cancels[token] = at
             case "cancelled", [token]:
                 self.cancelled[token] = at
+            case "requested", [token]:
+                self.requested[token] = at
             case "stalled", [ms]:
                 self.faults.append(Fault("stalled", process, at - float(ms) * 1e6, at))
             case "fault", [name, target, begin, end]:

@@ -93,6 +93,9 @@ class Report:
     reruns: int = 0
     dead_letters: int = 0
     fires: int = 0
+    #: Jobs that were cancelled at once, and those whose worker was asked to.
+    cancelled: int = 0
+    requested: int = 0
     hits: dict[str, Hits] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
     #: Processes that ended as they should not have.
@@ -115,7 +118,7 @@ class Report:
         yield (
             f"{setup.topology}, seed {setup.seed}: {self.confirmed:,} jobs confirmed, {self.runs:,} runs of which "
             f"{self.reruns:,} after a cause, {self.dead_letters:,} dead letters, {self.fires:,} fires, "
-            f"{self.seconds:.0f} s"
+            f"{self.cancelled:,} cancels and {self.requested:,} requests, {self.seconds:.0f} s"
         )
         yield f"  {'fault':15} {'injected':>8} {'hit':>6} {'jobs in flight':>15}"
         for kind, hits in sorted(self.hits.items()):
@@ -198,6 +201,7 @@ def judge(report: Report, history: History) -> None:
     )
     report.dead_letters = sum(len(letters) for letters in history.dead.values())
     report.fires = sum("@" in token for token in history.runs)
+    report.cancelled, report.requested = len(history.cancelled), len(history.requested)
     for violation in report.violations[:3]:
         report.stories += [f"  the story of {violation.token}:"]
         report.stories += [f"    {line}" for line in story(history, violation.token)]

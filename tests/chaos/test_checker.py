@@ -113,7 +113,23 @@ SOUND: dict[str, dict[str, str]] = {
     "the same id twice": {"p": "1 ask 3 ok u a; 2 ok a", "q": "1 ask 3 ok u b; 2 known b", "w": ONCE},
     "a schedule": {"run": "9 schedule s 500 1000 2000", "w": f"{FIRED}; 2 start s@1500 0; 2 end s@1500 0 ok"},
     "a stored result": {"p": "1 ask 3 result - a; 2 ok a", "w": ONCE, "run": "9 result a a"},
-    "cancelled before it ran": {"p": "1 ask 3 ok - a; 2 unknown a; 3 cancelled a"},
+    "cancelled before it ran": {"p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 cancelled a"},
+    "cancelled while it ran": {
+        "p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 requested a", "w": "2 start a 0; 4 end a 0 fail"
+    },
+    "run just before its worker learnt of the cancel": {
+        "p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 requested a", "w": "4 start a 0; 5 end a 0 ok"
+    },
+    "run by a worker that could not learn of the cancel": {
+        "p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 requested a",
+        "w": "9 start a 0; 10 end a 0 ok",
+        "injector": "9 fault blackhole w 2 8",
+    },
+    "cancelled, and the cancel was not replicated": {
+        "p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 cancelled a",
+        "w": "9 start a 0; 10 end a 0 ok",
+        "injector": "8 fault failover * 3.5 8",
+    },
 }  # fmt: skip
 
 BROKEN: dict[str, tuple[str, dict[str, str]]] = {
@@ -227,6 +243,10 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "a result that is not there": ("result", {"p": "1 ask 3 result - a; 2 ok a", "w": ONCE}),
     "the result of another job": ("result", {"p": "1 ask 3 result - a; 2 ok a", "w": ONCE, "run": "9 result a b"}),
     "run after its cancellation": ("cancelled", {"p": "1 ask 3 ok - a; 2 ok a; 2.5 cancelled a", "w": ONCE}),
+    "run long after its cancel was requested": (
+        "cancelled",
+        {"p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 requested a", "w": "9 start a 0; 10 end a 0 ok"},
+    ),
 }  # fmt: skip
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cli.lab import invoke
 from cli.shop import QUEUE, Filled
-from tampu import Queue
+from support.queues import QueueView
+from tampu import JobRetryOverride, Queue
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from servers.process import Server
 
 
@@ -49,10 +53,61 @@ def test_add_takes_a_delay_an_id_and_attempts(url: str) -> None:
     assert delayed["state"] == "delayed"
 
 
+APP = """
+from tampu import Queue, Worker
+
+queue = Queue("mails")
+
+
+@queue.task(attempts=7)
+async def welcome(to: str) -> None: ...
+
+
+worker = Worker(queue)
+"""
+
+
+@pytest.fixture
+def app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str) -> str:
+    (tmp_path / "mail_app.py").write_text(APP)
+    monkeypatch.setenv("TAMPU_URL", url)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mail_app", raising=False)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return "mail_app:queue"
+
+
+def test_add_with_an_app_checks_the_job_and_uses_the_tasks_options(app: str, server: Server) -> None:
+    done = invoke("add", "mails", "welcome", '{"to": "ada"}', "--delay", "1h", "--app", app)
+    assert done.code == 0
+    [job] = QueueView(server, "mails").delayed_jobs()
+    assert job.retry == JobRetryOverride(7)
+    assert invoke("add", "mails", "welcome", '{"to": "ada"}', "--app", "mail_app:worker").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("mails", "welcome", '{"too": "ada"}'), "missing a required argument: 'to'"),
+        (("mails", "welcome", '{"to": 5}'), "Expected `str`, got `int`"),
+        (("mails", "welcome", "[1]"), "must be a dict of the task's arguments, got [1]"),
+        (("mails", "welcom"), "no task named 'welcom' in this program; did you mean 'welcome'?"),
+        (("mail", "welcome"), "mail_app:queue has no queue 'mail'; it has mails"),
+    ],
+)
+def test_add_with_an_app_refuses_what_the_app_would_refuse(
+    app: str, url: str, arguments: tuple[str, ...], complaint: str
+) -> None:
+    done = invoke("add", *arguments, "--app", app)
+    assert done.code != 0
+    assert complaint in done.complaint
+    assert invoke("queue", "list", "--json").json == []
+
+
 def test_add_waits_for_a_result_up_to_the_given_time(url: str) -> None:
     done = invoke("add", "emails", "x", "{}", "--wait", "100ms")
     assert done.code == 1
-    assert "is a worker running" in done.complaint
+    assert "within 0.1 s: it is waiting, and no worker serves queue 'emails'" in done.complaint
 
 
 @pytest.mark.parametrize(
@@ -104,7 +159,7 @@ def test_cancel_takes_a_filter_instead_of_ids(shop: Filled) -> None:
     for wrong in ((), (shop.waiting, "--state", "waiting")):
         done = invoke("cancel", QUEUE, *wrong, "--yes")
         assert done.code == 2
-        assert "either job IDs, or a filter" in done.complaint
+        assert "either job IDs or a filter" in done.complaint
 
 
 # --- nothing is destroyed without confirmation
@@ -172,6 +227,12 @@ def test_peek_shows_the_error_of_a_dead_letter(shop: Filled) -> None:
         (("--reason", "malformed"), 0),
         (("--name", "pay"), 2),
         (("--name", "pack"), 0),
+        (("--error-type", "RuntimeError"), 1),
+        (("--error-type", "Runtime"), 0),
+        (("--match", "service unavailable"), 1),
+        (("--match", "no card"), 1),
+        (("--match", "UnrecoverableError: no"), 1),
+        (("--match", "teapot"), 0),
         (("--older-than", "1h"), 0),
         (("--older-than", "0s"), 2),
         (("--id", "DEAD"), 1),
@@ -189,6 +250,17 @@ def test_dead_letters_can_be_selected(shop: Filled, url: str, options: tuple[str
     assert invoke("dlq", "replay", QUEUE, *options, "--dry-run", "--json").json["matched"] == count
     assert invoke("dlq", "remove", QUEUE, *options, "--yes", "--json").json["removed"] == count
     assert len(peek(url)) == 2 - count
+
+
+def test_the_number_of_dead_letters_is_of_those_that_match(shop: Filled, server: Server) -> None:
+    invoke("dlq", "replay", QUEUE, "--yes")
+    for number in range(5):
+        fields = {"d": b"?", "n": f"n{number % 2}", "reason": "unrecoverable", "error_type": "E", "error": "x"}
+        server.client().xadd(f"{{chasqui:{QUEUE}}}:dlq", fields)
+    some = invoke("dlq", "peek", QUEUE, "--name", "n0", "--limit", "2")
+    assert "showing 2 of 3 matching dead letters; raise --limit" in some.err
+    assert "showing 2 of 5 dead letters" in invoke("dlq", "peek", QUEUE, "--limit", "2").err
+    assert "no matching dead letters" in invoke("dlq", "peek", QUEUE, "--name", "n7").err
 
 
 def test_replay_moves_dead_letters_back(shop: Filled, url: str) -> None:
@@ -231,9 +303,29 @@ def test_an_unknown_reason_is_refused(shop: Filled) -> None:
 # --- the whole queue
 
 
+def test_a_paused_task_is_shown_with_its_reason_everywhere(shop: Filled) -> None:
+    said = invoke("queue", "pause", QUEUE, "--task", "pack", "--reason", "bank is down").out
+    assert said == f"paused task pack of {QUEUE}; run `tampu queue resume {QUEUE} --task pack` to continue\n"
+    assert invoke("inspect", QUEUE, "--json").json["paused_tasks"] == {"pack": "bank is down"}
+    assert "task pack paused: bank is down" in invoke("inspect", QUEUE).out
+    assert " paused" in invoke("inspect").out
+    assert "task pack is paused (bank is down)" in invoke("doctor", QUEUE).out
+    assert "task pack is paused: bank is down" in invoke("job", "why", shop.delayed).out
+    assert invoke("queue", "resume", QUEUE, "--task", "pack").out == f"resumed task pack of {QUEUE}\n"
+    assert invoke("queue", "resume", QUEUE, "--task", "pack").out == f"task pack of {QUEUE} was not paused\n"
+    assert invoke("inspect", QUEUE, "--json").json["paused_tasks"] == {}
+
+
+def test_the_reason_of_a_paused_queue_is_shown_everywhere(shop: Filled) -> None:
+    invoke("queue", "pause", QUEUE, "--reason", "bank is down")
+    assert "paused: bank is down" in invoke("inspect", QUEUE).out
+    assert "paused (bank is down), 1 job waiting" in invoke("doctor", QUEUE).out
+    assert "the queue is paused: bank is down" in invoke("job", "why", shop.waiting).out
+
+
 def test_pause_and_resume(shop: Filled) -> None:
     paused = invoke("queue", "pause", QUEUE, "--reason", "bank is down", "--for", "15m", "--json").json
-    assert paused == {"queue": QUEUE, "is_paused": True, "reason": "bank is down", "for_secs": 900.0}
+    assert paused == {"queue": QUEUE, "task": None, "is_paused": True, "reason": "bank is down", "for_secs": 900.0}
     assert invoke("queue", "resume", QUEUE).out == f"resumed {QUEUE}\n"
     assert invoke("queue", "resume", QUEUE, "--json").json["was_paused"] is False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -87,8 +88,29 @@ def test_health_follows_the_server(
         # A handler that blocks the event loop is one.
         add("block", secs=60)
         until_written(app, "started", times=4)
+        eventually(lambda: health(base)[1]["processes"][0]["blocked"], "the block is shown before the limit is reached")
         eventually(lambda: health(base)[0] == 503, "a blocked worker is unhealthy")
+        [problem] = health(base)[1]["problems"]
+        blocked = (
+            r"worker-1: job block \S+ has blocked the event loop for \d+\.\d s at app\.py:\d+ in block \(limit 2 s\)"
+        )
+        assert re.fullmatch(blocked, problem)
+        worker.until_logged("has blocked the event loop for 5.")
         worker.signal(signal.SIGTERM)
+
+
+def test_a_suspended_process_is_reported_as_such(app: Path, url: str) -> None:
+    with worker_program(app, "app:worker", "--health-port", "0", "--health-silence", "1s") as worker:
+        base = endpoint(worker)
+        eventually(lambda: health(base)[0] == 200, "it is healthy")
+        [child] = worker.children()
+        os.kill(child, signal.SIGSTOP)
+        try:
+            eventually(lambda: "the process has not reported for" in str(health(base)), "it is reported")
+            assert health(base)[0] == 503
+        finally:
+            os.kill(child, signal.SIGCONT)
+        eventually(lambda: health(base)[0] == 200, "it is healthy again")
 
 
 def test_health_is_503_before_the_first_answer_and_while_draining(

@@ -22,6 +22,7 @@ def test_all_queues_are_found_and_counted(shop: Filled) -> None:
     done = invoke("inspect")
     assert done.code == 0
     header, row = done.out.splitlines()
+    assert done.err == "completed, failed: runs per second over the last 1 min\n"
     assert header.split()[:3] == ["queue", "waiting", "oldest"]
     assert row.split()[:2] == [QUEUE, "1"]
     assert "\x1b" not in done.out  # no colours behind a pipe
@@ -84,7 +85,7 @@ def test_a_queue_with_an_unusable_name_is_reported(server: Server, url: str) -> 
     server.client().xadd(b"{chasqui:caf\xe9}:stream", {"d": "x"})
     done = invoke("inspect", "--json")
     assert done.code == 0
-    assert done.json == {"queues": [], "unusable": [{"$base64": "Y2Fm6Q=="}], "breaches": []}
+    assert done.json == {"queues": [], "unusable": [{"$base64": "Y2Fm6Q=="}], "faults": {}, "breaches": []}
     assert "caf\\xe9" in invoke("inspect").err
 
 

@@ -304,7 +304,7 @@ def test_nothing_is_overwritten(here: Path) -> None:
         done = invoke("new", name)
         assert done.code == 1
         assert done.complaint == (
-            f"tampu: {name} exists already and nothing is overwritten: choose another name, or remove it"
+            f"tampu: {name} already exists, and nothing is overwritten; choose another name or remove it"
         )
     assert sorted(path.name for path in here.rglob("*")) == ["file", "notes.txt", "shop"]
 
@@ -352,7 +352,7 @@ def test_a_name_that_cannot_be_one_is_refused(here: Path, name: str, why: str) -
 def test_one_kind_of_project_at_a_time(here: Path) -> None:
     done = invoke("new", "shop", "--fastapi", "--django")
     assert done.code == 2
-    assert done.complaint == "tampu: --fastapi and --django exclude each other: choose one"
+    assert done.complaint == "tampu: --fastapi and --django cannot be combined; choose one"
 
 
 def test_the_templates_are_in_the_package(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,17 +17,19 @@ import redis
 from cli.lab import invoke, run_program, start, worker_program
 from servers.liveness import is_alive
 from servers.process import eventually
-from tampu import Queue
+from tampu import ConsumerConfig, Queue
 from tampu.cli.commands.worker.child import build_worker
 from tampu.cli.commands.worker.protocol import WorkerPlan
 from tampu.cli.commands.worker.reload import python_files
+from tampu.cli.commands.worker.supervisor import DRAIN_GRACE_SECS
 from tampu.cli.errors import UsageError, exit_code_of, line_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from servers.process import Server
+
+PROJECT = Path(__file__).parents[2]
 
 #: An app as users write it. Its tasks write to a file, so that the test can see what they did.
 APP = """
@@ -172,7 +176,22 @@ def test_a_second_signal_abandons_running_jobs(app: Path) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 1
         worker.until_logged("abandoned the running jobs; other workers will retry them after 30 s")
+        assert re.search(r"abandoned sleep \w{26} on attempt 1", worker.log)
         assert not any(is_alive(pid) for pid in children)
+
+
+def test_everything_ends_before_the_documented_time_of_the_process_manager() -> None:
+    """The supervisor kills its processes before systemd, Compose or Kubernetes kill the supervisor."""
+    pages = [PROJECT / "docs" / "how-to" / "deploy-and-shutdown.md"]
+    pages += [
+        path
+        for path in (PROJECT / "src" / "tampu" / "cli" / "commands" / "new" / "templates").rglob("*")
+        if path.suffix in (".yaml", ".service")
+    ]
+    pattern = r"(?:TimeoutStopSec=|terminationGracePeriodSeconds: |stop_grace_period: )(\d+)"
+    found = [int(secs) for page in pages for secs in re.findall(pattern, page.read_text())]
+    assert len(found) >= 6
+    assert min(found) > ConsumerConfig().shutdown_deadline_secs + DRAIN_GRACE_SECS
 
 
 def test_jobs_that_exceed_the_shutdown_deadline_are_an_error(app: Path) -> None:
@@ -182,6 +201,8 @@ def test_jobs_that_exceed_the_shutdown_deadline_are_an_error(app: Path) -> None:
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 1
         worker.until_logged("did not end in time")
+        worker.until_logged("was abandoned at shutdown on attempt 1; another worker will run it again")
+        assert "failed" not in worker.log
 
 
 def test_a_killed_child_is_restarted(app: Path) -> None:
@@ -337,7 +358,7 @@ def test_a_promoter_without_a_server_ends_with_one_line() -> None:
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [
-        ("app", 2, "'app' names only a module; add an attribute: app:NAME; the module has app:queue, app:other"),
+        ("empty", 2, "'empty' names only a module; add an attribute: empty:NAME; the module has empty:bare"),
         ("app:", 2, "names only a module"),
         (":queue", 2, "is not of the form module:attribute, such as app:queue"),
         ("", 2, "is not of the form module:attribute"),
@@ -379,6 +400,30 @@ def test_a_wrong_target_is_explained_in_one_line(
     assert said in line_of(caught.value)
     assert "\n" not in line_of(caught.value)
     assert exit_code_of(caught.value) == code
+
+
+def test_a_module_stands_for_all_its_queues(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "from tampu import Queue\nfirst, second, bare = Queue('first'), Queue('second'), Queue('bare')\nagain = first\n"
+    )
+    tasks = "@first.task\ndef one(): ...\n@second.task\ndef two(): ...\n"
+    (app / "shop.py").write_text(text + tasks)
+    _forget(monkeypatch, app, "shop")
+    assert build_worker(WorkerPlan(targets=["shop"])).name == "first,second"
+
+
+@pytest.mark.parametrize("option", ["--weights", "--reserve", "--limit"])
+@pytest.mark.parametrize("given", ["emails", "emails=", "=3", "emails=x", "emails=-1", "emails=1,"])
+def test_a_share_that_is_no_number_is_refused(option: str, given: str) -> None:
+    done = invoke("worker", "app:queue", option, given)
+    assert done.code == 2
+    assert f"{option} takes queue names and numbers such as critical=6,bulk=1" in done.err
+
+
+def test_shares_reach_the_worker(app: Path) -> None:
+    done = run_program("worker", "app", "--weights", "nosuch=2", cwd=app)
+    assert done.code == 2
+    assert "weights names 'nosuch', but the worker serves no such queue" in done.err
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> None:

@@ -70,7 +70,7 @@ async def test_workers_need_none_of_the_restricted_commands(managed: Any) -> Non
 def test_doctor_says_what_the_page_shows(managed: Any) -> None:
     done = run_program("doctor", "--url", managed.url.replace("redis://", "redis://app:secret@"))
     assert done.code == 3, done.err
-    shown = re.search(r"What `doctor` prints.*?```\n(.*?)```", PAGE, re.DOTALL)
+    shown = re.search(r"`tampu doctor` prints.*?```\n(.*?)```", PAGE, re.DOTALL)
     assert shown is not None
     said = " ".join(done.out.split())
     for line in shown[1].splitlines():

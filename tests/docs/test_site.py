@@ -48,6 +48,11 @@ def test_the_diagram_names_files_that_exist() -> None:
     assert [path for path in named if not (PROJECT / "src" / "tampu" / path).exists()] == []
 
 
+def test_make_docs_fails_on_warnings_such_as_broken_links() -> None:
+    [options] = re.findall(r"mkdocs build((?: --\w+)*)", (PROJECT / "Makefile").read_text())
+    assert options.split() == ["--strict"]  # with --quiet, warnings are not counted
+
+
 def test_pages_request_nothing_from_other_hosts() -> None:
     pictures = [path.read_text() for path in DOCS.rglob("*.svg")]
     assert pictures

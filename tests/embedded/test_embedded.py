@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,7 +26,6 @@ from tampu.errors import ConfigError, RedisError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Program:
@@ -83,14 +86,16 @@ def test_it_answers_at_its_url_and_at_its_unix_socket() -> None:
             client.set("a", 1)
             assert client.info("server")["process_id"] == server.pid
         assert server.unix_socket
+        assert server.url == f"unix://{server.unix_socket}"
         with redis.Redis(unix_socket_path=server.unix_socket) as client:
             assert client.get("a") == b"1"
 
 
-def test_it_listens_on_the_loopback_only(server: EmbeddedServer) -> None:
-    with connect(server) as client:
-        assert client.config_get("bind") == {"bind": "127.0.0.1"}
-        assert client.config_get("protected-mode") == {"protected-mode": "yes"}
+def test_it_listens_on_no_port() -> None:
+    with EmbeddedServer() as server, connect(server) as client:
+        assert server.port == 0
+        assert client.config_get("port") == {"port": "0"}
+        assert client.info("server")["tcp_port"] == 0
 
 
 def test_only_this_user_can_open_the_unix_socket() -> None:
@@ -100,16 +105,86 @@ def test_only_this_user_can_open_the_unix_socket() -> None:
         assert server.data_dir.stat().st_mode & 0o077 == 0
 
 
+def test_other_users_can_read_none_of_its_files(data_dir: Path) -> None:
+    data_dir.mkdir(mode=0o755)
+    with EmbeddedServer(data_dir) as server, connect(server) as client:
+        client.set("secret", "payload")
+        client.execute_command("BGREWRITEAOF")
+        files = [path for path in data_dir.rglob("*") if not path.is_symlink()]
+        assert {"server.json", "valkey.log", "appendonlydir"} <= {path.name for path in files}
+        assert [path.name for path in [data_dir, *files] if path.stat().st_mode & 0o077] == []
+
+
+def test_a_folder_of_another_user_is_refused(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir.mkdir()
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(ConfigError, match="it belongs to another user"):
+        EmbeddedServer(data_dir).start()
+
+
+@pytest.mark.parametrize("name", ["server.json", "valkey.log", "appendonlydir"])
+def test_a_file_of_another_user_is_refused(data_dir: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another user who could write to the folder may have prepared it."""
+    data_dir.mkdir()
+    (data_dir / name).touch()
+    entry = SimpleNamespace(name=name, stat=lambda **_: SimpleNamespace(st_uid=os.geteuid() + 1))
+    scandir = os.scandir
+    # Only root could really give a file to another user. The check is the only caller with a descriptor.
+    monkeypatch.setattr(
+        os, "scandir", lambda path: contextlib.nullcontext([entry]) if isinstance(path, int) else scandir(path)
+    )
+    with pytest.raises(ConfigError, match=f"'{name}' in it belongs to another user"):
+        EmbeddedServer(data_dir).start()
+
+
+@pytest.mark.parametrize("name", ["valkey.log", "users.lock", "server.lock", "server.json.new"])
+def test_a_link_in_place_of_a_file_is_not_followed(data_dir: Path, tmp_path: Path, name: str) -> None:
+    data_dir.mkdir()
+    target = tmp_path / "target"
+    (data_dir / name).symlink_to(target)
+    with contextlib.suppress(ConfigError, RedisError, OSError), EmbeddedServer(data_dir):
+        pass
+    assert not target.exists()
+
+
 def test_a_folder_can_have_any_name(tmp_path: Path) -> None:
     with EmbeddedServer(tmp_path / 'a "folder" for Zoë') as server, connect(server) as client:
         client.set("a", 1)
         assert server.is_running
 
 
-def test_there_is_no_unix_socket_if_its_path_is_too_long(tmp_path: Path) -> None:
-    with EmbeddedServer(tmp_path / ("long" * 30)) as server, connect(server) as client:
+@pytest.fixture
+def long_path(tmp_path: Path) -> Path:
+    return tmp_path / ("long" * 30)
+
+
+def test_with_a_path_too_long_for_a_socket_it_has_a_port_and_a_password(long_path: Path) -> None:
+    with EmbeddedServer(long_path) as server, connect(server) as client:
         assert server.unix_socket is None
         assert client.ping()
+        assert client.config_get("bind") == {"bind": "127.0.0.1"}
+        assert client.config_get("protected-mode") == {"protected-mode": "yes"}
+        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
+            stranger.flushall()
+
+
+def test_the_password_is_in_no_command_line_and_in_no_file_of_others(long_path: Path) -> None:
+    with EmbeddedServer(long_path) as server:
+        assert server.password
+        for pid in (server.pid, server._keeper):
+            assert server.password not in Path(f"/proc/{pid}/cmdline").read_text()
+        holders = [path for path in long_path.iterdir() if path.is_file() and server.password in path.read_text()]
+        assert {path.name for path in holders} == {"server.json", "valkey.conf"}
+        assert [path.name for path in holders if path.stat().st_mode & 0o077] == []
+
+
+def test_processes_share_a_server_with_a_password(long_path: Path) -> None:
+    with EmbeddedServer(long_path) as server:
+        program = user_of(long_path)
+        assert int(program.ask("server.pid")) == server.pid
+        assert program.ask("redis.Redis.from_url(server.url).ping()") == "True"
+        program.end()
 
 
 def test_without_a_folder_nothing_is_left_behind() -> None:
@@ -149,12 +224,13 @@ def test_a_server_that_is_not_started_raises_an_error() -> None:
             look()
 
 
-def test_another_port_is_used_if_the_first_is_taken(server: EmbeddedServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = iter([server._port, server._port, embedded._free_port()])
-    monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
-    with EmbeddedServer() as other, connect(other) as client:
-        assert other.url != server.url
-        assert client.ping()
+def test_another_port_is_used_if_the_first_is_taken(long_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EmbeddedServer(long_path) as server:
+        ports = iter([server.port, server.port, embedded._free_port()])
+        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+        with EmbeddedServer(long_path.with_name("l" * 100)) as other, connect(other) as client:
+            assert other.url != server.url
+            assert client.ping()
 
 
 def test_the_thread_that_started_it_can_end() -> None:
@@ -311,13 +387,13 @@ def test_a_server_whose_keeper_was_killed_is_not_started_twice(data_dir: Path) -
         os.kill(server.pid, signal.SIGTERM)
 
 
-def test_a_stale_state_file_is_ignored(data_dir: Path) -> None:
-    data_dir.mkdir()
-    with EmbeddedServer() as stranger:
-        (data_dir / "server.json").write_text(f'{{"port": {stranger._port}, "pid": {stranger.pid}}}')
-        with EmbeddedServer(data_dir) as server:
+def test_a_stale_state_file_is_ignored(long_path: Path) -> None:
+    long_path.mkdir()
+    with EmbeddedServer(long_path.with_name("l" * 100)) as stranger:
+        shutil.copy(stranger.data_dir / "server.json", long_path)
+        with EmbeddedServer(long_path) as server:
             assert server.pid != stranger.pid
-            assert server.data_dir == data_dir
+            assert server.data_dir == long_path
 
 
 def test_a_forked_child_that_stops_its_copy_does_not_stop_the_server(data_dir: Path) -> None:

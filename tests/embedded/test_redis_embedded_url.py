@@ -153,6 +153,12 @@ async def test_locating_an_embedded_server_starts_it() -> None:
         assert await pipe.call("PING") == b"PONG"
 
 
+async def test_a_folder_with_a_path_too_long_for_a_socket_works(tmp_path: Path) -> None:
+    async with open_client(f"embedded://{tmp_path}/{'long' * 30}") as pipe:
+        assert await pipe.call("PING") == b"PONG"
+        assert b"user=default" in await pipe.call("CLIENT", "INFO")
+
+
 async def test_a_folder_that_cannot_be_used_is_a_config_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="cannot use the folder"):

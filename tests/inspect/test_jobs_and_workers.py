@@ -13,7 +13,8 @@ from consume.workers import fleet_in
 from support.queues import QueueView
 from support.waiting import until
 from tampu import ConfigError, Queue
-from tampu.wire.heartbeat import KEPT_MS, Heartbeat, RunningJob, decode_heartbeat
+from tampu.inspect.snapshot import is_alive, take_snapshot
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, Heartbeat, RunningJob, decode_heartbeat
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -135,3 +136,35 @@ def test_a_heartbeat_of_a_later_version_is_understood() -> None:
 @pytest.mark.parametrize("packed", [b"", b"\xc0", b"\x91\x01", b"\x98" + b"\xc0" * 8, b"\xff" * 40])
 def test_bytes_that_are_not_a_heartbeat_are_ignored(packed: bytes) -> None:
     assert decode_heartbeat(packed) is None
+
+
+@pytest.mark.parametrize(
+    ("heartbeat_ttl_ms", "idle_ms", "alive"),
+    [
+        (KEPT_MS - 1, 3_600_000, True),
+        (KEPT_MS - ALIVE_MS, 0, True),
+        (KEPT_MS - ALIVE_MS - 1, 0, False),
+        (-2, 29_999, True),
+        (-2, 30_000, False),
+    ],
+)
+def test_a_worker_is_counted_for_five_seconds_after_its_heartbeat(
+    heartbeat_ttl_ms: int, idle_ms: int, alive: bool
+) -> None:
+    assert is_alive(heartbeat_ttl_ms, idle_ms) is alive
+
+
+async def test_a_snapshot_counts_the_workers_by_their_heartbeats(queue: Queue, server: Server) -> None:
+    client = server.client()
+    client.xgroup_create(queue.keys.stream, "default", mkstream=True)
+    for name, left_ms in (("alive", KEPT_MS), ("dead", KEPT_MS - ALIVE_MS - 1000), ("foreign", None)):
+        client.xgroup_createconsumer(queue.keys.stream, "default", name)
+        if left_ms is not None:
+            client.set(queue.keys.heartbeat("default", name), b"x", px=left_ms)
+    snapshot = await take_snapshot(queue.producer.ready_client(), queue.keys)
+    assert snapshot.workers == 2
+    assert [(one.name, one.is_alive) for one in snapshot.groups[0].consumers] == [
+        ("alive", True),
+        ("dead", False),
+        ("foreign", True),
+    ]

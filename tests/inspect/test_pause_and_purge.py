@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,8 +12,8 @@ import pytest
 from api.workers import working
 from support.queues import QueueView
 from support.waiting import until
-from tampu import Queue, RepeatPattern
-from tampu.consume import reader
+from tampu import Queue, RepeatPattern, current_job
+from tampu.consume import consumer, paused_tasks, reader
 from tampu.inspect import purge
 from tampu.redis.calls import PURGE
 
@@ -76,6 +77,76 @@ async def test_running_jobs_finish_when_the_queue_is_paused(
         await until(lambda: _are_paused(server, caplog, 1), "the worker has paused")
         go_on.set()
         assert await job.result(20) == "done"
+
+
+async def test_jobs_of_a_paused_task_wait_while_others_run(
+    queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tampu.worker")
+    monkeypatch.setattr(consumer, "LOOK_SECS", 0.02)
+    monkeypatch.setattr(paused_tasks, "FIRST_DELAY_MS", 40)
+    attempts: list[int] = []
+
+    @queue.task
+    async def charge() -> str:
+        attempts.append(current_job().attempt)
+        return "charged"
+
+    @queue.task
+    async def mail() -> str:
+        return "sent"
+
+    await queue.pause(task="charge", reason="bank is down")
+    assert await queue.paused_tasks() == {"charge": "bank is down"}
+    assert (await queue.pause_reason(task="charge"), await queue.pause_reason(task="mail")) == ("bank is down", None)
+    assert not await queue.is_paused()
+    view = QueueView(server, "q")
+    async with working(queue):
+        job = await charge.add()
+        assert await (await mail.add()).result(20) == "sent"
+        await until(lambda: view.events(job.id)[-1:] and len(view.events(job.id)) >= 4, "it is put back twice")
+        assert {event["e"] for event in view.events(job.id)} == {"retry-scheduled", "waiting"}
+        assert await queue.resume(task="charge") is True
+        assert await job.result(20) == "charged"
+    assert await queue.resume(task="charge") is False
+    assert attempts == [0]
+    assert 'queue "q": task charge paused: bank is down' in caplog.messages
+    assert 'queue "q": task charge resumed' in caplog.messages
+
+
+async def test_the_pause_of_a_task_ends_by_itself(
+    queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "LOOK_SECS", 0.02)
+    monkeypatch.setattr(paused_tasks, "FIRST_DELAY_MS", 40)
+
+    @queue.task
+    async def charge() -> str:
+        return "charged"
+
+    await queue.pause(task="charge", until=timedelta(milliseconds=200))
+    await queue.pause(task="old", until=datetime(2020, 1, 1, tzinfo=UTC))
+    assert await queue.pause_reason(task="charge") == ""
+    async with working(queue):
+        assert await (await charge.add()).result(20) == "charged"
+    assert await queue.paused_tasks() == {}
+    await queue.pause(task="mail", until=3600)
+    assert list(server.client().hgetall(queue.keys.paused_tasks)) == [b"mail"]  # pauses that are over are removed
+
+
+def test_jobs_of_a_long_pause_are_put_back_for_longer() -> None:
+    paused = paused_tasks.PausedTasks("q", random_below=lambda below: 0)
+
+    def delay_ms(paused_for_ms: int) -> int:
+        paused.learn([b"charge", b"1000 0 why"], 1000 + paused_for_ms)
+        return paused.delay_ms("charge")
+
+    assert [delay_ms(ms) for ms in (0, 3000, 20_000, 3_600_000)] == [1000, 1000, 5000, 60_000]
+    spread = paused_tasks.PausedTasks("q", random_below=lambda below: below - 1)
+    spread.learn([b"charge", b"1000 0 why"], 21_000)
+    assert spread.delay_ms("charge") == 5000 - 1249
+    paused.learn([b"charge", b"1000 5000 why", b"bad", b"?", b"worse", b"1 \xff x"], 5000)
+    assert paused.pauses == {}
 
 
 async def test_purge_deletes_waiting_jobs_and_keeps_running_ones(queue: Queue, server: Server) -> None:

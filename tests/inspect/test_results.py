@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from api.workers import working
 from support.proxy import Proxy
 from support.waiting import until
-from tampu import Consumer, ConsumerConfig, Job, JobFailed, Queue, ShutdownError, UnrecoverableError
+from tampu import Consumer, ConsumerConfig, Job, JobFailed, Queue, RetryConfig, ShutdownError, UnrecoverableError
 from tampu.inspect import waiters
 
 if TYPE_CHECKING:
@@ -234,10 +235,38 @@ async def test_a_result_that_is_not_messagepack_is_returned_as_bytes(queue: Queu
 # --- timeouts and errors
 
 
-async def test_a_timeout_error_suggests_a_cause(queue: Queue, server: Server, no_idle_time: None) -> None:
+async def test_a_timeout_error_says_what_the_job_is_doing(queue: Queue, server: Server, no_idle_time: None) -> None:
+    async def said(job: Job[Any]) -> str:
+        with pytest.raises(TimeoutError, match=f"no result of job {job.id} within 0.05 s: ") as caught:
+            await job.result(0.05)
+        return str(caught.value).partition(" s: ")[2]
+
     job = await queue.add("", 1)
-    with pytest.raises(TimeoutError, match=f"no result of job {job.id} within 0.05 s; is a worker running"):
-        await job.result(0.05)
+    assert await said(job) == "it is waiting, and no worker serves queue 'q'"
+    await queue.pause(reason="bank is down")
+    assert await said(job) == "queue 'q' is paused: bank is down"
+    await queue.resume()
+    assert re.fullmatch(r"it is delayed and is due in \d+\.\d s", await said(await queue.add("", 1, delay_ms=5000)))
+    assert "there is no such job" in await said(queue._added("never-added", "", None))
+
+    async def busy(job: Job[Any]) -> None:
+        if job.name == "fail":
+            raise ValueError
+        await ends.wait()
+
+    async def is_retried() -> bool:
+        return (await queue.get_job(failing.id)).state == "delayed"
+
+    ends = asyncio.Event()
+    slow = RetryConfig(initial_backoff_ms=60_000, max_backoff_ms=60_000)
+    async with working("q", busy, url=server.url, concurrency=1, read_count=1, consumer_id="w1", retry=slow):
+        await until(lambda: server.client().xpending(queue.keys.stream, "default")["pending"] == 1, "it runs")
+        assert await said(job) == "it is held by worker w1"
+        failing = await queue.add("fail", 1)
+        assert await said(failing) == "it is waiting; jobs in the queue: 2, workers: 1"
+        ends.set()
+        await until(is_retried, "it failed")
+        assert re.fullmatch(r"attempt 1 failed, and the next one is due in \d+\.\d s", await said(failing))
     await until(lambda: readers(server) == 0, "the reader has stopped, as no call is left waiting")
 
 

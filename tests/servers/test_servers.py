@@ -115,6 +115,25 @@ def test_a_killed_server_keeps_the_data_of_its_append_only_file(
     assert server.client().get("kept") == b"yes"
 
 
+@ALONE
+def test_a_transaction_cut_by_a_kill_is_never_applied(fresh_server: Callable[..., Server], server_kind: str) -> None:
+    server = fresh_server(server_kind, appendonly="yes", appendfsync="always")
+    server.client().set("a", "1")
+    server.kill()
+    files = [*server.data_dir.glob("appendonly.aof"), *server.data_dir.glob("appendonlydir/*.incr.aof")]
+    with files[0].open("ab") as file:
+        file.write(b"*1\r\n$5\r\nMULTI\r\n*3\r\n$3\r\nSET\r\n$1\r\na\r\n$1\r\n2\r\n*3\r\n$3")
+    server.start()
+    server.client().set("b", "1")
+    with server.client().pipeline(transaction=True) as pipe:
+        pipe.set("c", "1")
+        pipe.set("d", "1")
+        pipe.execute()
+    server.kill()
+    server.start()
+    assert server.client().mget("a", "b", "c", "d") == [b"1", b"1", b"1", b"1"]
+
+
 def test_a_restarted_server_without_persistence_is_empty(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server()
     server.client().set("gone", "soon")

@@ -51,7 +51,7 @@ def raw_events(client: Any, queues: list[str]) -> pl.DataFrame:
             for field, column in NUMBERS.items():
                 row[column] = number(flat.get(field.encode()))
             row["is_broken"] = b"e" not in flat or any(
-                field.encode() in flat and number(flat[field.encode()]) is None for field in ALL_NUMBERS
+                field.encode() in flat and not is_valid(field, flat[field.encode()]) for field in ALL_NUMBERS
             )
             rows.append(row)
     kinds: dict[str, Any] = {"queue": pl.String, "entry_ms": pl.Int64, "entry_seq": pl.Int64, "is_broken": pl.Boolean}
@@ -67,6 +67,12 @@ def number(value: bytes | None) -> int | None:
     """Return the number of a field; None if it is not one that a BIGINT column holds."""
     is_number = value is not None and value.isdigit() and int(value) < 2**63
     return int(value or 0) if is_number else None
+
+
+def is_valid(field: str, value: bytes) -> bool:
+    """Return whether a number is one, and a time within Spark's calendar."""
+    found = number(value)
+    return found is not None and (field not in ("ts", "created_at_ms") or found <= MAX_MS)
 
 
 def expected_jobs(events: pl.DataFrame) -> pl.DataFrame:

@@ -108,7 +108,7 @@ def run_options(filled: Filled, lake: Path, *more: str) -> tuple[str, ...]:
     [
         (("--queue", "q", "--every", "soon"), 2, "'soon' is not a valid duration"),
         (("--queue", "q", "--every", "0"), 2, "--every"),
-        (("--queue", "a,b"), 2, "give it again"),
+        (("--queue", "a,b"), 2, "repeat the option"),
         (("--queue", "q{"), 2, "option queue"),
         (("--queue", "q", "--queue", "q"), 2, "names that differ"),
         (("--queue", "q", "--url", "redis://127.0.0.1:1"), 1, "127.0.0.1:1"),
@@ -346,7 +346,7 @@ class TestWorkerOnSpark:
         (tmp_path / f"{name}.py").write_text(APP.format(url=filled.url))
         options = ("--on", "spark", "--master", "local[2,4]", "--concurrency", "10", "--claim-after", "5s")
         program = programs("worker", f"{name}:queue", *options, cwd=tmp_path)
-        program.until("serves q in 2 slots of local[2,4]")
+        program.until("worker started: q in 2 slots of local[2,4]")
         ids = [self.add(filled, number) for number in range(40)]
         keys = filled.keys()
 

@@ -49,7 +49,7 @@ def test_defaults_are_those_of_kafka_where_it_has_them() -> None:
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
         ({"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is for spark.readStream"),
-        ({"subscribePattern": "q.*"}, "exclude each other"),
+        ({"subscribePattern": "q.*"}, "cannot be combined"),
         ({"stream": "delayed", "minPartitions": "2"}, "minPartitions"),
         ({"path": "x"}, "path"),
         ({"dedupe": "chunk"}, "dedupe"),

@@ -6,7 +6,8 @@ Never run; test_typing.py checks it with mypy --strict and with pyright in stric
 # ruff: noqa: B018 - expressions that show a type
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncGenerator, Coroutine
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
@@ -14,7 +15,9 @@ from typing import Any, assert_type
 import tampu
 from tampu import (
     BackoffSpec,
+    Cancel,
     ConsumerConfig,
+    FailedJob,
     Job,
     JobId,
     JobState,
@@ -27,6 +30,8 @@ from tampu import (
     RepeatableMeta,
     RepeatPattern,
     Retry,
+    RetryConfig,
+    Snooze,
     Task,
     Worker,
     current_job,
@@ -74,6 +79,22 @@ def compress(data: bytes) -> bytes:
 @queue.task
 async def flaky() -> str | Retry:
     return Retry(after=timedelta(seconds=5))
+
+
+@queue.task
+def postponed(name: str) -> int | Snooze | Cancel | None:
+    return Snooze(5) if name else 1
+
+
+@queue.task
+async def never_done() -> Retry:
+    return Retry(after=1)
+
+
+async def outcomes_are_no_results() -> None:
+    assert_type(await (await flaky.add()).result(), str)
+    assert_type(postponed.sync.add("x").result(), int | None)
+    assert_type(await flaky.using(delay=5).add(), TaskJob[str])
 
 
 async def calls() -> None:
@@ -146,6 +167,25 @@ def kinds() -> None:
     print(by_name, coroutine, function, wrong)
 
 
+# --- failures
+
+
+@queue.task
+async def alert(failed: FailedJob) -> None:
+    assert_type(failed.error, str)
+
+
+def log_failure(failed: FailedJob) -> None: ...
+
+
+@queue.task(on_failure=alert, soft_timeout=5)
+async def with_a_task() -> None: ...
+@queue.task(on_failure=log_failure)
+async def with_a_function() -> None: ...
+@queue.task(on_failure=welcome)  # E
+async def with_a_wrong_task() -> None: ...
+
+
 # --- the chasquimq-compatible API
 
 
@@ -170,13 +210,33 @@ async def handler(job: Job[Any]) -> str:
     return job.name
 
 
+async def before(job: Job[Any]) -> None: ...
+def after(job: Job[Any], error: BaseException | None) -> None: ...
+async def shutdown() -> None: ...
+
+
+@contextlib.asynccontextmanager
+async def wrapped(job: Job[Any]) -> AsyncGenerator[None, None]:
+    yield
+
+
 async def runs() -> None:
     worker = Worker("emails", handler, redis_url="redis://127.0.0.1:6379", concurrency=5)
     await worker.run()
     assert_type(worker.is_running, bool)
     Worker(queue).run_sync()
     Worker([queue, Queue("images")], on_startup=lambda: None)
+    Worker(queue, before_job=before, after_job=after, on_shutdown=shutdown, middleware=[wrapped])
+    Worker(queue, shutdown_deadline_secs=5, batch=10, retry=RetryConfig(max_backoff_ms=1000))
     Worker(queue, concurrency="5")  # E
+    Worker(queue, shutdown_deadline_secs="5")  # E
+    Worker(queue, shutdown_deadline=5)  # E
+    Worker(queue, before_job=after)  # E
+    Worker(queue, after_job=before)  # E
+    Worker(queue, middleware=[before])  # E
+    Queue("emails", overflow="wait", dedup_ttl_secs=60, strict=True)
+    Queue("emails", overflow="block")  # E
+    Queue("emails", dedup_ttl=60)  # E
     Worker(5)  # E
     assert_type(await run_until_empty(queue), int)
 

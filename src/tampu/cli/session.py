@@ -86,9 +86,9 @@ class Session:
     ) -> None:
         await self._closing.aclose()
 
-    async def new_queue(self, name: str) -> Queue:
+    async def new_queue(self, name: str, *, strict: bool = False) -> Queue:
         """Return a connected queue, whether or not it exists on the server."""
-        queue = Queue(name, url=self._url)
+        queue = Queue(name, url=self._url, strict=strict)
         self._closing.push_async_callback(queue.close)
         await queue.producer.ready_client().up(self._timeout_secs)
         return queue

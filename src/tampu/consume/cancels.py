@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.base.checks import MAX_ID_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,12 +23,12 @@ if TYPE_CHECKING:
 PAGE = 1000
 #: Marks remembered. When there are more, all are read again.
 MAX_MARKS = 100_000
-#: After this many looks, all marks are read again and forgotten ones dropped.
+#: After this many checks, all marks are read again, and those that no longer exist are dropped.
 LOOKS_PER_REFRESH = 60
 
 
 class Cancels:
-    """The marks that one consumer knows."""
+    """The marks of one queue that this worker knows."""
 
     def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
         self._client = client
@@ -50,10 +52,16 @@ class Cancels:
             *("WITHSCORES", "LIMIT", "0", str(PAGE)),
         )
 
+    def forget(self) -> None:
+        """Forget all marks: the queue has none."""
+        if self.marked:
+            self.marked.clear()
+        self._cursor = 0.0
+
     async def learn(self, reply: Sequence[bytes]) -> None:
         """Note new marks, and act on those of jobs that run here."""
         while reply:
-            ids = {one.decode(errors="replace") for one in reply[::2]}
+            ids = {one.decode(errors="replace") for one in reply[::2] if len(one) <= MAX_ID_BYTES}
             newest = float(reply[-1])
             new = ids - self.marked
             self.marked |= new

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class HandlerError(Error):
-    """Wraps another error of a handler. The job is retried, unless it was made with `unrecoverable`."""
+    """Wraps an error that a handler raises. The job is retried, or dead-lettered after `HandlerError.unrecoverable`."""
 
     code = "CMQ-010"
 
@@ -87,19 +87,19 @@ class RetryAfter(Exception):  # noqa: N818 - internal: stands for the error it c
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Returned by a handler: run the job again after this long (a timedelta or seconds). It uses no attempt."""
+    """Return this from a handler to run the job again after `after` (a timedelta or seconds). It uses up no attempt."""
 
     after: timedelta | float
 
     @property
     def after_ms(self) -> int:
-        """The wait in milliseconds."""
+        """Return the delay in milliseconds. Raises `ConfigError` if it is negative or not a duration."""
         return check_delay_ms(self.after, "after")
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """Return it from a handler to retry the job after `after` (a timedelta or seconds). Uses up an attempt."""
+    """Return this from a handler to retry the job after `after` (a timedelta or seconds). It uses up an attempt."""
 
     after: timedelta | float
 
@@ -119,9 +119,13 @@ class PutBack:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Return it from a handler to make the job a dead letter with this reason."""
+    """Return this from a handler to make the job a dead letter with this reason."""
 
     reason: str
 
     def __post_init__(self) -> None:
         check_text("reason", self.reason)
+
+
+#: What a handler may return instead of a result. It is not in the type of `job.result()`.
+HandlerOutcome = Retry | Snooze | Cancel

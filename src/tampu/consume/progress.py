@@ -1,7 +1,6 @@
-"""Writes the progress of running jobs to the events stream, at most four times per second and job.
+"""Publishes the progress of running jobs: an event, and a key for those who look later. At most four times per second.
 
-Of the reports within one interval the latest is sent when the interval ends. A dedicated connection sends them, so a
-worker may run in another event loop than other users of the queue.
+Of the reports within one interval the latest is sent when the interval ends.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import check_text
 from tampu.base.clock import wall_clock_ms
-from tampu.redis.client import Client
 from tampu.wire.events import EventName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tampu.redis.settings import ConnectionSettings
+    from tampu.redis.client import Client
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
@@ -28,6 +26,8 @@ if TYPE_CHECKING:
 INTERVAL_SECS = 0.25
 #: Longest note, in characters.
 MAX_NOTE = 200
+#: How long the progress of a job can be read after its last report, in seconds.
+KEPT_SECS = 3600
 
 
 class _Told:
@@ -37,17 +37,17 @@ class _Told:
 
     def __init__(self) -> None:
         self.at = float("-inf")
-        self.latest: tuple[Any, ...] | None = None
+        self.latest: tuple[Job[Any], float, str, int] | None = None
         self.is_scheduled = False
         self.is_finished = False
 
 
 class ProgressReporter:
-    """Reports the progress of running jobs. `events_kept` is the stream's approximate length; 0 sends no events."""
+    """Reports the progress of running jobs. `events_kept` is the stream's approximate length; 0 writes no events."""
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        client: Client,
         keys: QueueKeys,
         *,
         worker: str,
@@ -59,7 +59,7 @@ class ProgressReporter:
         self._events_kept = events_kept
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._client = Client(settings, keys.tag.encode())
+        self._client = client
         #: Guards `_told`: handlers report from threads too.
         self._guard = threading.Lock()
         self._told: dict[tuple[str, int], _Told] = {}
@@ -72,14 +72,12 @@ class ProgressReporter:
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
         """Report a job's progress. May be called from any thread, at any rate. Raises `ConfigError` for a bad note."""
         check_text("note", note, blank_ok=True)
-        if not self._events_kept:
-            return
         with self._guard:
             told = self._told.setdefault((job.id, job.attempt), _Told())
             if told.is_finished:
                 return
             told.is_finished = fraction >= 1
-            told.latest = (job.id, job.name, fraction, note[:MAX_NOTE], wall_clock_ms())
+            told.latest = (job, fraction, note[:MAX_NOTE], wall_clock_ms())
             wait_secs = 0.0 if told.is_finished else told.at + INTERVAL_SECS - self._now()
             if told.is_scheduled and not told.is_finished:
                 return
@@ -96,10 +94,9 @@ class ProgressReporter:
                     told.latest = None
 
     async def close(self) -> None:
-        """Wait up to 1 s for events being sent, then close the connection."""
+        """Wait up to 1 s for events being sent."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=1)
-        await self._client.close()
 
     def _schedule(self, told: _Told, wait_secs: float) -> None:
         if wait_secs > 0:
@@ -122,9 +119,16 @@ class ProgressReporter:
         if not task.cancelled():
             task.exception()  # progress is best-effort: an event that could not be sent is dropped
 
-    async def _write(self, job_id: str, name: str, fraction: float, note: str, at_ms: int) -> None:
-        fields: list[Any] = ["e", EventName.PROGRESS.value, "id", job_id, "ts", at_ms]
-        if name:
-            fields += ("n", name)
-        fields += ("progress", f"{fraction:.4g}", "note", note, "worker", self._worker)
-        await self._client.call("XADD", self._keys.events, "MAXLEN", "~", self._events_kept, "*", *fields, resend=False)
+    async def _write(self, job: Job[Any], fraction: float, note: str, at_ms: int) -> None:
+        shown = f"{fraction:.4g}"
+        # The attempt tells the progress of this run from that of an earlier one.
+        state = f"{job.attempt} {shown} {note}"
+        writes = [self._client.call("SET", self._keys.progress(job.id), state, "EX", KEPT_SECS, resend=False)]
+        if self._events_kept:
+            fields: list[Any] = ["e", EventName.PROGRESS.value, "id", job.id, "ts", at_ms]
+            if job.name:
+                fields += ("n", job.name)
+            fields += ("progress", shown, "note", note, "worker", self._worker)
+            limit = ("MAXLEN", "~", self._events_kept, "*")
+            writes.append(self._client.call("XADD", self._keys.events, *limit, *fields, resend=False))
+        await asyncio.gather(*writes)

@@ -34,7 +34,7 @@ class RetryRules:
     def of(cls, retry_on: Errors | None, no_retry_on: Errors | None, retry: RetryDecision | None) -> RetryRules | None:
         """Return the rules that a task was given; None if it has none."""
         if retry is not None and (retry_on is not None or no_retry_on is not None):
-            raise ConfigError("give a task either retry or retry_on and no_retry_on, not both")
+            raise ConfigError("a task takes either retry, or retry_on and no_retry_on, not both")
         if retry is not None and not callable(retry):
             raise invalid("retry", retry, "a function that takes the error and the attempt's number")
         if retry_on is None and no_retry_on is None and retry is None:

@@ -22,6 +22,7 @@ from tampu.consume.handlers import (
     UnrecoverableError,
     reason_to_give_up,
 )
+from tampu.consume.paused_tasks import PausedTasks
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
@@ -78,6 +79,9 @@ class Runner:
         self._fork_guard = ForkGuard()
         self._log = log
         self._logs_starts = log.has_starts
+        #: The tasks whose jobs are put back instead of run.
+        self.paused = PausedTasks(config.queue_name)
+        self._pauses = self.paused.pauses
         #: Deliveries that did not start, though their start may have been recorded: handed back at shutdown.
         self.unstarted: list[Delivery] = []
 
@@ -95,6 +99,11 @@ class Runner:
         if delivery.job._tail and self._is_expired(delivery.job):
             delivery.has_outcome = True
             self._settler.add(self._expired(delivery))
+            return
+        if self._pauses and delivery.job.name in self._pauses:
+            delivery.has_outcome = True
+            delay_ms = self.paused.delay_ms(delivery.job.name)
+            self._settler.add(outcomes.retry(delivery, self._now_ms(), 0, "", delay_ms, counts=False))
             return
         if self._marked and delivery.job.id in self._marked:
             reason = await self._cancels.reason_for(delivery)
@@ -165,7 +174,9 @@ class Runner:
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
-        if result is None:
+        if result.__class__ is bytes and result and self._config.store_results:
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
+        elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):
             return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
@@ -182,9 +193,7 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
-            outcome = outcomes.success_with_result(
-                delivery, self._now_ms(), duration_us, bytes(result), self._config.result_ttl_secs
-            )
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, bytes(result))
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)

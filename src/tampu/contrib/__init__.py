@@ -4,5 +4,5 @@
 |---|---|---|
 | `tampu.contrib.sqlalchemy` | `tampu[sqlalchemy]` | add jobs when a SQLAlchemy session commits |
 | `tampu.contrib.django` | `tampu[django]` | add jobs when a Django transaction commits |
-| `tampu.contrib.django_tasks` | `tampu[django]` | a backend for `django.tasks` |
+| `tampu.contrib.django.tasks` | `tampu[django]` | a backend for `django.tasks` |
 """

@@ -4,8 +4,8 @@
         session.add(user)
         after_commit(session, welcome).add(user.email)
 
-Works for `Session` and `AsyncSession`, and with savepoints: what was requested inside one that rolls back is dropped.
-A process that dies between the commit and the add loses the jobs; the page "Add jobs after a commit" shows the remedy.
+Works for `Session` and `AsyncSession`, and with savepoints: jobs added inside one that rolls back are dropped. If the
+process dies between the commit and the add, the jobs are lost; see "Add jobs after a commit" for an outbox table.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def after_commit(session: AnySession, task: Task[P, Any]) -> AfterCommit[P]:
     """Return `task` with adds that take effect when `session` commits its current transaction.
 
     The adds are checked and encoded at once, so a wrong argument fails before the commit. They are sent together, after
-    the connection is back in its pool. If sending fails, `commit()` raises although the data are committed.
+    the connection is back in its pool. If sending fails, `commit()` raises although the data is committed.
     """
     # A scoped session stands for the session of the current thread or task.
     registry = getattr(session, "registry", None)

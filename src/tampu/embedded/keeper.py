@@ -21,6 +21,7 @@ import threading
 
 
 def main(users_lock: str, state_file: str, throw_away_folder: str, *command: str) -> None:
+    os.umask(0o077)  # the append-only files hold every payload: only this user may read them
     os.setsid()  # Ctrl-C in the terminal is for the program, which may need its server to shut down cleanly
     # The server inherits the lock that this process was started with; see `tampu.embedded.server`.
     server = os.posix_spawn(command[0], command, os.environ)

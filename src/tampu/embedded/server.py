@@ -5,25 +5,30 @@
 | `embedded://`           | deleted when the process ends; the whole process shares one server                   |
 | `embedded:///var/lib/x` | kept in that folder (append-only file, synced every second); shared by all processes |
 
-The server listens on the loopback interface only, without a password: every user of this machine can reach it. It runs
-as long as any process uses it and stops with the last one, even if that one is killed; see `tampu.embedded.keeper`.
+Only this user can reach it: it listens on a unix socket in its folder, which has mode 0700, and on no port. If the path
+of the socket is too long for the system, it listens on a loopback port with a random password instead. The folder and
+its files must belong to this user: another user could have prepared them. The server runs as long as any process uses
+it and stops with the last one, even if that one is killed; see `tampu.embedded.keeper`.
 
-Three small files in the data folder make this safe:
+Small files in the data folder make sharing safe:
 
 - `users.lock`: each process holds a shared lock while it uses the server, the keeper an exclusive one to stop it.
 - `server.lock`: locked by the process that starts a server here, and inherited by keeper and server until both have
   ended. It rules out two servers on one folder, which would corrupt the data.
-- `server.json`: port and pid of the running server.
+- `server.json`: pid of the running server; with a port, also the port and the password.
+- `valkey.conf`: the password for the server, if it has a port: other users can read its command line.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import json
 import os
 import random
+import secrets
 import shutil
 import signal
 import socket
@@ -33,6 +38,7 @@ import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
+from urllib.parse import quote
 
 from tampu.errors import ConfigError, RedisError
 
@@ -61,7 +67,7 @@ _KEEPER = Path(__file__).with_name("keeper.py")
 
 
 class EmbeddedServer:
-    """A Valkey server on a free loopback port and a unix socket. It runs as long as any process uses it.
+    """A Valkey server that only this user can reach. It runs as long as any process uses it.
 
         with EmbeddedServer() as server:
             client = redis.Redis.from_url(server.url)
@@ -80,7 +86,9 @@ class EmbeddedServer:
         #: File descriptor of our shared lock on `users.lock`. A forked child inherits it, and so counts as a user too.
         self._users = -1
         self._keeper: int | None = None
+        #: Its port and password; 0 and None if it listens on its unix socket.
         self._port = 0
+        self._password: str | None = None
         self._pid = 0
 
     @property
@@ -90,9 +98,30 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """URL for clients in this or another process: `redis://127.0.0.1:port/0`."""
+        """URL for clients in this or another process: `unix:///path/valkey.sock`.
+
+        If the path is too long for a socket: `redis://:password@127.0.0.1:port/0`.
+        """
         self._require_start()
-        return f"redis://{HOST}:{self._port}/0"
+        return self._url_at(self._port, self._password)
+
+    def _url_at(self, port: int, password: str | None) -> str:
+        if self.unix_socket:
+            return f"unix://{quote(self.unix_socket)}"
+        login = "" if password is None else f":{password}@"
+        return f"redis://{login}{HOST}:{port}/0"
+
+    @property
+    def port(self) -> int:
+        """Its port on 127.0.0.1; 0 if it listens on its unix socket only."""
+        self._require_start()
+        return self._port
+
+    @property
+    def password(self) -> str | None:
+        """Password for its port; None if it listens on its unix socket only."""
+        self._require_start()
+        return self._password
 
     @property
     def unix_socket(self) -> str | None:
@@ -109,7 +138,7 @@ class EmbeddedServer:
     @property
     def is_running(self) -> bool:
         """True if it was started and answers."""
-        return self._folder is not None and _server_at(self._port, self._folder) is not None
+        return self._folder is not None and _server_at(self.url, self._folder) is not None
 
     def start(self) -> Self:
         """Start the server, or join the one that runs on the same folder, and wait until it answers.
@@ -188,6 +217,7 @@ class EmbeddedServer:
         else:
             self._kept_in.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._folder = self._kept_in
+        _make_private(self._folder)
         self._users = _open(self._folder / "users.lock")
         return _open(self._folder / "server.lock")
 
@@ -218,34 +248,48 @@ class EmbeddedServer:
 
     def _join(self) -> bool:
         """Join a server that already runs on this folder; return False if there is none."""
+        if self.unix_socket:
+            return os.path.exists(self.unix_socket) and self._is_at(0, None)
         try:
-            port = int(json.loads((self.data_dir / "server.json").read_bytes())["port"])
+            with open(self.data_dir / "server.json", opener=_no_follow) as file:
+                state = json.load(file)
+            return self._is_at(int(state["port"]), state["password"])
         except (OSError, ValueError, KeyError, TypeError):
             return False
-        return self._is_at(port)
 
-    def _is_at(self, port: int) -> bool:
-        pid = _server_at(port, self.data_dir)
+    def _is_at(self, port: int, password: str | None) -> bool:
+        pid = _server_at(self._url_at(port, password), self.data_dir)
         if pid is None:
             return False
-        self._port, self._pid = port, pid
+        self._port, self._password, self._pid = port, password, pid
         return True
 
     def _launch(self, binary: str, server_lock: int, deadline: float) -> None:
         """Start keeper and server. We hold the server lock, so no other process does so on this folder."""
-        if not any(self._launch_at(_free_port(), binary, server_lock, deadline) for _ in range(PORT_TRIES)):
-            raise RedisError(f"the embedded server tried {PORT_TRIES} ports and all were taken; try again")
-        # Replaced atomically: another process may be reading it.
-        draft = self.data_dir / "server.json.new"
-        draft.write_text(json.dumps({"port": self._port, "pid": self._pid}))
-        draft.replace(self.data_dir / "server.json")
+        if self.unix_socket:
+            self._launch_at(0, None, binary, server_lock, deadline)
+        else:
+            password = secrets.token_urlsafe(32)
+            self._write("valkey.conf", f"requirepass {password}\n")
+            if not any(
+                self._launch_at(_free_port(), password, binary, server_lock, deadline) for _ in range(PORT_TRIES)
+            ):
+                raise RedisError(f"the embedded server tried {PORT_TRIES} ports and all were taken; try again")
+        self._write("server.json", json.dumps({"port": self._port, "pid": self._pid, "password": self._password}))
 
-    def _launch_at(self, port: int, binary: str, server_lock: int, deadline: float) -> bool:
-        """Start the server on a port and wait until it answers; return False if the port was taken in the meantime."""
+    def _write(self, name: str, text: str) -> None:
+        """Write a file that only this user can read, atomically: another process may be reading it."""
+        draft = self.data_dir / f"{name}.new"
+        with open(draft, "w", opener=_no_follow) as file:
+            file.write(text)
+        draft.replace(self.data_dir / name)
+
+    def _launch_at(self, port: int, password: str | None, binary: str, server_lock: int, deadline: float) -> bool:
+        """Start the server and wait until it answers; return False if the port was taken in the meantime."""
         log = self.data_dir / "valkey.log"
         written = log.stat().st_size if log.exists() else 0
         self._keeper = self._spawn(port, binary, server_lock, log)
-        while not self._is_at(port):
+        while not self._is_at(port, password):
             if _collect(self._keeper, wait=False):
                 said = log.read_bytes()[written:].decode(errors="replace")
                 if "Address already in use" in said:
@@ -273,7 +317,8 @@ class EmbeddedServer:
         }
         if self.unix_socket:
             settings |= {"unixsocket": self.unix_socket, "unixsocketperm": "700"}
-        server = [binary, *(part for name, value in settings.items() for part in (f"--{name}", value))]
+        config = [] if self.unix_socket else [str(folder / "valkey.conf")]
+        server = [binary, *config, *(part for name, value in settings.items() for part in (f"--{name}", value))]
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(folder / "users.lock"), str(folder / "server.json")]
         # Not subprocess: it would warn about a keeper that outlives us because another process still uses the server.
         return os.posix_spawn(
@@ -283,7 +328,7 @@ class EmbeddedServer:
             file_actions=[
                 # The lock is passed as standard input, which neither of them reads.
                 (os.POSIX_SPAWN_DUP2, server_lock, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600),
+                (os.POSIX_SPAWN_OPEN, 1, str(log), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
             ],
             # Reset signals that this thread blocks or ignores, so that both can be stopped.
@@ -353,14 +398,16 @@ def _free_port() -> int:
     raise RedisError(f"the embedded server found no free port from {PORTS.start} to {PORTS.stop - 1}")
 
 
-def _server_at(port: int, folder: Path) -> int | None:
-    """Return the pid of the server on that port if it serves that folder and is ready; another program may be there."""
+def _server_at(url: str, folder: Path) -> int | None:
+    """Return the pid of the server at that URL if it serves that folder and is ready; another program may be there."""
     # Imported here: redis-py is slow to load, and most programs do not use an embedded server.
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    client = redis.Redis(HOST, port, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0))
+    client = redis.Redis.from_url(
+        url, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)
+    )
     with client, contextlib.suppress(redis.RedisError, OSError):
         # CONFIG and INFO are answered while it still loads its data, PING only when it is ready.
         if client.config_get("dir")["dir"] == str(folder.resolve()) and client.ping():
@@ -368,8 +415,33 @@ def _server_at(port: int, folder: Path) -> int | None:
     return None
 
 
+def _make_private(folder: Path) -> None:
+    """Close the folder to other users. Raises `PermissionError` if it, or a file in it, belongs to one of them.
+
+    They could have put a server.json there that names their own server, or a link in place of the log.
+    """
+    descriptor = os.open(folder.resolve(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        owner, mode = os.fstat(descriptor).st_uid, os.fstat(descriptor).st_mode
+        if owner != os.geteuid():
+            raise PermissionError(errno.EPERM, "it belongs to another user")
+        if mode & 0o077:
+            os.fchmod(descriptor, 0o700)
+        with os.scandir(descriptor) as entries:
+            for entry in entries:
+                if entry.stat(follow_symlinks=False).st_uid != owner:
+                    raise PermissionError(errno.EPERM, f"{entry.name!r} in it belongs to another user")
+    finally:
+        os.close(descriptor)
+
+
+def _no_follow(path: str | os.PathLike[str], flags: int) -> int:
+    """Open a file for this user alone, and never through a symbolic link."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _open(path: Path) -> int:
-    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    return _no_follow(path, os.O_RDWR | os.O_CREAT)
 
 
 def _lock(descriptor: int, kind: int) -> bool:

@@ -1,4 +1,4 @@
-"""Reads, replays and removes the dead letters of a queue, chosen by id, reason, name or age."""
+"""Reads, replays and removes the dead letters of a queue, chosen by ID, reason, name, error or age."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tampu.base.checks import check_delay_ms, check_int, invalid
+from tampu.base.checks import check_delay_ms, check_int, check_text, invalid
 from tampu.base.limits import split_into_calls
 from tampu.errors import DecodeError
 from tampu.redis import calls
-from tampu.wire.dlq import DlqEntry, decode_dlq_fields
+from tampu.wire.dlq import DlqEntry, DlqReason, decode_dlq_fields
 from tampu.wire.envelope import decode_job, encode_job
 
 if TYPE_CHECKING:
@@ -34,18 +34,23 @@ class ReplayCount(int):
     queue_is_full: bool = False
 
 
+REASONS = tuple(reason.value for reason in DlqReason)
 _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 
 
 class DlqQuery(TypedDict, total=False):
     """Filters for dead letters. Without any, a call applies to all of them."""
 
-    #: Only letters with these ids.
+    #: Only letters with these IDs.
     ids: Sequence[str] | None
     #: Only letters with this `DlqReason`, such as "retries_exhausted".
     reason: str | None
     #: Only jobs with this name.
     name: str | None
+    #: Only letters with this type of error, such as "ConnectionError".
+    error_type: str | None
+    #: Only letters whose error contains this text, upper or lower case.
+    match: str | None
     #: Only letters at least this old: a timedelta or seconds.
     older_than: timedelta | float | None
 
@@ -54,19 +59,27 @@ class DlqQuery(TypedDict, total=False):
 class DlqFilter:
     """Filters dead letters. A field that is None matches every letter."""
 
-    #: Ids of letters. They are read directly, in this order, whatever their age.
+    #: IDs of letters. They are read directly, in this order, whatever their age.
     ids: Sequence[str] | None = None
-    #: Ids of letters or of the jobs in them; to find a job's, the whole stream is read.
+    #: IDs of letters or of the jobs in them; to find a job's, the whole stream is read.
     any_ids: Sequence[str] | None = None
     reason: str | None = None
     name: str | None = None
+    error_type: str | None = None
+    #: Text in the error, upper or lower case.
+    match: str | None = None
     #: Only letters at least this old, in milliseconds, by the server's clock.
     older_than_ms: int | None = None
 
     def __post_init__(self) -> None:
         for dlq_id in self.ids or ():
             if isinstance(self.ids, str) or not isinstance(dlq_id, str) or not _ENTRY_ID.fullmatch(dlq_id):
-                raise invalid("ids", self.ids, "a list of dead-letter ids, such as ['1700000000000-0']")
+                raise invalid("ids", self.ids, "a list of dead-letter IDs, such as ['1700000000000-0']")
+        if self.reason is not None and self.reason not in REASONS:
+            raise invalid("reason", self.reason, f"one of {', '.join(REASONS)}")
+        for field, value in (("name", self.name), ("error_type", self.error_type), ("match", self.match)):
+            if value is not None:
+                check_text(field, value, blank_ok=True)
         if self.older_than_ms is not None:
             check_int("older_than_ms", self.older_than_ms)
 
@@ -77,13 +90,12 @@ class DlqFilter:
             raise TypeError(f"unknown filter {unknown!r}; allowed: {', '.join(DlqQuery.__annotations__)}")
         older_than = query.get("older_than")
         older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
-        return cls(
-            ids=query.get("ids"), reason=query.get("reason"), name=query.get("name"), older_than_ms=older_than_ms
-        )
+        compared = {field: query.get(field) for field in ("ids", "reason", "name", "error_type", "match")}
+        return cls(**compared, older_than_ms=older_than_ms)  # type: ignore[arg-type]  # the types of the TypedDict
 
     @classmethod
     def by_any_id(cls, ids: Sequence[str], **others: Any) -> DlqFilter:
-        """Return a filter for ids of letters or of jobs. It is fast if all of them look like ids of letters."""
+        """Return a filter for IDs of letters or of jobs. It is fast if all of them look like IDs of letters."""
         if all(_ENTRY_ID.fullmatch(one) for one in ids):
             return cls(ids=ids or None, **others)
         return cls(any_ids=ids, **others)
@@ -91,13 +103,15 @@ class DlqFilter:
     @property
     def compares(self) -> bool:
         """Return True if a letter must be read to know whether it matches."""
-        return self.reason is not None or self.name is not None or self.any_ids is not None
+        return any(one is not None for one in (self.reason, self.name, self.error_type, self.match, self.any_ids))
 
     def matches(self, entry: DlqEntry) -> bool:
-        """Return True if reason, name and `any_ids` match."""
+        """Return True if everything but the age matches."""
         return (
             (self.reason is None or entry.reason == self.reason)
             and (self.name is None or entry.name == self.name)
+            and (self.error_type is None or entry.error_type == self.error_type)
+            and (self.match is None or self.match.lower() in _error_of(entry).lower())
             and (self.any_ids is None or entry.dlq_id in self.any_ids or _job_id_of(entry) in self.any_ids)
         )
 
@@ -209,6 +223,11 @@ class DeadLetters:
 def _decoded(entries: list[tuple[bytes, list[bytes]]], wanted: DlqFilter) -> list[DlqEntry]:
     letters = (decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries)
     return [letter for letter in letters if wanted.matches(letter)]
+
+
+def _error_of(letter: DlqEntry) -> str:
+    said = letter.error or letter.detail or ""
+    return f"{letter.error_type}: {said}" if letter.error_type else said
 
 
 def _job_id_of(letter: DlqEntry) -> str | None:

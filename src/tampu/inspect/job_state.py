@@ -1,7 +1,7 @@
 """Finds the current state of a job without reading a whole stream.
 
 It checks the result, the index of delayed jobs and the pending entries, then the streams around the time in the job's
-id and at their ends.
+ID and at their ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
-from tampu.wire.entry import decode_delayed_member, read_job_fields
+from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
 from tampu.wire.payload import decode_result
 from tampu.wire.ulid import decode_ulid_time
@@ -53,14 +53,18 @@ class JobState:
     group: str | None = None
     worker: str | None = None
     idle_ms: int | None = None
+    #: Running: the progress that this attempt last reported, from 0 to 1, and its note. None if it reported none.
+    progress: float | None = None
+    progress_note: str | None = None
     #: Done: the stored result.
     result: Any = None
     #: Dead: the dead letter.
     dead_letter: DlqEntry | None = None
     #: How long it has been running, how long ago it failed (dead), or was added; in milliseconds. Set in lists of jobs.
     age_ms: int | None = None
-    #: Cancelled: why.
+    #: Cancelled: the reason.
     reason: str | None = None
+    #: ID of its entry in the stream of waiting and running jobs, or of dead letters.
     entry_id: str | None = None
 
 
@@ -104,7 +108,7 @@ async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqE
 
 
 def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
-    """Return the job in an envelope if it has this id, else None."""
+    """Return the job in an envelope if it has this ID, else None."""
     if job_id.encode(errors="replace") not in envelope:
         return None
     try:
@@ -124,9 +128,9 @@ def _decoded(result: bytes | None) -> Any:
 
 
 async def _born_ms(client: Client, job_id: str) -> int | None:
-    """Return the earliest server time at which a job can have been added; None if its id is not a ULID.
+    """Return the earliest server time at which a job can have been added; None if its ID is not a ULID.
 
-    Entry ids are the server's time, a ULID is that of its producer, which is most likely this machine.
+    Entry IDs are the server's time, a ULID is that of its producer, which is most likely this machine.
     """
     try:
         born_ms = decode_ulid_time(job_id)
@@ -181,9 +185,12 @@ async def _waiting_or_running(client: Client, keys: QueueKeys, entry_id: bytes, 
         pending = await client.call("XPENDING", keys.stream, group, entry_id, entry_id, 1)
         if pending:
             _, consumer, idle_ms, _ = pending[0]
+            progress, note = _progress(await client.call("GET", keys.progress(job.id)), job.attempt)
             return JobState(
                 **known,
                 state="running",
+                progress=progress,
+                progress_note=note,
                 group=group.decode(errors="replace"),
                 worker=consumer.decode(errors="replace"),
                 idle_ms=idle_ms,
@@ -191,11 +198,22 @@ async def _waiting_or_running(client: Client, keys: QueueKeys, entry_id: bytes, 
     return JobState(**known, state="waiting")
 
 
+def _progress(stored: bytes | None, attempt: int) -> tuple[float | None, str | None]:
+    """Return the progress and note of this attempt; None if it has not reported any."""
+    parts = (stored or b"").decode(errors="replace").split(" ", 2)
+    if len(parts) < 3 or parts[0] != str(attempt):
+        return None, None
+    try:
+        return float(parts[1]), parts[2]
+    except ValueError:
+        return None, None
+
+
 async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) -> JobState | None:
     score = await client.call("ZSCORE", keys.delayed, member)
     if score is None:
         return None
-    run_at_ms = int(float(score))
+    run_at_ms = score_ms(score)
     try:
         name, envelope = decode_delayed_member(member)
         job = decode_job(envelope, name)

@@ -7,8 +7,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from tampu.inspect.pauses import decode_pauses, reason_of
 from tampu.redis.faults import ServerError
-from tampu.wire.entry import first_values
+from tampu.wire.entry import first_values, score_ms
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 #: Rates are computed from the events of the last minute (in milliseconds), and from at most this many events.
 RATE_WINDOW_MS = 60_000
 RATE_EVENTS = 5000
-#: A consumer that was idle for this long is not counted as a worker, in milliseconds. Workers read about every 5 s.
+#: A consumer without a heartbeat (chasquimq, tampu before 0.2) counts as alive if it called within this time, in ms.
 SILENT_MS = 30_000
 
 
@@ -31,6 +33,8 @@ class ConsumerView:
     name: str
     pending: int
     idle_ms: int
+    #: As in `WorkerInfo`: its last heartbeat is recent, or it publishes none and called the server within 30 s.
+    is_alive: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class QueueSnapshot:
     queue: str
     taken_at_ms: int
     is_paused: bool
+    #: Why it is paused; empty if no reason was given.
+    pause_reason: str = ""
+    #: Paused tasks, each with its reason.
+    paused_tasks: dict[str, str] = field(default_factory=dict)
     #: Entries in the stream that were not delivered to a worker.
     waiting: int
     #: Entries that were delivered to a worker and not settled.
@@ -78,6 +86,11 @@ class QueueSnapshot:
     scheduler: str | None = None
 
     @property
+    def has_pause(self) -> bool:
+        """Return True if the queue or one of its tasks is paused."""
+        return self.is_paused or bool(self.paused_tasks)
+
+    @property
     def length(self) -> int:
         """Return the number of entries in the stream."""
         return self.waiting + self.pending
@@ -89,8 +102,8 @@ class QueueSnapshot:
 
     @property
     def workers(self) -> int:
-        """Return the number of recently active consumers in all groups."""
-        return sum(consumer.idle_ms < SILENT_MS for group in self.groups for consumer in group.consumers)
+        """Return the number of live workers in all groups."""
+        return sum(consumer.is_alive for group in self.groups for consumer in group.consumers)
 
 
 async def ask_each(client: Client, commands: Sequence[tuple[Part, ...]]) -> list[Reply | ServerError]:
@@ -114,12 +127,13 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
             ("XLEN", keys.dlq),
             ("XLEN", keys.events),
             ("ZCARD", keys.repeat),
-            ("EXISTS", keys.paused),
+            ("GET", keys.paused),
+            ("HGETALL", keys.paused_tasks),
             ("GET", keys.promoter_lock),
             ("GET", keys.scheduler_lock),
         ]
     )
-    now, length, groups, delayed, first_due, dlq, events, repeatables, paused, promoter, scheduler = replies
+    now, length, groups, delayed, first_due, dlq, events, repeatables, paused, tasks, promoter, scheduler = replies
     now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
     views = await _groups(client, keys, now_ms) if groups else []
     added, oldest, due, recent = await asyncio.gather(
@@ -133,7 +147,9 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
     return QueueSnapshot(
         queue=keys.queue_name,
         taken_at_ms=now_ms,
-        is_paused=bool(paused),
+        is_paused=paused is not None,
+        pause_reason="" if paused is None else reason_of(paused),
+        paused_tasks={name: one.reason for name, one in decode_pauses(tasks).items() if not one.is_over(now_ms)},
         waiting=length - pending,
         pending=pending,
         delayed=delayed,
@@ -142,7 +158,7 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
         events=events,
         repeatables=repeatables,
         oldest_waiting_ms=oldest,
-        next_due_in_ms=int(float(first_due[1])) - now_ms if first_due else None,
+        next_due_in_ms=score_ms(first_due[1]) - now_ms if first_due else None,
         added_in_all=added,
         bytes_by_key=await _bytes_by_key(client, keys) if sizes else {},
         groups=views,
@@ -180,6 +196,9 @@ async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupVie
         consumers, summary = await client.call_many(
             [("XINFO", "CONSUMERS", keys.stream, name), ("XPENDING", keys.stream, name)]
         )
+        known = [as_dict(consumer) for consumer in consumers]
+        heartbeats = [keys.heartbeat(text(name), text(consumer["name"])) for consumer in known]
+        ttls = await client.call_many([("PTTL", key) for key in heartbeats])
         views.append(
             GroupView(
                 text(name),
@@ -187,12 +206,19 @@ async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupVie
                 None if summary[1] is None else max(now_ms - entry_ms(summary[1]), 0),
                 text(fields["last-delivered-id"]),
                 [
-                    ConsumerView(text(consumer["name"]), consumer["pending"], consumer["idle"])
-                    for consumer in map(as_dict, consumers)
+                    ConsumerView(text(one["name"]), one["pending"], one["idle"], is_alive(ttl_ms, one["idle"]))
+                    for one, ttl_ms in zip(known, ttls, strict=True)
                 ],
             )
         )
     return views
+
+
+def is_alive(heartbeat_ttl_ms: int, idle_ms: int) -> bool:
+    """Return True if a consumer's heartbeat is recent. One without heartbeats counts for `SILENT_MS` after a call."""
+    if heartbeat_ttl_ms < 0:
+        return idle_ms < SILENT_MS
+    return KEPT_MS - heartbeat_ttl_ms <= ALIVE_MS
 
 
 async def _added_in_all(client: Client, keys: QueueKeys) -> int | None:

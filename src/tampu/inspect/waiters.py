@@ -1,7 +1,8 @@
 """Wakes callers that wait for results: one reader of the events stream serves all waiting callers of a queue.
 
 A result is looked up when a caller starts to wait, when an event announces it, and every second for all callers,
-because an event may have been trimmed or events may be disabled.
+because an event may have been trimmed or events may be disabled. A dead letter is looked up for callers that have
+waited for a moment: most results arrive sooner.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tampu.errors import DecodeError, Error, JobFailed, ShutdownError
 from tampu.inspect.job_state import find_dead_letter
+from tampu.inspect.whereabouts import whereabouts
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.envelope import decode_job
 from tampu.wire.events import EventName, QueueEvent
@@ -29,6 +31,10 @@ logger = logging.getLogger("tampu.queue")
 
 #: How often all awaited results are polled, in seconds, in case an event was missed.
 SAFETY_NET_SECS = 1.0
+#: How long a caller waits before a dead letter from before its call is looked up, in seconds.
+LETTER_PATIENCE_SECS = 0.02
+#: How long a caller whose time is up may wait to learn what its job is doing, in seconds.
+MAX_LOOK_SECS = 0.5
 #: Maximum number of results, or of dead letters, read in one call.
 MAX_KEYS = 500
 #: Delays between lookups after a `completed` event, in seconds: other implementations send it before the result.
@@ -64,16 +70,17 @@ class Waiters:
     async def wait(self, job_id: str, timeout_secs: float) -> Any:
         """Wait for a job's result and return it. Raises `JobFailed` if it becomes a dead letter, or `TimeoutError`."""
         self._bind_to_loop()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         self._waiting.setdefault(job_id, []).append(future)
+        letter_timer: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(timeout_secs) as limit:
                 try:
                     # Subscribe before the lookup: whatever happens after the lookup then comes as an event.
                     await self._started()
-                    await self._look(job_id)
-                    if not future.done():
-                        await self._look_for_letter(job_id)
+                    if not await self._look(job_id):
+                        letter_timer = loop.call_later(LETTER_PATIENCE_SECS, self._look_for_old_letter, job_id, future)
                 except Error:
                     if not future.done():  # otherwise its own error explains more: the queue was closed
                         raise
@@ -81,8 +88,10 @@ class Waiters:
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise TimeoutError(self._timeout_text(job_id, timeout_secs)) from None
+            raise TimeoutError(await self._timeout_text(job_id, timeout_secs)) from None
         finally:
+            if letter_timer is not None:
+                letter_timer.cancel()
             self._leave(job_id, future)
 
     async def close(self) -> None:
@@ -103,11 +112,15 @@ class Waiters:
             self._loop, self._events, self._starting = loop, None, None
             self._waiting, self._tasks = {}, set()
 
-    def _timeout_text(self, job_id: str, timeout_secs: float) -> str:
+    async def _timeout_text(self, job_id: str, timeout_secs: float) -> str:
         text = f"no result of job {job_id} within {timeout_secs:g} s"
         if job_id in self._completed:
             return f"{text}: it completed, but its worker does not store results; use Worker(..., store_results=True)"
-        return f"{text}; is a worker running, and does it store results?"
+        try:
+            async with asyncio.timeout(MAX_LOOK_SECS):
+                return f"{text}: {await whereabouts(self._client, self._keys, job_id)}"
+        except (Error, TimeoutError):
+            return f"{text}; is the server reachable and a worker running?"
 
     def _leave(self, job_id: str, future: asyncio.Future[Any]) -> None:
         future.cancel()
@@ -137,6 +150,16 @@ class Waiters:
         for future in self._waiting.get(job_id, ()):
             if not future.done():
                 future.set_exception(cancelled_error(job_id, reason))
+
+    def _look_for_old_letter(self, job_id: str, future: asyncio.Future[Any]) -> None:
+        async def look() -> None:
+            try:
+                await self._look_for_letter(job_id)
+            except Error as error:
+                if not future.done():
+                    future.set_exception(error)
+
+        self._spawn(look(), "tampu-waiters-letter")
 
     async def _look_for_letter(self, job_id: str) -> None:
         letter = await find_dead_letter(self._client, self._keys, job_id)

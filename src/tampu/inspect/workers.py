@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tampu.inspect.snapshot import as_dict, text
+from tampu.inspect.snapshot import as_dict, is_alive, text
 from tampu.redis.faults import ServerError
-from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, RunningJob, decode_heartbeat
+from tampu.wire.heartbeat import KEPT_MS, RunningJob, decode_heartbeat
 
 if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
-
-#: A consumer without a heartbeat (chasquimq, tampu before 0.2) counts as alive if it called within this time, in ms.
-SILENT_MS = 30_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +31,11 @@ class WorkerInfo:
     host: str | None = None
     pid: int | None = None
     version: str | None = None
-    #: Handlers that may run at once.
+    #: Maximum number of jobs that run at the same time.
     concurrency: int | None = None
     started_at_ms: int | None = None
     running_count: int | None = None
-    #: Its running jobs, at most 100, those that run for the longest time first.
+    #: Its running jobs, at most 100, longest-running first.
     running: list[RunningJob] = field(default_factory=list)
 
 
@@ -66,14 +63,13 @@ async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -
                 "idle_ms": consumer["idle"],
             }
             if beat is None:
-                found.append(WorkerInfo(**common, is_alive=consumer["idle"] < SILENT_MS))
+                found.append(WorkerInfo(**common, is_alive=is_alive(-1, consumer["idle"])))
             else:
-                heartbeat_ms = max(KEPT_MS - ttl_ms, 0)
                 found.append(
                     WorkerInfo(
                         **common,
-                        is_alive=heartbeat_ms <= ALIVE_MS,
-                        heartbeat_ms=heartbeat_ms,
+                        is_alive=is_alive(ttl_ms, consumer["idle"]),
+                        heartbeat_ms=max(KEPT_MS - ttl_ms, 0),
                         host=beat.host,
                         pid=beat.pid,
                         version=beat.version,

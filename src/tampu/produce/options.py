@@ -22,14 +22,14 @@ MissedFires = MissedFiresPolicy | Mapping[str, Any]
 
 #: The keys that a job of `add_bulk` may have besides `name` and `data`.
 BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
-MISSED_FIRES_ALONE = "missed_fires goes with repeat: pass repeat=RepeatPattern.cron(...) or .every(...) too"
+MISSED_FIRES_ALONE = "missed_fires needs repeat: pass repeat=RepeatPattern.cron(...) or .every(...) too"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AddOptions:
     """The options of one add. The methods can be chained: `AddOptions().with_name("mail").with_id("7")`."""
 
-    #: The job's id: a second add with the same id is ignored for `dedup_ttl_secs`. Defaults to a new ULID.
+    #: The job's ID: a second add with the same ID is ignored for `dedup_ttl_secs`. Defaults to a new ULID.
     id: str | None = None
     #: Retry settings of this job. Defaults to the worker's.
     retry: JobRetryOverride | None = None
@@ -46,7 +46,7 @@ class AddOptions:
         check_job_name(self.name)
 
     def with_id(self, id: str) -> Self:  # noqa: A002 - the field's name
-        """Return a copy with this id."""
+        """Return a copy with this ID."""
         return replace(self, id=id)
 
     def with_retry(self, retry: JobRetryOverride) -> Self:
@@ -108,6 +108,14 @@ def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Ba
     if attempts is not None or backoff is not None:
         retry = JobRetryOverride(attempts, None if backoff is None else backoff_spec(backoff))
     return AddOptions(id=job_id, name=name, retry=retry)
+
+
+def retry_over(own: JobRetryOverride | None, task: JobRetryOverride | None) -> JobRetryOverride | None:
+    """Return the retry settings of a job: its own, and the task's where it has none."""
+    if own is None or task is None:
+        return own or task
+    attempts = task.max_attempts if own.max_attempts is None else own.max_attempts
+    return JobRetryOverride(attempts, task.backoff if own.backoff is None else own.backoff)
 
 
 def repeat_pattern(repeat: Repeat) -> RepeatPattern:

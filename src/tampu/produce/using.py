@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from tampu.base.checks import check_delay_ms, check_job_id, invalid
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import ConfigError
-from tampu.produce.options import add_options
+from tampu.produce.options import add_options, retry_over
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
 from tampu.wire.retry import BackoffKind, BackoffSpec
 
@@ -33,11 +33,13 @@ class UsingOptions(TypedDict, total=False):
     attempts: int | None
     #: Wait between attempts: a timedelta for a fixed wait, or a `BackoffSpec`.
     backoff: BackoffSpec | timedelta | None
-    #: Longest run; overrides the task's.
+    #: Maximum duration of a run; overrides the task's timeout.
     timeout: timedelta | float | None
+    #: When `SoftTimeout` is raised inside the task; overrides the task's.
+    soft_timeout: timedelta | float | None
     #: A job that has not started after this time, or by this datetime, is dead-lettered as `expired`.
     expires: timedelta | float | datetime | None
-    #: Text to carry with the job, read as `job.headers`.
+    #: Text values that are stored with the job; handlers read them as `job.headers`.
     headers: Mapping[str, str] | None
 
 
@@ -51,6 +53,7 @@ class Using:
     attempts: int | None = None
     backoff: BackoffSpec | None = None
     timeout_ms: int | None = None
+    soft_timeout_ms: int | None = None
     expires: timedelta | float | datetime | None = None
     headers: dict[str, str] | None = None
 
@@ -60,7 +63,7 @@ class Using:
             raise TypeError(f"using() has no option {unknown!r}; it has {', '.join(UsingOptions.__annotations__)}")
         changes: dict[str, Any] = dict(options)
         if changes.get("delay") is not None and changes.get("at") is not None:
-            raise ConfigError("give using() either delay or at, not both")
+            raise ConfigError("pass either delay or at to using(), not both")
         if changes.get("delay") is not None:
             check_delay_ms(changes["delay"], "delay")
             changes["at"] = None
@@ -70,9 +73,9 @@ class Using:
             check_job_id(changes["unique"], "unique")
         if changes.get("backoff") is not None:
             changes["backoff"] = _backoff(changes["backoff"])
-        if "timeout" in changes:
-            timeout = changes.pop("timeout")
-            changes["timeout_ms"] = None if timeout is None else _positive_ms(timeout, "timeout")
+        for option in changes.keys() & {"timeout", "soft_timeout"}:
+            timeout = changes.pop(option)
+            changes[f"{option}_ms"] = None if timeout is None else _positive_ms(timeout, option)
         if changes.get("expires") is not None and not isinstance(changes["expires"], datetime):
             _positive_ms(changes["expires"], "expires")
         if changes.get("headers") is not None:
@@ -81,12 +84,9 @@ class Using:
 
     def add_options(self, name: str, task_retry: JobRetryOverride | None) -> AddOptions:
         """Return the options of an add that happens now. What is not set here is the task's."""
-        attempts, backoff = self.attempts, self.backoff
-        if task_retry is not None:
-            attempts = task_retry.max_attempts if attempts is None else attempts
-            backoff = task_retry.backoff if backoff is None else backoff
-        extras = JobExtras(self.headers or {}, self.timeout_ms, self._expires_at_ms())
-        return replace(add_options(name, self.unique, attempts, backoff), tail=encode_extras(extras))
+        options = add_options(name, self.unique, self.attempts, self.backoff)
+        extras = JobExtras(self.headers or {}, self.timeout_ms, self._expires_at_ms(), self.soft_timeout_ms)
+        return replace(options, retry=retry_over(options.retry, task_retry), tail=encode_extras(extras))
 
     def _expires_at_ms(self) -> int | None:
         if self.expires is None:

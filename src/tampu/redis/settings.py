@@ -76,6 +76,8 @@ class Address:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     path: str | None = None
+    #: The password of an embedded server; others get their credentials from the settings.
+    password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -157,7 +159,9 @@ def parse_url(
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
-    if fragment or ("@" in path and scheme not in _SCHEMES_OF_PATHS):
+    # In a socket's path an @ is allowed, but unix://user:pass/word@host is a password with a / in it.
+    is_cut_password = "@" in path and (scheme not in _SCHEMES_OF_PATHS or (authority and "@" not in authority))
+    if fragment or is_cut_password:
         raise ConfigError(f"url has an unexpected {'#' if fragment else '/'}{_ENCODE}")
     options = _options(query, tls=tls)
     user_info, _, hosts = authority.rpartition("@")
@@ -267,8 +271,10 @@ async def resolve_credentials(source: Any, server: str | None) -> Credentials:
     raise ConfigError("credential_provider must return (user or None, password or None)")
 
 
-async def credentials_for(settings: ConnectionSettings, server: str) -> Credentials:
-    """Return (user, password) for AUTH to this server; (None, None) if none are configured."""
+async def credentials_for(settings: ConnectionSettings, address: Address) -> Credentials:
+    """Return (user, password) for AUTH at this address; (None, None) if none are configured."""
+    if settings.kind == "embedded":
+        return None, address.password
     if settings.credential_provider is not None:
-        return await resolve_credentials(settings.credential_provider, server)
+        return await resolve_credentials(settings.credential_provider, str(address))
     return settings.username, settings.password

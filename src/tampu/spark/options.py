@@ -117,11 +117,11 @@ class ReadOptions:
             raise ConfigError("option startingOffsets=latest is for spark.readStream: a batch would read nothing")
         ending = given.offsets("endingOffsets", known)
         if ending == "earliest":
-            raise ConfigError("option endingOffsets must be latest or JSON; got earliest, where nothing would be read")
+            raise ConfigError("option endingOffsets must be latest or JSON; with earliest, nothing would be read")
         most = given.number("maxOffsetsPerTrigger", 0, low=1)
         if 0 < most < len(queues):
             raise ConfigError(
-                f"option maxOffsetsPerTrigger={most} is shared by {len(queues)} queues: give at least {len(queues)}"
+                f"option maxOffsetsPerTrigger={most} is shared by {len(queues)} queues; use at least {len(queues)}"
             )
         least = given.number("minOffsetsPerTrigger", 0, low=1)
         if 0 < most < least:
@@ -130,10 +130,10 @@ class ReadOptions:
             raise ConfigError("option maxTriggerDelay limits the wait of option minOffsetsPerTrigger: give both")
         timestamp_ms = given.instant_ms("startingTimestamp")
         if timestamp_ms is not None and "startingoffsets" in given.options:
-            raise ConfigError("options startingTimestamp and startingOffsets exclude each other: give one")
+            raise ConfigError("options startingTimestamp and startingOffsets cannot be combined: set only one")
         ending_ms = given.instant_ms("endingTimestamp")
         if ending_ms is not None and "endingoffsets" in given.options:
-            raise ConfigError("options endingTimestamp and endingOffsets exclude each other: give one")
+            raise ConfigError("options endingTimestamp and endingOffsets cannot be combined: set only one")
         return cls(
             url=given.url(),
             queues=queues,
@@ -211,7 +211,7 @@ class _Given:
         self.options = {key.lower(): value for key, value in options.items() if key.lower() not in _OF_SPARK}
         if "provider" in self.options:
             raise ConfigError(
-                "format tampu cannot be a table of the catalog: Spark does not pass on its options when it is read. "
+                "format tampu cannot be a catalog table: Spark does not pass on its options when it is read. "
                 "Use CREATE TEMPORARY VIEW ... USING tampu OPTIONS (...)"
             )
 
@@ -223,7 +223,7 @@ class _Given:
                 continue
             if key == "path":
                 raise ConfigError(
-                    "format tampu takes no path: give option queue, and call load() or save() without one"
+                    "format tampu takes no path: set option queue, and call load() or save() without a path"
                 )
             if key in names:
                 raise ConfigError(f"option {names[key]} is not allowed {why}; allowed are {', '.join(allowed)}")
@@ -234,11 +234,11 @@ class _Given:
 
     def queues(self, *, required: bool = True) -> tuple[str, ...]:
         if "queue" in self.options and "subscribe" in self.options:
-            raise ConfigError("options queue and subscribe are the same thing: give one")
+            raise ConfigError("options queue and subscribe are two names for the same option: set only one")
         given = self.options.get("queue") or self.options.get("subscribe") or ""
         names = tuple(filter(None, (part.strip() for part in given.split(","))))
         if not names and required:
-            raise ConfigError("option queue is missing: give one or more queue names, comma separated")
+            raise ConfigError("option queue is missing: set it to one or more queue names, separated by commas")
         if len(set(names)) < len(names):
             raise invalid("option queue", given, "names that differ")
         return tuple(check_queue_name(name, "option queue") for name in names)
@@ -248,7 +248,7 @@ class _Given:
         if text is None:
             return None
         if "queue" in self.options or "subscribe" in self.options:
-            raise ConfigError("options subscribePattern and queue exclude each other: give one")
+            raise ConfigError("options subscribePattern and queue cannot be combined: give one")
         try:
             re.compile(text)
         except re.error as error:
@@ -316,7 +316,7 @@ def check_shared_url(url: str, where: str) -> str:
     if settings.kind == "embedded" and settings.data_dir is None:
         raise ConfigError(
             f"{where}=embedded:// is a server of one process, and Spark runs several: use embedded:///some/folder, "
-            "which they share, or the redis:// URL in tampu.embedded.server.acquire().url"
+            "which they share, or the URL in tampu.embedded.server.acquire().url"
         )
     return url
 

@@ -99,11 +99,13 @@ class SparkWorker:
         settings: Mapping[str, Any] | None = None,
     ) -> None:
         if (target is None) == (handler is None):
-            raise ConfigError("give either a target such as 'app:queue' or handler=..., not both")
+            raise ConfigError("pass either a target such as 'app:queue' or handler=..., not both")
         if handler is not None and config is None:
             raise ConfigError("handler=... needs config=ConsumerConfig(queue_name=...)")
         if handler is not None and settings:
-            raise ConfigError("settings=... go with a target; those of handler=... are in config=")
+            raise ConfigError(
+                "settings=... can only be used with a target; put the settings of a handler into config=..."
+            )
         if slots is not None and slots < 1:
             raise ConfigError(f"slots must be 1 or more; got {slots}")
         self._spark = spark
@@ -211,7 +213,7 @@ def run_on_spark(
     spark = spark_session("tampu-worker", master=master, conf=conf, log_file=log_file)
     try:
         worker = SparkWorker(spark, target, slots=slots, settings=settings)
-        logger.info("serves %s in %d slots of %s", worker._spec.queue, worker.slots, spark.sparkContext.master)
+        logger.info("worker started: %s in %d slots of %s", worker._spec.queue, worker.slots, spark.sparkContext.master)
         ended = worker.run()
         if not worker.abandoned:
             logger.info("drained")
@@ -225,7 +227,7 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
     """Return the queue, or the list of queues, that `module:attribute` names."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"target must be module:attribute, such as app:queue, got {target!r}")
+        raise ConfigError(f"target must be module:attribute, such as app:queue; got {target!r}")
     for path in (folder, os.getcwd()):
         if path and path not in sys.path:
             sys.path.insert(0, path)
@@ -237,7 +239,7 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
         raise ConfigError(f"target {target!r} cannot be loaded on {socket.gethostname()}: {error}") from error
     queues = list(found) if isinstance(found, list | tuple | set) else [found]
     if not queues or not all(isinstance(queue, Queue) for queue in queues):
-        raise ConfigError(f"target {target!r} must be a Queue or a list of them, got {shown(found)}")
+        raise ConfigError(f"target {target!r} must be a Queue or a list of them; got {shown(found)}")
     return queues
 
 

@@ -1,4 +1,4 @@
-"""Job options that only tampu knows (headers, a timeout, an expiry), written behind the envelope.
+"""Job options that only tampu knows (headers, timeouts, an expiry), written behind the envelope.
 
 Other implementations accept bytes behind an envelope and ignore them, so the options survive delays and replays by any
 of them. A retry by chasquimq drops them, because it writes a new envelope.
@@ -33,6 +33,8 @@ class JobExtras(NamedTuple):
     timeout_ms: int | None = None
     #: A job that has not started by then is dead-lettered, in epoch milliseconds.
     expires_at_ms: int | None = None
+    #: Overrides the task's soft timeout, in milliseconds.
+    soft_timeout_ms: int | None = None
 
 
 NO_EXTRAS = JobExtras()
@@ -47,6 +49,8 @@ def encode_extras(extras: JobExtras) -> bytes:
         values["t"] = extras.timeout_ms
     if extras.expires_at_ms is not None:
         values["x"] = extras.expires_at_ms
+    if extras.soft_timeout_ms is not None:
+        values["s"] = extras.soft_timeout_ms
     if not values:
         return b""
     packed: bytes = msgpack.packb(values)
@@ -83,6 +87,7 @@ def decode_extras(tail: bytes) -> JobExtras:
         {key: value for key, value in texts.items() if isinstance(key, str) and isinstance(value, str)},
         _positive(values.get("t")),
         _positive(values.get("x")),
+        _positive(values.get("s")),
     )
 
 

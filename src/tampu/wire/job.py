@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
-from tampu.errors import DecodeError, JobCancelled
+from tampu.errors import DecodeError, JobCancelled, SoftTimeout
 from tampu.wire.extras import JobExtras, decode_extras
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
@@ -39,7 +40,7 @@ def check_poll_interval(value: float) -> None:
 
 
 class JobId(str):
-    """The id of an added job. `is_new` is False if the id was a duplicate and nothing was added."""
+    """The ID of an added job. `is_new` is False if the ID was a duplicate and nothing was added."""
 
     # A class attribute, so that the ids of a large bulk add take no more memory than their text.
     __slots__ = ()
@@ -47,7 +48,7 @@ class JobId(str):
 
 
 class DuplicateJobId(JobId):
-    """The id of a job that was not added, because its id was a duplicate."""
+    """The ID of a job that was not added, because its ID was a duplicate."""
 
     __slots__ = ()
     is_new = False
@@ -56,10 +57,12 @@ class DuplicateJobId(JobId):
 class Cancellation:
     """A request to cancel a running job. `reason` is None until there is one."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "soft_timeout_at")
 
     def __init__(self, reason: str | None = None) -> None:
         self.reason = reason
+        #: When the next check raises `SoftTimeout`, once, by the monotonic clock.
+        self.soft_timeout_at: float | None = None
 
 
 class JobContext(Protocol):
@@ -125,13 +128,13 @@ class Job(Generic[T]):
         now_ms: Callable[[], int] = wall_clock_ms,
         random_bytes: Callable[[int], bytes] = random_bytes,
     ) -> Job[T]:
-        """Return a job with a new id, created now."""
+        """Return a job with a new ID, created now."""
         created_at_ms = now_ms()
         return cls(encode_ulid(created_at_ms, random_bytes(RANDOM_BYTES)), "", payload, 0, created_at_ms)
 
     @classmethod
     def with_id(cls, id: str, payload: T, *, now_ms: Callable[[], int] = wall_clock_ms) -> Job[T]:  # noqa: A002
-        """Return a job with the given id, created now."""
+        """Return a job with the given ID, created now."""
         return cls(id, "", payload, 0, now_ms())
 
     @classmethod
@@ -185,7 +188,7 @@ class Job(Generic[T]):
         """Wait for the job to finish and return the handler's return value. Notified by an event; does not poll.
 
         Works for jobs returned by `Queue.add` if the worker stores results. Raises `TimeoutError` after `timeout`
-        seconds and `JobFailed` if the job was dead-lettered.
+        seconds, `JobFailed` if the job was dead-lettered, and `JobCancelled` if it was cancelled.
         """
         if self._context is None:
             raise RuntimeError("this job is not connected to a queue: call result() on a job returned by Queue.add")
@@ -213,21 +216,28 @@ class Job(Generic[T]):
 
     @property
     def extras(self) -> JobExtras:
-        """Headers, timeout and expiry of this job, as they travelled with it."""
+        """Headers, timeout and expiry that the job was added with."""
         return decode_extras(self._tail)
 
     @property
     def is_cancelled(self) -> bool:
-        """True once the running job is to be cancelled; see `check_cancelled`."""
+        """True once `cancel` was called for this running job; see `check_cancelled`."""
         return self._cancellation is not None and self._cancellation.reason is not None
 
     def check_cancelled(self) -> None:
-        """Raise `JobCancelled` if this job was cancelled. Call it now and then in a `def` handler that runs for long.
+        """Raise `JobCancelled` if this job was cancelled. Call it from time to time in a long-running `def` handler.
 
-        `async def` handlers are cancelled where they wait, and `process=True` handlers are killed: they need no check.
+        It raises `SoftTimeout`, once, when the task's `soft_timeout` has passed. `async def` handlers are cancelled
+        where they wait, and `process=True` handlers are killed: they need no check.
         """
-        if self._cancellation is not None and self._cancellation.reason is not None:
-            raise cancelled_error(self.id, self._cancellation.reason)
+        request = self._cancellation
+        if request is None:
+            return
+        if request.reason is not None:
+            raise cancelled_error(self.id, request.reason)
+        if request.soft_timeout_at is not None and time.monotonic() >= request.soft_timeout_at:
+            request.soft_timeout_at = None
+            raise SoftTimeout("the handler reached its soft timeout")
 
     @property
     def payload_slot(self) -> bytes:

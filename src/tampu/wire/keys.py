@@ -14,6 +14,7 @@ class QueueKeys:
         "dlq",
         "events",
         "paused",
+        "paused_tasks",
         "promoter_lock",
         "queue_name",
         "repeat",
@@ -35,6 +36,7 @@ class QueueKeys:
         self.scheduler_lock = f"{tag}:scheduler:lock"
         self.replays = f"{tag}:replays"
         self.paused = f"{tag}:paused"
+        self.paused_tasks = f"{tag}:paused-tasks"
         self.cancel_marks = f"{tag}:cancel"
 
     def dedup_marker(self, job_id: str) -> str:
@@ -46,7 +48,7 @@ class QueueKeys:
         return f"{self.tag}:didx:{job_id}"
 
     def cancel_mark(self, job_id: str) -> str:
-        """Holds that a job is to be cancelled, or was, and why. `cancel_marks` lists those not carried out yet."""
+        """Return the key that marks a job for cancelling, or as cancelled. `cancel_marks` lists the open requests."""
         return f"{self.tag}:cancel:{job_id}"
 
     def result(self, job_id: str) -> str:
@@ -74,8 +76,12 @@ class QueueKeys:
         return f"{self.tag}:owner:{group}:{consumer_id}"
 
     def heartbeat(self, group: str, consumer_id: str) -> str:
-        """Holds what a worker last published about itself."""
+        """Return the key of a worker's last heartbeat."""
         return f"{self.tag}:worker:{group}:{consumer_id}"
+
+    def progress(self, job_id: str) -> str:
+        """Return the key of the progress that a running job last reported."""
+        return f"{self.tag}:progress:{job_id}"
 
     def chain(self, chain_id: str) -> str:
         """Return the key of a producer's chain: the last window's number, and replies that a resend may need."""

@@ -1,11 +1,13 @@
 """The payload slot: a value as MessagePack, wrapped in a bin (the Python and Node form) or inline (Rust-typed).
 
 Encoding is strict: a value that would not decode to an equal value (Decimal, UUID, set, naive datetime, dataclass ...)
-raises `EncodeError`. Tuples decode to lists, as always in MessagePack.
+raises `EncodeError`. Tuples decode to lists, as always in MessagePack. Lists, tuples and dicts are refused as keys of a
+dict, in both directions; see `refuse_array_keys`.
 """
 
 from __future__ import annotations
 
+import gc
 import reprlib
 import threading
 from itertools import chain
@@ -16,7 +18,7 @@ import msgspec
 
 from tampu.base.checks import invalid
 from tampu.errors import DecodeError, EncodeError
-from tampu.wire.scan import REFUSALS
+from tampu.wire.scan import REFUSALS, has_more_containers_than
 
 PayloadFormat = Literal["bin", "inline"]
 
@@ -25,13 +27,24 @@ PayloadFormat = Literal["bin", "inline"]
 MAX_NESTING = 512
 _LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
+#: A large payload with at most this many children is checked one by one.
+FEW_CHILDREN = 32
 #: All bytes except those that start a list or dict that is not empty.
 _OPENS_NO_LEVEL = bytes({*range(256)} - {*range(0x81, 0x90), *range(0x91, 0xA0), *range(0xDC, 0xE0)})
 
 #: First bytes of a bin, and therefore of a payload in format 'bin'.
-_BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
+BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
-_decode = msgspec.msgpack.Decoder().decode
+#: Errors of msgpack's decoder: the bytes are not MessagePack, or nested more than 1024 levels deep.
+_NOT_MSGPACK = (ValueError, OverflowError, RecursionError, msgpack.UnpackException)
+#: Payloads beyond this size, in bytes, are decoded without garbage collection, which would repeatedly scan the values
+#: built so far and find nothing: it took two thirds of the 0.4 s that a million empty lists took.
+LARGE_BYTES = 65_536
+#: Maximum number of lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, and all other
+#: jobs wait. A larger payload may have more, at `CONTAINER_BYTES` each.
+MAX_CONTAINERS = 131_072
+CONTAINER_BYTES = 8
+
 _decode_bin = msgspec.msgpack.Decoder(bytes).decode
 _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
@@ -72,13 +85,30 @@ def encode_value(value: Any) -> bytes:
         raise EncodeError(
             f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"
         )
+    if isinstance(value, _CONTAINERS):
+        try:
+            refuse_array_keys(packed)
+        except DecodeError as error:
+            raise EncodeError(f"payload {_shown(value)} has no faithful MessagePack form: {error}") from None
     return packed
 
 
+def refuse_array_keys(packed: bytes) -> None:
+    """Raise `DecodeError` if a key of a map is an array or a map.
+
+    Python hashes -1 and -2 alike, so arrays of them all collide: as keys, 262 KB of them took 16 s to decode.
+    """
+    decode_value(packed)
+
+
 def _is_nested_too_deeply(packed: bytes, value: Any) -> bool:
-    # Two fast checks in C, one for small payloads and one for large ones, clear nearly all before the slow one below.
+    # Fast checks, one for small payloads and two for large ones, clear nearly all before the slow one below.
     if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
         return False
+    if len(value) <= FEW_CHILDREN:  # a few long values: no copy of them is needed
+        children = value.values() if isinstance(value, dict) else value
+        if not any(isinstance(child, _CONTAINERS) for child in children):
+            return False
     try:
         _skip(_LEVELS_TO_SPARE + packed)
     except RecursionError:
@@ -103,27 +133,52 @@ def _shown(value: object) -> str:
 
 def decode_value(data: bytes) -> Any:
     """Decode MessagePack. Raises `DecodeError` unless the bytes are exactly one value."""
+    if len(data) <= LARGE_BYTES:
+        return _decode(data)
+    most = max(MAX_CONTAINERS, len(data) // CONTAINER_BYTES)
+    if len(data) > most and has_more_containers_than(data, most):
+        raise DecodeError(f"payload of {len(data):,} bytes has more than {most:,} lists and dicts")
+    if not gc.isenabled():
+        return _decode(data)
+    gc.disable()
     try:
         return _decode(data)
-    except REFUSALS as error:
+    finally:
+        gc.enable()
+
+
+def _decode(data: bytes) -> Any:
+    # msgpack instead of msgspec, which makes tuples of arrays in keys: msgpack makes lists, and stops at the first one.
+    # Timestamps become datetimes: msgpack's own type adds seconds and nanoseconds, a hash that is easy to make collide.
+    try:
+        return msgpack.unpackb(data, strict_map_key=False, timestamp=3, ext_hook=msgspec.msgpack.Ext)
+    except TypeError:
+        raise DecodeError(
+            "payload has an array, a map or an extension as the key of a map; use text or numbers"
+        ) from None
+    except _NOT_MSGPACK as error:
         raise _no_value(error) from error
 
 
 def _no_value(error: Exception) -> DecodeError:
-    if isinstance(error, RecursionError):
+    if isinstance(error, RecursionError | msgpack.StackError):
         return DecodeError("payload is nested too deeply")
-    return DecodeError(f"payload is not MessagePack: {error}")
+    return DecodeError(f"payload is not MessagePack: {error or type(error).__name__}")
 
 
 def wrap_bin(data: bytes) -> bytes:
     """Wrap bytes in a MessagePack bin with the shortest header."""
-    size = len(data)
+    return bin_header(len(data)) + data
+
+
+def bin_header(size: int) -> bytes:
+    """Return the shortest header of a MessagePack bin of `size` bytes."""
     if size < 0x100:
-        return b"\xc4%c%b" % (size, data)
+        return b"\xc4%c" % size
     if size < 0x10000:
-        return b"\xc5%b%b" % (size.to_bytes(2, "big"), data)
+        return b"\xc5" + size.to_bytes(2, "big")
     if size < 0x100000000:
-        return b"\xc6%b%b" % (size.to_bytes(4, "big"), data)
+        return b"\xc6" + size.to_bytes(4, "big")
     raise EncodeError(f"a payload must be at most 4294967295 bytes; got {size}")
 
 
@@ -132,7 +187,7 @@ def encode_slot(value: Any, payload_format: PayloadFormat = "bin") -> bytes:
     packed = encode_value(value)
     if payload_format == "bin":
         return wrap_bin(packed)
-    if packed[:1] in _BIN_LEADS:  # readers would mistake it for a payload in format 'bin'
+    if packed[:1] in BIN_LEADS:  # readers would mistake it for a payload in format 'bin'
         raise EncodeError(f"payload {_shown(value)} cannot be written inline: bytes need payload_format 'bin'")
     return packed
 
@@ -140,14 +195,15 @@ def encode_slot(value: Any, payload_format: PayloadFormat = "bin") -> bytes:
 def decode_slot(slot: bytes) -> Any:
     """Decode the value in a payload slot of either format."""
     try:
-        return _decode(_decode_bin(slot) if slot[:1] in _BIN_LEADS else slot)
+        packed = _decode_bin(slot) if slot[:1] in BIN_LEADS else slot
     except REFUSALS as error:
         raise _no_value(error) from error
+    return decode_value(packed)
 
 
 def slot_format(slot: bytes) -> PayloadFormat:
     """Return the format of a payload slot."""
-    return "bin" if slot[:1] in _BIN_LEADS else "inline"
+    return "bin" if slot[:1] in BIN_LEADS else "inline"
 
 
 #: A result is the return value as MessagePack. None is stored as nil, which distinguishes a finished job from a pending

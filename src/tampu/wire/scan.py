@@ -1,7 +1,7 @@
 """Read MessagePack that strict decoders reject: bytes after a value, and every form that Rust's serde accepts.
 
 It finds the end of a value and splits arrays and maps into slots without building values. It is safe for hostile input:
-no recursion, no allocation for claimed lengths, time linear in the input.
+no recursion, no allocation for claimed lengths, time linear in the input. Long input is walked by msgpack's C code.
 
 serde reads a struct from an array by position, or from a map whose keys are field names (str or bin) or field numbers,
 in any order; unknown keys are ignored, duplicates rejected. It reads an enum from a variant's name or number, alone or
@@ -10,15 +10,17 @@ as the only key of a map to its content.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgpack
 import msgspec
 
 from tampu.base.checks import MAX_U32
 from tampu.errors import DecodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 #: Integers of the wire format. U64 has no upper bound: MessagePack stops at 64 bits, and msgspec's bounds at int64.
 U64 = Annotated[int, msgspec.Meta(ge=0)]
@@ -30,6 +32,13 @@ REFUSALS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError,
 
 #: The encoded None.
 NIL = b"\xc0"
+
+#: Input beyond this size is walked in C, in bytes: a million values take 100 ms in Python.
+LONG_BYTES = 4096
+#: Values nested over 1024 levels deep are walked in Python up to this size of the input, and refused beyond, in bytes.
+DEEP_BYTES = 262_144
+#: Maximum number of fields of a struct that is written as a map, unknown ones included.
+MAX_FIELDS = 1000
 
 # For leading bytes followed by a number: the size of the number in bytes, and what it counts.
 _BYTES = 1  # bytes of the body
@@ -73,6 +82,9 @@ def _children(lead: int) -> int:
 _SIZES = tuple(_size(lead) for lead in range(256))
 _COUNTS = tuple(_children(lead) for lead in range(256))
 
+_CONTAINER_LEADS = frozenset({*range(0x80, 0xA0), *range(0xDC, 0xE0)})
+_NO_CONTAINER = bytes({*range(256)} - _CONTAINER_LEADS)
+
 #: Where the content of a str or bin begins.
 _CONTENT_AT = {lead: 1 + width for lead, width in _STR_AND_BIN.items()} | dict.fromkeys(range(0xA0, 0xC0), 1)
 
@@ -94,6 +106,38 @@ def _numbered_header(data: bytes, position: int) -> tuple[int, int]:
 
 def end_of_value(data: bytes, position: int = 0) -> int:
     """Return the position after the value that starts at `position`."""
+    return next(_ends(data, position, 1))
+
+
+def _ends(data: bytes, position: int, count: int) -> Iterator[int]:
+    """Yield the positions after each of `count` values, the first of which starts at `position`."""
+    if len(data) - position <= LONG_BYTES:
+        yield from _python_ends(data, position, count)
+        return
+    walker = msgpack.Unpacker(max_buffer_size=len(data))
+    walker.feed(memoryview(data)[position:])
+    for done in range(count):
+        try:
+            walker.skip()
+        except msgpack.StackError:  # over 1024 levels
+            if len(data) > DEEP_BYTES:
+                raise DecodeError("MessagePack is nested too deeply") from None
+            yield from itertools.islice(_python_ends(data, position, count), done, None)
+            return
+        except msgpack.FormatError:
+            raise DecodeError("a byte is not the start of a MessagePack value") from None
+        except (msgpack.OutOfData, ValueError):  # the end is missing, or a claimed length exceeds the input
+            raise DecodeError(f"MessagePack ends after {len(data)} bytes in the middle of a value") from None
+        yield position + walker.tell()
+
+
+def _python_ends(data: bytes, position: int, count: int) -> Iterator[int]:
+    for _ in range(count):
+        position = _python_end(data, position)
+        yield position
+
+
+def _python_end(data: bytes, position: int) -> int:
     size = len(data)
     outstanding = 1
     while outstanding:
@@ -111,6 +155,23 @@ def end_of_value(data: bytes, position: int = 0) -> int:
     if position > size:
         raise DecodeError(f"MessagePack ends after {size} bytes in the middle of a value")
     return position
+
+
+def has_more_containers_than(data: bytes, limit: int) -> bool:
+    """Return whether an encoded value holds more than `limit` arrays and maps."""
+    if len(data.translate(None, _NO_CONTAINER)) <= limit:  # in C: too few bytes that could start one
+        return False
+    sizes, leads = _SIZES, _CONTAINER_LEADS  # local names are faster
+    position, size, found = 0, len(data), 0
+    while position < size:  # children follow their container, so all values can be read as one sequence
+        lead = data[position]
+        if lead in leads:
+            found += 1
+            if found > limit:
+                return True
+        own = sizes[lead]
+        position = position + own if own else _numbered_header(data, position)[0]
+    return False
 
 
 def is_array(data: bytes) -> bool:
@@ -142,8 +203,7 @@ def slots_of(data: bytes) -> list[bytes]:
     """Return the encoded children of an array (or of a map: key, value, key, value ...), ignoring bytes after it."""
     position, count = _children_of(data)
     slots: list[bytes] = []
-    for _ in range(count):
-        end = end_of_value(data, position)
+    for end in _ends(data, position, count):
         slots.append(data[position:end])
         position = end
     return slots
@@ -151,8 +211,10 @@ def slots_of(data: bytes) -> list[bytes]:
 
 def bin_content(slot: bytes) -> bytes | None:
     """Return the content of a bin that fills the slot exactly; None if the slot holds anything else."""
-    is_bin = slot[:1] in (b"\xc4", b"\xc5", b"\xc6")
-    return text_content(slot) if is_bin and end_of_value(slot) == len(slot) else None
+    if slot[:1] not in (b"\xc4", b"\xc5", b"\xc6"):
+        return None
+    start = _CONTENT_AT[slot[0]]
+    return slot[start:] if start + int.from_bytes(slot[1:start], "big") == len(slot) else None
 
 
 def text_content(slot: bytes) -> bytes | None:
@@ -192,6 +254,8 @@ def fields_of(data: bytes, names: tuple[str, ...], *, in_array: int, in_map: int
             wanted = f"{in_array}" if in_array == len(names) else f"{in_array} to {len(names)}"
             raise DecodeError(f"expected an array of {wanted} values; got {count}")
         return dict(zip(names, slots_of(data), strict=False))
+    if count_of(data) > 2 * MAX_FIELDS:
+        raise DecodeError(f"expected a map of at most {MAX_FIELDS} fields; got {count_of(data) // 2}")
     slots = slots_of(data)
     fields: dict[str, bytes] = {}
     for key, value in zip(slots[::2], slots[1::2], strict=True):

@@ -13,7 +13,7 @@ import msgspec
 
 from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
-from tampu.wire.payload import decode_value, encode_value, slot_format
+from tampu.wire.payload import decode_value, encode_value, refuse_array_keys, slot_format
 from tampu.wire.scan import bin_content
 
 if TYPE_CHECKING:
@@ -70,10 +70,13 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     except TypeError as error:
         raise ConfigError(f"payload_type {_name(payload_type)} cannot be encoded as MessagePack: {error}") from error
     pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
+    is_checked = _may_have_array_keys(payload_type)
 
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
+            if is_checked:
+                refuse_array_keys(packed)
             # Decode it as a check: a payload that a worker would reject must not be sent.
             read_packed(packed)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -81,12 +84,41 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
         return packed
 
     def read(packed: bytes) -> Any:
+        if is_checked:
+            refuse_array_keys(packed)
         try:
             return read_packed(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise DecodeError(f"payload is not a {_name(payload_type)}: {error}") from error
 
     return write, read
+
+
+def _may_have_array_keys(payload_type: Any) -> bool:
+    """Return whether a value of this type can hold a map with arrays as keys: it has a part without a type, or one
+    whose keys are not plain values. Types made of plain values are spared the check."""
+    seen: set[int] = set()
+
+    def look(part: Any) -> bool:
+        if isinstance(part, msgspec.inspect.AnyType | msgspec.inspect.CustomType | msgspec.inspect.RawType):
+            return True
+        if isinstance(part, msgspec.inspect.DictType) and _holds_sequence(part.key_type):
+            return True
+        if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field):
+            if id(part) in seen:
+                return False
+            seen.add(id(part))
+            return any(look(getattr(part, name)) for name in part.__struct_fields__)
+        return isinstance(part, list | tuple) and any(map(look, part))
+
+    return look(msgspec.inspect.type_info(payload_type))
+
+
+def _holds_sequence(key: msgspec.inspect.Type) -> bool:
+    kinds = key.types if isinstance(key, msgspec.inspect.UnionType) else (key,)
+    sequences = (msgspec.inspect.CollectionType, msgspec.inspect.TupleType, msgspec.inspect.NamedTupleType)
+    structs = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
+    return any(isinstance(kind, (*sequences, *structs)) for kind in kinds)
 
 
 def convert(value: Any, payload_type: Any) -> Any:

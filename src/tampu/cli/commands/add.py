@@ -2,17 +2,22 @@
 
 import json
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
 
+from tampu.cli.commands.worker.targets import load
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import QueueName
 from tampu.cli.output import say, show, write_json
 from tampu.cli.payloads import one_line
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import parse_duration
+from tampu.errors import Error
+from tampu.queue import Queue
+from tampu.worker import Worker
 
 
 def add(
@@ -26,21 +31,42 @@ def add(
         str | None, typer.Option("--delay", metavar="DURATION", help="Run the job after this long (90s, 15m, 2h).")
     ] = None,
     job_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Job ID. Ignored if this ID was added in the last hour.")
+        str | None, typer.Option("--id", metavar="ID", help="Job ID. A second add of it within an hour is ignored.")
     ] = None,
     attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Maximum number of attempts.")] = None,
+    app: Annotated[
+        str | None,
+        typer.Option(
+            "--app",
+            metavar="APP:QUEUE",
+            help="Check the arguments against the task in this module, and use its options and the queue's server.",
+        ),
+    ] = None,
     wait: Annotated[
         str | None,
         typer.Option("--wait", metavar="DURATION", help="Wait up to this long for the result and print it."),
     ] = None,
 ) -> None:
-    """Add a job and print its ID."""
+    """Add a job and print its ID.
+
+    With --app, the job is checked and gets its options as if the app had added it: `tampu add emails welcome '{"to":
+    "ada@example.com"}' --app app:queue`.
+    """
     value = parse_json(sys.stdin.read() if payload == "-" else payload)
     options: dict[str, Any] = {"job_id": job_id, "attempts": attempts}
     if delay is not None:
         options["delay"] = timedelta(seconds=parse_duration(delay))
     wait_secs = None if wait is None else parse_duration(wait)
-    told = common.run(_add, queue, name, value, options, wait_secs)
+    known = None if app is None else _app_queue(app, queue)
+    if known is not None and common.url is None:
+        common = replace(common, url=known.url)
+    try:
+        told = common.run(_add, queue, known, name, value, options, wait_secs)
+    except TypeError as error:
+        if isinstance(error, Error):
+            raise
+        # The payload does not fit the task.
+        raise UsageError(str(error)) from error
     if common.as_json:
         write_json(told)
     else:
@@ -51,10 +77,28 @@ def add(
         say(f"a job with the ID {told['id']} was added before; nothing was added", "yellow")
 
 
+def _app_queue(app: str, name: str) -> Queue:
+    """Return the queue of this name in an app."""
+    found = load([app])
+    queues = found.queues if isinstance(found, Worker) else found
+    for queue in queues:
+        if queue.name == name:
+            return queue
+    raise UsageError(f"{app} has no queue {name!r}; it has {', '.join(queue.name for queue in queues)}")
+
+
 async def _add(
-    session: Session, queue_name: str, name: str, value: Any, options: dict[str, Any], wait_secs: float | None
+    session: Session,
+    queue_name: str,
+    known: Queue | None,
+    name: str,
+    value: Any,
+    options: dict[str, Any],
+    wait_secs: float | None,
 ) -> dict[str, Any]:
-    queue = await session.new_queue(queue_name)
+    queue = await session.new_queue(queue_name, strict=known is not None)
+    if known is not None:
+        queue.tasks = known.tasks
     job = await queue.add(name, value, **options)
     told = {"id": str(job.id), "is_new": getattr(job.id, "is_new", True), "queue": queue_name, "name": name}
     if wait_secs is not None:

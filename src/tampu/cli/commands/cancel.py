@@ -30,7 +30,9 @@ def cancel(
     state: Annotated[
         str | None, typer.Option("--state", metavar="|".join(CANCELLABLE), help="Only jobs in this state.")
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown in events and to callers that wait.")] = "",
+    reason: Annotated[
+        str, typer.Option("--reason", help="Reason, shown in events and to callers that wait for the job.")
+    ] = "",
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
@@ -42,7 +44,7 @@ def cancel(
     check_choice("--state", state, CANCELLABLE)
     has_filter = name is not None or older_than is not None or state is not None
     if bool(ids) == has_filter:
-        raise UsageError("give either job IDs, or a filter: --name, --older-than or --state")
+        raise UsageError("pass either job IDs or a filter: --name, --older-than or --state")
     older_than_secs = None if older_than is None else parse_duration(older_than)
     states = [] if ids else [one for one in CANCELLABLE if state in (None, one)]
     found = [*(ids or ()), *common.run(_matching, queue, states, name, older_than_secs)]

@@ -36,6 +36,10 @@ Reason = Annotated[
     typer.Option("--reason", metavar="|".join(reason.value for reason in DlqReason), help="Only this reason."),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")]
+ErrorType = Annotated[
+    str | None, typer.Option("--error-type", metavar="TYPE", help="Only this type of error, such as ConnectionError.")
+]
+Match = Annotated[str | None, typer.Option("--match", metavar="TEXT", help="Only errors that contain this text.")]
 OlderThan = Annotated[
     str | None,
     typer.Option("--older-than", metavar="DURATION", help="Only dead letters at least this old (90s, 15m, 2h, 7d)."),
@@ -46,10 +50,18 @@ Limit = Annotated[
 Full = Annotated[bool, typer.Option("--full", help="Show tracebacks.")]
 
 
-def _filter(ids: list[str] | None, reason: str | None, name: str | None, older_than: str | None) -> DlqFilter:
+def _filter(
+    ids: list[str] | None,
+    reason: str | None,
+    name: str | None,
+    error_type: str | None,
+    match: str | None,
+    older_than: str | None,
+) -> DlqFilter:
     check_choice("--reason", reason, [one.value for one in DlqReason])
     older_than_ms = None if older_than is None else round(parse_duration(older_than) * 1000)
-    return DlqFilter.by_any_id(ids or (), reason=reason, name=name, older_than_ms=older_than_ms)
+    compared = {"reason": reason, "name": name, "error_type": error_type, "match": match}
+    return DlqFilter.by_any_id(ids or (), **compared, older_than_ms=older_than_ms)
 
 
 async def _dead_letters(session: Session, queue: str) -> DeadLetters:
@@ -101,28 +113,32 @@ def peek(
     ids: Ids = None,
     reason: Reason = None,
     name: Name = None,
+    error_type: ErrorType = None,
+    match: Match = None,
     older_than: OlderThan = None,
     limit: Limit = 20,
     full: Full = False,
     raw: Raw = False,
 ) -> None:
     """Show dead letters and their errors, oldest first."""
-    found, total = common.run(_peek, queue, _filter(ids, reason, name, older_than), limit or 20)
+    wanted = _filter(ids, reason, name, error_type, match, older_than)
+    found, total = common.run(_peek, queue, wanted, limit or 20)
     if common.as_json:
         write_json([letter_to_json(letter, raw=raw) for letter in found])
         return
     if not found:
-        say("no matching dead letters" if total else "no dead letters")
+        say("no dead letters" if wanted == DlqFilter() else "no matching dead letters")
         return
     for letter in found:
         show(_letter_view(letter, raw=raw, full=full))
     if len(found) < total:
-        say(f"showing {len(found):,} of {plural(total, 'dead letter')}; raise --limit to see more")
+        matching = "" if wanted == DlqFilter() else "matching "
+        say(f"showing {len(found):,} of {plural(total, f'{matching}dead letter')}; raise --limit to see more")
 
 
 async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> tuple[list[DlqEntry], int]:
     dead_letters = await _dead_letters(session, queue)
-    return await dead_letters.peek(limit, wanted), await dead_letters.count(DlqFilter())
+    return await dead_letters.peek(limit, wanted), await dead_letters.count(wanted)
 
 
 def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
@@ -181,13 +197,15 @@ def replay(
     ids: Ids = None,
     reason: Reason = None,
     name: Name = None,
+    error_type: ErrorType = None,
+    match: Match = None,
     older_than: OlderThan = None,
     limit: Limit = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Move dead letters back into the queue, with their attempts reset to zero."""
-    wanted = _filter(ids, reason, name, older_than)
+    wanted = _filter(ids, reason, name, error_type, match, older_than)
     count = common.run(_count, queue, wanted, limit)
     moved = ReplayCount(0)
     if confirm(f"replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
@@ -224,13 +242,15 @@ def remove(
     ids: Ids = None,
     reason: Reason = None,
     name: Name = None,
+    error_type: ErrorType = None,
+    match: Match = None,
     older_than: OlderThan = None,
     limit: Limit = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete dead letters. This cannot be undone."""
-    wanted = _filter(ids, reason, name, older_than)
+    wanted = _filter(ids, reason, name, error_type, match, older_than)
     count = common.run(_count, queue, wanted, limit)
     removed = 0
     if confirm(f"delete {plural(count, 'dead letter')} of {queue} permanently", count, yes=yes, dry_run=dry_run):

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, say, show, write_json
+from tampu.cli.output import cell, printable, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import Facts, FittingTable, table
 from tampu.cli.units import duration, number, parse_duration, rate, size
-from tampu.inspect.snapshot import SILENT_MS, GroupView, QueueSnapshot, take_snapshot
+from tampu.inspect.snapshot import RATE_EVENTS, RATE_WINDOW_MS, GroupView, QueueSnapshot, take_snapshot
+from tampu.redis.faults import ServerError
 
 #: Characters shown of a lock holder's name.
 HOLDER_SHOWN = 12
@@ -95,37 +96,54 @@ def inspect(
 ) -> None:
     """Show waiting, running, delayed and dead jobs of all queues, or of one queue with its workers."""
     max_age_secs = None if max_age is None else parse_duration(max_age)
-    looks, unusable = common.run(_look, queue, sample)
+    looks, unusable, faults = common.run(_look, queue, sample)
     breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
     if common.as_json:
         found = [look.to_json() for look in looks]
-        write_json((found[0] if queue else {"queues": found, "unusable": unusable}) | {"breaches": breaches})
+        all_queues = {"queues": found, "unusable": unusable, "faults": faults}
+        write_json((found[0] if queue else all_queues) | {"breaches": breaches})
     elif queue:
         show(queue_view(looks[0]))
     elif looks:
-        columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "done", "failed", "bytes")
-        show(queues_table(looks, columns, spare=("bytes", "due", "failed", "done", "oldest", "workers")))
-    else:
+        columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
+        show(queues_table(looks, columns, spare=("bytes", "due", "failed", "completed", "oldest", "workers")))
+        say(window_note(looks), "dim")  # not into the table, which scripts may read
+    elif not faults:
         say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
         say(f"note: tampu cannot open this queue, its name is not UTF-8 or contains braces: {name!r}", "yellow")
+    for faulty, fault in () if common.as_json else faults.items():
+        say(f"queue {faulty} cannot be read: {fault}; run `tampu doctor`", "yellow")
     for breach in breaches:
         say(f"threshold exceeded: {breach}", "bold red")
     if breaches:
         raise typer.Exit(BREACHED)
 
 
-async def _look(session: Session, name: str | None, sample_secs: float) -> tuple[list[Look], list[bytes]]:
+async def _look(
+    session: Session, name: str | None, sample_secs: float
+) -> tuple[list[Look], list[bytes], dict[str, str]]:
+    """Return the queues, the names that tampu cannot open, and the error of each queue that cannot be read."""
     views = await session.views(name)
+    faults: dict[str, str] = {}
+
+    async def snapshots(*, sizes: bool) -> dict[str, QueueSnapshot]:
+        found = {}
+        for client, keys in views:
+            try:
+                found[keys.queue_name] = await take_snapshot(client, keys, sizes=sizes)
+            except ServerError as error:
+                if name is not None:
+                    raise
+                faults[keys.queue_name] = str(error)
+        return found
+
     before: dict[str, QueueSnapshot] = {}
     if sample_secs:
-        before = {keys.queue_name: await take_snapshot(client, keys, sizes=False) for client, keys in views}
+        before = await snapshots(sizes=False)
         await asyncio.sleep(sample_secs)
-    looks = []
-    for client, keys in views:
-        snapshot = await take_snapshot(client, keys)
-        looks.append(Look(snapshot, flow_between(before.get(keys.queue_name), snapshot)))
-    return looks, [] if name else (await session.find_queues()).unusable
+    looks = [Look(one, flow_between(before.get(one.queue), one)) for one in (await snapshots(sizes=True)).values()]
+    return looks, [] if name else (await session.find_queues()).unusable, faults
 
 
 def breaches_of(
@@ -153,7 +171,7 @@ _COLUMNS: dict[str, Callable[[Look], RenderableType]] = {
     "due": lambda look: cell(number(look.snapshot.due), "yellow" if look.snapshot.due else ""),
     "dead": lambda look: cell(number(look.snapshot.dlq), "red" if look.snapshot.dlq else ""),
     "workers": lambda look: number(look.snapshot.workers),
-    "done": lambda look: rate(look.snapshot.event_rates.get("completed", 0.0)),
+    "completed": lambda look: rate(look.snapshot.event_rates.get("completed", 0.0)),
     "failed": lambda look: rate(look.snapshot.event_rates.get("failed", 0.0)),
     "added": lambda look: rate(look.flow.added_per_sec),
     "settled": lambda look: rate(look.flow.settled_per_sec),
@@ -166,16 +184,31 @@ def queues_table(looks: list[Look], columns: tuple[str, ...], spare: tuple[str, 
     made = FittingTable("queue", *columns, numbers=columns, spare=spare)
     for look in looks:
         one = look.snapshot
-        name = Text.assemble(cell(one.queue, "bold"), (" paused", "yellow") if one.is_paused else "")
+        name = Text.assemble(cell(one.queue, "bold"), (" paused", "yellow") if one.has_pause else "")
         made.add_row(name, *(_COLUMNS[column](look) for column in columns))
     return made
+
+
+def window_note(looks: list[Look]) -> str:
+    """Return the line that says over which time `completed` and `failed` are counted."""
+    shortest = min(look.snapshot.rate_window_secs for look in looks)
+    window = f"the last {duration(RATE_WINDOW_MS)}"
+    if shortest * 1000 < RATE_WINDOW_MS:
+        window += f", or the last {RATE_EVENTS:,} events of a busy queue"
+    return f"completed, failed: runs per second over {window}"
+
+
+def pause_lines(one: QueueSnapshot) -> list[Text]:
+    """Return a line for the pause of the queue and for each paused task, with the reasons."""
+    pauses = {"paused": one.pause_reason} if one.is_paused else {}
+    pauses |= {f"task {name} paused": reason for name, reason in sorted(one.paused_tasks.items())}
+    return [cell(f"{what}: {reason}" if reason else what, "yellow") for what, reason in pauses.items()]
 
 
 def queue_view(look: Look) -> Group:
     """Return the full view of one queue."""
     one = look.snapshot
-    state = Text(" paused", style="yellow") if one.is_paused else Text("")
-    parts: list[Any] = [Text.assemble(cell(one.queue, "bold"), state), Facts(_depths(one), _movement(look))]
+    parts: list[Any] = [cell(one.queue, "bold"), *pause_lines(one), Facts(_depths(one), _movement(look))]
     for group in one.groups:
         parts += [Text(""), _group_table(group)]
     if not one.groups:
@@ -202,11 +235,12 @@ def _movement(look: Look) -> list[tuple[str, Text]]:
     rates = one.event_rates
     window = duration(one.rate_window_secs * 1000)
     added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (use --sample 1)"
+    by_event = {name: rate(rates.get(name, 0.0)) for name in ("completed", "failed", "retry-scheduled", "dlq")}
     return [
         ("added", cell(added)),
-        (f"completed, last {window}", cell(rate(rates.get("completed", 0.0)))),
-        ("failed attempts", cell(rate(rates.get("failed", 0.0)))),
-        ("retried, dead-lettered", cell(f"{rate(rates.get('retry-scheduled', 0.0))}, {rate(rates.get('dlq', 0.0))}")),
+        (f"completed, failed (last {window})", cell(f"{by_event['completed']}, {by_event['failed']}")),
+        (f"retried, dead-lettered (last {window})", cell(f"{by_event['retry-scheduled']}, {by_event['dlq']}")),
+        ("added since the stream exists", cell("-" if one.added_in_all is None else number(one.added_in_all))),
         ("schedules", cell(number(one.repeatables))),
         ("promoter, scheduler", cell(f"{_holder(one.promoter)}, {_holder(one.scheduler)}")),
         ("memory", cell(", ".join([size(one.bytes), *(f"{key} {size(n)}" for key, n in one.bytes_by_key.items())]))),
@@ -224,12 +258,13 @@ def _group_table(group: GroupView) -> Table:
         "consumer",
         "pending",
         "idle",
-        title=f"group {group.name}: {group.pending:,} pending{oldest}",
+        title=printable(f"group {group.name}: {group.pending:,} pending{oldest}"),
         numbers=("pending", "idle"),
     )
     for consumer in group.consumers:
-        style = "dim" if consumer.idle_ms >= SILENT_MS else ""
-        made.add_row(cell(consumer.name, style), number(consumer.pending), cell(duration(consumer.idle_ms), style))
+        style = "" if consumer.is_alive else "dim"
+        name = consumer.name if consumer.is_alive else f"{consumer.name} (dead)"
+        made.add_row(cell(name, style), number(consumer.pending), cell(duration(consumer.idle_ms), style))
     if not group.consumers:
         made.add_row(cell("no worker connected", "yellow"), "", "")
     return made

@@ -52,7 +52,9 @@ def list_(
     older_than: Annotated[
         str | None,
         typer.Option(
-            "--older-than", metavar="DURATION", help="Only jobs that are running, or were added, for this long (15m)."
+            "--older-than",
+            metavar="DURATION",
+            help="Only jobs that started, failed or were added at least this long ago (15m).",
         ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of jobs, oldest first.")] = 50,
@@ -106,7 +108,7 @@ def _error_of(letter: DlqEntry) -> str:
 
 @app.command("show")
 def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: Raw = False) -> None:
-    """Show the state of a job: waiting, delayed, running, done or dead."""
+    """Show the state of a job: waiting, delayed, running, done, dead or cancelled."""
 
     async def work(session: Session) -> tuple[str, JobState, dict[str, Any]]:
         client, keys, state = await _find(session, queue, job_id)
@@ -136,7 +138,8 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
         state = _state_by_events(state, events)
         reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
         if replays := await client.call("HGET", keys.replays, job_id):
-            reasons.insert(0, f"it was a dead letter and was replayed {plural(int(replays), 'time')}")
+            count = int(replays) if replays.isdigit() and len(replays) < 20 else 1
+            reasons.insert(0, f"it was a dead letter and was replayed {plural(count, 'time')}")
         return keys.queue_name, state, steps_of(state, events), reasons, _last_traceback(state, events)
 
     name, state, steps, reasons, traceback = common.run(work)
@@ -233,6 +236,7 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
         ("failed attempts", state.attempt),
         ("due", instant(state.run_at_ms) if state.run_at_ms is not None else None),
         ("worker", f"{state.worker} (group {state.group})" if state.worker else None),
+        ("progress", None if state.progress is None else f"{state.progress:.0%} {state.progress_note}".rstrip()),
         ("lease renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
         ("reason", state.reason if letter is None else letter.reason),
         ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),

@@ -161,7 +161,8 @@ def explain(state: JobState, entries: list[tuple[str, QueueEvent]], queue: Queue
 
 def _why_waiting(queue: QueueSnapshot) -> list[str]:
     if queue.is_paused:
-        return [f"the queue is paused; run `tampu queue resume {queue.queue}` to continue"]
+        why = f": {queue.pause_reason}" if queue.pause_reason else ""
+        return [f"the queue is paused{why}; run `tampu queue resume {queue.queue}` to continue"]
     if not queue.workers:
         return ["no worker serves this queue; start one with `tampu worker app:queue`"]
     lines = [f"{plural(queue.waiting, 'job')} waiting for {plural(queue.workers, 'worker')}"]
@@ -177,6 +178,10 @@ def _why_delayed(state: JobState, entries: list[tuple[str, QueueEvent]], queue: 
     failed = [event for _, event in entries if event.name == "failed"]
     why = f"it is waiting for retry {len(failed)}" if failed else "it is delayed"
     lines = [f"{why}, due in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
+    if state.name in queue.paused_tasks:
+        reason = queue.paused_tasks[state.name]
+        paused = f"task {state.name} is paused" + (f": {reason}" if reason else "")
+        lines.append(f"{paused}; run `tampu queue resume {queue.queue} --task {state.name}` to continue")
     if failed:
         reason = str(failed[-1].fields.get("reason", ""))
         lines.append(f"last error: {reason}")

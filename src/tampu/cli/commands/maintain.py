@@ -29,7 +29,12 @@ LockTtl = Annotated[
     int, typer.Option("--lock-ttl", min=1, metavar="SECONDS", help="Time until a dead leader is replaced.")
 ]
 MaxLength = Annotated[
-    int, typer.Option("--max-stream-len", min=1, help="Stop moving jobs while the stream is at least this long.")
+    int,
+    typer.Option(
+        "--max-stream-len",
+        min=1,
+        help="While the stream is at least this long, jobs stay in, or go to, the delayed set.",
+    ),
 ]
 Part = Callable[[asyncio.Event], Awaitable[None]]
 

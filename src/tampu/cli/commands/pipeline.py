@@ -47,7 +47,11 @@ Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The folder of
 Queues = Annotated[
     list[str],
     typer.Option(
-        "--queue", "-q", metavar="QUEUE", help="A queue; can be given several times.", autocompletion=complete_queue
+        "--queue",
+        "-q",
+        metavar="QUEUE",
+        help="Queue to read. Can be given more than once.",
+        autocompletion=complete_queue,
     ),
 ]
 Master = Annotated[
@@ -59,7 +63,7 @@ Master = Annotated[
 Keep = Annotated[
     str,
     typer.Option(
-        "--keep", metavar="DURATION", help="Keep replaced files this long, for readers that opened them: 2h, 1d."
+        "--keep", metavar="DURATION", help="Keep replaced files this long (2h, 1d), for readers that have opened them."
     ),
 ]
 
@@ -82,13 +86,11 @@ def run(
     url: Url = None,
     every: Annotated[
         str | None,
-        typer.Option(
-            "--every", metavar="DURATION", help="Run again and again at this interval: 10s, 5m.", show_default="once"
-        ),
+        typer.Option("--every", metavar="DURATION", help="Repeat at this interval (10s, 5m).", show_default="once"),
     ] = None,
     master: Master = None,
     max_per_batch: Annotated[
-        int, typer.Option("--max-per-batch", min=1, help="Most entries landed in one batch.")
+        int, typer.Option("--max-per-batch", min=1, help="Maximum number of entries per batch.")
     ] = 1_000_000,
     keep: Keep = "2h",
     contracts: Annotated[
@@ -98,12 +100,12 @@ def run(
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
-    A run that is killed, even by kill -9, is continued by the next one. With --every, it runs until a signal. Small
-    files are merged after each run; every 10 runs, replaced files are deleted.
+    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until a signal.
+    Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
-        raise UsageError(f"--every must be longer than 0, got {every!r}")
+        raise UsageError(f"--every must be longer than 0; got {every!r}")
     keep_hours = _hours(keep)
     try:
         broken = build_lake(
@@ -129,7 +131,7 @@ def build_lake(
     contracts: str | None = None,
     conf: Mapping[str, str] | None = None,
 ) -> bool:
-    """Run the pipeline once, or with a pause again and again; a signal raises `Stopped`.
+    """Run the pipeline once, or repeatedly with a pause in between; a signal raises `Stopped`.
 
     Everything that can be checked is checked before Spark is started. Returns whether a payload breaks its contract.
     """
@@ -209,7 +211,7 @@ def _checked(url: str | None, queues: list[str]) -> str:
     from tampu.spark.server import QueueServer
 
     if any("," in queue for queue in queues):
-        raise UsageError("--queue takes one queue: give it again for others")
+        raise UsageError("--queue takes one queue; repeat the option for others")
     options = ReadOptions.parse({"url": resolve_url(url), "queue": ",".join(queues)})
     for queue in options.queues:
         with QueueServer(options.url, queue) as server:
@@ -405,7 +407,9 @@ def show_tables(lake: Lake, as_json: AsJson = False) -> None:
 
 @app.command()
 def sql(
-    query: Annotated[str, typer.Argument(metavar="SQL", help='Such as "SELECT name, failures FROM silver_jobs".')],
+    query: Annotated[
+        str, typer.Argument(metavar="SQL", help='SQL query, such as "SELECT name, failures FROM silver_jobs".')
+    ],
     lake: Lake,
     as_json: AsJson = False,
 ) -> None:
@@ -458,7 +462,7 @@ def compact(lake: Lake) -> None:
 
 @app.command()
 def vacuum(lake: Lake, keep: Keep = "2h") -> None:
-    """Delete files that no reader needs any more, and those left by killed runs. Needs neither Spark nor Java."""
+    """Delete files that no reader needs, and files left by killed runs. Needs neither Spark nor Java."""
     _require_lake()
     from tampu.spark.lake import upkeep
     from tampu.spark.lake.folder import writable_lake
@@ -470,7 +474,7 @@ def vacuum(lake: Lake, keep: Keep = "2h") -> None:
 @app.command()
 def retain(
     lake: Lake,
-    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep bronze this long: 90d.")],
+    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep rows of bronze this long (90d).")],
 ) -> None:
     """Remove old events and dead letters from bronze. Silver and gold keep their rows.
 
@@ -507,7 +511,7 @@ def _require_lake() -> None:
 def rebuild(
     lake: Lake,
     first_day: Annotated[
-        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on: 2026-01-31.", show_default="all")
+        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on (2026-01-31).", show_default="all")
     ] = "",
     master: Master = None,
 ) -> None:
@@ -520,7 +524,7 @@ def rebuild(
     from tampu.spark.lake.rows import published
 
     if first_day and not re.fullmatch(r"\d{4}-\d\d-\d\d", first_day):
-        raise UsageError(f"--from must be a day such as 2026-01-31, got {first_day!r}")
+        raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}")
     folder = writable_lake(lake)
     published(folder)
     try:

@@ -18,6 +18,7 @@ PROGRESS_SECS = 0.2
 
 app = typer.Typer(help="List, pause, resume, drain, purge or delete queues.", no_args_is_help=True)
 
+Task = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only this task.")]
 DrainTimeout = Annotated[
     str | None, typer.Option("--within", metavar="DURATION", help="Give up after this time (90s, 15m, 2h).")
 ]
@@ -40,7 +41,8 @@ def list_(common: CommonOptions) -> None:
 def pause(
     common: CommonOptions,
     queue: QueueName,
-    reason: Annotated[str, typer.Option("--reason", help="Why; shown by `tampu inspect`.")] = "",
+    task: Task = None,
+    reason: Annotated[str, typer.Option("--reason", help="Reason, shown by other commands.")] = "",
     for_: Annotated[
         str | None, typer.Option("--for", metavar="DURATION", help="Resume automatically after this time (15m, 2h).")
     ] = None,
@@ -49,15 +51,16 @@ def pause(
     until = None if for_ is None else parse_duration(for_)
 
     async def work(session: Session) -> None:
-        await (await session.queue(queue)).pause(reason=reason, until=until)
+        await (await session.queue(queue)).pause(task=task, reason=reason, until=until)
 
     common.run(work)
+    what, option = (queue, "") if task is None else (f"task {task} of {queue}", f" --task {task}")
     if common.as_json:
-        write_json({"queue": queue, "is_paused": True, "reason": reason, "for_secs": until})
+        write_json({"queue": queue, "task": task, "is_paused": True, "reason": reason, "for_secs": until})
     elif until is None:
-        show(f"paused {queue}; run `tampu queue resume {queue}` to continue")
+        show(f"paused {what}; run `tampu queue resume {queue}{option}` to continue")
     else:
-        show(f"paused {queue} for {duration(until * 1000)}")
+        show(f"paused {what} for {duration(until * 1000)}")
 
 
 @app.command()
@@ -89,7 +92,7 @@ def delete(
     common: CommonOptions,
     queue: QueueName,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete it although it has jobs, dead letters, schedules or workers.")
+        bool, typer.Option("--force", help="Delete the queue even if it has jobs, dead letters, schedules or workers.")
     ] = False,
     yes: Yes = False,
     dry_run: DryRun = False,
@@ -112,17 +115,18 @@ def delete(
 
 
 @app.command()
-def resume(common: CommonOptions, queue: QueueName) -> None:
-    """Resume a paused queue."""
+def resume(common: CommonOptions, queue: QueueName, task: Task = None) -> None:
+    """Resume a paused queue, or a paused task."""
 
     async def work(session: Session) -> bool:
-        return await (await session.queue(queue)).resume()
+        return await (await session.queue(queue)).resume(task=task)
 
     was_paused = common.run(work)
+    what = queue if task is None else f"task {task} of {queue}"
     if common.as_json:
-        write_json({"queue": queue, "is_paused": False, "was_paused": was_paused})
+        write_json({"queue": queue, "task": task, "is_paused": False, "was_paused": was_paused})
     else:
-        show(f"resumed {queue}" if was_paused else f"{queue} was not paused")
+        show(f"resumed {what}" if was_paused else f"{what} was not paused")
 
 
 @app.command()

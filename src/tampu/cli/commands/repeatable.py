@@ -23,7 +23,9 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of the schedule, as
 def list_(
     common: CommonOptions,
     queue: QueueName,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number, next to fire first.")] = 100,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of schedules, next to fire first.")
+    ] = 100,
 ) -> None:
     """List schedules, next to fire first."""
     found, fired, now_ms, total = common.run(_list, queue, limit)

@@ -160,13 +160,15 @@ def _top_view(looks: list[Look]) -> Group:
     made = queues_table(looks, columns, spare=("bytes", "oldest", "workers", "delayed", "added"))
     when = instant(looks[0].snapshot.taken_at_ms) if looks else ""
     head = Text.assemble(("tampu top  ", "bold"), (when, "dim"), ("  Ctrl-C to exit", "dim"))
-    return Group(head, Text(""), made if looks else Text("no queues yet", style="dim"))
+    if not looks:
+        return Group(head, Text(""), Text("no queues yet", style="dim"))
+    return Group(head, Text(""), made, Text("added, settled: jobs per second since the last refresh", style="dim"))
 
 
 def _line(look: Look) -> str:
     one = look.snapshot
     return (
-        f"{time_of_day(one.taken_at_ms)} {one.queue}{' (paused)' if one.is_paused else ''} waiting={one.waiting} "
+        f"{time_of_day(one.taken_at_ms)} {one.queue}{' (paused)' if one.has_pause else ''} waiting={one.waiting} "
         f"oldest={duration(one.oldest_waiting_ms).replace(' ', '')} running={one.pending} delayed={one.delayed} "
         f"dead={one.dlq} workers={one.workers} added={rate(look.flow.added_per_sec)} "
         f"settled={rate(look.flow.settled_per_sec)}"

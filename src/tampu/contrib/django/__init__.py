@@ -4,7 +4,7 @@
         user = User.objects.create(email=email)
         after_commit(welcome).add(user.pk)
 
-A process that dies between the commit and the add loses the jobs; the page "Add jobs after a commit" shows the remedy.
+If the process dies between the commit and the add, the job is lost; see "Add jobs after a commit" for an outbox table.
 `tampu.contrib.django.tasks` has a backend for `django.tasks`.
 """
 
@@ -31,8 +31,8 @@ def after_commit(task: Task[P, Any], *, using: str | None = None, robust: bool =
     """Return `task` with adds that take effect when the current transaction commits, or at once outside of one.
 
     `using` and `robust` are those of `transaction.on_commit`: the database, and whether errors are logged instead of
-    raised. The adds are checked and encoded at once, so a wrong argument fails before the commit. Each call is sent on
-    its own; use `add_bulk` for many jobs.
+    raised. The adds are checked and encoded at once, so a wrong argument fails before the commit. Each call is sent
+    separately; use `add_bulk` for many jobs.
     """
     return AfterCommit(task, using, robust=robust)
 

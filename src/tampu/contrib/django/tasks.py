@@ -10,11 +10,11 @@
 A task's queue is the tampu queue of that name. A job is named after the task's module path; its payload is
 `{"args": [...], "kwargs": {...}}`.
 
-| option | what it is |
+| option | meaning |
 |---|---|
-| `url` | the server; defaults to `TAMPU_URL`, then to `redis://127.0.0.1:6379` |
-| `attempts` | runs of a task that keeps failing, 5 by default; until the last one its status is READY |
-| `backoff` | the wait between them, as for `Queue.add` |
+| `url` | server URL; defaults to `TAMPU_URL`, then to `redis://127.0.0.1:6379` |
+| `attempts` | maximum number of attempts, 5 by default; until the last one has failed, the status is READY |
+| `backoff` | wait between attempts, as for `Queue.add` |
 | others | settings of `Queue` |
 """
 
@@ -68,9 +68,9 @@ else:
     from django_tasks.exceptions import TaskResultDoesNotExist
     from django_tasks.signals import task_enqueued, task_finished, task_started
 
-#: Runs of a task that keeps failing, unless OPTIONS has `attempts`.
+#: Maximum number of attempts, unless OPTIONS has `attempts`.
 DEFAULT_ATTEMPTS = 5
-#: How often to look for a job that is not found: it may have moved during the look, and a quick retry moves often.
+#: How often to search for a job that is not found: it may have moved during the search, and a quick retry moves often.
 MAX_LOOKS = 5
 
 _STATUS = {

@@ -61,7 +61,7 @@ def throughput(ended: DataFrame, failed: DataFrame) -> DataFrame:
 
 
 def latency(ended: DataFrame) -> DataFrame:
-    """Return how long jobs waited, ran and took in all, per minute, in milliseconds.
+    """Return how long jobs waited, ran and took in total, per minute, in milliseconds.
 
     Cancelled jobs do not count: their times say when they were cancelled, not how fast the workers are.
     """

@@ -187,7 +187,7 @@ class Pipeline:
         mixed = {file.partition[0] for file in files if is_without_day(file.partition[1])}
         changes = self._changes(target, source, rebuild=rebuild_from is not None)
         changed = {file.partition for file in files} if changes is None else changes.partitions
-        # Of days that retention took away bronze has only what came late, from which their jobs cannot be computed.
+        # Of days that retention removed, bronze has only late events: jobs cannot be computed from those alone.
         first_day = max(state.retained_from, rebuild_from or "")
         changed = {part for part in changed if (day := day_of(part[1])) is None or day >= first_day}
         if not changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,7 +58,10 @@ def write_report(lake: str | Path, output: str | Path, *, now: datetime | None =
     folder, target = lake_folder(lake), Path(output)
     published(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render(folder, now or datetime.now(UTC)), encoding="utf-8")
+    page = render(folder, now or datetime.now(UTC))
+    # It shows names and errors of jobs: only this user may read it, unless the file exists already.
+    with open(target, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(page)
     return target
 
 
@@ -105,6 +109,9 @@ def render(lake: Path, now: datetime) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        # Nothing in it may run or load anything, even if a text from a queue were not escaped.
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
         # An empty icon: browsers request one, and a file cannot serve it.
         '<link rel="icon" href="data:,">'
         f"<title>tampu: {escape(', '.join(queues))}</title><style>{STYLE}</style></head>"

@@ -368,7 +368,7 @@ def _statistic(value: Any) -> Any:
     """Return a value as the log holds it; None if it cannot be held exactly."""
     if isinstance(value, datetime):
         instant = value if value.tzinfo else value.replace(tzinfo=UTC)
-        # Milliseconds are all that the log holds, and all that times of the lake have.
+        # The log stores milliseconds, and times in the lake have no finer resolution.
         if instant.microsecond % 1000:
             return None
         return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{instant.microsecond // 1000:03d}Z"

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tampu.wire.payload import decode_value
 from tampu.wire.scan import REFUSALS
 
 if TYPE_CHECKING:
@@ -112,7 +113,6 @@ MAX_I64 = np.uint64(2**63 - 1)
 
 _bin_slot = msgspec.msgpack.Decoder(bytes).decode
 _to_json = msgspec.json.Encoder().encode
-_from_msgpack = msgspec.msgpack.Decoder().decode
 _BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
 
@@ -132,7 +132,10 @@ class Batch:
         """Set a column from Python values; timestamps are epoch milliseconds."""
         kind = self._kinds[name]
         if kind != "TIMESTAMP":
-            self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+            try:
+                self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+            except OverflowError:
+                self._columns[name] = self._numbers(name, values)
             return
         try:
             self.set_array(name, pa.array(values, pa.int64()))
@@ -175,6 +178,15 @@ class Batch:
             for field, column in zip(self._schema, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _numbers(self, name: str, values: Sequence[int | None]) -> pa.Array:
+        numbers: list[int | None] = []
+        for row, value in enumerate(values):
+            is_out = value is not None and value > MAX_I64
+            if is_out:
+                self.fail(row, f"{name} of {value} is beyond a BIGINT", b"")
+            numbers.append(None if is_out else value)
+        return pa.array(numbers, pa.int64())
 
     def _instants(self, name: str, values: Sequence[int | None]) -> pa.Array:
         micros: list[int | None] = []
@@ -240,7 +252,7 @@ class Payloads:
 def json_text(packed: bytes) -> tuple[str | None, bytes | None]:
     """Return (JSON text, None) for a MessagePack value, or (None, its bytes) if JSON cannot represent it exactly."""
     try:
-        value = _from_msgpack(packed)
+        value = decode_value(packed)
         if not _is_json(value):
             return None, packed
         return _to_json(value).decode(), None

@@ -148,11 +148,11 @@ class StreamPlanner:
         if self._waits_for_more(begins, extents):
             return start
         left = most
-        # Shortest backlog first: what a queue leaves of its share goes to the others.
+        # Shortest backlog first: the unused part of a queue's share goes to the others.
         by_backlog = sorted(extents, key=lambda queue: _backlog(begins[queue], extents[queue]))
         for number, queue in enumerate(by_backlog):
             begin, end = begins[queue], (self._stop_at or {}).get(queue, extents[queue].end)
-            # An offset that differs from the start makes Spark run a micro-batch: without news it stays as it was.
+            # Spark runs a micro-batch if the offset differs from the start: without new entries it must be the same.
             found.setdefault(queue, begin.to_json())
             if is_recreated(begin, extents[queue]) and end.id < begin.id:
                 begin = Position(BEFORE_ALL)  # of the new stream nothing has been read; `plan` reports it

@@ -16,6 +16,7 @@ from tampu.spark.read.pages import PAGE, span_pages
 from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
 from tampu.spark.read.queues import queues_of
 from tampu.spark.server import QueueServer, made_with_gc_paused, pages
+from tampu.wire.entry import score_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -231,7 +232,7 @@ def _read_delayed(options: ReadOptions, server: QueueServer) -> Iterator[pa.Reco
 
     for page in pages(server, (b"-inf", 0), fetch):
         if page:
-            members = [(member, int(float(score))) for member, score in page]
+            members = [(member, score_ms(score)) for member, score in page]
             yield decode.decode_delayed(server.keys.queue_name, members, options.payload)
 
 
@@ -241,9 +242,13 @@ def _read_repeatables(options: ReadOptions, server: QueueServer) -> Iterator[pa.
     for key, score in zip(flat[::2], flat[1::2], strict=True):
         spec_key = server.keys.repeat_spec("").encode() + key
         packed, fired = server.call("HMGET", spec_key, "spec", "fired")
-        specs.append((key.decode(errors="replace"), int(float(score)), packed, int(fired or 0)))
+        specs.append((key.decode(errors="replace"), score_ms(score), packed, _count(fired)))
     if specs:
         yield decode.decode_repeatables(server.keys.queue_name, specs, options.payload)
+
+
+def _count(value: bytes | None) -> int:
+    return int(value) if value is not None and value.isdigit() and len(value) < 19 else 0
 
 
 def _read_results(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:

@@ -35,25 +35,28 @@ RUNS = {
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", help="The project's name, such as shop or mail-room.")],
     fastapi: Annotated[
-        bool, typer.Option("--fastapi", help="With an API that adds jobs and returns results and states.")
+        bool,
+        typer.Option(
+            "--fastapi", help="Include a FastAPI application that adds jobs and returns their results and states."
+        ),
     ] = False,
     django: Annotated[
-        bool, typer.Option("--django", help="A Django project that adds jobs when its transactions commit.")
+        bool, typer.Option("--django", help="Write a Django project that adds jobs when its transactions commit.")
     ] = False,
 ) -> None:
     """Write a small working project: tasks, a worker, tests, systemd unit, Dockerfile, Compose file.
 
-    The project goes into a new folder of its name. Nothing is overwritten.
+    The project is written to a new folder with its name. Nothing is overwritten.
     """
     if fastapi and django:
-        raise UsageError("--fastapi and --django exclude each other: choose one")
+        raise UsageError("--fastapi and --django cannot be combined; choose one")
     check_name(name)
     kind = "fastapi" if fastapi else "django" if django else "plain"
     count = write_project(Path.cwd() / name, kind)
     package = name.replace("-", "_")
     steps = {
         f"cd {name}": "",
-        "pip install -e '.[dev]'": "install what it needs, best in a virtual environment",
+        "pip install -e '.[dev]'": "install its dependencies, best in a virtual environment",
         f"python -m {package}": RUNS[kind],
         "python -m pytest": "run its tests",
         f"tampu worker {package}.worker:worker": "run a worker on the server in TAMPU_URL",
@@ -111,7 +114,7 @@ def _renamed(text: str, name: str) -> str:
 
 
 def _exists(folder: Path) -> CliError:
-    return CliError(f"{folder.name} exists already and nothing is overwritten: choose another name, or remove it")
+    return CliError(f"{folder.name} already exists, and nothing is overwritten; choose another name or remove it")
 
 
 def _umask() -> int:

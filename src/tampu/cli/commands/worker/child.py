@@ -17,13 +17,14 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 import traceback
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.event_loop import new_event_loop
-from tampu.cli.commands.worker.protocol import ASK_METRICS, Link, Report, WorkerPlan
+from tampu.cli.commands.worker.protocol import ASK_METRICS, Link, Report, ThreadLink, WorkerPlan
 from tampu.cli.commands.worker.targets import load
 from tampu.cli.errors import ERROR, OK, UsageError, exit_code_of, line_of, wants_traceback
 from tampu.cli.logs import fields, set_up_logs
@@ -122,13 +123,13 @@ def _job_log(which: str) -> Callable[[Job[Any], BaseException | None], None] | N
 
 
 async def _serve(worker: Worker, plan: WorkerPlan, end: socket.socket) -> int:
-    link = await Link.over(end)
-    serving = _Serving(worker, link)
+    reports = ThreadLink(end)
+    serving = _Serving(worker, reports)
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, serving.stop)
+    threading.Thread(target=serving.report, name="tampu-reports", daemon=True).start()
     beside = [
-        loop.create_task(serving.report()),
-        loop.create_task(serving.listen()),
+        loop.create_task(serving.listen(await Link.over(end))),
         loop.create_task(_say_if_no_server(worker)),
     ]
     queues = ", ".join(queue.name for queue in worker.queues)
@@ -144,6 +145,7 @@ async def _serve(worker: Worker, plan: WorkerPlan, end: socket.socket) -> int:
         logger.error("worker failed: %s", line_of(error), exc_info=None if isinstance(error, RedisError) else error)
         return ERROR
     finally:
+        serving.is_over.set()
         for task in beside:
             task.cancel()
     if worker.abandoned:  # the worker has logged it
@@ -153,14 +155,15 @@ async def _serve(worker: Worker, plan: WorkerPlan, end: socket.socket) -> int:
 
 
 class _Serving:
-    """A running worker and its link to the supervisor."""
+    """A running worker and its reports to the supervisor."""
 
-    def __init__(self, worker: Worker, link: Link) -> None:
+    def __init__(self, worker: Worker, reports: ThreadLink) -> None:
         self._worker = worker
-        self._link = link
+        self._reports = reports
         self._state = "running"
         self._closing: asyncio.Task[None] | None = None
-        self._link.send(self._report("imported"))
+        self.is_over = threading.Event()
+        self._reports.send(self._report("imported"))
 
     def stop(self) -> None:
         """Drain; if called again, abandon the running jobs."""
@@ -170,30 +173,35 @@ class _Serving:
             self._closing = asyncio.get_running_loop().create_task(self._worker.close())
             return
         idle_secs = self._worker.config.claim_min_idle_ms / 1000
+        for job in self._worker.running_jobs():
+            about = fields(event="abandoned", task=job.name, job_id=job.id, attempt=job.attempt + 1)
+            logger.warning("abandoned %s %s on attempt %d", job.name or "job", job.id, job.attempt + 1, extra=about)
         logger.error("abandoned the running jobs; other workers will retry them after %g s", idle_secs)
         _end(ERROR)
 
-    async def report(self) -> None:
-        """Send a report at a fixed interval: the supervisor treats missing reports as a sign of trouble."""
-        while True:
-            self._link.send(self._report(self._state))
-            await asyncio.sleep(REPORT_SECS)
+    def report(self) -> None:
+        """Send a report at a fixed interval, in a thread: reports continue while a handler blocks the event loop."""
+        while not self.is_over.wait(REPORT_SECS):
+            self._reports.send(self._report(self._state))
 
-    async def listen(self) -> None:
+    async def listen(self, link: Link) -> None:
         """Answer requests. If the supervisor dies, drain: nothing else would restart or stop this process."""
-        async for line in self._link.lines():
+        async for line in link.lines():
             if line == ASK_METRICS:
                 answer = self._report(self._state)
                 answer.metrics = _metrics_text()
-                self._link.send(answer)
+                self._reports.send(answer)
         if self._closing is None:
             logger.warning("the supervisor has died")
             self.stop()
 
     def _report(self, state: str) -> Report:
         config = self._worker.config
+        blocked = self._worker.blocked
         return Report(
             state=state,
+            blocked_secs=0.0 if blocked is None else blocked.secs,
+            blocked_by="" if blocked is None else str(blocked),
             silent_secs=self._worker.seconds_since_last_read(),
             is_healthy=self._worker.is_healthy,
             block_secs=config.block_ms / 1000,

@@ -36,7 +36,10 @@ _spark = partial(typer.Option, rich_help_panel="Spark")
 def worker(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="APP:QUEUE...", help="module:attribute of a Queue, a list of Queues, or a Worker."),
+        typer.Argument(
+            metavar="APP[:QUEUE]...",
+            help="module:attribute of a Queue, a list of Queues, or a Worker; or a module, for all its Queues.",
+        ),
     ],
     processes: Annotated[
         int, typer.Option("--processes", "-p", min=1, max=1000, help="Number of worker processes.")
@@ -44,6 +47,16 @@ def worker(
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", min=1, show_default="100", help="Concurrent jobs per process."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="QUEUE=N,...", show_default="1", help="Jobs of a queue relative to others."),
+    ] = None,
+    reserve: Annotated[
+        str | None, typer.Option("--reserve", metavar="QUEUE=N,...", help="Places kept free for a queue.")
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Most places that a queue may have.")
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file in this folder changes.")] = False,
     health_port: Annotated[
@@ -78,7 +91,7 @@ def worker(
     group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
     max_attempts: Annotated[
         int | None,
-        _tuning("--max-attempts", min=0, show_default="25", help="Default number of attempts for jobs that set none."),
+        _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts of jobs that set none."),
     ] = None,
     batch: Annotated[
         int | None, _tuning("--batch", min=1, show_default="64", help="Maximum jobs fetched per read.")
@@ -92,10 +105,17 @@ def worker(
             help="Take over the jobs of a dead worker after this long.",
         ),
     ] = None,
-    results: Annotated[bool | None, _tuning("--results/--no-results", help="Store return values of tasks.")] = None,
-    events: Annotated[bool | None, _tuning("--events/--no-events", help="Write the events stream.")] = None,
-    promoter: Annotated[bool | None, _tuning("--promoter/--no-promoter", help="Also promote delayed jobs.")] = None,
-    scheduler: Annotated[bool | None, _tuning("--scheduler/--no-scheduler", help="Also fire schedules.")] = None,
+    results: Annotated[
+        bool | None, _tuning("--results/--no-results", show_default="results", help="Store return values of tasks.")
+    ] = None,
+    events: Annotated[bool | None, _tuning("--events/--no-events", show_default="events", help="Write events.")] = None,
+    promoter: Annotated[
+        bool | None,
+        _tuning("--promoter/--no-promoter", show_default="promoter", help="Move delayed jobs into the queue when due."),
+    ] = None,
+    scheduler: Annotated[
+        bool | None, _tuning("--scheduler/--no-scheduler", show_default="scheduler", help="Fire schedules when due.")
+    ] = None,
     on: Annotated[
         str, _spark("--on", metavar="|".join(PLACES), help="Run jobs on this machine or on Spark.")
     ] = "local",
@@ -116,6 +136,8 @@ def worker(
     With --on spark, jobs run in the slots of a Spark cluster instead.
 
     On the first Ctrl-C or SIGTERM it finishes the running jobs and exits; on the second it abandons them.
+
+    `tampu worker list` lists the running workers.
     """
     if targets[:1] == ["list"]:
         _list_workers(targets[1:], url)
@@ -128,6 +150,9 @@ def worker(
         os.environ[URL_VARIABLE] = url  # used by queues without their own URL, here and in the children
     settings: dict[str, Any] = {
         "concurrency": concurrency,
+        "weights": _by_queue("--weights", weights),
+        "reserve": _by_queue("--reserve", reserve),
+        "limit": _by_queue("--limit", limit),
         "shutdown_deadline_secs": None if shutdown_deadline is None else round(parse_duration(shutdown_deadline)),
         "group": group,
         "max_attempts": max_attempts,
@@ -160,6 +185,19 @@ def worker(
     raise typer.Exit(code)
 
 
+def _by_queue(option: str, given: str | None) -> dict[str, int] | None:
+    """Return the numbers of `critical=6,bulk=1`."""
+    if given is None:
+        return None
+    numbers: dict[str, int] = {}
+    for part in given.split(","):
+        name, _, number = part.strip().rpartition("=")
+        if not name or not number.isdecimal():
+            raise UsageError(f"{option} takes queue names and numbers such as critical=6,bulk=1; got {part.strip()!r}")
+        numbers[name] = int(number)
+    return numbers
+
+
 def _list_workers(queues: Sequence[str], url: str | None) -> None:
     """Run `tampu worker list [QUEUE]`, another name for `tampu workers`."""
     from tampu.cli.commands.workers import workers  # imported here: a worker does not need it
@@ -181,7 +219,7 @@ def _serve_on_spark(
 ) -> int:
     """Run until a signal and return the exit code. Targets and settings are checked before Spark is started."""
     if len(targets) != 1:
-        raise UsageError(f"--on spark takes one target, got {len(targets)}: use a list of queues such as app:queues")
+        raise UsageError(f"--on spark takes one target; got {len(targets)}. Use a list of queues such as app:queues")
     from tampu.cli.commands.worker.targets import load  # imported here: a supervisor does not need Queue or Worker
     from tampu.worker import Worker
 

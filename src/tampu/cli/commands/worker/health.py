@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import json
 import re
+import time
 from typing import TYPE_CHECKING, Any
 
 from tampu.cli.errors import CliError
@@ -24,6 +25,8 @@ READ_MARGIN_SECS = 5.0
 #: Maximum size of a request, and how long to wait for it in seconds.
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECS = 5.0
+#: Requests answered at the same time; further connections are closed at once.
+MAX_CONNECTIONS = 32
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?(?P<value> .*)")
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -47,14 +50,19 @@ def _process(slot: Slot, max_silence_secs: float | None) -> dict[str, Any]:
     report = None if child is None else child.report
     is_alive = child is not None and child.process.returncode is None
     silent_secs = None if child is None else child.silent_secs
+    quiet_secs = 0.0 if child is None or not is_alive else time.monotonic() - child.reported_at
     problem = None
     if child is None or not is_alive:
         problem = f"not running: the last process {slot.last_exit}" if slot.last_exit else "not running"
     elif report is None:
         problem = "starting"
+    elif quiet_secs > (limit := max_silence_secs or report.block_secs + READ_MARGIN_SECS):
+        problem = f"the process has not reported for {quiet_secs:.1f} s: it is suspended, or C code holds the GIL"
+    elif report.blocked_secs > limit:
+        problem = f"{report.blocked_by} (limit {limit:g} s)"
     elif silent_secs is None:
         problem = "the server has not answered yet"
-    elif silent_secs > (limit := max_silence_secs or report.block_secs + READ_MARGIN_SECS):
+    elif silent_secs > limit and not report.blocked_secs:
         problem = f"the server has not answered a read for {silent_secs:.1f} s (limit {limit:g} s)"
     elif not report.is_healthy:
         problem = "a handler blocks the event loop, or leases cannot be renewed; see the log"
@@ -64,6 +72,7 @@ def _process(slot: Slot, max_silence_secs: float | None) -> dict[str, Any]:
         "state": report.state if report is not None and is_alive else "starting" if is_alive else "dead",
         "queues": report.queues if report is not None else [],
         "seconds_since_last_read": None if silent_secs is None else round(silent_secs, 3),
+        "blocked": report.blocked_by or None if report is not None and is_alive else None,
         "restarts": slot.restarts,
         "problem": problem,
     }
@@ -78,6 +87,7 @@ class HealthServer:
         self._port = port
         self._max_silence_secs = max_silence_secs
         self._server: asyncio.Server | None = None
+        self._open = 0
 
     async def start(self) -> str:
         """Start listening and return the URL. Port 0 picks a free port."""
@@ -95,6 +105,17 @@ class HealthServer:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._open += 1
+        try:
+            await self._answer_one(reader, writer)
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             try:
                 async with asyncio.timeout(REQUEST_SECS):
@@ -109,8 +130,8 @@ class HealthServer:
             )
             if not is_head_only:
                 writer.write(body)
-            await writer.drain()
-        writer.close()
+            async with asyncio.timeout(REQUEST_SECS):
+                await writer.drain()
 
     async def _respond(self, head: bytes) -> tuple[int, str, bytes]:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -56,12 +57,34 @@ class Report(msgspec.Struct, kw_only=True):
     silent_secs: float | None = None
     #: False while a handler blocks the event loop for too long, or leases cannot be renewed.
     is_healthy: bool = True
+    #: For how long its event loop has been blocked, and by what; 0 and empty if it is not.
+    blocked_secs: float = 0.0
+    blocked_by: str = ""
     #: Settings of its Worker: how long a read may block, and how long stopping may take.
     block_secs: float = 5.0
     deadline_secs: float = 30.0
     queues: list[str] = []
     #: Answer to a request for metrics, in the Prometheus text format.
     metrics: str | None = None
+
+
+#: How long a thread may wait for room in the socket before a report is dropped, in seconds.
+SEND_SECS = 5.0
+
+
+class ThreadLink:
+    """Sends reports over one end of the socket pair, from any thread."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end.dup()
+        # A timeout instead of blocking mode, which an event loop changes for the copy that it reads from.
+        self._socket.settimeout(SEND_SECS)
+        self._guard = threading.Lock()
+
+    def send(self, report: Report) -> None:
+        """Send a report; do nothing if the other side is gone."""
+        with self._guard, contextlib.suppress(OSError):
+            self._socket.sendall(msgspec.json.encode(report) + b"\n")
 
 
 class Link:
@@ -76,19 +99,21 @@ class Link:
         """Wrap one end of the socket pair."""
         return cls(*await asyncio.open_connection(sock=end, limit=LIMIT_BYTES))
 
-    def send(self, report: Report) -> None:
-        """Send a report; do nothing if the other side is gone."""
-        self.send_line(msgspec.json.encode(report) + b"\n")
-
     def send_line(self, line: bytes) -> None:
         """Send an encoded line; do nothing if the other side is gone."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.write(line)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield lines from the other side until it closes the socket."""
-        with contextlib.suppress(OSError, ValueError):
-            while line := await self._reader.readline():
+        """Yield lines from the other side until it closes the socket. A line over `LIMIT_BYTES` is skipped."""
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    line = await self._reader.readline()
+                except ValueError:  # its first part is gone; what follows is skipped as a line that is not a report
+                    continue
+                if not line:
+                    return
                 yield line
 
     async def reports(self) -> AsyncIterator[Report]:

@@ -36,7 +36,8 @@ logger = logging.getLogger("tampu.cli.worker")
 #: Signals that stop it; SIGHUP is sent when the terminal closes.
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 #: How long a process may exceed its shutdown deadline, and may take to abandon jobs, before it is killed, in seconds.
-DRAIN_GRACE_SECS = 15.0
+#: With the default deadline of 30 s, everything ends before the documented `TimeoutStopSec=40`.
+DRAIN_GRACE_SECS = 7.0
 ABANDON_SECS = 5.0
 #: How long running jobs may delay a reload, in seconds.
 RELOAD_SECS = 5.0

@@ -1,0 +1,150 @@
+"""Payloads made to be slow: each decodes or is refused in a time that is linear in its size."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tampu.errors import DecodeError, EncodeError
+from tampu.wire import decode_job, decode_result, decode_spec
+from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, wrap_bin
+from tampu.wire.retry import (
+    BackoffKind,
+    BackoffSpec,
+    JobRetryOverride,
+    WireBackoff,
+    WireRetry,
+    _known_retry,
+    from_wire_retry,
+)
+from tampu.wire.scan import MAX_FIELDS
+from tampu.wire.task_codec import Arguments
+from tampu.wire.typed import TypedPayload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+SIZE = 1 << 20
+#: Ten times what the slowest takes on a busy machine; a quadratic decoder needs minutes.
+LIMIT_SECS = 0.5
+ARRAY_KEY = b"\x81\x91\x01\x02"
+MAP_KEY = b"\x81\x80\x02"
+
+
+def map_of(keys: Iterable[bytes]) -> bytes:
+    """Return a map of about a MiB with these keys."""
+    pairs, size = [], 0
+    for key in keys:
+        pairs.append(key + b"\xc0")
+        size += len(key) + 1
+        if size > SIZE - 64:
+            break
+    return b"\xdf" + len(pairs).to_bytes(4, "big") + b"".join(pairs)
+
+
+def array_of(item: bytes) -> bytes:
+    count = (SIZE - 5) // len(item)
+    return b"\xdd" + count.to_bytes(4, "big") + item * count
+
+
+HOSTILE = {
+    # hash(-1) == hash(-2): arrays of them all collide.
+    "array keys": map_of(
+        b"\xdc\x00\x12" + bytes(0xFF if bit == "0" else 0xFE for bit in f"{number:018b}") for number in range(1 << 18)
+    ),
+    "integers with equal low bits": map_of(b"\xcf" + struct.pack(">Q", number << 40) for number in range(1 << 17)),
+    "floats of equal hash": map_of(
+        b"\xcb" + struct.pack(">d", number * 2.0 ** (61 * power))
+        for number in range(1, 5000)
+        for power in range(-16, 16)
+    ),
+    # msgpack's own timestamps hash to seconds + nanoseconds.
+    "timestamps": map_of(b"\xd7\xff" + struct.pack(">Q", (10**9 - n << 34) | n) for n in range(1 << 17)),
+    "integers": array_of(b"\x01"),
+    "empty arrays": array_of(b"\x90"),
+    "small maps": array_of(b"\x81\x01\x01"),
+    "deep arrays": b"\x91" * SIZE + b"\x01",
+    "a claim": b"\xdd\xff\xff\xff\xff" + b"\x01" * SIZE,
+    "an invalid end": array_of(b"\x01")[:-1] + b"\xc1",
+}
+READERS: dict[str, Callable[[bytes], Any]] = {
+    "payload": decode_value,
+    "slot": lambda data: decode_slot(wrap_bin(data)),
+    "envelope": lambda data: decode_job(b"\x94\xa1a" + data + b"\x05\x00").payload,
+    "envelope as a map": lambda data: (
+        decode_job(b"\x84\xa2id\xa1a\xa7payload" + data + b"\xadcreated_at_ms\x05\xa7attempt\x00").payload
+    ),
+    "spec": lambda data: decode_spec(b"\x98\xa1k\xa1n\x81\xa5Every" + data + b"\xc4\x01\x01\xc0\xc0\xc0\xa4Skip"),
+    "untyped argument": lambda data: Arguments(lambda value: None, "t").decode(b"\x81\xa5value" + data),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_payload_takes_linear_time(kind: str, reader: str) -> None:
+    begin = time.process_time()
+    with contextlib.suppress(DecodeError):
+        READERS[reader](HOSTILE[kind])
+    assert time.process_time() - begin < LIMIT_SECS
+
+
+@pytest.mark.parametrize("packed", [ARRAY_KEY, MAP_KEY, b"\x91" + ARRAY_KEY, b"\x81\xa1a" + ARRAY_KEY])
+def test_arrays_and_maps_as_keys_are_refused(packed: bytes) -> None:
+    for read in (decode_value, decode_result, decode_slot, lambda data: decode_slot(wrap_bin(data))):
+        with pytest.raises(DecodeError, match="as the key of a map"):
+            read(packed)
+
+
+@pytest.mark.parametrize("value", [{(1, 2): 3}, [{(): 1}], {"a": {"b": {(1,): 1}}}])
+def test_tuples_as_keys_are_not_written(value: Any) -> None:
+    with pytest.raises(EncodeError, match="as the key of a map"):
+        encode_value(value)
+
+
+@pytest.mark.parametrize("kind", [dict[tuple[int, int], str], dict[str, Any], Any, list[dict[Any, Any]]])
+def test_a_type_does_not_allow_array_keys(kind: Any) -> None:
+    codec = TypedPayload(kind)
+    with pytest.raises(DecodeError, match="as the key of a map"):
+        codec.decode_slot(b"\x81\x92\x01\x02\xa1a")
+    with pytest.raises(EncodeError):
+        codec.encode({(1, 2): "a"})
+
+
+def test_keys_that_are_plain_values_keep_their_types() -> None:
+    value = {1: "a", "b": 2, b"c": 3, 1.5: 4, None: 5, False: 6}
+    assert decode_value(encode_value(value)) == value
+
+
+def test_the_number_of_containers_is_limited() -> None:
+    most = [[]] * (MAX_CONTAINERS - 1)
+    assert decode_value(encode_value(most)) == most
+    with pytest.raises(EncodeError, match="more than 131,072 lists and dicts"):
+        encode_value([*most, []])
+
+
+def test_text_and_bytes_do_not_count_as_containers() -> None:
+    for value in ("\u0410\u0420" * (1 << 18), b"\x90" * SIZE):
+        assert decode_value(encode_value(value)) == value
+
+
+def test_a_struct_with_a_thousand_unknown_fields_is_refused() -> None:
+    def envelope(unknown: int) -> bytes:
+        known = b"\xa2id\xa1a\xa7payload\x01\xadcreated_at_ms\x05"
+        more = b"".join(b"\xa6" + b"%06d" % number + b"\x01" for number in range(unknown))
+        return b"\xde" + (3 + unknown).to_bytes(2, "big") + known + more
+
+    assert decode_job(envelope(MAX_FIELDS - 3)).id == "a"
+    with pytest.raises(DecodeError, match="at most 1000 fields"):
+        decode_job(envelope(MAX_FIELDS))
+
+
+def test_unknown_kinds_of_backoff_are_not_cached() -> None:
+    before = _known_retry.cache_info().currsize
+    for number in range(100):
+        retry = from_wire_retry(WireRetry(3, WireBackoff(f"kind {number}", 5, None, None, None)))
+        assert retry == JobRetryOverride(3, BackoffSpec(BackoffKind.UNKNOWN, 5))
+    assert _known_retry.cache_info().currsize == before
