@@ -29,9 +29,11 @@ from tampu.consume.reader import Reader
 from tampu.consume.runner import Runner
 from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM, Settler
 from tampu.consume.starts import StartMarks
+from tampu.inspect.snapshot import read_depth
 from tampu.maintain.promoter import PromoterLoop
 from tampu.maintain.scheduler import SchedulerLoop
 from tampu.maintain.supervise import supervise
+from tampu.metrics import MetricsSink, tell
 from tampu.redis import calls
 from tampu.redis.capabilities import probe_capabilities
 from tampu.redis.client import Client
@@ -59,6 +61,8 @@ SWEEP_INTERVAL_SECS = 60.0
 READ_MARGIN_SECS = 5.0
 #: How often a worker checks whether the queue is paused and which jobs are to be cancelled, in seconds.
 LOOK_SECS = 1.0
+#: How often the length of the queue is measured for metrics, in seconds.
+MEASURE_SECS = 5.0
 #: How long a shutdown may keep settling and cleaning up after its deadline, and how long each cleanup step may take, in
 #: seconds.
 CLEANUP_SECS = 1.0
@@ -258,6 +262,8 @@ class _Running:
             "tampu-heartbeat": supervise("heartbeat", self._beat, is_over),
             "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
         }
+        if type(config.metrics).queue_depth is not MetricsSink.queue_depth:
+            loops["tampu-depth"] = supervise("measurement of the queue", self._measure, is_over)
         if self._promoter_client is not None:
             promoter = PromoterConfig(
                 queue_name=config.queue_name,
@@ -276,6 +282,14 @@ class _Running:
             scheduler = replace(config.scheduler, queue_name=config.queue_name)
             loops["tampu-scheduler"] = SchedulerLoop(self._client, scheduler).run(self._stopping)
         return loops
+
+    async def _measure(self) -> None:
+        """Report the length of the queue to the metrics sink, then wait."""
+        running = len(self._inflight.running_deliveries())
+        depth = await read_depth(self._client, self._keys, running=running, concurrency=self._config.concurrency)
+        tell(self._config.metrics.queue_depth, depth)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), MEASURE_SECS)
 
     async def _beat(self) -> None:
         await self._heartbeat.beat(self._stopping)
