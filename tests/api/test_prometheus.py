@@ -57,9 +57,10 @@ def scraped(registry: CollectorRegistry) -> dict[str, float]:
 def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
     registry = CollectorRegistry()
     PrometheusSink(registry).for_queue("q")
+    collectors: Any = registry._collector_to_names
     exported = {
         f"{one._name}_total" if one._type == "counter" else one._name: (one._type, set(one._labelnames))
-        for one in registry._collector_to_names
+        for one in collectors
     }
     page = (DOCS / "reference" / "metrics.md").read_text()
     rows = re.findall(r"^\| `(tampu_\w+)` \| (\w+) \| ([^|]+) \|", page, re.MULTILINE)
