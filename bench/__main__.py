@@ -53,13 +53,13 @@ def run_quick(arguments: argparse.Namespace) -> Record:
     with fresh_server() as server, contextlib.ExitStack() as stack:
         record = new_record("quick", f"Redis {server.version}")
         programs = start(["tampu", "chasquimq", "bare loop", *plan.RSMQ_PEERS], server, record, stack)
-        scenarios = [
-            scenario
-            for scenario in (*plan.ADDING, *plan.WORKING)
-            if scenario.name in plan.QUICK_ADDING | plan.QUICK_WORKING
-        ]
-        measures = plan.core(programs, server, scenarios) + plan.latencies(programs[:1], (100, 1000), 2.0, rounds=2)
+        wanted = set(arguments.scenarios.split(",")) if arguments.scenarios else plan.QUICK
+        scenarios = [scenario for scenario in plan.SCENARIOS if scenario.name in wanted]
+        measures = plan.core(programs, server, scenarios) + plan.payloads(programs, plan.QUICK_PAYLOADS)
+        measures += plan.latencies(programs[:1], (100, 1000), 2.0, rounds=2)
         measures += plan.rsmq(programs, slices=6, rounds=3)
+        if arguments.scenarios:
+            measures = [measure for measure in measures if measure.scenario in wanted]
         reset = server.client().flushall
         interleave(measures, arguments.rounds or 5, record, reset)
     return record
@@ -72,7 +72,7 @@ def run_full(arguments: argparse.Namespace) -> Record:
         names = arguments.only.split(",") if arguments.only else [*plan.PEERS, *plan.RSMQ_PEERS]
         programs = start(["tampu", *names, "bare loop"], server, record, stack)
         ours = programs[0]
-        measures = plan.core(programs, server, [*plan.ADDING, *plan.WORKING])
+        measures = plan.core(programs, server, plan.SCENARIOS)
         if not arguments.only:
             measures += plan.payloads(programs) + plan.latencies(programs) + plan.processes(ours) + plan.memory(ours)
             measures += plan.rsmq(programs)
@@ -107,6 +107,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, help="number of rounds (default: 5)")
     parser.add_argument("--minutes", type=float, default=12.0, help="full: start no new round after this time")
     parser.add_argument("--only", help="full: only these peers, separated by commas, in the scenarios they share")
+    parser.add_argument("--scenarios", help="quick: only these scenarios, separated by commas")
     parser.add_argument("--publish", action="store_true", help="write the page, the plots and the README's table")
     parser.add_argument("--no-spark", action="store_true", help="full: leave out Spark")
     parser.add_argument("--file", type=Path, help="file to write the samples to, or to read them from (report)")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,28 +41,58 @@ def _beside(name: str, needs: float, scenario: str, other: str = THEM) -> Bar:
     return Bar(name, needs, Figure(scenario), Figure(scenario, other))
 
 
+DEFAULTS = [
+    _beside("worker-default", 5, "worker-default"),
+    Bar("worker-default-def-of-async", 0.6, Figure("worker-default-def"), Figure("worker-default")),
+    Bar(
+        "round-trip-p50-over-ping",
+        10,
+        Figure("round-trip", US, "p50_ms"),
+        Figure("round-trip", US, "ping_ms"),
+        is_at_most=True,
+    ),
+    Bar("round-trip-p99-of-10-ms", 1, Figure("round-trip", US, "p99_ms"), 10.0, is_at_most=True),
+    Bar(
+        "task-add-over-ping",
+        2,
+        Figure("one-task-add-beside-one-ping", US, "add_us"),
+        Figure("one-task-add-beside-one-ping", US, "ping_us"),
+        is_at_most=True,
+    ),
+]
 PRODUCER = [
-    _beside("add-bulk-50", 2.2, BULK_50),
-    _beside("add-bulk-1000", 2.6, BULK_1000),
+    _beside("add-bulk-50", 2.6, BULK_50),
+    _beside("add-bulk-1000", 3, BULK_1000),
     Bar("add-bulk-iterator", 4, Figure("queue-add-iterator"), Figure(BULK_1000, THEM)),
     _beside("add-bulk-50-of-limit", 0.28, BULK_50, C_LIMIT),
     _beside("add-bulk-1000-of-limit", 0.45, BULK_1000, C_LIMIT),
-    Bar("add-bulk-iterator-of-limit", 0.70, Figure("queue-add-iterator"), Figure(BULK_1000, C_LIMIT)),
+    Bar("add-bulk-iterator-of-limit", 0.75, Figure("queue-add-iterator"), Figure(BULK_1000, C_LIMIT)),
     _beside("add-concurrent", 4.5, "queue-add-concurrent"),
     Bar(
         "add-one-over-ping",
-        1.3,
+        1.35,
         Figure("one-add-beside-one-ping", US, "add_us"),
         Figure("one-add-beside-one-ping", US, "ping_us"),
         is_at_most=True,
     ),
+    *(
+        _beside(f"payload-{what}-{size.replace(' ', '-')}", 1.1, f"payload-{what} {size}")
+        for size in ("1 KB", "10 KB", "100 KB", "1 MB")
+        for what in ("add", "work")
+    ),
 ]
 CONSUMER = [
     _beside("worker-concurrent", 7, "worker-concurrent"),
-    _beside("worker-concurrent-events", 5, "worker-concurrent-events"),
+    Bar(
+        "worker-concurrent-batch-64",
+        9,
+        Figure("worker-concurrent", "tampu, batch 64"),
+        Figure("worker-concurrent", THEM),
+    ),
+    _beside("worker-concurrent-events", 7.5, "worker-concurrent-events"),
     _beside("worker-concurrent-of-limit", 0.6, "worker-concurrent", "bare loop"),
-    _beside("worker-delayed-end-to-end", 4, "worker-delayed-end-to-end"),
-    _beside("worker-retry-throughput", 4, "worker-retry-throughput"),
+    _beside("worker-delayed-end-to-end", 4.5, "worker-delayed-end-to-end"),
+    _beside("worker-retry-throughput", 6, "worker-retry-throughput"),
     Bar("pickup-p50-idle-of-2-ms", 1, Figure("latency-100", US, "p50_ms"), 2.0, is_at_most=True),
     Bar("pickup-p99-of-10-ms", 1, Figure("latency-1000", US, "p99_ms"), 10.0, is_at_most=True),
 ]
@@ -97,7 +128,7 @@ SPARK = [
     _spark_rate("bronze", 70_000.0),
     _spark_rate("worker", 25_000.0),
 ]
-ALL = [*PRODUCER, *CONSUMER, *MEMORY, *RSMQ, *SPARK]
+ALL = [*DEFAULTS, *PRODUCER, *CONSUMER, *MEMORY, *RSMQ, *SPARK]
 
 
 def judge(record: Record, bars: list[Bar] = ALL) -> list[str]:
@@ -110,11 +141,33 @@ def judge(record: Record, bars: list[Bar] = ALL) -> list[str]:
         if ratio is None:
             continue
         holds = _holds(bar, ratio)
+        cpu = _cpu_per_job(record, bar)
         record.bars.append(
             {"name": bar.name, "ratio": ratio, "needs": bar.needs, "is_at_most": bar.is_at_most, "holds": holds}
+            | ({} if cpu is None else {"cpu_us": cpu[0], "their_cpu_us": cpu[1]})
         )
-        lines.append(f"bar {bar.name} ratio {ratio:.2f} needs {bar.needs:.3g} {'ok' if holds else 'short'}")
+        line = f"bar {bar.name} ratio {ratio:.2f} needs {bar.needs:.3g} {'ok' if holds else 'short'}"
+        if cpu is not None:
+            line += f"; cpu per job {cpu[0]:.1f} us, {THEM} {cpu[1]:.1f} us, ratio {cpu[1] / cpu[0]:.2f}"
+        lines.append(line)
     return lines
+
+
+def _cpu_per_job(record: Record, bar: Bar) -> tuple[float, float] | None:
+    """Return our and chasquimq's CPU time per job, client and server together, if the bar compares their rates.
+
+    A busy machine disturbs it far less than a rate.
+    """
+    theirs = bar.theirs
+    if isinstance(theirs, float) or theirs.contestant != THEM or bar.ours.figure != "rate":
+        return None
+    found = []
+    for figure in (bar.ours, theirs):
+        sides = [record.values(figure.scenario, figure.contestant, side) for side in ("client_us", "server_us")]
+        if not all(sides):
+            return None
+        found.append(statistics.median(map(sum, zip(*sides, strict=True))))
+    return found[0], found[1]
 
 
 def _ratio(record: Record, bar: Bar) -> float | None:

@@ -17,7 +17,9 @@ PEERS = ("chasquimq", "bullmq", "bullmq-node", "celery", "dramatiq", "rq", "arq"
 #: Number of rounds in which the other peers take part: most are slow, and far from any target.
 OTHERS_ROUNDS = 3
 #: Payload sizes besides the usual 100 bytes, and the number of jobs for each.
-PAYLOADS = {"1 KB": (1_000, 20_000), "10 KB": (10_000, 4_000), "100 KB": (100_000, 500)}
+PAYLOADS = {"1 KB": (1_000, 20_000), "10 KB": (10_000, 4_000), "100 KB": (100_000, 500), "1 MB": (1_000_000, 100)}
+#: Sizes in a quick run.
+QUICK_PAYLOADS = ("1 KB", "10 KB", "100 KB", "1 MB")
 #: Jobs per second for pickup latency.
 RATES = (100, 1000, 5000)
 
@@ -51,6 +53,14 @@ class Scenario:
 #: For throughput, the worker scenarios read 256 entries at a time; the default of 64 is measured too.
 WIDE = {"batch": 256}
 
+#: Default settings: what applications get.
+DEFAULTS = [
+    Scenario("worker-default", "worker-default", {}, 30_000, 10_000),
+    Scenario("worker-default-def", "worker-default", {}, 20_000, our_arguments={"kind": "def"}),
+    Scenario("round-trip", "round-trip", {"callers": 1}, 1_000, 300, 300),
+    Scenario("round-trip-100", "round-trip", {"callers": 100}, 5_000, 2_000, 2_000),
+    Scenario("one-task-add-beside-one-ping", "one-task-add-beside-one-ping", {}, 3_000),
+]
 ADDING = [
     Scenario("queue-add", "queue-add", {}, 3_000, 2_000, 1_000),
     Scenario("queue-add-bulk-50", "queue-add-bulk", {"size": 50}, 20_000, 10_000, 5_000),
@@ -72,15 +82,15 @@ WORKING = [
 ]
 #: Factors for peers that would take far longer than a second with the usual number of jobs.
 SLOWER = {"rq": 0.2, "celery": 0.5}
+SCENARIOS = [*DEFAULTS, *ADDING, *WORKING]
 #: Scenarios that the targets of a quick run need.
-QUICK_ADDING = {
+QUICK = {
+    *(scenario.name for scenario in DEFAULTS),
     "queue-add-bulk-50",
     "queue-add-bulk-1000",
     "queue-add-iterator",
     "queue-add-concurrent",
     "one-add-beside-one-ping",
-}
-QUICK_WORKING = {
     "worker-concurrent",
     "worker-concurrent-events",
     "worker-delayed-end-to-end",
@@ -128,13 +138,14 @@ def core(programs: list[Program], server: Any, scenarios: list[Scenario]) -> lis
     ]
 
 
-def payloads(programs: list[Program]) -> list[Measure]:
+def payloads(programs: list[Program], sizes: tuple[str, ...] = ("100 B", *PAYLOADS)) -> list[Measure]:
     """Return measures of adding in bulk and running, by payload size."""
     measures = []
     for program in programs:
         if program.name not in ("tampu", "chasquimq"):
             continue
-        for size, (payload_bytes, total) in {"100 B": (100, 50_000), **PAYLOADS}.items():
+        for size in sizes:
+            payload_bytes, total = {"100 B": (100, 50_000), **PAYLOADS}[size]
             jobs = max(total // (1 if program.name == "tampu" else 4), 50)
             for name, ask, more in (
                 (f"payload-add {size}", "queue-add-bulk", {"size": 50}),

@@ -22,6 +22,10 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 #: Scenarios with many contestants, each with a one-line description.
 MAIN = {
+    "worker-default": "`@queue.task` and `Worker(queue)` with default settings: events written, results stored; "
+    "chasquimq with both on",
+    "round-trip": "add a job and await its result, one caller; an idle worker",
+    "round-trip-100": "the same from 100 callers at once",
     "queue-add": "one add after another, one client",
     "queue-add-bulk-50": "bulk adds of 50 jobs, one after another",
     "queue-add-bulk-1000": "bulk adds of 1,000 jobs, one after another",
@@ -33,6 +37,7 @@ MAIN = {
     "worker-retry-throughput": "every job fails once and is retried immediately, until all have succeeded",
 }
 OURS_ONLY = {
+    "worker-default-def": "as `worker-default`, with a `def` task, which runs in threads",
     "queue-add-iterator": "one bulk add of 200,000 jobs from an iterator",
     "queue-add-delayed-concurrent": "10,000 delayed adds started at once",
     "worker-concurrent-events": "concurrency 100, events on",
@@ -40,6 +45,10 @@ OURS_ONLY = {
     "worker-sync": "`def` handlers, in threads",
 }
 IN_README = (
+    "worker-default",
+    "worker-default-def",
+    "round-trip",
+    "round-trip-100",
     "queue-add",
     "queue-add-bulk-50",
     "queue-add-bulk-1000",
@@ -56,6 +65,13 @@ LATENCY_TEXT = (
     "Milliseconds from the time a job should have been added to the start of its handler. The load is open-loop: a job "
     "that is added late counts from when it was due, so a stall hides no jobs (coordinated omission). "
     "Producer and worker share one process."
+)
+
+
+ROUND_TRIP_TEXT = (
+    "Milliseconds to add a job and receive its result, with an idle worker. tampu, chasquimq, arq, SAQ and BullMQ run "
+    "client and worker in one process, Celery, Dramatiq and taskiq in several. PING: the median time of a PING over "
+    "the same connection."
 )
 
 
@@ -103,6 +119,7 @@ def page(record: Record) -> str:
         _section("Other scenarios", pair_table(record, OURS_ONLY)),
         _section("Payload size", payload_table(record), "Jobs per second by payload size."),
         _section("Pickup latency", latency_table(record), LATENCY_TEXT),
+        _section("Round trips", round_trip_table(record), ROUND_TRIP_TEXT),
         _section(
             "CPU per job",
             cpu_table(record),
@@ -143,10 +160,11 @@ def how(record: Record) -> str:
         "- **Jobs**: payloads of about 100 bytes, handlers that do nothing.\n"
         "- **Peers**: each runs in its own environment with the settings its authors recommend for throughput, "
         "[listed below](#versions-and-settings).\n"
-        "- **tampu**: the engine API (`Producer`, `Consumer`) with uvloop, results not stored, events off unless "
-        "the scenario's name says otherwise. Workers read 256 jobs at a time (`batch=256`), in `worker-generic` 64; "
-        "`tampu, batch 64` is the default batch. `Worker(queue)` with default settings writes events and stores "
-        "results, which costs throughput: see [other scenarios](#other-scenarios).\n"
+        "- **tampu**: `worker-default` and `round-trip` are what applications get: `@queue.task` and `Worker(queue)` "
+        "with default settings, which write events and store results. All others use the engine API (`Producer`, "
+        "`Consumer`) with uvloop, results not stored, events off unless the scenario's name says otherwise. There, "
+        "workers read 256 jobs at a time (`batch=256`), in `worker-generic` 64; `tampu, batch 64` is the default "
+        "batch.\n"
         "- **Timing**: worker programs are timed from their first job, so their start-up does not count; tampu, "
         "chasquimq, arq, SAQ, streaQ and BullMQ from the worker's start, including connecting."
     )
@@ -225,15 +243,16 @@ def pair_table(record: Record, scenarios: dict[str, str]) -> str:
 
 def payload_table(record: Record) -> str:
     rows = [["payload", "add_bulk(50), tampu", "chasquimq", "ratio", "run, tampu", "chasquimq", "ratio"]]
-    for size in ("100 B", "1 KB", "10 KB", "100 KB"):
+    for size in ("100 B", "1 KB", "10 KB", "100 KB", "1 MB"):
         row = [size]
         for what in ("add", "work"):
             ours = record.median(f"payload-{what} {size}", "tampu")
             if ours is None:
-                return ""
+                break
             row += _pair(ours, record.median(f"payload-{what} {size}", "chasquimq"))
-        rows.append(row)
-    return _table(rows)
+        if len(row) == len(rows[0]):
+            rows.append(row)
+    return _table(rows) if len(rows) > 1 else ""
 
 
 def latency_table(record: Record) -> str:
@@ -250,8 +269,22 @@ def latency_table(record: Record) -> str:
     return _table(rows) if len(rows) > 1 else ""
 
 
+def round_trip_table(record: Record) -> str:
+    figures = ("p50_ms", "p90_ms", "p99_ms", "max_ms")
+    rows = [["callers", "", *(figure.removesuffix("_ms") for figure in figures), "PING"]]
+    for scenario, callers in (("round-trip", "1"), ("round-trip-100", "100")):
+        for name in record.contestants_of(scenario):
+            found = [record.median(scenario, name, figure) for figure in figures]
+            ping = record.median(scenario, name, "ping_ms")
+            if found[0] is not None:
+                rows.append([callers, name, *(f"{value:.2f}" for value in found if value is not None)])
+                rows[-1].append("" if ping is None else f"{ping:.3f}")
+    return _table(rows) if len(rows) > 1 else ""
+
+
 def cpu_table(record: Record) -> str:
-    scenarios = [name for name in ("queue-add-bulk-50", "queue-add", "worker-concurrent") if name in record.scenarios()]
+    wanted = ("worker-default", "queue-add-bulk-50", "queue-add", "worker-concurrent")
+    scenarios = [name for name in wanted if name in record.scenarios()]
     rows = [["", *(f"`{scenario}` {side}" for scenario in scenarios for side in ("client", "server"))]]
     for name in _everybody(record, scenarios):
         row = [name]
@@ -377,8 +410,9 @@ def readme_table(record: Record) -> str:
     if missing:
         tail += f" Could not be installed for this run: {', '.join(missing)}."
     return (
-        f"{_table(rows)}\n\nIn parentheses: tampu's throughput divided by theirs. Settings: the engine API with "
-        "uvloop, `batch=256` (64 in `worker-generic`), results not stored, events off except in "
+        f"{_table(rows)}\n\nIn parentheses: tampu's throughput divided by theirs. The first rows have default "
+        "settings: `@queue.task` and `Worker(queue)`, events written, results stored, in chasquimq too. The others: "
+        "the engine API with uvloop, `batch=256` (64 in `worker-generic`), results not stored, events off except in "
         f"`worker-concurrent-events`. {record.machine['cores']} cores, {record.server}, "
         f"medians of {record.rounds} interleaved rounds (others: {OTHERS_ROUNDS}), {record.at[:10]}.{tail} "
         "[All figures, including where peers are faster](docs/benchmarks.md); `make bench` reproduces them."

@@ -11,6 +11,7 @@ from bench.ours.adding import (
     queue_add_delayed_concurrent,
     queue_add_iterator,
 )
+from bench.ours.defaults import one_task_add_beside_one_ping, round_trip, worker_default
 from bench.ours.latency import pickup_latency
 from bench.ours.memory import memory_with_waiting
 from bench.ours.processes import worker_processes
@@ -19,6 +20,9 @@ from bench.ours.working import worker, worker_delayed, worker_retry
 from bench.program.driver import serve
 
 SCENARIOS = {
+    "worker-default": worker_default,
+    "round-trip": round_trip,
+    "one-task-add-beside-one-ping": one_task_add_beside_one_ping,
     "queue-add": queue_add,
     "queue-add-bulk": queue_add_bulk,
     "queue-add-iterator": queue_add_iterator,
@@ -43,6 +47,7 @@ if __name__ == "__main__":
         packages=("tampu", "msgspec"),
         settings={
             "adding": "Producer, one process, uvloop, idempotency by windows and chains (the default)",
-            "working": "Consumer, one process, uvloop, 100 coroutines; batch=256 where the table says so, else 64",
+            "working": "`worker-default`, `round-trip`: Worker(queue) and @queue.task with default settings. Others: "
+            "Consumer, one process, uvloop, 100 coroutines; batch=256 where the table says so, else 64",
         },
     )

@@ -8,6 +8,7 @@ from chasquimq import BackoffSpec, Queue, Worker
 from bench.program.driver import serve
 from bench.program.latency import percentiles, send_on_time
 from bench.program.payloads import PAYLOAD, payload_of
+from bench.program.round_trips import time_round_trips
 from bench.program.stopwatch import Stopwatch
 
 AN_HOUR_MS = 3_600_000
@@ -90,6 +91,30 @@ async def worker(url, total, concurrency=100, events=False, results=False, paylo
     return await work(url, total, concurrency=concurrency, events_enabled=events, store_results=results)
 
 
+async def worker_default(url, total):
+    """Run jobs with the features that tampu has on by default: events and results."""
+    return await worker(url, total, events=True, results=True)
+
+
+async def round_trip(url, total, callers=1):
+    async def handler(job):
+        return {"sent": True}
+
+    made = Worker("bench", handler, redis_url=url, concurrency=100, store_results=True)
+    async with Queue("bench", redis_url=url) as queue:
+        running = asyncio.ensure_future(made.run())
+
+        async def once():
+            job = await queue.add("", PAYLOAD)
+            await job.wait_for_result(poll_interval=0.001)
+
+        await once()
+        figures = await time_round_trips(once, total, callers)
+        await made.close()
+        await running
+    return figures
+
+
 async def worker_delayed(url, total):
     """Run jobs that are due at the same time, added with the peer's own call, until the last has run."""
     async with Queue("bench", redis_url=url) as queue:
@@ -138,6 +163,8 @@ if __name__ == "__main__":
             "queue-add-concurrent": queue_add_concurrent,
             "queue-add-delayed": queue_add_delayed,
             "queue-add-delayed-concurrent": queue_add_delayed_concurrent,
+            "worker-default": worker_default,
+            "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,
@@ -146,6 +173,7 @@ if __name__ == "__main__":
         packages=("chasquimq",),
         settings={
             "adding": "Queue.add, add_bulk; uvloop",
-            "working": "Worker, concurrency=100 (its default and fastest setting), uvloop, one process",
+            "working": "Worker, concurrency=100 (its default and fastest setting), uvloop, one process; "
+            "`worker-default`: events and results on; `round-trip`: wait_for_result(poll_interval=1 ms)",
         },
     )

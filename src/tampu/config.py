@@ -33,6 +33,8 @@ DEFAULT_EVENTS_MAX_STREAM_LEN = 100_000
 DEFAULT_LOCK_TTL_SECS = 5
 #: Maximum size of a job's envelope that a producer adds and a worker runs, in bytes.
 DEFAULT_MAX_PAYLOAD_BYTES = 1_048_576
+#: Size of one read that a worker aims at, in bytes.
+DEFAULT_MAX_READ_BYTES = 16_777_216
 #: Maximum number of IDs in one settle window: the limit of Lua's `unpack`, with room for other arguments.
 MAX_ACK_BATCH = 1_000
 
@@ -186,8 +188,11 @@ class ConsumerConfig(_Checked):
     #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
     #: Defaults to "<host>:<pid>:<random>".
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
-    #: Maximum number of entries per read. Defaults to 64.
-    batch: int = _number(64, low=1)
+    #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free places. Defaults
+    #: to 256.
+    batch: int = _number(256, low=1)
+    #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
+    max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
     block_ms: int = _number(5000, low=1)
     #: An entry whose lease was not renewed for this long is taken over, in milliseconds. Defaults to 30,000.
@@ -198,7 +203,8 @@ class ConsumerConfig(_Checked):
     max_attempts: int = _number(3, high=MAX_U32)
     #: Maximum number of outcomes written per script call, at most 1000. Defaults to 256.
     ack_batch: int = _number(256, low=1, high=MAX_ACK_BATCH)
-    #: How long an outcome waits for others to be written with it, in milliseconds. Defaults to 5.
+    #: How long an `active` event waits for others to be written with it, and an outcome while other jobs wait to be
+    #: started, in milliseconds. Without such jobs an outcome is written at once. Defaults to 5.
     ack_idle_ms: int = _number(5)
     #: How long running jobs may take to finish after a stop signal, in seconds. Defaults to 30.
     shutdown_deadline_secs: int = _number(30)
@@ -244,7 +250,7 @@ class ConsumerConfig(_Checked):
 
 
 class ProducerSettings(TypedDict, total=False):
-    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes beside its own arguments."""
+    """The fields of `ProducerConfig` that `Queue(..., **settings)` takes in addition to its own arguments."""
 
     pool_size: int
     overflow: Overflow
@@ -259,9 +265,10 @@ class ProducerSettings(TypedDict, total=False):
 
 
 class ConsumerSettings(TypedDict, total=False):
-    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes beside its own arguments."""
+    """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
 
     batch: int
+    max_read_bytes: int
     block_ms: int
     ack_batch: int
     ack_idle_ms: int

@@ -555,7 +555,7 @@ class Queue:
         return [None if packed is None else decode_result(packed) for packed in results]
 
     async def get_job(self, job_id: str) -> JobState:
-        """Return the state of a job: waiting, delayed, running, done or dead, with the details of that state."""
+        """Return the state of a job: waiting, delayed, running, done, dead or cancelled, with its details."""
         return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
 
     async def jobs(
@@ -587,6 +587,7 @@ class Queue:
 
         Raises:
             JobFailed: The job was dead-lettered.
+            JobCancelled: The job was cancelled.
             TimeoutError: The job did not finish in time.
         """
         self._producer.ready_client()

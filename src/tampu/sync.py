@@ -57,6 +57,7 @@ class SyncJob(Job[Any], Generic[R]):
 
         Raises:
             JobFailed: The job was dead-lettered.
+            JobCancelled: The job was cancelled.
             TimeoutError: The job did not finish in time.
         """
         found: R = self._run(super().result(timeout))

@@ -12,21 +12,21 @@ import inspect
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tampu.base.checks import check_int, invalid
 from tampu.base.event_loop import close_runner, new_event_loop
 from tampu.config import ConsumerConfig, SchedulerConfig
-from tampu.consume.consumer import Consumer
 from tampu.consume.dispatch import Dispatcher, encode_outcome
 from tampu.consume.forks import ForkGuard, leave
 from tampu.consume.invoke import DaemonThreads, in_thread, is_coroutine_handler
 from tampu.consume.loop_watch import LoopWatch
 from tampu.consume.on_failure import FailureCalls
 from tampu.consume.progress import ProgressReporter
+from tampu.consume.runtime import Runtime
+from tampu.consume.shares import Share
 from tampu.errors import ConfigError
 from tampu.queue import Queue, refuse_unknown_settings
 from tampu.redis.settings import parse_url, resolve_url
@@ -89,7 +89,11 @@ class Worker:
         url: Server URL, for a queue given by name.
         redis_url: Another name for `url`.
         tls: Connect with TLS, for a queue given by name.
-        concurrency: Maximum number of jobs that run at the same time, per queue.
+        concurrency: Maximum number of jobs that run at the same time, of all queues together.
+        weights: By queue name, how many jobs it gets in relation to the others while several have jobs waiting.
+            Defaults to 1 for each.
+        reserve: By queue name, places that are kept free for its jobs. Defaults to none.
+        limit: By queue name, the most places it may have. Defaults to all.
         max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks and 25 for a handler,
             as in chasquimq.
         group: Consumer group.
@@ -130,6 +134,9 @@ class Worker:
         redis_url: str | None = None,
         tls: bool = False,
         concurrency: int = 100,
+        weights: Mapping[str, int] | None = None,
+        reserve: Mapping[str, int] | None = None,
+        limit: Mapping[str, int] | None = None,
         max_attempts: int = _DEFAULT_ATTEMPTS,
         group: str = "default",
         consumer_id: str | None = None,
@@ -186,6 +193,10 @@ class Worker:
         }
         refuse_unknown_settings("Worker", settings, ConsumerConfig)
         self._config = ConsumerConfig(**{name: value for name, value in given.items() if value is not None})
+        self._weights = _by_queue("weights", weights, low=1)
+        self._reserve = _by_queue("reserve", reserve, low=0)
+        self._limit = _by_queue("limit", limit, low=1)
+        self._check_shares()
         self._middleware = tuple(middleware)
         self._processes = None if processes is None else check_int("processes", processes, low=1)
         self._jobs_per_process = (
@@ -200,7 +211,7 @@ class Worker:
         self._shutdown: asyncio.Event | None = None
         self._running: asyncio.Future[None] | None = None
         self._background: asyncio.Task[None] | None = None
-        self._consumers: list[Consumer] = []
+        self._serving: _Serving | None = None
         self._watch: LoopWatch | None = None
         self._closed = False
         #: Number of jobs that exceeded the shutdown deadline and were abandoned; other workers retry them.
@@ -234,19 +245,41 @@ class Worker:
         return self._config
 
     def seconds_since_last_read(self) -> float | None:
-        """Return the seconds since the server of any queue last answered a read, or None before the first answer.
+        """Return the seconds since the server last answered a read, or None before the first answer.
 
-        With several queues, the longest time counts. Use it for health checks.
+        With queues on several servers, the longest time counts. Use it for health checks.
         """
-        times = [consumer.last_read_at for consumer in self._consumers]
-        if not times or any(at is None for at in times):
-            return None
-        return time.monotonic() - min(at for at in times if at is not None)
+        at = None if self._serving is None else self._serving.runtime.last_read_at
+        return None if at is None else time.monotonic() - at
 
     @property
     def is_healthy(self) -> bool:
         """False while a handler blocks the event loop for too long, or the leases of running jobs cannot be renewed."""
-        return all(consumer.is_healthy for consumer in self._consumers)
+        return self._serving is None or self._serving.runtime.is_healthy
+
+    # --- queues
+
+    def add_queue(self, queue: Queue) -> None:
+        """Serve one more queue; a running worker does so at once. Raises `ConfigError` if it serves it already."""
+        (queue,) = _queues(queue, self._handler, None)
+        _refuse_twice([*self._queues, queue])
+        self._queues.append(queue)
+        if self._serving is not None and not self._closed:
+            self._serve(queue, self._serving)
+
+    def _check_shares(self) -> None:
+        names = {queue.name for queue in self._queues}
+        for field, given in (("weights", self._weights), ("reserve", self._reserve), ("limit", self._limit)):
+            if unknown := sorted(set(given) - names):
+                raise ConfigError(f"{field} names {unknown[0]!r}, but the worker serves no such queue")
+        for name, places in self._reserve.items():
+            if places > self._limit.get(name, self._config.concurrency):
+                raise ConfigError(f"reserve for {name!r} is more than the places it may have")
+        kept = sum(self._reserve.values())
+        if kept > self._config.concurrency - (set(self._reserve) != names):
+            raise ConfigError(
+                f"reserve keeps {kept} of {self._config.concurrency} places, which leaves none for the other queues"
+            )
 
     @property
     def blocked(self) -> Blocked | None:
@@ -258,7 +291,8 @@ class Worker:
         return [delivery.job for delivery in self._running_deliveries()]
 
     def _running_deliveries(self) -> list[Delivery]:
-        return [delivery for consumer in list(self._consumers) for delivery in consumer.running_deliveries()]
+        queues = [] if self._serving is None else self._serving.runtime.queues
+        return [delivery for queue in queues for delivery in queue.inflight.running_deliveries()]
 
     # --- running
 
@@ -324,56 +358,51 @@ class Worker:
 
     async def _run(self, shutdown: asyncio.Event) -> None:
         await self._call_hook("startup")
-        threads = DaemonThreads(self._config.concurrency * len(self._queues), "tampu-task")
-        dispatchers: list[Dispatcher] = []
-        reporters: list[ProgressReporter] = []
+        self._serving = serving = _Serving(self._config)
         self._watch = watch = LoopWatch(self._running_deliveries)
         watch.start()
         try:
-            async with asyncio.TaskGroup() as group:
-                for queue in self._queues:
-                    config = replace(self._config, queue_name=queue.name)
-                    provider = self._credential_provider or queue._credential_provider
-                    consumer = Consumer(queue.url, config, credential_provider=provider)
-                    self._consumers.append(consumer)
-                    events_kept = config.events_max_stream_len if config.events_enabled else 0
-                    settings = parse_url(queue.url, credential_provider=provider)
-                    reporter = ProgressReporter(
-                        settings, queue.keys, worker=config.consumer_id, events_kept=events_kept
-                    )
-                    reporters.append(reporter)
-                    if self._handler is None:
-                        dispatcher = Dispatcher(
-                            queue.tasks,
-                            threads,
-                            store_results=config.store_results,
-                            worker=config.consumer_id,
-                            events_kept=events_kept,
-                            processes=self._processes,
-                            jobs_per_process=self._jobs_per_process,
-                        )
-                        dispatchers.append(dispatcher)
-                        if any(task.on_failure is not None for task in queue.tasks.values()):
-                            consumer.failure_calls = FailureCalls(queue.name, partial(_on_failure_of, queue))
-                        handler = self._wrapped(dispatcher, reporter, dispatcher.knows)
-                    else:
-                        inner = _encoding(self._handler, threads, store=config.store_results)
-                        handler = self._wrapped(inner, reporter, lambda job: True)
-                    group.create_task(consumer.run(handler, shutdown), name=f"tampu-{queue.name}")
-        except* Exception as errors:
-            shutdown.set()
-            raise errors.exceptions[0] from None
+            for queue in self._queues:
+                self._serve(queue, serving)
+            await serving.runtime.run(shutdown)
         finally:
             watch.stop()
-            self._watch = None
-            for dispatcher in dispatchers:
-                dispatcher.close()
-            threads.shutdown()
-            self.abandoned = sum(consumer.abandoned for consumer in self._consumers)
-            self._consumers.clear()
-            for reporter in reporters:
-                await reporter.close()
+            self._watch = self._serving = None
+            self.abandoned = serving.runtime.abandoned
+            await serving.end()
             await self._call_hook("shutdown")
+
+    def _serve(self, queue: Queue, serving: _Serving) -> None:
+        """Let the runtime serve a queue."""
+        config = self._config
+        provider = self._credential_provider or queue._credential_provider
+        link = serving.runtime.link(parse_url(queue.url, credential_provider=provider), queue.name)
+        events_kept = config.events_max_stream_len if config.events_enabled else 0
+        reporter = ProgressReporter(link.client, queue.keys, worker=config.consumer_id, events_kept=events_kept)
+        serving.reporters.append(reporter)
+        if self._handler is None:
+            dispatcher = Dispatcher(
+                queue.tasks,
+                serving.threads,
+                store_results=config.store_results,
+                worker=config.consumer_id,
+                events_kept=events_kept,
+                processes=self._processes,
+                jobs_per_process=self._jobs_per_process,
+            )
+            serving.dispatchers.append(dispatcher)
+            handler = self._wrapped(dispatcher, reporter, dispatcher.knows)
+        else:
+            inner = _encoding(self._handler, serving.threads, store=config.store_results)
+            handler = self._wrapped(inner, reporter, lambda job: True)
+        share = Share(
+            weight=self._weights.get(queue.name, 1),
+            reserve=self._reserve.get(queue.name, 0),
+            limit=self._limit.get(queue.name),
+        )
+        served = serving.runtime.add(link, queue.name, handler, share)
+        if self._handler is None and any(task.on_failure is not None for task in queue.tasks.values()):
+            served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
 
     def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:
         """Return the handler wrapped in progress reporting, hooks and middleware.
@@ -383,11 +412,12 @@ class Worker:
         if self._middleware:
             inner = _inside(self._middleware, inner, is_run)
         if self._hooks["before"] is None and self._hooks["after"] is None:
+            caller_of = inner.caller_of if isinstance(inner, Dispatcher) else lambda job: inner
 
             async def plain(job: Job[Any]) -> Any:
                 job._context = progress
                 try:
-                    return await inner(job)
+                    return await caller_of(job)(job)
                 finally:
                     progress.forget(job)
 
@@ -429,6 +459,24 @@ class Worker:
                 await result
 
 
+class _Serving:
+    """The parts of one run of a worker."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self.runtime = Runtime(config)
+        self.threads = DaemonThreads(config.concurrency, "tampu-task")
+        self.dispatchers: list[Dispatcher] = []
+        self.reporters: list[ProgressReporter] = []
+
+    async def end(self) -> None:
+        """End its processes and threads."""
+        for dispatcher in self.dispatchers:
+            dispatcher.close()
+        self.threads.shutdown()
+        for reporter in self.reporters:
+            await reporter.close()
+
+
 def _inside(middleware: Sequence[Middleware], inner: Inner, is_run: Callable[[Job[Any]], bool]) -> Inner:
     """Return `inner`, run inside the context managers of all middleware."""
 
@@ -464,14 +512,25 @@ def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None
     queues = [queue] if isinstance(queue, Queue) else list(queue) if isinstance(queue, Iterable) else []
     if not queues or not all(isinstance(one, Queue) for one in queues):
         raise invalid("queue", queue, "a queue name, a Queue or several of them")
+    _refuse_twice(queues)
+    for one in queues:
+        if handler is None and not one.tasks:
+            raise ConfigError(f"queue {one.name!r} has no tasks to run; import the module that defines them")
+    return queues
+
+
+def _refuse_twice(queues: Iterable[Queue]) -> None:
     seen: set[tuple[str, str]] = set()
     for one in queues:
         if (one.name, one.url) in seen:
             raise ConfigError(f"queue {one.name!r} is given twice; register all its tasks on one Queue object")
         seen.add((one.name, one.url))
-        if handler is None and not one.tasks:
-            raise ConfigError(f"queue {one.name!r} has no tasks to run; import the module that defines them")
-    return queues
+
+
+def _by_queue(field: str, given: Mapping[str, int] | None, *, low: int) -> dict[str, int]:
+    if given is not None and not isinstance(given, Mapping):
+        raise invalid(field, given, "a dict of queue names and whole numbers")
+    return {name: check_int(f"{field}[{name!r}]", value, low=low) for name, value in (given or {}).items()}
 
 
 def _encoding(handler: Handler, threads: DaemonThreads, *, store: bool) -> Inner:

@@ -13,6 +13,7 @@ from support.waiting import until
 from tampu import ConfigError, Job, JobFailed, Queue, current_job
 from tampu.consume import progress
 from tampu.consume.progress import ProgressReporter
+from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
 
 if TYPE_CHECKING:
@@ -36,9 +37,11 @@ def clock() -> list[float]:
 
 @pytest.fixture
 async def reporter(queue: Queue, server: Server, clock: list[float]) -> AsyncIterator[ProgressReporter]:
-    reporter = ProgressReporter(parse_url(server.url), queue.keys, worker="w", events_kept=1000, now=lambda: clock[0])
+    client = Client(parse_url(server.url), queue.keys.tag.encode())
+    reporter = ProgressReporter(client, queue.keys, worker="w", events_kept=1000, now=lambda: clock[0])
     yield reporter
     await reporter.close()
+    await client.close()
 
 
 def running_job(reporter: ProgressReporter, job_id: str = "j", attempt: int = 0) -> Job[Any]:
@@ -172,7 +175,8 @@ async def test_progress_of_a_thread_that_outlives_its_worker_is_dropped(queue: Q
 
 def _reporter_of_a_loop_that_ended(server: Server, queue: Queue) -> ProgressReporter:
     async def make() -> ProgressReporter:
-        return ProgressReporter(parse_url(server.url), queue.keys, worker="w", events_kept=10)
+        client = Client(parse_url(server.url), queue.keys.tag.encode())
+        return ProgressReporter(client, queue.keys, worker="w", events_kept=10)
 
     return asyncio.run(make())
 

@@ -45,7 +45,7 @@ def test_a_record_is_unchanged_after_saving_and_loading(record: Record, tmp_path
 def test_targets_compare_medians(record: Record) -> None:
     lines = bars.judge(record)
     assert lines == [
-        "bar worker-concurrent ratio 8.44 needs 7 ok",
+        "bar worker-concurrent ratio 8.44 needs 7 ok; cpu per job 10.0 us, chasquimq 65.0 us, ratio 6.50",
         "bar worker-concurrent-of-limit ratio 0.50 needs 0.6 short",
     ]
     assert [bar["holds"] for bar in record.bars] == [True, False]

@@ -85,7 +85,7 @@ def test_a_queue_with_an_unusable_name_is_reported(server: Server, url: str) -> 
     server.client().xadd(b"{chasqui:caf\xe9}:stream", {"d": "x"})
     done = invoke("inspect", "--json")
     assert done.code == 0
-    assert done.json == {"queues": [], "unusable": [{"$base64": "Y2Fm6Q=="}], "breaches": []}
+    assert done.json == {"queues": [], "unusable": [{"$base64": "Y2Fm6Q=="}], "faults": {}, "breaches": []}
     assert "caf\\xe9" in invoke("inspect").err
 
 

@@ -358,7 +358,7 @@ def test_a_promoter_without_a_server_ends_with_one_line() -> None:
 @pytest.mark.parametrize(
     ("target", "code", "said"),
     [
-        ("app", 2, "'app' names only a module; add an attribute: app:NAME; the module has app:queue, app:other"),
+        ("empty", 2, "'empty' names only a module; add an attribute: empty:NAME; the module has empty:bare"),
         ("app:", 2, "names only a module"),
         (":queue", 2, "is not of the form module:attribute, such as app:queue"),
         ("", 2, "is not of the form module:attribute"),
@@ -400,6 +400,30 @@ def test_a_wrong_target_is_explained_in_one_line(
     assert said in line_of(caught.value)
     assert "\n" not in line_of(caught.value)
     assert exit_code_of(caught.value) == code
+
+
+def test_a_module_stands_for_all_its_queues(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (
+        "from tampu import Queue\nfirst, second, bare = Queue('first'), Queue('second'), Queue('bare')\nagain = first\n"
+    )
+    tasks = "@first.task\ndef one(): ...\n@second.task\ndef two(): ...\n"
+    (app / "shop.py").write_text(text + tasks)
+    _forget(monkeypatch, app, "shop")
+    assert build_worker(WorkerPlan(targets=["shop"])).name == "first,second"
+
+
+@pytest.mark.parametrize("option", ["--weights", "--reserve", "--limit"])
+@pytest.mark.parametrize("given", ["emails", "emails=", "=3", "emails=x", "emails=-1", "emails=1,"])
+def test_a_share_that_is_no_number_is_refused(option: str, given: str) -> None:
+    done = invoke("worker", "app:queue", option, given)
+    assert done.code == 2
+    assert f"{option} takes queue names and numbers such as critical=6,bulk=1" in done.err
+
+
+def test_shares_reach_the_worker(app: Path) -> None:
+    done = run_program("worker", "app", "--weights", "nosuch=2", cwd=app)
+    assert done.code == 2
+    assert "weights names 'nosuch', but the worker serves no such queue" in done.err
 
 
 def _forget(monkeypatch: pytest.MonkeyPatch, folder: Path, *modules: str) -> None:

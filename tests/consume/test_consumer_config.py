@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from consume.views import WorkerView
-from consume.workers import consuming, quick_config
+from consume.workers import consuming, quick_config, settling_link
+from support.proxy import Proxy
 from support.waiting import until
 from tampu.config import ConsumerConfig, ProducerConfig, SchedulerConfig
 from tampu.consume.consumer import Consumer
@@ -24,6 +26,7 @@ from tampu.wire.repeat import RepeatableSpec, RepeatPattern
 
 if TYPE_CHECKING:
     from servers.process import Server
+    from support.proxy import Link
     from tampu.wire.job import Job
 
 
@@ -78,31 +81,65 @@ async def test_block_ms_is_how_long_a_read_waits(view: WorkerView) -> None:
         await until(lambda: (worker.consumer.last_read_at or 0) > first + 0.1, "and more do")
 
 
-async def test_ack_batch_sends_a_full_window_without_waiting(view: WorkerView) -> None:
+@pytest.mark.servers("valkey", "redis86")
+async def test_ack_batch_is_the_maximum_number_of_outcomes_per_window(view: WorkerView) -> None:
+    ids = view.add_many([None] * 25)
+    settings = {"ack_batch": 10, "ack_idle_ms": 60_000, "delayed_enabled": False}
+    async with Proxy(view.server.address) as proxy, consuming(proxy.url, noop, **settings):
+        await until(view.is_settled, "all are settled, though the last window is not full")
+        settling = await settling_link(proxy)
+        assert max(outcomes_per_call(settling, ids)) == 10
+        assert sum(outcomes_per_call(settling, ids)) == 25
+
+
+async def test_ack_idle_ms_is_how_long_an_event_waits_for_others(view: WorkerView) -> None:
+    started_at: list[float] = []
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        started_at.append(time.monotonic())
+        await release.wait()
+
+    async with consuming(view.server.url, handler, ack_idle_ms=300):
+        job_id = view.add()
+        await until(lambda: view.event_names(job_id) == ["active"], "its event is written")
+        assert 0.25 <= time.monotonic() - started_at[0] < 5
+        release.set()
+
+
+async def test_an_outcome_is_settled_at_once_if_no_job_waits_to_start(view: WorkerView) -> None:
+    async with consuming(view.server.url, noop, ack_idle_ms=60_000):
+        job_id = view.add()
+        await until(lambda: "completed" in view.event_names(job_id), "it is settled", 10)
+
+
+@pytest.mark.servers("valkey", "redis86")
+async def test_outcomes_share_the_window_behind_the_one_in_flight(view: WorkerView) -> None:
     ran: list[str] = []
 
     async def handler(job: Job[Any]) -> None:
         ran.append(job.id)
 
-    async with consuming(view.server.url, handler, ack_batch=10, ack_idle_ms=60_000, events_enabled=False):
-        view.add_many([None] * 25)
-        await until(lambda: view.length() == 5, "two full windows are settled at once", 10)
-        await until(lambda: len(ran) == 25, "the other five ran too")
-        await asyncio.sleep(0.1)
-        assert view.length() == 5
-    assert view.is_settled(), "the partial window is settled at the end"
+    settings = {"ack_idle_ms": 60_000, "delayed_enabled": False}
+    async with Proxy(view.server.address) as proxy, consuming(proxy.url, handler, **settings) as worker:
+        earlier = view.add()
+        await until(lambda: ran == [earlier] and worker.held == 0, "it has started")
+        settling = await settling_link(proxy)
+        settling.replies_held = True
+        first = view.add()
+        await until(lambda: "completed" in view.event_names(first), "the first window is written")
+        others = [view.add() for _ in range(3)]
+        await until(lambda: ran == [earlier, first, *others], "they ran")
+        assert view.length() == 3, "they wait for the reply"
+        settling.resume()
+        await until(lambda: worker.held == 0, "they are settled")
+        assert outcomes_per_call(settling, others) == [3]
 
 
-async def test_ack_idle_ms_is_how_long_an_outcome_waits_for_company(view: WorkerView) -> None:
-    ran_at: list[float] = []
-
-    async def handler(job: Job[Any]) -> None:
-        ran_at.append(time.monotonic())
-
-    async with consuming(view.server.url, handler, ack_idle_ms=300, events_enabled=False):
-        view.add()
-        await until(lambda: ran_at and view.length() == 0, "it is written")
-    assert 0.25 <= time.monotonic() - ran_at[0] < 5
+def outcomes_per_call(settling: Link, ids: list[str]) -> list[int]:
+    """Return how many of these jobs each settle window has."""
+    found = [{*ids} & {*re.findall(r"job-\d+", call.decode(errors="replace"))} for call in settling.calls]
+    return [len(some) for some in found if some]
 
 
 async def test_dlq_max_stream_len_is_the_approximate_number_of_dead_letters(view: WorkerView) -> None:

@@ -328,11 +328,11 @@ async def test_what_a_takeover_has_found_meanwhile_is_not_handed_back(
             await hand_back(*args, **settings)
 
         monkeypatch.setattr(calls, "hand_back", hand_back_late)
-        await worker._parts._inflight.hand_back_undelivered(time.monotonic() - 10)
+        await worker.queue.inflight.hand_back_undelivered(time.monotonic() - 10)
         assert [one for one, _ in view.entries()] == [entry_id]
 
 
-async def test_a_last_attempt_that_waited_for_its_turn_too_long_asks_again_whose_it_is(view: WorkerView) -> None:
+async def test_a_last_attempt_that_waited_too_long_checks_its_lease_again(view: WorkerView) -> None:
     """A worker that stands still between the answer and the turn may have lost the entry meanwhile."""
     started: list[str] = []
 
@@ -341,7 +341,7 @@ async def test_a_last_attempt_that_waited_for_its_turn_too_long_asks_again_whose
 
     async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, max_attempts=1) as worker:
         await until(lambda: view.client.exists(view.keys.stream), "it has made its group")
-        turn = worker._parts._runner._starts._turn
+        turn = worker.queue.runner._starts._turn
         await turn.acquire()
         view.add(0)
         await until(lambda: turn._waiters, "the job is known to be ours and waits for its turn")

@@ -17,6 +17,7 @@ from tampu.config import ConsumerConfig
 from tampu.consume.inflight import InFlight
 from tampu.consume.job_log import JobLog
 from tampu.consume.leases import Leases
+from tampu.consume.shares import Share
 from tampu.metrics import InMemorySink
 from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
@@ -298,9 +299,9 @@ async def test_entries_that_arrive_during_a_confirmation_are_confirmed_too(view:
 
     settings, config = parse_url(view.server.url), ConsumerConfig(queue_name=QUEUE)
     client = TakenOver(settings, view.keys.tag.encode())
-    inflight = InFlight(client, view.keys, config, lambda letter: None, None, JobLog(QUEUE))
+    inflight = InFlight(client, view.keys, config, lambda letter: None, None, JobLog(QUEUE), Share())
     inflight.receive(b"1-0", [b"d", encode_envelope("a", b"\xc0", 0)], 0)
-    leases = Leases(settings, client, view.keys, config, inflight)
+    leases = Leases(client, view.keys, config, inflight)
     first = asyncio.create_task(leases.confirm())
     await until(lambda: asked, "the first confirmation is in flight")
     late = inflight.receive(b"2-0", [b"d", encode_envelope("b", b"\xc0", 0)], 0)

@@ -502,6 +502,32 @@ async def test_only_the_run_that_acknowledged_the_entry_emits_completed(view: Wo
     assert view.event_names(job_id) == ["active"]
 
 
+@pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
+@pytest.mark.parametrize("former", [b"first", None], ids=["result", "no-result"])
+async def test_the_result_of_a_run_that_came_second_is_not_stored(view: WorkerView, former: bytes | None) -> None:
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> bytes:
+        await release.wait()
+        return b"second"
+
+    settings = {"store_results": True, "result_ttl_secs": 100, "claim_min_idle_ms": 60_000}
+    async with consuming(view.server.url, handler, **settings):
+        taken, kept = view.add(), view.add()
+        pending = await until(lambda: len(view.pending()) == 2 and view.pending(), "both run")
+        await until(lambda: view.event_names(kept) == ["active"], "both have started")
+        view.client.xack(view.keys.stream, "default", pending[0]["message_id"])
+        view.client.xdel(view.keys.stream, pending[0]["message_id"])
+        if former is not None:
+            view.client.set(view.keys.result(taken), former, ex=100)
+        release.set()
+        await until(lambda: "completed" in view.event_names(kept), "the window is written")
+    assert view.result(taken) == former
+    assert view.result(kept) == b"second"
+    assert former is None or 0 < view.client.ttl(view.keys.result(taken)) <= 100
+    assert view.event_names(taken) == ["active"]
+
+
 async def test_a_flood_of_outcomes_is_settled_in_windows_of_ack_batch(view: WorkerView) -> None:
     ids = view.add_many([None] * 500)
     async with consuming(view.server.url, noop, ack_batch=7, ack_idle_ms=0):

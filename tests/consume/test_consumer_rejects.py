@@ -165,3 +165,38 @@ async def test_a_flood_of_garbage_neither_stops_the_queue_nor_fills_memory(view:
         await until(view.is_settled, "all are settled")
     assert view.client.xlen(view.keys.dlq) == 3000
     assert "completed" in view.event_names(job_id)
+
+
+@pytest.mark.parametrize(
+    ("name", "job_id", "detail"),
+    [("x" * 257, "a", "a name of over 256 bytes"), ("é" * 129, "a", "a name of over 256 bytes"),
+     ("x" * 9_000_000, "a", "a name of over 256 bytes"), ("ok", "i" * 65_537, "a job ID of over 65536 bytes")],
+    ids=["bytes", "letters", "megabytes", "id"],
+)  # fmt: skip
+async def test_an_entry_with_a_long_name_or_id_is_dead_lettered(
+    view: WorkerView, name: str, job_id: str, detail: str
+) -> None:
+    async with consuming(view.server.url, noop):
+        view.add_fields("d", encode_envelope(job_id, b"\xc0", 5), "n", name)
+        (letter,) = await until(view.dead_letters, "it is dead-lettered")
+        await until(view.is_settled, "nothing is left")
+    assert (letter.reason, letter.detail) == ("malformed", detail)
+    assert len(letter.name.encode()) <= 256
+    assert decode_job(letter.payload).id == job_id
+
+
+async def test_a_name_of_256_bytes_is_run(view: WorkerView) -> None:
+    async with consuming(view.server.url, noop):
+        view.add_fields("d", encode_envelope("a", b"\xc0", 5), "n", "é" * 128)
+        await until(lambda: "completed" in view.event_names("a"), "it is done")
+
+
+async def test_an_entry_of_many_megabytes_is_not_kept_in_its_dead_letter(view: WorkerView) -> None:
+    async with consuming(view.server.url, noop):
+        view.add_fields("d", b"x" * 5_000_000)
+        view.add_fields("y", b"x" * 5_000_000)
+        await until(lambda: len(view.dead_letters()) == 2, "both are dead-lettered")
+    oversize, malformed = sorted(view.dead_letters(), key=lambda letter: letter.reason, reverse=True)
+    assert (oversize.reason, oversize.payload) == ("oversize_payload", b"")
+    assert oversize.detail == "5,000,000 bytes are not kept, over 4,194,304"
+    assert (malformed.reason, malformed.original) == ("malformed", None)

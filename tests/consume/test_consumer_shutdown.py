@@ -13,7 +13,7 @@ from consume.views import WorkerView
 from consume.workers import QUEUE, Stuck, consuming, reading_link
 from support.proxy import Proxy
 from support.waiting import until
-from tampu.consume import consumer as consumer_module
+from tampu.consume import link as link_module
 from tampu.consume.handlers import UnrecoverableError
 from tampu.wire.envelope import decode_job
 
@@ -289,8 +289,8 @@ async def test_names_of_dead_consumers_are_removed_once_they_hold_nothing(
     view: WorkerView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """XGROUP DELCONSUMER would delete the pending entries too."""
-    monkeypatch.setattr(consumer_module, "SWEEP_INTERVAL_SECS", 0.05)
-    monkeypatch.setattr(consumer_module, "SILENT_CONSUMER_MS", 300)
+    monkeypatch.setattr(link_module, "SWEEP_INTERVAL_SECS", 0.05)
+    monkeypatch.setattr(link_module, "SILENT_CONSUMER_MS", 300)
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)
     view.add_many([None] * 2)
     view.client.xreadgroup("default", "died-holding", {view.keys.stream: ">"}, count=2)

@@ -60,28 +60,33 @@ class Working:
     # --- state that the server does not show: the only place in the tests that knows the consumer's parts
 
     @property
-    def _parts(self) -> Any:
+    def _runtime(self) -> Any:
         return self.consumer._running
+
+    @property
+    def queue(self) -> Any:
+        return self._runtime.queues[0]
 
     @property
     def held(self) -> int:
         """Return the number of entries in flight: delivered and not yet settled, handed back or lost."""
-        return len(self._parts._inflight)
+        return len(self.queue.inflight)
 
     @property
     def occupied(self) -> int:
         """Return the number of entries that run or wait in its pool."""
-        return self._parts._pool.occupied
+        return self._runtime.pool.occupied
 
     @property
     def running(self) -> int:
         """Return the number of handlers that run or wait until their outcome fits."""
-        return self._parts._pool.running
+        return self._runtime.pool.running
 
     @property
     def is_connected(self) -> bool:
         """Return True if it has a connection for reading or for settling."""
-        return any(client.connection is not None for client in (self._parts._read_client, self._parts._client))
+        (link,) = self._runtime.links
+        return any(client.connection is not None for client in (link.read_client, link.client))
 
     def take_in(self, view: WorkerView, count: int, earlier_deliveries: int = 0) -> list[bytes]:
         """Deliver the next entries to it and let them wait, as if it had read ahead. Return their entry ids."""
@@ -92,15 +97,16 @@ class Working:
         )
         entries = raw[view.keys.stream.encode()] if isinstance(raw, dict) else raw[0][1]
         assert len(entries) == count
-        receive = self._parts._inflight.receive
+        receive = self.queue.inflight.receive
         for entry_id, fields in entries:
-            self._parts._pool.put([receive(entry_id, flat_fields(fields), earlier_deliveries)])
+            delivery = receive(entry_id, flat_fields(fields), earlier_deliveries)
+            self._runtime.pool.put(self.queue.share, [delivery])
         return [entry_id for entry_id, _ in entries]
 
     async def stop_renewing(self) -> None:
         """Stop renewing its leases without the consumer noticing."""
-        await self._parts._leases.stop()
-        self._parts._leases.valid_until_ns = 1 << 62
+        await self._runtime._lease_thread.stop()
+        self.queue.leases.valid_until_ns = 1 << 62
 
 
 class Stuck:

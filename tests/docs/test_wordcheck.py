@@ -25,6 +25,8 @@ def found(tmp_path: Path, text: str) -> list[str]:
         ("It starts a server of its own.", "of its own"),
         ("Who finishes is told.", "is told"),
         ("Wait so long for its result.", "so long"),
+        ("Fires of a leader that died are made up for.", "made up for"),
+        ("A worker that stood still asks again.", "stood still"),
         ('"""What a handler returned."""', '"""What '),
     ],
 )

@@ -15,7 +15,7 @@ from support.users import acl_user
 from support.waiting import until
 from tampu import Job, MissedFiresPolicy, RepeatPattern, Scheduler, SchedulerConfig
 from tampu.maintain.leader import Leader
-from tampu.maintain.scheduler import SchedulerLoop, fire_id
+from tampu.maintain.scheduler import SchedulerDuty, fire_id
 from tampu.redis.calls import FIRE, SET_ASIDE
 from tampu.redis.client import Client
 from tampu.wire.repeat import StoredSpec
@@ -147,10 +147,9 @@ async def test_workers_with_the_same_settings_do_not_both_lead(server: Server, m
     answers: dict[Leader, bool] = {}
     lead = Leader.lead
 
-    async def lead_and_note(leader: Leader) -> float:
-        wait_secs = await lead(leader)
-        answers[leader] = wait_secs == 0
-        return wait_secs
+    async def lead_and_note(leader: Leader) -> bool:
+        answers[leader] = await lead(leader)
+        return answers[leader]
 
     async def handler(job: Job[Any]) -> None:
         pass
@@ -190,7 +189,7 @@ async def at_the_last_moment(server: Server, monkeypatch: pytest.MonkeyPatch) ->
 
         async def one_round(change: Callable[[], Any]) -> Any:
             changes.append(change)
-            await SchedulerLoop(pipe, SchedulerConfig(queue_name="q"))._fire_due()
+            await SchedulerDuty(pipe, SchedulerConfig(queue_name="q")).one_round()
             return replies[-1]
 
         yield one_round

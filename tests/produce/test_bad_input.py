@@ -58,19 +58,19 @@ REFUSED: list[tuple[str, type[Error], str, Callable[[Producer[Any]], Awaitable[A
     (
         "an id for many",
         ConfigError,
-        "one id cannot be used for 2",
+        "one ID cannot be used for 2",
         lambda p: p.add_bulk_with_options([1, 2], AddOptions(id="x")),
     ),
     (
         "an id for an iterator",
         ConfigError,
-        "one id cannot be used for",
+        "one ID cannot be used for",
         lambda p: p.add_bulk_with_options(iter("ab"), WITH_ID),
     ),
     (
         "an id for an async one",
         ConfigError,
-        "cannot have an id",
+        "cannot have an ID",
         lambda p: p.add_bulk_with_options(async_payloads(), WITH_ID),
     ),
     ("a negative delay", ConfigError, "delay must be", lambda p: p.add_in(-1, 1)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import traceback
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,7 +80,9 @@ async def test_a_missing_password_is_an_error_at_once(fresh_server: Callable[...
 
 async def test_a_password_for_a_server_without_one_is_an_error_at_once(server: Server) -> None:
     async with open_client(url_of(server, ":pw@")) as client, asyncio.timeout(AT_ONCE_SECS):
-        with pytest.raises(ServerError, match="without any password configured"):
+        with pytest.raises(
+            ServerError, match="the server has no password for the default user: remove it from the URL"
+        ):
             await client.up()
 
 
@@ -328,3 +331,33 @@ async def test_a_client_certificate_is_sent_when_the_server_requests_one(fresh_s
     assert parse_url(url).certfile == str(certificates.certificate)
     async with open_client(url) as client:
         assert await client.call("PING") == b"PONG"
+
+
+@pytest.mark.parametrize(
+    "answer", ["ERR unknown command `AUTH`, with args beginning with: `s3cret`", "WRONGPASS s3cret"]
+)
+async def test_the_error_of_a_login_never_repeats_the_password(answer: str) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            writer.write(f"-{answer}\r\n".encode() * 4)
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        async with open_client(f"redis://:s3cret@127.0.0.1:{port}") as client, asyncio.timeout(AT_ONCE_SECS):
+            with pytest.raises(RedisError) as raised:
+                await client.up()
+    shown = "".join(traceback.format_exception(raised.value))
+    assert "refused the login" in shown
+    assert "s3cret" not in shown
+
+
+@pytest.mark.parametrize("url", ["unix://u:s3cret/x@h", "embedded://u:s3/cret@h", "redis://u:s3/cret@h"])
+def test_a_password_with_a_slash_is_shown_nowhere(url: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        parse_url(url)
+    assert "s3" not in str(raised.value)
+
+
+def test_the_path_of_a_socket_may_contain_an_at_sign() -> None:
+    assert parse_url("unix:///run/a@b.sock").addresses[0].path == "/run/a@b.sock"

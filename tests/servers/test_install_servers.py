@@ -109,7 +109,7 @@ def test_a_missing_server_takes_one_line_and_fails_only_in_ci(tmp_path: Path, ci
         (1000, "", "libssl-dev needed for TLS: run `apt-get install libssl-dev` as root"),
     ],
 )
-def test_system_packages_are_named_with_their_purpose_before_they_are_installed(
+def test_system_packages_are_printed_with_their_purpose_before_installing(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], user: int, answer: str, said: str
 ) -> None:
     monkeypatch.syspath_prepend(str(SCRIPTS))

@@ -238,18 +238,20 @@ def test_a_run_killed_around_any_commit_is_continued(
         return done
 
     monkeypatch.setattr(Table, "commit", commit_or_die)
-    for _ in range(2 * len(ALL_TABLES)):
+    computed = [name for name in ALL_TABLES if Table(whole, name).version() >= 0]
+    assert set(ALL_TABLES) - set(computed) == {"bronze/repairs", "gold/repairs", "gold/violations"}
+    for _ in range(2 * len(computed)):
         with pytest.raises(Cut):
             Pipeline(spark, filled.url, ["q"], cut).run()
         assert LakeVersion.load(cut).round == 0  # nothing is published before the end
-    assert len(killed) == 2 * len(ALL_TABLES)
+    assert len(killed) == 2 * len(computed)
     Pipeline(spark, filled.url, ["q"], cut).run()
     for table in ALL_TABLES:
         assert sorted_rows(cut, table) == sorted_rows(whole, table), table
     assert LakeVersion.load(cut).round == 1
     # The files of the attempts that died are gone, or go with a vacuum.
     vacuum(cut, keep_hours=0)
-    for table in ALL_TABLES:
+    for table in computed:
         on_disk = {str(path.relative_to(cut / table)) for path in (cut / table).rglob("*.parquet")}
         assert {path for path in on_disk if "_delta_log" not in path} == {f.path for f in Table(cut, table).files()}
 

@@ -15,12 +15,13 @@ import pytest
 from spark.filling import T0, Filled
 from tampu.errors import ConfigError
 from tampu.spark.options import STREAMS, ReadOptions
-from tampu.spark.read import partitions, readers
+from tampu.spark.read import pages, partitions, readers
 from tampu.spark.read.batch import arrow_schema, spark_schema
 from tampu.spark.read.offsets import DataLossError, EntryId, Extent, Position, count_between
+from tampu.spark.read.pages import span_pages
 from tampu.spark.read.partitions import Span, cut
 from tampu.spark.read.plan import StreamPlanner, plan_batch
-from tampu.spark.read.readers import PushdownReader, read_snapshot, read_span, span_pages
+from tampu.spark.read.readers import PushdownReader, read_snapshot, read_span
 from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
 from tampu.wire.payload import encode_value
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern, encode_spec
@@ -505,7 +506,7 @@ def test_a_batch_from_an_id_that_was_trimmed_is_an_error(filled: Filled) -> None
 
 
 def test_pages_are_limited_by_bytes(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readers, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 40_000)
     monkeypatch.setattr(readers, "BATCH_BYTES", 100_000)
     for number in range(40):
         filled.letter(f"small-{number}", number)

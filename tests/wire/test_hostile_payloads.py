@@ -12,6 +12,15 @@ import pytest
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_job, decode_result, decode_spec
 from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, wrap_bin
+from tampu.wire.retry import (
+    BackoffKind,
+    BackoffSpec,
+    JobRetryOverride,
+    WireBackoff,
+    WireRetry,
+    _known_retry,
+    from_wire_retry,
+)
 from tampu.wire.scan import MAX_FIELDS
 from tampu.wire.task_codec import Arguments
 from tampu.wire.typed import TypedPayload
@@ -131,3 +140,11 @@ def test_a_struct_with_a_thousand_unknown_fields_is_refused() -> None:
     assert decode_job(envelope(MAX_FIELDS - 3)).id == "a"
     with pytest.raises(DecodeError, match="at most 1000 fields"):
         decode_job(envelope(MAX_FIELDS))
+
+
+def test_unknown_kinds_of_backoff_are_not_cached() -> None:
+    before = _known_retry.cache_info().currsize
+    for number in range(100):
+        retry = from_wire_retry(WireRetry(3, WireBackoff(f"kind {number}", 5, None, None, None)))
+        assert retry == JobRetryOverride(3, BackoffSpec(BackoffKind.UNKNOWN, 5))
+    assert _known_retry.cache_info().currsize == before

@@ -13,6 +13,9 @@ from tampu.errors import ConfigError
 #: Maximum length of a job name, in bytes of UTF-8. Part of the wire format, shared by all implementations.
 MAX_NAME_BYTES = 256
 
+#: Maximum length of a job ID, in bytes of UTF-8. It is part of keys, events and log lines.
+MAX_ID_BYTES = 65_536
+
 #: Maximum values of the unsigned integers on the wire.
 MAX_U32 = 2**32 - 1
 MAX_U64 = 2**64 - 1
@@ -95,8 +98,16 @@ def check_job_name(value: object, field: str = "name") -> str:
 
 
 def check_job_id(value: object, field: str = "id") -> str:
-    """Check an explicit job ID: text that is not blank and contains no NUL."""
-    return check_text(field, value)
+    """Check an explicit job ID: text that is not blank, contains no NUL, and has up to 65,536 bytes of UTF-8."""
+    job_id = check_text(field, value)
+    if not is_short(job_id, MAX_ID_BYTES):
+        raise invalid(field, value, f"at most {MAX_ID_BYTES} bytes of UTF-8 (it has {len(job_id.encode())})")
+    return job_id
+
+
+def is_short(text: str, most_bytes: int) -> bool:
+    """Return whether a text has at most this many bytes of UTF-8. Fast for short ones."""
+    return len(text) * 4 <= most_bytes or len(text.encode(errors="replace")) <= most_bytes
 
 
 def check_delay_ms(value: object, field: str = "delay") -> int:

@@ -135,8 +135,32 @@ def main() -> None:
     """Run the `tampu` program; always raises SystemExit."""
     _open_missing_streams()
     use_lenient_streams()
-    logging.basicConfig(level=logging.WARNING, format="tampu: %(message)s")
+    log = logging.StreamHandler()
+    log.setFormatter(_OneLine())
+    logging.basicConfig(level=logging.WARNING, handlers=[log])
+    _warn_of_visible_password(sys.argv[1:])
     sys.exit(run_command(sys.argv[1:]))
+
+
+def _warn_of_visible_password(arguments: list[str]) -> None:
+    """Print a warning if `--url` has a password: other users of the machine see it in the list of processes."""
+    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    urls = [value if name == "--url" else name[6:] for name, value in pairs if name == "--url" or name[:6] == "--url="]
+    if not urls:
+        return
+    from tampu.errors import ConfigError
+    from tampu.redis.settings import parse_url
+
+    with contextlib.suppress(ConfigError):
+        if any(settings.password or settings.sentinel_password for settings in map(parse_url, urls)):
+            _complain("warning: other users can see the password of --url in the process list; set TAMPU_URL instead")
+
+
+class _OneLine(logging.Formatter):
+    """Formats a log record as one line without control characters: its text may come from the server."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"tampu: {printable(record.getMessage())}"
 
 
 def run_command(arguments: list[str]) -> int:

@@ -5,6 +5,7 @@ Options of a single command get their variable from its name: `tampu dlq peek --
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated
 
@@ -16,15 +17,21 @@ from tampu.errors import Error
 
 #: How long shell completion waits for the server, in seconds.
 COMPLETION_TIMEOUT_SECS = 1.0
+#: Names that shell completion offers. A shell may expand what is completed, and anyone who can write to the server
+#: chooses the names of queues: `$(reboot)` would be run.
+_SAFE_NAME = re.compile(r"[A-Za-z0-9_.:@/+-]+")
 
 
 def complete_queue(incomplete: str) -> list[str]:
-    """Return the names of queues that start with `incomplete`; none if the server cannot be reached."""
+    """Return the names of queues that start with `incomplete`; none if the server cannot be reached.
+
+    Names with other characters than letters, digits and `_.:@/+-` are left out.
+    """
     from tampu.cli.session import CommonOptions, Session
 
     try:
         found = CommonOptions(timeout=COMPLETION_TIMEOUT_SECS).run(Session.find_queues)
-        return [name for name in found.names if name.startswith(incomplete)]
+        return [name for name in found.names if name.startswith(incomplete) and _SAFE_NAME.fullmatch(name)]
     except (Error, OSError):
         return []
 

@@ -72,7 +72,9 @@ def cell(value: object, style: str = "") -> Text:
 
 
 def show(renderable: RenderableType) -> None:
-    """Print a result as text."""
+    """Print a result as text. Control characters in plain text are escaped, except for line breaks."""
+    if isinstance(renderable, str):
+        renderable = "\n".join(map(printable, renderable.split("\n")))
     console = stdout_console()
     if console.is_terminal:
         console.print(renderable, soft_wrap=isinstance(renderable, str | Text))

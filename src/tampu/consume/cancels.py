@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.base.checks import MAX_ID_BYTES
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -26,7 +28,7 @@ LOOKS_PER_REFRESH = 60
 
 
 class Cancels:
-    """The marks that one consumer knows."""
+    """The marks of one queue that this worker knows."""
 
     def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
         self._client = client
@@ -50,10 +52,16 @@ class Cancels:
             *("WITHSCORES", "LIMIT", "0", str(PAGE)),
         )
 
+    def forget(self) -> None:
+        """Forget all marks: the queue has none."""
+        if self.marked:
+            self.marked.clear()
+        self._cursor = 0.0
+
     async def learn(self, reply: Sequence[bytes]) -> None:
         """Note new marks, and act on those of jobs that run here."""
         while reply:
-            ids = {one.decode(errors="replace") for one in reply[::2]}
+            ids = {one.decode(errors="replace") for one in reply[::2] if len(one) <= MAX_ID_BYTES}
             newest = float(reply[-1])
             new = ids - self.marked
             self.marked |= new

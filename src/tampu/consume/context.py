@@ -1,4 +1,4 @@
-"""Gives a task access to the job it runs, for its id or for reporting progress."""
+"""Gives a task access to the job it runs, for its ID or for reporting progress."""
 
 from __future__ import annotations
 

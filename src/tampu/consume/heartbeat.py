@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import socket
 import time
@@ -15,20 +13,18 @@ from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, RunningJob
 if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
-    from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
 #: How often a worker publishes its heartbeat, in seconds.
 INTERVAL_SECS = 2.0
 
 
-class HeartbeatLoop:
-    """Publishes the heartbeats of one consumer."""
+class Heartbeats:
+    """The heartbeats of this worker for one queue."""
 
-    def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
+    def __init__(self, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
         from tampu import version  # here: the package's own module imports this one
 
-        self._client = client
         self._config = config
         self._inflight = inflight
         self._key = keys.heartbeat(config.group, config.consumer_id)
@@ -36,15 +32,15 @@ class HeartbeatLoop:
         self._host = socket.gethostname()
         self._started_at_ms = wall_clock_ms()
 
-    async def beat(self, stopping: asyncio.Event) -> None:
-        """Publish one heartbeat, then wait for the next."""
-        await self._client.call("SET", self._key, self._heartbeat().encode(), "PX", KEPT_MS)
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), INTERVAL_SECS)
+    @property
+    def command(self) -> tuple[str | bytes | int, ...]:
+        """The command that publishes the current state."""
+        return ("SET", self._key, self._heartbeat().encode(), "PX", KEPT_MS)
 
-    async def stop(self) -> None:
-        """Remove the heartbeat: the worker has ended."""
-        await self._client.call("DEL", self._key)
+    @property
+    def last_command(self) -> tuple[str, ...]:
+        """The command that removes it: the worker has ended."""
+        return ("DEL", self._key)
 
     def _heartbeat(self) -> Heartbeat:
         now_ns = time.perf_counter_ns()

@@ -13,6 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.checks import MAX_ID_BYTES, MAX_NAME_BYTES, is_short
 from tampu.base.clock import wall_clock_ms
 from tampu.consume import outcomes
 from tampu.consume.runner import max_attempts_of
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.job_log import JobLog
     from tampu.consume.outcomes import Outcome
+    from tampu.consume.shares import Share
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
@@ -69,11 +71,15 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
+        "share",
+        "started_at_ms",
         "started_ns",
         "task",
         "when_done",
     )
 
+    #: The queue's part of the worker's places. Set when the entry may run.
+    share: Share
     #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
     started_ns: int
     task: asyncio.Task[None]
@@ -86,6 +92,8 @@ class Delivery:
         #: No attempt is left after this one, so its start is recorded on the server.
         self.is_last_attempt = False
         self.is_running = False
+        #: When the handler started, by the wall clock; 0 if no `active` event is to be sent for it (any more).
+        self.started_at_ms = 0
         #: The handler has ended; only the outcome is left to write.
         self.has_outcome = False
         #: Another worker has taken it over: it must not start here, and if it runs, its failure does not count.
@@ -115,7 +123,7 @@ class Delivery:
 
 
 class InFlight:
-    """Holds the entries in flight of one consumer. Only the event loop changes it; the lease thread reads copies."""
+    """Holds the entries in flight of one queue. Only the event loop changes it; the lease thread reads copies."""
 
     def __init__(
         self,
@@ -125,6 +133,7 @@ class InFlight:
         reject: Callable[[Outcome], None],
         decode_payload: Callable[[bytes], Any] | None,
         log: JobLog,
+        share: Share,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -134,6 +143,7 @@ class InFlight:
         self._decode_payload = decode_payload
         self._log = log
         self._held: dict[bytes, Delivery] = {}
+        self._share = share
         #: Called for each dead letter that was written.
         self.on_dead_letter: Callable[[Outcome], None] = lambda outcome: None
         #: True when the server has XACKDEL.
@@ -173,9 +183,16 @@ class InFlight:
         except DecodeError as error:
             self._reject(entry_id, DlqReason.DECODE_FAILED, fields, error.with_traceback(None))
             return None
+        if not is_short(name, MAX_NAME_BYTES):
+            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a name of over {MAX_NAME_BYTES} bytes")
+            return None
+        if not is_short(job.id, MAX_ID_BYTES):
+            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
+            return None
         if self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
+        delivery.share = self._share
         self._held[entry_id] = delivery
         attempts_left = max_attempts_of(job, self._config) - job.attempt
         if (earlier_deliveries or attempts_left <= 1) and self._is_over(delivery, attempts_left):
@@ -205,17 +222,23 @@ class InFlight:
         self._bury(delivery, reason=DlqReason.RETRIES_EXHAUSTED, error=error)
 
     def _reject(
-        self, entry_id: bytes, reason: DlqReason, fields: list[bytes], error: BaseException | None = None
+        self,
+        entry_id: bytes,
+        reason: DlqReason,
+        fields: list[bytes],
+        error: BaseException | None = None,
+        detail: str | None = None,
     ) -> None:
         values = first_values(fields)
-        is_malformed = reason is DlqReason.MALFORMED
-        job: Job[Any] = Job.from_wire("", b"\xc0", 0, 0, None, text_or_empty(values.get(b"n")))
+        is_malformed = reason is DlqReason.MALFORMED and detail is None
+        name = text_or_empty(values.get(b"n", b"")[:MAX_NAME_BYTES])
+        job: Job[Any] = Job.from_wire("", b"\xc0", 0, 0, None, name)
         self._held[entry_id] = delivery = Delivery(entry_id, job, 0)
         self._bury(
             delivery,
             reason=reason,
             error=error,
-            detail=MISSING_PAYLOAD if is_malformed else None,
+            detail=MISSING_PAYLOAD if is_malformed else detail,
             envelope=values.get(b"d", b""),
             original=tuple(zip(fields[::2], fields[1::2], strict=False)) if is_malformed else None,
         )
@@ -241,6 +264,15 @@ class InFlight:
             self.on_dead_letter(outcome)
         else:
             tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
+
+    def all_succeeded(self, outcomes: Sequence[Outcome]) -> None:
+        """Release the entries of successes that were written: `settled` for a whole window."""
+        release = self._held.pop
+        for outcome in outcomes:
+            delivery = outcome.delivery
+            if delivery.when_done is not None:
+                delivery.done()
+            release(delivery.entry_id, None)
 
     def lost(self, entry_ids: Sequence[bytes]) -> None:
         """Release entries whose leases are lost: drop those that wait, let running ones finish."""

@@ -6,9 +6,8 @@ import asyncio
 import inspect
 import threading
 import time
-from concurrent.futures import Executor, Future
+from collections import deque
 from contextvars import copy_context
-from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tampu.consume.forks import ForkGuard, leave
@@ -22,6 +21,14 @@ if TYPE_CHECKING:
 
     Handler = Callable[[Job[Any]], Any]
     Caller = Callable[[Job[Any]], Awaitable[Any]]
+    _Call = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+#: Calls that take longer than this on average, in nanoseconds, each get a thread at once.
+SLOW_CALL_NS = 200_000
+#: Weight of one call in that average.
+PACE_WEIGHT = 0.05
+#: How soon more threads are woken if calls still wait, in seconds.
+WAKE_AGAIN_SECS = 0.001
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -49,9 +56,8 @@ def on_loop(handler: Handler, timeout_secs: float | None) -> Caller:
     return call
 
 
-def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -> Caller:
+def in_thread(handler: Handler, threads: DaemonThreads, timeout_secs: float | None) -> Caller:
     """Return a caller that runs a `def` handler in a thread, which cannot be killed: a late run fails when it ends."""
-    loop = asyncio.get_running_loop()
     fork_guard = ForkGuard()
 
     def handle(job: Job[Any]) -> Any:
@@ -73,7 +79,7 @@ def in_thread(handler: Handler, threads: Executor, timeout_secs: float | None) -
         started = time.monotonic()
         job._cancellation = Cancellation()  # a thread cannot be cancelled: the handler has to look
         # In a copy of this context: variables that a hook or middleware has set reach the handler.
-        result = await loop.run_in_executor(threads, copy_context().run, handle, job)
+        result = await threads.call(copy_context().run, handle, job)
         if inspect.isawaitable(result):
             result = await result
         if timeout_secs is not None and (took := time.monotonic() - started) > timeout_secs:
@@ -95,54 +101,114 @@ def in_process(processes: Processes, timeout_secs: float | None) -> Caller:
     return call
 
 
-class DaemonThreads(Executor):
-    """Runs calls in up to `most` daemon threads, started on demand.
+class DaemonThreads:
+    """Runs calls in up to `most` daemon threads, started on demand, for one event loop.
 
     The standard library's executor joins its threads at exit: a handler that never ends would keep the process alive.
+    It also wakes a thread for each call and the event loop for each result, which takes longer than most calls. Here
+    the threads share one deque, and the loop is woken once for all results that are ready by then. Quick calls stay in
+    one thread. Others are woken at once if the average call takes long, else while calls wait: twice as many every
+    millisecond.
     """
 
     def __init__(self, most: int, name: str) -> None:
         self._most = most
         self._name = name
-        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        #: Counts the threads that wait for a call.
-        self._idle = threading.Semaphore(0)
+        self._loop = asyncio.get_running_loop()
+        self._calls: deque[_Call] = deque()
+        self._results: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        #: One lock per thread that waits for a call; releasing it wakes the thread.
+        self._idle: list[threading.Lock] = []
         self._started = 0
-        self._lock = threading.Lock()
+        self._pace_ns = 0.0
+        self._is_waking = False
+        self._ticker: asyncio.TimerHandle | None = None
+        self._is_collecting = False
         self._closed = False
 
-    def submit(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
         """Call `function` in a thread. Raises `RuntimeError` after `shutdown`."""
-        future: Future[T] = Future()
-
-        def call() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                future.set_exception(error)
-            else:
-                future.set_result(result)
-
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("cannot run a handler in a thread after shutdown")
-            self._calls.put(call)
-            if not self._idle.acquire(blocking=False) and self._started < self._most:
-                threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True).start()
-                self._started += 1
+        if self._closed:
+            raise RuntimeError("cannot run a handler in a thread after shutdown")
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._calls.append((future, function, args, kwargs))
+        if not self._is_waking:
+            # At the end of this turn of the event loop, when all its calls are there.
+            self._is_waking = True
+            self._loop.call_soon(self._wake)
         return future
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End each thread after its current call. Never waits, whatever `wait` says: a call may never end."""
-        with self._lock:
-            self._closed = True
-            for _ in range(self._started):
-                self._calls.put(None)
+    def shutdown(self) -> None:
+        """End each thread after its current call. Never waits: a call may never end."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().release()
+
+    def _wake(self) -> None:
+        """Wake threads for the calls of this turn."""
+        self._is_waking = False
+        if self._pace_ns > SLOW_CALL_NS:
+            self._wake_threads(len(self._calls))
+        elif self._started == len(self._idle):
+            self._wake_threads(1)
+        if self._ticker is None and self._calls:
+            self._ticker = self._loop.call_later(WAKE_AGAIN_SECS, self._wake_more)
+
+    def _wake_more(self) -> None:
+        self._ticker = None
+        if self._calls and not self._closed:
+            self._wake_threads(max(self._started - len(self._idle), 1))
+            self._ticker = self._loop.call_later(WAKE_AGAIN_SECS, self._wake_more)
+
+    def _wake_threads(self, count: int) -> None:
+        for _ in range(min(count, len(self._calls))):
+            if self._idle:
+                self._idle.pop().release()
+            elif self._started < self._most:
+                thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True)
+                self._started += 1
+                thread.start()
 
     def _serve(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            del call  # otherwise the job would stay in memory until the next one arrives
-            self._idle.release()
+        calls, clock = self._calls, time.perf_counter_ns
+        lock = threading.Lock()
+        lock.acquire()
+        while True:
+            try:
+                future, function, args, kwargs = calls.popleft()
+            except IndexError:
+                self._idle.append(lock)
+                if not self._closed:
+                    lock.acquire()
+                if self._closed:
+                    return
+                continue
+            result = error = None
+            started = clock()
+            try:
+                if not future.cancelled():
+                    result = function(*args, **kwargs)
+            except BaseException as raised:
+                error = raised
+            self._pace_ns += (clock() - started - self._pace_ns) * PACE_WEIGHT
+            self._results.append((future, result, error))
+            # Otherwise the job would stay in memory until the next one arrives.
+            del future, function, args, kwargs, result, error
+            if not self._is_collecting:
+                self._is_collecting = True
+                try:
+                    self._loop.call_soon_threadsafe(self._collect)
+                except RuntimeError:  # the loop is closed: this thread has outlived its worker
+                    return
+
+    def _collect(self) -> None:
+        self._is_collecting = False  # before the first look: a result that arrives now schedules another
+        results = self._results
+        while results:
+            future, result, error = results.popleft()
+            if future.done():
+                continue  # its caller was cancelled
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.job")
 
-#: Failures logged per second in the long run, and at once.
+#: Failures logged per second on average, and in one burst.
 LINES_PER_SEC = 10.0
 BURST = 50
 #: Kinds of failures remembered; then all are forgotten, and tracebacks are logged once more.

@@ -1,7 +1,7 @@
 """Renews the leases of entries in flight while this process is alive, however long a handler takes.
 
-A dedicated thread with its own connection renews them, so a handler that blocks the event loop keeps its lease, up to
-`max_block_ms`. C code that holds the GIL stops this thread too: run such handlers in a process.
+A dedicated thread with its own connection renews the leases of all queues, so a handler that blocks the event loop
+keeps its lease, up to `max_block_ms`. C code that holds the GIL stops this thread too: run such handlers in a process.
 
 Each renewal, even of no entry, is a heartbeat of the consumer group. When no heartbeat arrived for a while (the server
 was stopped, paused, busy or refused writes), the scripts grant a grace period in which no entry is taken over.
@@ -18,16 +18,18 @@ import logging
 import threading
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tampu.errors import RedisError
-from tampu.maintain.supervise import supervise
+from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
 from tampu.redis.client import LAST_BACKOFF_SECS, Client, backoff_secs
 from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError, Unreachable
 from tampu.wire.entry import entry_order
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
     from tampu.redis.settings import ConnectionSettings
@@ -73,31 +75,15 @@ def membership(keys: QueueKeys, config: ConsumerConfig) -> calls.Membership:
 
 
 class Leases:
-    """Renews the leases of the entries in flight."""
+    """The leases of one queue's entries in flight."""
 
-    def __init__(
-        self,
-        settings: ConnectionSettings,
-        client: Client,
-        keys: QueueKeys,
-        config: ConsumerConfig,
-        inflight: InFlight,
-    ) -> None:
-        self._settings = settings
+    def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
         self._client = client
-        self._keys = keys
         self._config = config
-        self._inflight = inflight
+        self.inflight = inflight
         self._loop = asyncio.get_running_loop()
         self._member = membership(keys, config)
         self._interval = renewal_secs(config)
-        self._max_block = (config.max_block_ms or 10 * config.claim_min_idle_ms) / 1000
-        self._last_beat = time.monotonic()
-        self._beater: asyncio.TimerHandle | None = None
-        self._stopping = threading.Event()
-        self._ended = asyncio.Event()
-        self._own_loop: asyncio.AbstractEventLoop | None = None
-        self._renewing: asyncio.Task[None] | None = None
         self._confirming: asyncio.Task[None] | None = None
         #: Until this `time.perf_counter_ns()` every entry held here and not marked as lost is ours.
         self.valid_until_ns = 0
@@ -105,45 +91,26 @@ class Leases:
         self._token = uuid.uuid4().hex
         self._has_renewed = False
         self._has_warned = False
-        self._is_blocked = False
-        #: True while the thread has failed and waits to restart.
-        self._has_failed = False
-        self._renewed_at: float | None = None
-        self._thread = threading.Thread(target=self._run, name="tampu-leases", daemon=True)
+        #: When the thread last renewed them, by the monotonic clock.
+        self.renewed_at: float | None = None
+        self.failures = Failures(f'lease renewal of queue "{config.queue_name}"')
 
     @property
     def is_healthy(self) -> bool:
-        """Return False while a handler blocks the event loop for over `max_block_ms`, or leases are not renewed.
-
-        A server outage does not count: leases cannot be renewed without it.
-        """
-        if self._is_blocked or self._has_failed:
-            return False
-        if self._renewed_at is None or self._client.connection is None:
+        """Return False while leases are not renewed, although the server is reachable."""
+        if self.renewed_at is None or self._client.connection is None:
             return True
-        return time.monotonic() - self._renewed_at <= self._config.claim_min_idle_ms / 1000
+        return time.monotonic() - self.renewed_at <= self._config.claim_min_idle_ms / 1000
 
     def start(self) -> None:
-        """Start renewing leases."""
+        """Note that the thread renews them from now on."""
         self._extend(time.perf_counter_ns())
-        self._renewed_at = time.monotonic()
-        self._beat()
-        self._thread.start()
+        self.renewed_at = time.monotonic()
 
-    async def stop(self) -> None:
-        """Stop renewing leases and end the thread."""
-        if self._beater is not None:
-            self._beater.cancel()
+    def stop(self) -> None:
+        """Stop confirming leases."""
         if self._confirming is not None:
             self._confirming.cancel()
-        self._stopping.set()
-        if not self._thread.is_alive():
-            return
-        if self._own_loop is not None and self._renewing is not None:
-            with contextlib.suppress(RuntimeError):  # its loop is closed already
-                self._own_loop.call_soon_threadsafe(self._renewing.cancel)
-        with contextlib.suppress(TimeoutError):  # a daemon: it does not keep the process alive
-            await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE_SECS)
 
     async def release_name(self) -> None:
         """Delete the mark that this process uses its consumer name."""
@@ -161,7 +128,7 @@ class Leases:
         attempt = 0
         while True:
             try:
-                self._inflight.lost(await self._renew(self._client))
+                self.inflight.lost(await self.renew(self._client))
             except RedisError as error:
                 if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
                     return  # it will never answer: running the jobs is better than waiting forever
@@ -170,15 +137,10 @@ class Leases:
             attempt += 1
             await asyncio.sleep(backoff_secs(attempt))
 
-    def _beat(self) -> None:
-        """Note that the event loop runs; called on it at intervals."""
-        self._last_beat = time.monotonic()
-        self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
-
-    async def _renew(self, client: Client) -> list[bytes]:
+    async def renew(self, client: Client) -> list[bytes]:
         """Renew every entry held. Return the ids that this worker no longer owns."""
         began = time.perf_counter_ns()
-        ids = sorted(self._inflight, key=entry_order)
+        ids = sorted(self.inflight, key=entry_order)
         lost: list[bytes] = []
         for start in range(0, max(len(ids), 1), MAX_IDS):
             try:
@@ -190,6 +152,10 @@ class Leases:
                 break
         self._extend(began)
         return lost
+
+    async def renew_everything(self, client: Client) -> None:
+        """Renew all entries that the server holds for this consumer, received or not."""
+        await self._call(client, [], everything=True)
 
     async def _call(self, client: Client, ids: list[bytes], *, everything: bool = False) -> list[bytes]:
         is_first = not self._has_renewed  # may find the token of an earlier process of this name that has ended
@@ -208,6 +174,67 @@ class Leases:
 
     def _extend(self, began_ns: int) -> None:
         self.valid_until_ns = max(self.valid_until_ns, began_ns + self._config.claim_min_idle_ms * 1_000_000)
+
+
+class LeaseThread:
+    """Renews the leases of all queues of a worker, with one connection per server."""
+
+    def __init__(self, config: ConsumerConfig) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._interval = renewal_secs(config)
+        self._max_block = (config.max_block_ms or 10 * config.claim_min_idle_ms) / 1000
+        #: Per server: how to connect, the routing key, and the leases of its queues. The event loop adds to it.
+        self._sites: list[tuple[ConnectionSettings, bytes, list[Leases]]] = []
+        self._last_beat = time.monotonic()
+        self._beater: asyncio.TimerHandle | None = None
+        self._stopping = threading.Event()
+        self._ended = asyncio.Event()
+        self._own_loop: asyncio.AbstractEventLoop | None = None
+        self._renewing: asyncio.Task[None] | None = None
+        self._woken: Callable[[], object] = lambda: None
+        self._is_blocked = False
+        #: True while the thread has failed and waits to restart.
+        self._has_failed = False
+        self._thread = threading.Thread(target=self._run, name="tampu-leases", daemon=True)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Return False while a handler blocks the event loop for over `max_block_ms`, or leases are not renewed.
+
+        A server outage does not count: leases cannot be renewed without it.
+        """
+        if self._is_blocked or self._has_failed:
+            return False
+        return all(leases.is_healthy for _, _, site in self._sites for leases in site)
+
+    def add(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
+        """Renew the leases in `site`, which may grow, over a connection to this server."""
+        self._sites.append((settings, routing_key, site))
+        if not self._thread.is_alive() and not self._stopping.is_set():
+            self._beat()
+            self._thread.start()
+            return
+        with contextlib.suppress(RuntimeError):  # its loop is closed: a restarted thread sees the new server
+            if self._own_loop is not None:
+                self._own_loop.call_soon_threadsafe(self._woken)
+
+    async def stop(self) -> None:
+        """Stop renewing leases and end the thread."""
+        if self._beater is not None:
+            self._beater.cancel()
+        self._stopping.set()
+        if not self._thread.is_alive():
+            return
+        if self._own_loop is not None and self._renewing is not None:
+            with contextlib.suppress(RuntimeError):  # its loop is closed already
+                self._own_loop.call_soon_threadsafe(self._renewing.cancel)
+        with contextlib.suppress(TimeoutError):  # a daemon: it does not keep the process alive
+            await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE_SECS)
+
+    def _beat(self) -> None:
+        """Note that the event loop runs; called on it at intervals."""
+        self._last_beat = time.monotonic()
+        self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
 
     # --- in the thread
 
@@ -231,35 +258,53 @@ class Leases:
     async def _renew_until_stopped(self) -> None:
         self._renewing = asyncio.current_task()
         self._own_loop = asyncio.get_running_loop()
-        client = Client(
-            self._settings,
-            self._keys.tag.encode(),
-            (calls.RENEW_LEASES,),
-            response_timeout_secs=max(self._interval, 1.0),
-        )
+        woken = asyncio.Event()
+        self._woken = woken.set
         if self._has_failed:
             logger.info("the lease thread runs again")
         self._has_failed = False
+        served = 0
+        async with asyncio.TaskGroup() as group:
+            while not self._stopping.is_set():
+                woken.clear()
+                for site in self._sites[served:]:
+                    group.create_task(self._serve(*site))
+                    served += 1
+                await woken.wait()
+
+    async def _serve(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
+        client = Client(settings, routing_key, (calls.RENEW_LEASES,), response_timeout_secs=max(self._interval, 1.0))
         try:
-            await supervise("lease renewal", lambda: self._one_round(client), self._stopping.is_set)
+            await supervise("lease renewal", lambda: self._one_round(client, site), self._stopping.is_set)
         finally:
             await client.close()
 
-    async def _one_round(self, client: Client) -> None:
+    async def _one_round(self, client: Client, site: list[Leases]) -> None:
         if self._may_renew():
-            try:
-                lost = await self._renew(client)
-            except (ConnectionLost, Unreachable):
+            all_leases = site.copy()
+            results = await asyncio.gather(*(leases.renew(client) for leases in all_leases), return_exceptions=True)
+            if any(isinstance(result, ConnectionLost | Unreachable) for result in results):
                 # The grace period after an outage is short: renew as soon as the connection is back.
                 await client.up(patience_secs=RECONNECT_PATIENCE_SECS)
                 return
-            self._renewed_at = time.monotonic()
-            if lost:
-                self._loop.call_soon_threadsafe(self._inflight.lost, lost)
+            for leases, result in zip(all_leases, results, strict=True):
+                self._note(leases, result)
             if self._blocked_for() > self._interval / 2:
                 # The event loop is blocked: entries delivered meanwhile are in its socket, and need renewal too.
-                await self._call(client, [], everything=True)
+                await asyncio.gather(*(leases.renew_everything(client) for leases in all_leases))
         await asyncio.sleep(self._interval)
+
+    def _note(self, leases: Leases, result: Any) -> None:
+        """Note how the renewal of one queue's leases ended. An error does not affect other queues."""
+        if isinstance(result, Exception):
+            leases.failures.note(result)
+            return
+        if isinstance(result, BaseException):
+            raise result
+        leases.failures.clear()
+        leases.renewed_at = time.monotonic()
+        if result:
+            self._loop.call_soon_threadsafe(leases.inflight.lost, result)
 
     def _blocked_for(self) -> float:
         return time.monotonic() - self._last_beat
@@ -272,7 +317,7 @@ class Leases:
             self._is_blocked = False
             return True
         if not self._is_blocked:
-            running = self._inflight.running()
+            running = [job for _, _, site in self._sites for leases in site for job in leases.inflight.running()]
             logger.error(
                 "a handler has blocked the event loop for %.1f s (over max_block_ms): leases are no longer renewed "
                 "and other workers may take over the jobs. Running jobs: %s",

@@ -79,7 +79,7 @@ class LoopWatch:
         looked_at = time.monotonic()
         while not self._stopping.wait(BEAT_SECS):
             now = time.monotonic()
-            # After a long gap this thread stood still too: the process was suspended, or C code held the GIL.
+            # After a long gap this thread was suspended too: the process was suspended, or C code held the GIL.
             if now - looked_at < BLOCKED_SECS:
                 self._look(now - self._beat_at)
             looked_at = now

@@ -24,6 +24,9 @@ MAX_TRACEBACK_TEXT = 2000
 #: Longest traceback in a `failed` event, in characters and in frames: there may be one for every attempt of every job.
 MAX_EVENT_TRACEBACK = 1000
 MAX_EVENT_FRAMES = 5
+#: Largest envelope, and largest fields of a malformed entry, that a dead letter keeps, in bytes. Workers hold a few
+#: letters in memory, and the server up to `dlq_max_stream_len`.
+MAX_LETTER_BYTES = 4 * 1024 * 1024
 #: How long the index key of a delayed retry outlives its due time, in seconds.
 INDEX_TTL_SECS = 3600
 
@@ -74,11 +77,9 @@ def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcom
     return Outcome(_SUCCESS, delivery, finished_at_ms, duration_us, ())
 
 
-def success_with_result(
-    delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes, ttl_secs: int
-) -> Outcome:
+def success_with_result(delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes) -> Outcome:
     """Return the outcome of a job that succeeded with a result to store."""
-    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result, ttl_secs))
+    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result,))
 
 
 def retry(
@@ -127,12 +128,18 @@ def dead_letter(
     """Return the outcome of a job that is not retried. `error` is its last error; only `malformed` has a `detail`."""
     job = delivery.job
     runs = job.attempt + (1 if ran else 0)
+    payload = encode_job(job) if envelope is None else envelope
+    size = len(payload) + sum(len(part) for pair in original or () for part in pair)
+    if size > MAX_LETTER_BYTES:
+        payload, original = b"", None
+        dropped = f"{size:,} bytes are not kept, over {MAX_LETTER_BYTES:,}"
+        detail = f"{detail}; {dropped}" if detail else dropped
     entry = DlqEntry(
         dlq_id="",
         source_id=delivery.entry_id.decode(),
         reason=reason.as_str(),
         detail=detail,
-        payload=encode_job(job) if envelope is None else envelope,
+        payload=payload,
         name=job.name,
         error_type=None if error is None else error_type(error),
         error=None if error is None else plain_text(error),
@@ -149,7 +156,7 @@ def dead_letter(
         delivery,
         finished_at_ms,
         duration_us,
-        (reported, reason.as_str(), len(fields), *fields),
+        (reported, reason.as_str(), fields),
     )
     outcome.dlq_reason = reason
     outcome.letter = entry

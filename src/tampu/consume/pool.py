@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 from tampu.base.event_loop import is_in_a_task
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Container, Sequence
 
     from tampu.consume.inflight import Delivery
+    from tampu.consume.shares import Share
 
 logger = logging.getLogger("tampu.worker")
 
@@ -24,15 +25,15 @@ CANCEL_PATIENCE_SECS = 1.0
 
 
 class Pool:
-    """Runs `run_one(delivery)` for each delivery, at most `concurrency` at once."""
+    """Runs deliveries of all queues of a worker, at most `concurrency` at once."""
 
-    def __init__(self, concurrency: int, run_one: Callable[[Delivery], Awaitable[None]]) -> None:
-        self._concurrency = concurrency
-        self._run_one = run_one
+    def __init__(self, concurrency: int) -> None:
+        self.concurrency = concurrency
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Delivery] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
-        self._waking = False
+        #: Coroutines that were woken and have not run since.
+        self._waking = 0
         self._is_closed = False
         self._is_ending = False
         self._tasks = [
@@ -41,6 +42,8 @@ class Pool:
         self.running = 0
         #: Jobs finished since the pool began; the reader reads ahead as fast as this grows.
         self.finished = 0
+        #: Takeovers that wait for a free slot: while there are some, readers leave one.
+        self.takeovers_waiting = 0
         self._progress = asyncio.Event()
 
     @property
@@ -48,15 +51,22 @@ class Pool:
         """Return the number of jobs running or waiting."""
         return self.running + len(self._waiting)
 
-    def put(self, deliveries: Iterable[Delivery]) -> None:
-        """Add deliveries behind those that wait."""
+    def put(self, share: Share, deliveries: Sequence[Delivery]) -> None:
+        """Add deliveries of one queue behind those that wait."""
+        share.occupied += len(deliveries)
         self._waiting.extend(deliveries)
-        self._wake_one()
+        self._wake()
 
     def put_first(self, delivery: Delivery) -> None:
         """Add a delivery in front of those that wait."""
+        delivery.share.occupied += 1
         self._waiting.appendleft(delivery)
-        self._wake_one()
+        self._wake()
+
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs that wait to be started."""
+        return len(self._waiting)
 
     async def progress(self, timeout_secs: float) -> None:
         """Wait until a job finishes, for up to `timeout_secs`."""
@@ -72,7 +82,21 @@ class Pool:
         self._is_closed = True
         unstarted = list(self._waiting)
         self._waiting.clear()
+        for delivery in unstarted:
+            delivery.share.occupied -= 1
         return unstarted
+
+    def take_from(self, shares: Container[Share]) -> list[Delivery]:
+        """Return jobs of these queues that wait, and let them no longer wait here. Suspects stay: they are counted."""
+        taken: list[Delivery] = []
+        kept: list[Delivery] = []
+        for delivery in self._waiting:
+            (taken if delivery.share in shares and not delivery.is_suspect else kept).append(delivery)
+        self._waiting.clear()
+        self._waiting.extend(kept)
+        for delivery in taken:
+            delivery.share.occupied -= 1
+        return taken
 
     async def finish(self, timeout_secs: float) -> None:
         """Wait for the running handlers, for up to `timeout_secs`."""
@@ -90,12 +114,17 @@ class Pool:
         await asyncio.wait(self._tasks, timeout=CANCEL_PATIENCE_SECS)
         return abandoned
 
-    def _wake_one(self) -> None:
-        """Wake one coroutine at a time: one that is awake takes the next job, so a batch of quick jobs wakes few."""
-        while self._sleepers and not self._waking:
+    def _wake(self) -> None:
+        """Wake coroutines for the jobs that wait: one, or as many as wait inside their handlers.
+
+        One that is awake takes the next job, so a batch of quick jobs wakes few. A batch of slow ones wakes twice as
+        many in each turn of the event loop.
+        """
+        wanted = min(max(self.running, 1), len(self._waiting))
+        while self._sleepers and self._waking < wanted:
             sleeper = self._sleepers.pop()
             if not sleeper.done():
-                self._waking = True
+                self._waking += 1
                 sleeper.set_result(None)
 
     async def _work(self) -> None:
@@ -116,28 +145,39 @@ class Pool:
 
     async def _take_and_run(self) -> None:
         waiting = self._waiting
-        run_one = self._run_one
         task = asyncio.current_task()
         assert task is not None  # noqa: S101 - it always runs in one
         in_a_row = 0
+        last: Share | None = None
+        ran: set[Share] = set()
         while not self._is_ending:
             while self._is_closed or not waiting:
+                for share in ran:
+                    share.settle_soon()
+                ran.clear()
+                last = None
                 sleeper: asyncio.Future[None] = self._loop.create_future()
                 self._sleepers.append(sleeper)
                 try:
                     await sleeper
                 finally:
-                    self._waking = False
+                    if not sleeper.cancelled():
+                        self._waking -= 1
                 in_a_row = 0
             delivery = waiting.popleft()
             if waiting:
                 # If this handler waits, another coroutine must take the next job.
-                self._wake_one()
+                self._wake()
             self.running += 1
             delivery.task = task
+            share = delivery.share
+            if share is not last:
+                ran.add(share)
+                last = share
             try:
-                await run_one(delivery)
+                await share.run(delivery)
             finally:
+                share.occupied -= 1
                 self.running -= 1
                 self.finished += 1
                 self._progress.set()

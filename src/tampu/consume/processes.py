@@ -30,11 +30,11 @@ from tampu.wire.typed import TypedPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from concurrent.futures import Executor
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
     from types import TracebackType
 
+    from tampu.consume.invoke import DaemonThreads
 
 #: The modules between a worker's loop and a handler; their frames are cut from tracebacks.
 _CALLERS = ("tampu.consume.", "tampu.worker", "asyncio.")
@@ -258,7 +258,7 @@ class Processes:
     def __init__(
         self,
         handler: Callable[[Job[Any]], Any],
-        threads: Executor,
+        threads: DaemonThreads,
         most: int | None = None,
         jobs_each: int | None = None,
     ) -> None:
@@ -285,14 +285,12 @@ class Processes:
             # It may have died since: then it does not take the job, and the next process runs it.
             with contextlib.suppress(_DiedIdle):
                 return await self._run_in(child, job, timeout_secs)
-        loop = asyncio.get_running_loop()
-        child = await loop.run_in_executor(self._threads, _Child, self._handler)
+        child = await self._threads.call(_Child, self._handler)
         return await self._run_in(child, job, timeout_secs)
 
     async def _run_in(self, child: _Child, job: Job[Any], timeout_secs: float | None) -> Any:
-        loop = asyncio.get_running_loop()
         self._busy.add(child)
-        call = loop.run_in_executor(self._threads, child.call, job)
+        call = self._threads.call(child.call, job)
         try:
             return await asyncio.wait_for(asyncio.shield(call), timeout_secs)
         except (TimeoutError, asyncio.CancelledError):

@@ -1,7 +1,6 @@
 """Publishes the progress of running jobs: an event, and a key for those who look later. At most four times per second.
 
-Of the reports within one interval the latest is sent when the interval ends. A dedicated connection sends them, so a
-worker may run in another event loop than other users of the queue.
+Of the reports within one interval the latest is sent when the interval ends.
 """
 
 from __future__ import annotations
@@ -14,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import check_text
 from tampu.base.clock import wall_clock_ms
-from tampu.redis.client import Client
 from tampu.wire.events import EventName
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from tampu.redis.settings import ConnectionSettings
+    from tampu.redis.client import Client
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
@@ -49,7 +47,7 @@ class ProgressReporter:
 
     def __init__(
         self,
-        settings: ConnectionSettings,
+        client: Client,
         keys: QueueKeys,
         *,
         worker: str,
@@ -61,7 +59,7 @@ class ProgressReporter:
         self._events_kept = events_kept
         self._now = now
         self._loop = asyncio.get_running_loop()
-        self._client = Client(settings, keys.tag.encode())
+        self._client = client
         #: Guards `_told`: handlers report from threads too.
         self._guard = threading.Lock()
         self._told: dict[tuple[str, int], _Told] = {}
@@ -96,10 +94,9 @@ class ProgressReporter:
                     told.latest = None
 
     async def close(self) -> None:
-        """Wait up to 1 s for events being sent, then close the connection."""
+        """Wait up to 1 s for events being sent."""
         if self._sending:
             await asyncio.wait(self._sending, timeout=1)
-        await self._client.close()
 
     def _schedule(self, told: _Told, wait_secs: float) -> None:
         if wait_secs > 0:

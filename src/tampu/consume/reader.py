@@ -1,4 +1,10 @@
-"""The reader: passes new entries from the stream to the pool, in batches that fit.
+"""The reader: passes new entries from the streams of all queues on one server to the pool, in batches that fit.
+
+| queues that may be read | read |
+|---|---|
+| one | one blocking read |
+| several, all of them empty | one blocking read of all streams, one entry of each |
+| several, some with more entries | full batches of a few of them, in turns (`shares.py`), and a check of the others |
 
 `takeover.py` reads the entries of workers that died.
 """
@@ -9,67 +15,92 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.leases import renewal_secs
-from tampu.consume.takeover import Takeover
+from tampu.consume.read_budget import ReadBudget
+from tampu.consume.shares import Turns
 from tampu.errors import RedisError
 from tampu.metrics import ReaderBatch, tell
+from tampu.redis import calls
 from tampu.redis.connection import pack_command
-from tampu.redis.faults import ConnectionLost, ServerError
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from tampu.config import ConsumerConfig
-    from tampu.consume.inflight import InFlight
-    from tampu.consume.leases import Leases
+    from tampu.consume.inflight import Delivery
     from tampu.consume.pool import Pool
-    from tampu.consume.settle import Settler
+    from tampu.consume.served_queue import ServedQueue
+    from tampu.consume.shares import Share, Shares
     from tampu.redis.client import Client
     from tampu.redis.connection import Connection, Reply
-    from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.worker")
 
-#: How often a worker checks whether the queue is paused, in seconds.
-PAUSE_WATCH_SECS = 1.0
 #: The pool's throughput is measured over this time, in seconds.
 PACE_WINDOW_SECS = 0.02
-#: How long to wait for a free slot in the pool before checking again, in seconds.
+#: How long to wait for a free slot in the pool, or for a queue that may be read, before checking again, in seconds.
 SLOT_WATCH_SECS = 0.05
+IDLE_WATCH_SECS = 1.0
+#: After this many waits for a slot without a finished job, jobs that were read ahead are handed back. Not a time: after
+#: this process was suspended, jobs finish at once.
+WAITS_UNTIL_SLOW = 5
+#: While some queues are read in turns, how often the reader checks the others, in seconds: at least, and per queue.
+SWEEP_SECS = 0.005
+SWEEP_SECS_PER_QUEUE = 0.000_05
+#: Queues that were found empty no longer ago than this are waited for without looking again, in seconds.
+EMPTY_FOR_SECS = 0.02
 #: How long the reader may take to stop, and how often it unblocks a blocked read meanwhile, in seconds.
 STOP_PATIENCE_SECS = 1.0
 UNBLOCK_SECS = 0.2
+#: How often the reader looks for queues that are drained, in seconds.
+REPORT_SECS = 0.05
+#: How much earlier than its BLOCK time a read may return by the local clock, in seconds.
+CLOCK_MARGIN_SECS = 0.005
 #: How long a read that follows an ASK redirect may block, in ms: CLIENT UNBLOCK does not reach its connection.
 ASK_BLOCK_MS = 100
 
 
 class Reader:
-    """Reads new entries for one consumer."""
+    """Reads new entries of the queues on one server."""
 
     def __init__(
         self,
         read_client: Client,
         client: Client,
-        keys: QueueKeys,
         config: ConsumerConfig,
         pool: Pool,
-        settler: Settler,
-        inflight: InFlight,
-        leases: Leases,
+        shares: Shares,
+        queues: Sequence[ServedQueue],
     ) -> None:
         self._read_client = read_client
         self._client = client
-        self._keys = keys
         self._config = config
         self._pool = pool
-        self._settler = settler
-        self._inflight = inflight
-        self._leases = leases
+        self._shares = shares
+        #: All queues on the server; it may grow.
+        self._queues = queues
+        self._turns = Turns(shares)
+        self._by_share: dict[Share, ServedQueue] = {}
+        #: True if a queue may be failing or have no group.
+        self._has_trouble = False
         self._stopping = asyncio.Event()
-        self._had_entries = False
+        self._budget = ReadBudget(config.max_read_bytes)
+        #: Entries and bytes of the replies to the current read.
+        self._entries_read = self._bytes_read = 0
         self._pace: deque[tuple[float, int]] = deque()
+        #: How often in a row no job finished while the reader waited for room.
+        self._waits = 0
+        #: When all queues that take no turns were last found empty, and when to check them next.
+        self._empty_at = 0.0
+        self._sweep_at = 0.0
+        #: When to look next for queues that are drained.
+        self._report_at = 0.0
+        self._sweep_from = 0
         self._client_id: int | None = None
         #: The ID and address of the read connection, as the server sees them.
         self._identity: tuple[str, str] | None = None
@@ -77,13 +108,12 @@ class Reader:
         self._missed_since: float | None = None
         #: The ID and address of that read's connection: the server may still execute the read.
         self._missed_on: tuple[str, str] | None = None
-        #: When the first read was sent, and the read that is in flight or whose entries are not taken in yet.
-        self._first_read_at: float | None = None
+        #: When the read was sent that is in flight or whose entries are not taken in yet.
         self._reading_since: float | None = None
+        #: The queues of the read that blocks now.
+        self._blocked_on: set[ServedQueue] = set()
         #: When the server last answered a read, by the monotonic clock; health checks use it.
         self.last_read_at: float | None = None
-        self._is_paused = False
-        self.takeover = Takeover(client, keys, config, pool, settler, inflight, lambda: self._is_paused)
         read_client.on_up(self._learn_client_id)
 
     def _learn_client_id(self, connection: Connection) -> None:
@@ -99,95 +129,305 @@ class Reader:
         connection.request(pack_command(("CLIENT", "ID")), learn_id)
         connection.request(pack_command(("CLIENT", "INFO")), learn_identity)
 
-    async def make_group(self) -> None:
-        """Create the consumer group, and the stream if need be. Jobs added before are delivered too."""
-        try:
-            await self._client.call("XGROUP", "CREATE", self._keys.stream, self._config.group, "0", "MKSTREAM")
-        except ServerError as error:
-            # Out of memory, a group cannot be created, but an existing one can be drained, which frees memory.
-            if error.kind != "BUSYGROUP" and (error.kind != "OOM" or not await self._group_exists()):
-                raise
-        self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
+    # --- groups
 
-    async def _group_exists(self) -> bool:
-        command = ("XPENDING", self._keys.stream, self._config.group)
-        try:
-            await self._client.call(*command)
-        except ServerError as error:
-            if error.kind == "NOGROUP":
-                return False
-            raise
-        return True
+    async def make_groups(self) -> None:
+        """Create missing consumer groups, and streams if need be. Jobs added before are delivered too."""
+        now = time.monotonic()
+        queues = [queue for queue in self._queues if queue.group_since is None and queue.retry_at <= now]
+        group = self._config.group
+        replies = await self._client.call_each(
+            [("XGROUP", "CREATE", queue.keys.stream, group, "0", "MKSTREAM") for queue in queues]
+        )
+        for queue, reply in zip(queues, replies, strict=True):
+            error: RedisError | None = reply if isinstance(reply, RedisError) else None
+            if isinstance(error, ServerError) and error.kind == "OOM":
+                # Out of memory, a group cannot be created, but an existing one can be drained, which frees memory.
+                error = await self._error_of(queue, error)
+            if isinstance(error, ConnectionLost | Unreachable):
+                raise error
+            if isinstance(error, ServerError) and error.kind != "BUSYGROUP":
+                self._note_failure(queue, error)
+                continue
+            queue.group_since = time.monotonic()
+            queue.is_failing = False
+            self._by_share[queue.share] = queue
+            # Healthy from now on: on an empty queue the first reply takes a while.
+            self.last_read_at = time.monotonic()
+
+    async def _error_of(self, queue: ServedQueue, error: ServerError) -> ServerError | None:
+        """Return None if the group exists, otherwise the error with which creating it failed."""
+        (reply,) = await self._client.call_each([("XPENDING", queue.keys.stream, self._config.group)])
+        if isinstance(reply, ServerError):
+            return error if reply.kind == "NOGROUP" else reply
+        return None
+
+    def _note_failure(self, queue: ServedQueue, error: RedisError) -> None:
+        """Do not read a queue for a while: one that cannot be read must not stop the others."""
+        self._has_trouble = queue.is_failing = True
+        queue.retry_at = time.monotonic() + queue.read_failures.note(error)
+        self._turns.end(queue.share)
 
     # --- new entries
 
     async def read_once(self) -> None:
-        """Wait for room in the pool, read one batch and pass it on."""
-        room = self._room()
-        if self._is_paused:
-            await self._pool.progress(PAUSE_WATCH_SECS)
+        """Wait for room in the pool, read once and pass the entries on."""
+        room = self._budget.count(self._room())
+        if room <= 0:
+            await self._wait_for_room()
             return
-        if room <= 0 or self._settler.is_behind:
-            # Settle finished jobs before reading new ones, above all after a reconnect.
-            await self._pool.progress(SLOT_WATCH_SECS)
+        self._waits = 0
+        await self.hand_back_missed()
+        now = time.monotonic()
+        if len(self._turns) and now < self._sweep_at:
+            await self._read_in_turns(room)
+        else:
+            await self._recover(now)
+            await self._read_or_wait(room, now)
+        self._reading_since = None
+        self._budget.note(self._entries_read, self._bytes_read)
+        self._entries_read = self._bytes_read = 0
+
+    async def _wait_for_room(self) -> None:
+        """Wait until a job finishes. If none does for a while, hand back those that were read ahead.
+
+        They would wait here while another worker may be idle.
+        """
+        finished = self._pool.finished
+        await self._pool.progress(SLOT_WATCH_SECS)
+        self._waits = self._waits + 1 if self._pool.finished == finished else 0
+        if self._waits >= WAITS_UNTIL_SLOW and self._pool.waiting and not self._stopping.is_set():
+            self._waits = 0
+            by_share: dict[Share, list[Delivery]] = defaultdict(list)
+            for delivery in self._pool.take_from(self._by_share):
+                by_share[delivery.share].append(delivery)
+            for share, deliveries in by_share.items():
+                await self._by_share[share].inflight.hand_back(deliveries)
+
+    async def _read_or_wait(self, room: int, now: float) -> None:
+        ready = [queue for queue in self._queues if queue.is_ready]
+        # Finished jobs are settled first, above all after a reconnect.
+        queues = [
+            queue for queue in ready if not queue.settler.is_behind and self._shares.room_of(queue.share, room) > 0
+        ]
+        watch_secs = IDLE_WATCH_SECS if len(queues) == len(ready) else SLOT_WATCH_SECS
+        if not queues:
+            await self._pool.progress(min(watch_secs, self._retry_secs()))
+        elif len(queues) == 1:
+            await self._wait_for(queues, room, len(queues) < len(ready))
+        elif len(self._turns) or now - self._empty_at > EMPTY_FOR_SECS:
+            self._sweep_at = now + max(SWEEP_SECS, SWEEP_SECS_PER_QUEUE * len(queues))
+            await self._sweep([queue for queue in queues if not queue.share.has_more], room)
+        else:
+            await self._wait_for(queues, 1, len(queues) < len(ready))
+
+    async def _recover(self, now: float) -> None:
+        """Create groups that are missing, and try queues again whose reads failed."""
+        if not self._has_trouble and len(self._by_share) == len(self._queues):
             return
+        self._has_trouble = any(queue.is_failing or queue.group_since is None for queue in self._queues)
+        if any(queue.group_since is None and queue.retry_at <= now for queue in self._queues):
+            await self.make_groups()
+        failing = [queue for queue in self._queues if queue.is_failing and queue.retry_at <= now]
+        if failing := [queue for queue in failing if queue.group_since is not None]:
+            await self._read_each([(queue, 1) for queue in failing])
+
+    def _retry_secs(self) -> float:
+        """Return the seconds until a queue that cannot be read is tried again."""
+        if not self._has_trouble:
+            return float("inf")
+        soonest = min((queue.retry_at for queue in self._queues if queue.is_failing), default=float("inf"))
+        return max(soonest - time.monotonic(), 0.001)
+
+    async def _wait_for(self, queues: Sequence[ServedQueue], room: int, is_short: bool) -> None:
+        """Wait for entries of any of these queues; read at most `room` of each.
+
+        `is_short` if another queue may soon be read, too.
+        """
+        count = min(room, self._config.batch)
+        # Without a free place it reads ahead of jobs that finish now: not for long, as they may get slow.
+        is_short = is_short or self._pool.occupied >= self._pool.concurrency
+        block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
+        block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
+        self._blocked_on = set(queues)
         try:
-            await self.hand_back_missed()
-            sent_at = self._reading_since = time.monotonic()
-            self._first_read_at = self._first_read_at or sent_at
-            entries = await self._read(min(room, self._config.batch))
-        except ServerError as error:
-            if error.kind == "NOGROUP":
-                logger.warning("consumer group %r is gone (a flush?); creating it again", self._config.group)
-                await self.make_group()
+            (reply,) = await self._read(
+                [self._command(queues, count, block_ms)],
+                lambda: self._command(queues, count, min(block_ms, ASK_BLOCK_MS)),
+            )
+        finally:
+            self._blocked_on = set()
+        if isinstance(reply, ServerError):
+            if reply.kind == "UNBLOCKED":
                 return
-            if error.kind == "UNBLOCKED":
-                return
-            raise
-        self.last_read_at = time.monotonic()
-        if not entries:
-            was_unblocked = self._stopping.is_set() or self._is_paused
-            if self._had_entries and not was_unblocked:
-                self._had_entries = False
-                self._settler.drained(wall_clock_ms())
+            if len(queues) == 1:
+                self._note_refusal(queues[0], reply)
+            else:  # it may not say which of them it is about
+                await self._read_each([(queue, 1) for queue in queues])
             return
-        self._had_entries = True
-        tell(self._config.metrics.reader_batch, ReaderBatch(len(entries), 0))
-        receive = self._inflight.receive
+        self._empty_at = self.last_read_at = now = time.monotonic()
+        self._sweep_at = now + SWEEP_SECS
+        if not reply:
+            self._report_drained()
+        elif len(queues) == 1:
+            await self._take_in(queues[0], reply[0][1])
+        else:
+            by_stream = {queue.keys.stream.encode(): queue for queue in queues}
+            for stream, entries in reply:
+                await self._take_in(by_stream[stream], entries, count)
+
+    async def _read_in_turns(self, room: int) -> None:
+        """Read full batches of a few of the queues that have more entries."""
+        jobs_per_sec = (self._pool.finished - self._pace[0][1]) / PACE_WINDOW_SECS
+        reads: list[tuple[ServedQueue, int]] = []
+        for share, count in self._turns.plan(room, self._config.batch, jobs_per_sec):
+            queue = self._by_share[share]
+            if queue.is_ready and not queue.settler.is_behind:
+                reads.append((queue, count))
+            else:
+                self._turns.end(share)
+        if reads:
+            await self._read_each(reads)
+        elif len(self._turns):
+            await self._pool.progress(SLOT_WATCH_SECS)
+
+    async def _read_each(self, plan: Sequence[tuple[ServedQueue, int]]) -> None:
+        """Read these queues in one request, without waiting. An error of one does not affect the others."""
+        replies = await self._read([self._command([queue], count, None) for queue, count in plan])
+        for (queue, count), reply in zip(plan, replies, strict=True):
+            if isinstance(reply, ServerError):
+                self._note_refusal(queue, reply)
+                continue
+            self._note_success(queue)
+            await self._take_in(queue, reply[0][1] if reply else [], count)
+
+    async def _sweep(self, queues: Sequence[ServedQueue], room: int) -> None:
+        """Look at queues that were empty, and read what has arrived, in one call and at most `room` in total."""
+        if not queues:
+            return
+        self._sweep_from = (self._sweep_from + 1) % len(queues)  # another one first each time
+        queues = [*queues[self._sweep_from :], *queues[: self._sweep_from]]
+        most = [max(min(self._shares.room_of(queue.share, room), self._config.batch), 0) for queue in queues]
+        sent_at = time.monotonic()
+        config = self._config
+        packed = calls.packed_sweep(
+            [queue.keys.stream for queue in queues],
+            group=config.group,
+            consumer=config.consumer_id,
+            room=room,
+            most=most,
+        )
+        (found,) = await self._read([packed])
+        if isinstance(found, ServerError):
+            if found.kind == "NOSCRIPT":
+                await self._read_client.load_scripts()
+            else:  # such as an ACL that forbids one of the keys
+                await self._read_each([(queue, 1) for queue in queues])
+            return
+        self.last_read_at = time.monotonic()
+        taken = 0
+        for number, entries in found:
+            queue = queues[number]
+            if isinstance(entries, bytes):
+                self._note_refusal(queue, ServerError(entries.decode(errors="replace")))
+            else:
+                taken += len(entries)
+                await self._take_in(queue, entries, 1)
+        if taken < room:
+            self._empty_at = sent_at
+        self._report_drained()
+
+    def _note_success(self, queue: ServedQueue) -> None:
+        self.last_read_at = time.monotonic()
+        if queue.is_failing:
+            queue.is_failing = False
+            queue.read_failures.clear()
+
+    def _note_refusal(self, queue: ServedQueue, error: ServerError) -> None:
+        if error.kind == "NOGROUP":
+            logger.warning(
+                'consumer group %r of queue "%s" is gone (a flush?); creating it again',
+                *(self._config.group, queue.name),
+            )
+            self._has_trouble = True
+            queue.group_since = None
+            self._turns.end(queue.share)
+        else:
+            self._note_failure(queue, error)
+
+    async def _take_in(self, queue: ServedQueue, entries: Sequence[Any], count: int | None = None) -> None:
+        """Pass entries on to the pool. If there are `count`, as many as were asked for, the queue may have more."""
+        if count is not None:
+            if len(entries) >= count:
+                self._turns.begin(queue.share)
+            else:
+                self._turns.end(queue.share)
+        if not entries:
+            return
+        self._entries_read += len(entries)
+        queue.delivered_at = time.monotonic()
+        tell(queue.config.metrics.reader_batch, ReaderBatch(len(entries), 0))
+        receive = queue.inflight.receive
         deliveries = [
             delivery for entry_id, fields in entries if (delivery := receive(entry_id, fields, 0)) is not None
         ]
-        self._reading_since = None
-        if time.monotonic() - sent_at > self._config.claim_min_idle_ms / 1000:
+        sent_at = self._reading_since
+        if sent_at is not None and time.monotonic() - sent_at > self._config.claim_min_idle_ms / 1000:
             # While this process was suspended, the entries may have been in the socket until their leases expired.
-            await self._leases.confirm()
-        self._pool.put(deliveries)
+            await queue.leases.confirm()
+        self._pool.put(queue.share, deliveries)
 
-    async def _read(self, count: int) -> list[Any]:
+    def _report_drained(self) -> None:
+        """Report queues that had entries and then none for the time of a blocking read."""
+        now = time.monotonic()
+        if self._stopping.is_set() or now < self._report_at:
+            return
+        self._report_at = now + REPORT_SECS
+        before = now - self._config.block_ms / 1000 + CLOCK_MARGIN_SECS
+        for queue in self._queues:
+            if queue.delivered_at is not None and queue.delivered_at <= before and not queue.is_paused:
+                queue.delivered_at = None
+                queue.settler.drained(wall_clock_ms())
+
+    def _command(self, queues: Sequence[ServedQueue], count: int, block_ms: int | None) -> bytes:
         config = self._config
+        block = () if block_ms is None else ("BLOCK", block_ms)
+        streams = [queue.keys.stream for queue in queues]
+        ids = [">"] * len(queues)
+        return pack_command(
+            ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, *block, "STREAMS", *streams, *ids)
+        )
+
+    async def _read(self, requests: Sequence[bytes], when_asked: Callable[[], bytes] | None = None) -> list[Reply]:
+        """Send reads in one request and return their replies, refusals as values.
+
+        `when_asked` returns what to send instead after an ASK redirect. Raises errors that are not about the queues.
+        """
         connection = await self._read_client.up(patience_secs=3600)
         if self._stopping.is_set():
-            return []
-        sent_at = time.monotonic()
-        command = ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, "BLOCK")
-        streams = ("STREAMS", self._keys.stream, ">")
+            return [None] * len(requests)
+        sent_at = self._reading_since = time.monotonic()
+        received = connection.bytes_received
         try:
-            try:
-                reply = await connection.ask(*command, config.block_ms, *streams)
-            except ServerError as error:
-                if error.kind != "ASK":
-                    raise
-                asking = await self._read_client.asking(error)
-                reply = await asking.ask(*command, min(config.block_ms, ASK_BLOCK_MS), *streams)
+            futures = [_sent(connection, packed) for packed in requests]
+            replies = [await future for future in futures]
+            for number, reply in enumerate(replies):
+                if isinstance(reply, ConnectionLost):
+                    raise reply
+                if isinstance(reply, ServerError) and reply.kind == "ASK":
+                    asking = await self._read_client.asking(reply)
+                    replies[number] = await _sent(asking, requests[number] if when_asked is None else when_asked())
         except (ConnectionLost, asyncio.CancelledError):
             self._missed_since = self._missed_since or sent_at
             self._missed_on = self._identity
             raise
-        except ServerError as error:
-            # Such as MOVED: this connection cannot read any more.
-            await self._read_client.apply_remedy(error, 0, float("inf"), connection)
-            raise
-        return reply[0][1] if reply else []
+        self._bytes_read += connection.bytes_received - received
+        for reply in replies:
+            if isinstance(reply, ServerError) and reply.remedy not in _ABOUT_QUEUES and reply.kind != "UNBLOCKED":
+                # Such as MOVED: this connection cannot read any more.
+                await self._read_client.apply_remedy(reply, 0, float("inf"), connection)
+                raise reply
+        return replies
 
     def _room(self) -> int:
         """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate."""
@@ -197,42 +437,43 @@ class Reader:
         pace.append((now, pool.finished))
         while pace[0][0] < now - PACE_WINDOW_SECS:
             pace.popleft()
-        if self.takeover.wants_slot:
-            return self._config.concurrency - 1 - pool.occupied
-        lately = pool.finished - pace[0][1]
-        return self._config.concurrency + min(lately, self._config.batch * 2) - pool.occupied
+        if pool.takeovers_waiting:
+            return pool.concurrency - 1 - pool.occupied
+        lately = pool.finished - pace[0][1] if self._shares.may_read_ahead else 0
+        return pool.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
-    async def note_pause(self, is_paused: bool) -> None:
-        """Stop or resume reading. A blocked read is ended when the queue is paused: it would deliver one more batch."""
-        if is_paused or self._pool.occupied >= self._config.concurrency:
+    async def note_pause(self, queue: ServedQueue, is_paused: bool) -> None:
+        """Stop or resume reading a queue. A blocked read is ended: it would deliver one more batch, or not see it."""
+        if is_paused or self._pool.occupied >= self._pool.concurrency:
             # Nothing is read on purpose and the server answers: the health check must stay green.
             self.last_read_at = time.monotonic()
-        if is_paused != self._is_paused:
-            logger.info('queue "%s" %s', self._config.queue_name, "paused" if is_paused else "resumed")
-            self._is_paused = is_paused
-        if is_paused:  # each time: the first UNBLOCK may have arrived before the read
-            await self._end_blocked_read()
+        if is_paused != queue.is_paused:
+            if is_paused or queue.is_paused is not None:
+                logger.info('queue "%s" %s', queue.name, "paused" if is_paused else "resumed")
+            queue.takeover.is_paused = is_paused
+        # Each time: the first UNBLOCK may have arrived before the read.
+        if self._blocked_on and is_paused == (queue in self._blocked_on) and not queue.is_failing:
+            await self.end_blocked_read()
 
     # --- stopping
 
-    async def stop(self, *loops: asyncio.Task[None]) -> None:
-        """Stop reading and taking over, and wait until these loops have ended.
+    async def stop(self, reading: asyncio.Task[None]) -> None:
+        """Stop reading, and wait until this loop has ended.
 
         A read that blocks at the server is unblocked there, so that no more entries are delivered to it.
         """
         self._stopping.set()
-        self.takeover.stop()
         give_up_at = time.monotonic() + STOP_PATIENCE_SECS
         while time.monotonic() < give_up_at:
-            await self._end_blocked_read()  # repeatedly: it may arrive before the read
-            _, late = await asyncio.wait(loops, timeout=UNBLOCK_SECS)
+            await self.end_blocked_read()  # repeatedly: it may arrive before the read
+            _, late = await asyncio.wait([reading], timeout=UNBLOCK_SECS)
             if not late:
                 return
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
-    async def _end_blocked_read(self) -> None:
+    async def end_blocked_read(self) -> None:
+        """End a read that blocks at the server, if there is one."""
         if self._read_client.connection is None or self._client_id is None:
             return
         with contextlib.suppress(RedisError, TimeoutError):  # then the read ends with its BLOCK time or its connection
@@ -248,7 +489,7 @@ class Reader:
             with contextlib.suppress(ServerError):  # gone already, or forbidden by an ACL: see `watch_unheld`
                 await self._client.call("CLIENT", "KILL", "ID", client_id, "ADDR", address)
             self._missed_on = None
-        await self._inflight.hand_back_undelivered(self._missed_since)
+        await self._hand_back_undelivered(self._missed_since)
         self._missed_since = None
 
     async def watch_unheld(self) -> None:
@@ -256,13 +497,35 @@ class Reader:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), renewal_secs(self._config))
             return
-        if self._first_read_at is not None and self._missed_since is None:
-            before = self._reading_since or time.monotonic()
-            try:
-                await self._inflight.hand_back_undelivered(self._first_read_at, before)
-            except ServerError as error:
-                if error.kind != "NOGROUP":  # the reader creates it again
-                    raise
+        if self._missed_since is None:
+            await self._hand_back_undelivered(None, self._reading_since or time.monotonic())
+
+    async def _hand_back_undelivered(self, since: float | None, before: float | None = None) -> None:
+        """Hand back what each queue delivered since then (None: since it is read) and did not arrive here."""
+        queues = [(queue, queue.group_since) for queue in self._queues if queue.group_since is not None]
+        results = await asyncio.gather(
+            *(
+                queue.inflight.hand_back_undelivered(group_since if since is None else since, before)
+                for queue, group_since in queues
+            ),
+            return_exceptions=True,
+        )
+        for result in results:
+            if isinstance(result, ServerError) and result.remedy in _ABOUT_QUEUES:
+                continue  # its reads fail, too
+            if isinstance(result, BaseException):
+                raise result
+
+
+#: Remedies of errors that concern a queue, not the connection.
+_ABOUT_QUEUES = (Remedy.NONE, Remedy.MAKE_GROUP, Remedy.LOAD_SCRIPTS)
+
+
+def _sent(connection: Connection, packed: bytes) -> asyncio.Future[Reply]:
+    """Send one packed command and return a future of its reply, errors as values."""
+    future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    connection.request(packed, lambda reply: None if future.done() else future.set_result(reply))
+    return future
 
 
 def identity_of(info: bytes) -> tuple[str, str] | None:

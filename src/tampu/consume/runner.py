@@ -174,7 +174,9 @@ class Runner:
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
-        if result is None:
+        if result.__class__ is bytes and result and self._config.store_results:
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
+        elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):
             return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
@@ -191,9 +193,7 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
-            outcome = outcomes.success_with_result(
-                delivery, self._now_ms(), duration_us, bytes(result), self._config.result_ttl_secs
-            )
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, bytes(result))
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)

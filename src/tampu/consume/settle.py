@@ -1,7 +1,9 @@
-"""Settles jobs in windows: one call writes results, retries, dead letters and events, then acknowledges the entries.
+"""Settles jobs in windows: one call writes results, retries and dead letters, acknowledges the entries, writes events.
 
-A window of successes without results or events is a single acknowledgement. Windows that could not be written are kept
-and written later, and their leases renewed meanwhile.
+A window of successes without results or events is a single acknowledgement. A window is sent when it is full, when the
+pool has no more jobs to start, or after `ack_idle_ms`. Outcomes that arrive while a window is in flight share the next
+one: the busier the worker, the larger its windows. Windows that could not be written are kept and written later, and
+their leases renewed meanwhile.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ import contextlib
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
+
+import msgpack
 
 from tampu.base.limits import MAX_CALL_BYTES
 from tampu.consume.outcomes import without_result
@@ -24,13 +28,13 @@ from tampu.redis.scripts import Script, load_script
 from tampu.wire.entry import entry_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
     from tampu.consume.outcomes import Outcome
     from tampu.redis.client import Client
-    from tampu.redis.connection import Connection, Part, Reply
+    from tampu.redis.connection import Connection, Reply
     from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.worker")
@@ -39,13 +43,16 @@ logger = logging.getLogger("tampu.worker")
 _SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
 _RETRY, _DEAD_LETTER = OutcomeKind.RETRY, OutcomeKind.DEAD_LETTER
 _CANCELLED = OutcomeKind.CANCELLED
+_WRITTEN = SettleCode.WRITTEN
 
-#: Windows in flight at once: the next one is packed while the server works on the last.
+#: Maximum number of windows in flight: the next one is packed while the server works on the last.
 MAX_IN_FLIGHT = 2
 #: How long an outcome that the server could not write waits before it is sent again, in seconds.
 HELD_RETRY_SECS = 0.5
 #: Connections that may break under a window before it is split.
 MAX_LOSSES = 3
+#: Largest number that Lua holds exactly. A larger one, only found in corrupt envelopes, is sent as text.
+MAX_LUA_NUMBER = 2**53
 #: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
 MAX_UNWRITTEN = 1000
 
@@ -53,6 +60,9 @@ ACK = load_script("ack")
 #: The settle script, and its form for servers with script flags, which let it write above maxmemory.
 SETTLE = load_script("settle_window")
 SETTLE_UNDER_OOM = Script("settle_window", "#!lua flags=allow-oom\n" + SETTLE.text)
+
+#: Packs a window. The servers' MessagePack has no bin type: bytes are written as text is.
+_pack = msgpack.Packer(use_bin_type=False).pack
 
 
 class SettleWindow(list["Outcome"]):
@@ -76,11 +86,19 @@ class Settler:
         self._config = config
         #: Called with each outcome and the server's code for it.
         self.on_settled: Callable[[Outcome, str], None] = lambda outcome, code: None
+        #: Called instead with a window of successes that were all written.
+        self.on_all_succeeded: Callable[[list[Outcome]], None] = lambda outcomes: None
         self._script = SETTLE
         self._has_xackdel = False
         self._loop = asyncio.get_running_loop()
         self._outcomes: list[Outcome] = []
-        self._actives: list[Any] = []
+        #: Bytes of results, retries and dead letters in them.
+        self._outcome_bytes = 0
+        #: Deliveries that have started and whose `active` event was not sent. It travels with the outcome if that is
+        #: known by the time the window is sent.
+        self._started: list[Delivery] = []
+        self._result_prefix = keys.result("")
+        self._is_flushing = False
         self._in_flight = 0
         self._outcomes_in_flight = 0
         self._max_unwritten = max(MAX_UNWRITTEN, 2 * MAX_IN_FLIGHT * config.ack_batch)
@@ -109,8 +127,8 @@ class Settler:
 
     def started(self, delivery: Delivery, started_at_ms: int) -> None:
         """Add the event that a handler starts; it is sent with the next window."""
-        job = delivery.job
-        self._actives += (job.id, job.name, started_at_ms, job.attempt + 1, job.created_at_ms)
+        delivery.started_at_ms = started_at_ms
+        self._started.append(delivery)
         if self._timer is None:
             self._wake()
 
@@ -118,6 +136,8 @@ class Settler:
         """Add one outcome; it is sent with the next window."""
         outcomes = self._outcomes
         outcomes.append(outcome)
+        if outcome.extra:
+            self._outcome_bytes += _size_of(outcome)
         if outcome.kind is _RETRY:
             self.unsettled_retries += 1
         elif outcome.kind is _DEAD_LETTER:
@@ -126,6 +146,20 @@ class Settler:
             self._pump()
         elif self._timer is None:
             self._wake()
+
+    def flush_soon(self) -> None:
+        """Send what there is at the end of this turn of the event loop: the pool has no more jobs to start.
+
+        While a window is in flight, it is sent with the reply instead.
+        """
+        if self._outcomes and not self._is_flushing:
+            self._is_flushing = True
+            if not self._in_flight:
+                self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        if self._is_flushing and not self._in_flight:
+            self._on_timer()
 
     def drained(self, at_ms: int) -> None:
         """Write the event that the queue is drained, without waiting for the reply."""
@@ -209,41 +243,56 @@ class Settler:
             self._put_off_timer = None
         held, self._put_off = self._put_off, []
         self._outcomes = held + self._outcomes
+        self._outcome_bytes += sum(map(_size_of, held))
         self._pump(partial=True)
 
     def _pump(self, *, partial: bool = False) -> None:
         """Send full windows (`partial`: all outcomes), while fewer than `MAX_IN_FLIGHT` are in flight."""
+        if partial:
+            self._is_flushing = False
         if self._recovery.is_active or self._closed:
             return
         connection = self._client.connection
         if connection is None:
-            if self._outcomes or self._actives or self._again:
+            if self._outcomes or self._started or self._again:
                 self._recovery.start()
             return
-        while self._in_flight < MAX_IN_FLIGHT and (self._again or self._outcomes or (partial and self._actives)):
+        while self._in_flight < MAX_IN_FLIGHT and (self._again or self._outcomes or (partial and self._started)):
             if self._again:
                 self._send(connection, self._again.pop(0), [])
                 continue
             if not partial and len(self._outcomes) < self._config.ack_batch:
                 break
-            window = self._take_window()
-            actives, self._actives = self._actives, []
-            self._send(connection, window, actives)
-        if (self._outcomes or self._actives) and self._timer is None:
+            self._send(connection, self._take_window(), self._take_actives())
+        if (self._outcomes or self._started) and self._timer is None:
             self._wake()
         self._check_idle()
 
     def _take_window(self) -> SettleWindow:
         size = min(len(self._outcomes), self._config.ack_batch)
+        if size == len(self._outcomes) and self._outcome_bytes <= MAX_CALL_BYTES:
+            window, self._outcomes, self._outcome_bytes = SettleWindow(self._outcomes), [], 0
+            return window
         total = 0
         for count, outcome in enumerate(self._outcomes[:size], 1):
-            if outcome.extra:
-                total += sum(len(part) for part in outcome.extra if isinstance(part, bytes))
-                if total > MAX_CALL_BYTES:
-                    size = count
-                    break
+            total += _size_of(outcome)
+            if total > MAX_CALL_BYTES:
+                size = count
+                break
         window, self._outcomes = SettleWindow(self._outcomes[:size]), self._outcomes[size:]
+        self._outcome_bytes -= total
         return window
+
+    def _take_actives(self) -> list[Any]:
+        """Return the `active` events of jobs that still run."""
+        started, self._started = self._started, []
+        actives: list[Any] = []
+        for delivery in started:
+            if not delivery.has_outcome:
+                job = delivery.job
+                actives += (job.id, job.name, delivery.started_at_ms, job.attempt + 1, _for_lua(job.created_at_ms))
+                delivery.started_at_ms = 0
+        return actives
 
     def _send(self, connection: Connection, window: SettleWindow, actives: list[Any]) -> None:
         self._in_flight += 1
@@ -251,7 +300,7 @@ class Settler:
         packed = self._packed(window, actives)
         connection.request(packed, lambda reply: self._on_reply(connection, window, reply))
 
-    def _packed(self, window: Sequence[Outcome], actives: list[Any]) -> bytes:
+    def _packed(self, window: SettleWindow, actives: list[Any]) -> bytes:
         config = self._config
         stream = self._keys.stream
         if not config.events_enabled and all(outcome.kind is _SUCCESS for outcome in window):
@@ -260,41 +309,60 @@ class Settler:
                 return pack_command(("XACKDEL", stream, config.group, "IDS", len(ids), *ids))
             return ACK.packed_call((stream,), (config.group, *ids))
         keys: list[str] = [stream, self._keys.delayed, self._keys.dlq, self._keys.events]
-        parts: list[Part] = []
+        successes: list[Any] = []
+        failures: list[Outcome] = []
+        prefix = self._result_prefix
         for outcome in window:
+            kind = outcome.kind
+            if kind is not _SUCCESS and kind is not _RESULT:
+                failures.append(outcome)
+                continue
             delivery = outcome.delivery
             job = delivery.job
-            parts += (
-                outcome.kind,
-                delivery.entry_id,
-                job.id,
-                job.name,
-                outcome.finished_at_ms,
-                outcome.runs,
-                outcome.duration_us,
-                job.created_at_ms,
-                *outcome.extra,
+            job_id = job.id
+            result = b""
+            if kind is _RESULT:
+                keys.append(prefix + job_id)
+                result = outcome.extra[0]
+            successes += (
+                *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
+                *(outcome.runs, outcome.duration_us, _for_lua(job.created_at_ms), result),
             )
-            if outcome.kind is _RESULT:
-                keys.append(self._keys.result(job.id))
-            elif outcome.kind is _RETRY:
-                keys.append(self._keys.delayed_index(job.id))
-            elif outcome.kind is _CANCELLED:
-                keys += (self._keys.cancel_mark(job.id), self._keys.cancel_marks, self._keys.dedup_marker(job.id))
-        orders = [entry_order(outcome.delivery.entry_id) for outcome in window] or [(0, 0)]
-        first, last = min(orders), max(orders)
-        head: tuple[Part, ...] = (
+            delivery.started_at_ms = 0  # sent once: the window may have been written before it is sent again
+        others: list[tuple[Any, ...]] = []
+        first = last = ""
+        if failures:
+            window.sort(key=_is_failure)  # the reply has the codes of successes first
+            others = [self._packed_failure(outcome, keys) for outcome in failures]
+            orders = [entry_order(outcome.delivery.entry_id) for outcome in failures]
+            first, last = (f"{ms}-{sequence}" for ms, sequence in (min(orders), max(orders)))
+        head = (
             config.group,
             config.consumer_id,
             "1" if self._has_xackdel else "0",
             config.events_max_stream_len if config.events_enabled else 0,
             config.dlq_max_stream_len,
-            len(actives) // 5,
-            len(window),
-            f"{first[0]}-{first[1]}",
-            f"{last[0]}-{last[1]}",
+            config.result_ttl_secs,
+            first,
+            last,
+            _pack((actives, successes, others)),
         )
-        return pack_command(("EVALSHA", self._script.sha, len(keys), *keys, *head, *actives, *parts))
+        return pack_command(("EVALSHA", self._script.sha, len(keys), *keys, *head))
+
+    def _packed_failure(self, outcome: Outcome, keys: list[str]) -> tuple[Any, ...]:
+        """Return the values of an outcome that is not a success, and append its keys."""
+        delivery = outcome.delivery
+        job = delivery.job
+        if outcome.kind is _RETRY:
+            keys.append(self._keys.delayed_index(job.id))
+        elif outcome.kind is _CANCELLED:
+            keys += (self._keys.cancel_mark(job.id), self._keys.cancel_marks, self._keys.dedup_marker(job.id))
+        started_at_ms, delivery.started_at_ms = delivery.started_at_ms, 0
+        return (
+            *(bytes(outcome.kind), delivery.entry_id, job.id, job.name, started_at_ms),
+            *(outcome.finished_at_ms, outcome.runs, outcome.duration_us, _for_lua(job.created_at_ms)),
+            *outcome.extra,
+        )
 
     def _on_reply(self, connection: Connection, window: SettleWindow, reply: Reply) -> None:
         self._in_flight -= 1
@@ -312,23 +380,37 @@ class Settler:
             self._recovery.accepted()
             self._on_answer(window, reply)
         self._wake_waiters()
-        self._pump()
+        self._pump(partial=self._is_flushing)
         self._check_idle()
 
     def _on_answer(self, window: SettleWindow, reply: Reply) -> None:
-        if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[0], bytes) and isinstance(reply[1], bytes):
+        if reply == b"":
+            self._on_codes(window, "", "")
+        elif isinstance(reply, list) and len(reply) == 2 and isinstance(reply[0], bytes):
             self._on_codes(window, reply[0].decode(), reply[1].decode(errors="replace"))
-        else:  # a bare acknowledgement: XACKDEL answers -1 for an entry that was no longer pending
-            answers = reply if isinstance(reply, list) else [1] * len(window)
-            for outcome, answer in zip(window, answers, strict=True):
-                self._settled(outcome, SettleCode.WRITTEN if answer > 0 else SettleCode.LOST)
+        elif isinstance(reply, list) and min(reply, default=1) < 1:
+            # A bare acknowledgement: XACKDEL answers -1 for an entry that was no longer pending.
+            for outcome, answer in zip(window, reply, strict=True):
+                self._settled(outcome, _WRITTEN if answer > 0 else SettleCode.LOST)
+        else:
+            self._on_written(window)
+
+    def _on_written(self, window: SettleWindow) -> None:
+        if not window or _is_failure(window[-1]):  # successes come first
+            for outcome in window:
+                self._settled(outcome, _WRITTEN)
+        else:
+            self.on_all_succeeded(window)
 
     def _on_codes(self, window: SettleWindow, codes: str, failure: str) -> None:
-        for outcome, code in zip(window, codes, strict=True):
-            if code == SettleCode.HELD:
-                self._hold(outcome)
-            else:
-                self._settled(outcome, code)
+        if not codes:
+            self._on_written(window)
+        else:
+            for outcome, code in zip(window, codes, strict=True):
+                if code == SettleCode.HELD:
+                    self._hold(outcome)
+                else:
+                    self._settled(outcome, code)
         if failure and failure != self._last_failure:
             logger.error("the server could not write part of a settle window: %s", failure)
         if failure or not self._put_off:
@@ -343,7 +425,7 @@ class Settler:
         self.on_settled(outcome, code)
 
     def _check_idle(self) -> None:
-        if not (self._outcomes or self._actives or self._again or self._put_off or self._in_flight):
+        if not (self._outcomes or self._started or self._again or self._put_off or self._in_flight):
             self._idle.set()
         else:
             self._idle.clear()
@@ -402,6 +484,24 @@ class Settler:
         logger.error("settling failed; retrying in %.1f s: %s", delay_secs, error)
         if not self._closed:
             self._loop.call_later(delay_secs, self._recovery.start)
+
+
+def _is_failure(outcome: Outcome) -> bool:
+    return outcome.kind is not _SUCCESS and outcome.kind is not _RESULT
+
+
+def _size_of(outcome: Outcome) -> int:
+    """Return the bytes that an outcome adds to its window beyond a few numbers and names."""
+    if outcome.kind is _RESULT:
+        return len(outcome.extra[0])
+    size = 0
+    for part in outcome.extra:
+        size += len(part) if isinstance(part, bytes) else sum(map(len, part)) if isinstance(part, list) else 0
+    return size
+
+
+def _for_lua(number: int) -> int | str:
+    return number if number < MAX_LUA_NUMBER else str(number)
 
 
 def _is_about_size(error: RedisError) -> bool:

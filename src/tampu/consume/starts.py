@@ -60,7 +60,7 @@ class StartMarks:
                 return False
             await self._turn.acquire()
             try:
-                # A process that stood still while this waited for its turn asks again: the lease may have run out.
+                # If the process was suspended while this waited for its turn, ask again: the lease may have expired.
                 if time.monotonic() - asked_at < self._fresh_secs and await self._mark(delivery):
                     return True
             finally:

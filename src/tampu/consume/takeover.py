@@ -15,13 +15,13 @@ Worker deaths use up no attempts. An entry whose worker died three times while i
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tampu.consume.leases import membership, renewal_secs
+from tampu.consume.leases import membership
+from tampu.maintain.supervise import Failures
 from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
 from tampu.redis.faults import ServerError
@@ -59,7 +59,7 @@ def suspect_class(deaths: int) -> int:
 
 
 class Takeover:
-    """Takes over entries of dead workers for one consumer."""
+    """Takes over entries of dead workers for one queue."""
 
     def __init__(
         self,
@@ -67,32 +67,61 @@ class Takeover:
         keys: QueueKeys,
         config: ConsumerConfig,
         pool: Pool,
+        room_of: Callable[[int], int],
         settler: Settler,
         inflight: InFlight,
-        is_paused: Callable[[], bool],
     ) -> None:
         self._client = client
         self._config = config
         self._pool = pool
+        #: Returns how many of the pool's free slots the queue may use.
+        self._room_of = room_of
         self._settler = settler
         self._inflight = inflight
-        self._is_paused = is_paused
         self._member = membership(keys, config)
         self._group_size = max(config.concurrency // 10, 1)
-        self._look_secs = min(renewal_secs(config), LOOK_SECS)
-        self._stopping = asyncio.Event()
         self._from = 0.0
         #: How far the server's clock is ahead of the local monotonic clock, as of the last check.
         self._server_ahead_ms: float | None = None
         #: The entries taken over that run or wait here, and when they were taken over.
         self._suspects: dict[Delivery, float] = {}
-        #: True while this waits for a free slot in the pool: the reader then leaves one.
-        self.wants_slot = False
+        self._failures = Failures(f'takeover of jobs of queue "{config.queue_name}"')
+        self._retry_at = 0.0
+        self._working: asyncio.Task[None] | None = None
+        self._is_stopping = False
+        #: True while the queue is paused; None before the first check.
+        self.is_paused: bool | None = None
         client.on_up(self._let_others_renew)
 
-    def stop(self) -> None:
-        """Stop taking over entries."""
-        self._stopping.set()
+    @property
+    def look(self) -> tuple[str | int, ...]:
+        """The command that finds an expired lease, cheaper than the takeover itself."""
+        stream, group = self._member.stream, self._member.group
+        return ("XPENDING", stream, group, "IDLE", self._config.claim_min_idle_ms, "-", "+", 1)
+
+    @property
+    def may_look(self) -> bool:
+        """Return True if entries may be taken over now."""
+        return (
+            self._working is None
+            and not self._is_stopping
+            and time.monotonic() >= max(self._from, self._retry_at)
+            and self.is_paused is False
+            and not self._settler.is_behind
+        )
+
+    def start(self) -> None:
+        """Take over all entries that may run now, in the background."""
+        self._working = asyncio.create_task(self._supervised(), name="tampu-takeover")
+
+    async def stop(self, patience_secs: float) -> None:
+        """Stop taking over entries. A call in flight may end: its reply has entries to run or to hand back."""
+        self._is_stopping = True
+        if self._working is not None:
+            working = self._working
+            await asyncio.wait([working], timeout=patience_secs)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     def _let_others_renew(self, connection: Connection) -> None:
         """After a reconnect, let live workers renew their leases before taking over entries.
@@ -102,28 +131,34 @@ class Takeover:
         if self._client.connections_made > 1:
             self._from = time.monotonic() + self._member.grace_ms / 1000
 
-    async def one_round(self) -> None:
-        """Take over the entries that may run now, then wait for the next round."""
-        while await self._has_slot():
-            if not await self._take_over():
-                break
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), self._look_secs)
+    async def _supervised(self) -> None:
+        self._server_ahead_ms = None  # measured again: either clock may have been set
+        try:
+            while await self._has_slot():
+                if not await self._take_over():
+                    break
+        except Exception as error:
+            self._retry_at = time.monotonic() + self._failures.note(error)
+        else:
+            self._failures.clear()
+        finally:
+            self._working = None
 
     async def _has_slot(self) -> bool:
-        """Wait for a free slot in the pool. Return False at shutdown.
+        """Wait for a free slot in the pool. Return False if entries may no longer be taken over.
 
         An entry taken over without one would wait here under a renewed lease while another worker could run it.
         """
+        self._pool.takeovers_waiting += 1
         try:
-            while not self._stopping.is_set():
-                may_look = time.monotonic() >= self._from and not self._is_paused() and not self._settler.is_behind
-                self.wants_slot = may_look and self._could_take_more()
-                if self.wants_slot and max(self._room()[1]) > 0:
+            while not self._is_stopping and not self.is_paused and not self._settler.is_behind:
+                if not self._could_take_more():
+                    break
+                if max(self._room()[1]) > 0:
                     return True
                 await self._pool.progress(SLOT_WATCH_SECS)
         finally:
-            self.wants_slot = False
+            self._pool.takeovers_waiting -= 1
         return False
 
     def _quarantined(self) -> list[int]:
@@ -138,7 +173,7 @@ class Takeover:
 
     def _room(self) -> tuple[int, tuple[int, int, int]]:
         """Return the class that may be taken over now, 0 for any, and how many entries of each class fit."""
-        free = self._config.concurrency - self._pool.occupied
+        free = self._room_of(self._pool.concurrency - self._pool.occupied)
         classes = self._quarantined()
         if not classes:
             return 0, (free, min(free, self._group_size), min(free, 1))

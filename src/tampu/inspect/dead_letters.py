@@ -1,4 +1,4 @@
-"""Reads, replays and removes the dead letters of a queue, chosen by id, reason, name, error or age."""
+"""Reads, replays and removes the dead letters of a queue, chosen by ID, reason, name, error or age."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _ENTRY_ID = re.compile(r"[0-9]{1,20}-[0-9]{1,20}")
 class DlqQuery(TypedDict, total=False):
     """Filters for dead letters. Without any, a call applies to all of them."""
 
-    #: Only letters with these ids.
+    #: Only letters with these IDs.
     ids: Sequence[str] | None
     #: Only letters with this `DlqReason`, such as "retries_exhausted".
     reason: str | None
@@ -59,9 +59,9 @@ class DlqQuery(TypedDict, total=False):
 class DlqFilter:
     """Filters dead letters. A field that is None matches every letter."""
 
-    #: Ids of letters. They are read directly, in this order, whatever their age.
+    #: IDs of letters. They are read directly, in this order, whatever their age.
     ids: Sequence[str] | None = None
-    #: Ids of letters or of the jobs in them; to find a job's, the whole stream is read.
+    #: IDs of letters or of the jobs in them; to find a job's, the whole stream is read.
     any_ids: Sequence[str] | None = None
     reason: str | None = None
     name: str | None = None
@@ -74,7 +74,7 @@ class DlqFilter:
     def __post_init__(self) -> None:
         for dlq_id in self.ids or ():
             if isinstance(self.ids, str) or not isinstance(dlq_id, str) or not _ENTRY_ID.fullmatch(dlq_id):
-                raise invalid("ids", self.ids, "a list of dead-letter ids, such as ['1700000000000-0']")
+                raise invalid("ids", self.ids, "a list of dead-letter IDs, such as ['1700000000000-0']")
         if self.reason is not None and self.reason not in REASONS:
             raise invalid("reason", self.reason, f"one of {', '.join(REASONS)}")
         for field, value in (("name", self.name), ("error_type", self.error_type), ("match", self.match)):
@@ -95,7 +95,7 @@ class DlqFilter:
 
     @classmethod
     def by_any_id(cls, ids: Sequence[str], **others: Any) -> DlqFilter:
-        """Return a filter for ids of letters or of jobs. It is fast if all of them look like ids of letters."""
+        """Return a filter for IDs of letters or of jobs. It is fast if all of them look like IDs of letters."""
         if all(_ENTRY_ID.fullmatch(one) for one in ids):
             return cls(ids=ids or None, **others)
         return cls(any_ids=ids, **others)

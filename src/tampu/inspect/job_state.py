@@ -1,7 +1,7 @@
 """Finds the current state of a job without reading a whole stream.
 
 It checks the result, the index of delayed jobs and the pending entries, then the streams around the time in the job's
-id and at their ends.
+ID and at their ends.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
-from tampu.wire.entry import decode_delayed_member, read_job_fields
+from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
 from tampu.wire.payload import decode_result
 from tampu.wire.ulid import decode_ulid_time
@@ -62,8 +62,9 @@ class JobState:
     dead_letter: DlqEntry | None = None
     #: How long it has been running, how long ago it failed (dead), or was added; in milliseconds. Set in lists of jobs.
     age_ms: int | None = None
-    #: Cancelled: why.
+    #: Cancelled: the reason.
     reason: str | None = None
+    #: ID of its entry in the stream of waiting and running jobs, or of dead letters.
     entry_id: str | None = None
 
 
@@ -107,7 +108,7 @@ async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqE
 
 
 def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
-    """Return the job in an envelope if it has this id, else None."""
+    """Return the job in an envelope if it has this ID, else None."""
     if job_id.encode(errors="replace") not in envelope:
         return None
     try:
@@ -127,9 +128,9 @@ def _decoded(result: bytes | None) -> Any:
 
 
 async def _born_ms(client: Client, job_id: str) -> int | None:
-    """Return the earliest server time at which a job can have been added; None if its id is not a ULID.
+    """Return the earliest server time at which a job can have been added; None if its ID is not a ULID.
 
-    Entry ids are the server's time, a ULID is that of its producer, which is most likely this machine.
+    Entry IDs are the server's time, a ULID is that of its producer, which is most likely this machine.
     """
     try:
         born_ms = decode_ulid_time(job_id)
@@ -212,7 +213,7 @@ async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) 
     score = await client.call("ZSCORE", keys.delayed, member)
     if score is None:
         return None
-    run_at_ms = int(float(score))
+    run_at_ms = score_ms(score)
     try:
         name, envelope = decode_delayed_member(member)
         job = decode_job(envelope, name)

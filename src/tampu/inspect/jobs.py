@@ -11,7 +11,7 @@ from tampu.inspect.snapshot import as_dict, entry_ms, text
 from tampu.inspect.workers import list_workers
 from tampu.redis.faults import ServerError
 from tampu.wire.dlq import decode_dlq_fields
-from tampu.wire.entry import decode_delayed_member, read_job_fields
+from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ async def _delayed(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterato
                 job = decode_job(envelope, name)
             except DecodeError:
                 pass
-            yield _state(job, name or "", "delayed", now_ms, run_at_ms=_whole(score))
+            yield _state(job, name or "", "delayed", now_ms, run_at_ms=score_ms(score))
         if len(flat) < 2 * PAGE:
             return
         start += PAGE
@@ -177,9 +177,3 @@ def _state(job: Job[Any] | None, name: str, state: ListedState, now_ms: int, **k
 def _order(entry_id: str) -> tuple[int, int]:
     milliseconds, _, sequence = entry_id.partition("-")
     return int(milliseconds), int(sequence or 0)
-
-
-def _whole(score: bytes) -> int:
-    """Return a score as a whole number; a foreign one may be infinite."""
-    value = float(score)
-    return int(min(max(value, -(2.0**62)), 2.0**62)) if value == value else 0

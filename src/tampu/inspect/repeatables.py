@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError, DecodeError
 from tampu.redis import calls
+from tampu.wire.entry import score_ms
 from tampu.wire.repeat import decode_spec, encode_spec
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Repeatables:
         metas = []
         for score, packed in zip(due.values(), specs, strict=True):
             try:
-                metas.append(decode_spec(packed or b"").meta(int(float(score))))
+                metas.append(decode_spec(packed or b"").meta(score_ms(score)))
             except DecodeError:
                 continue
         return metas

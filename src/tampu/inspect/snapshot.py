@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from tampu.inspect.pauses import decode_pauses, reason_of
 from tampu.metrics import QueueDepth
 from tampu.redis.faults import ServerError
-from tampu.wire.entry import first_values
+from tampu.wire.entry import first_values, score_ms
 from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
         events=events,
         repeatables=repeatables,
         oldest_waiting_ms=oldest,
-        next_due_in_ms=int(float(first_due[1])) - now_ms if first_due else None,
+        next_due_in_ms=score_ms(first_due[1]) - now_ms if first_due else None,
         added_in_all=added,
         bytes_by_key=await _bytes_by_key(client, keys) if sizes else {},
         groups=views,

@@ -1,7 +1,8 @@
 """Wakes callers that wait for results: one reader of the events stream serves all waiting callers of a queue.
 
 A result is looked up when a caller starts to wait, when an event announces it, and every second for all callers,
-because an event may have been trimmed or events may be disabled.
+because an event may have been trimmed or events may be disabled. A dead letter is looked up for callers that have
+waited for a moment: most results arrive sooner.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ logger = logging.getLogger("tampu.queue")
 
 #: How often all awaited results are polled, in seconds, in case an event was missed.
 SAFETY_NET_SECS = 1.0
+#: How long a caller waits before a dead letter from before its call is looked up, in seconds.
+LETTER_PATIENCE_SECS = 0.02
 #: How long a caller whose time is up may wait to learn what its job is doing, in seconds.
 MAX_LOOK_SECS = 0.5
 #: Maximum number of results, or of dead letters, read in one call.
@@ -67,16 +70,17 @@ class Waiters:
     async def wait(self, job_id: str, timeout_secs: float) -> Any:
         """Wait for a job's result and return it. Raises `JobFailed` if it becomes a dead letter, or `TimeoutError`."""
         self._bind_to_loop()
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         self._waiting.setdefault(job_id, []).append(future)
+        letter_timer: asyncio.TimerHandle | None = None
         try:
             async with asyncio.timeout(timeout_secs) as limit:
                 try:
                     # Subscribe before the lookup: whatever happens after the lookup then comes as an event.
                     await self._started()
-                    await self._look(job_id)
-                    if not future.done():
-                        await self._look_for_letter(job_id)
+                    if not await self._look(job_id):
+                        letter_timer = loop.call_later(LETTER_PATIENCE_SECS, self._look_for_old_letter, job_id, future)
                 except Error:
                     if not future.done():  # otherwise its own error explains more: the queue was closed
                         raise
@@ -86,6 +90,8 @@ class Waiters:
                 raise
             raise TimeoutError(await self._timeout_text(job_id, timeout_secs)) from None
         finally:
+            if letter_timer is not None:
+                letter_timer.cancel()
             self._leave(job_id, future)
 
     async def close(self) -> None:
@@ -144,6 +150,16 @@ class Waiters:
         for future in self._waiting.get(job_id, ()):
             if not future.done():
                 future.set_exception(cancelled_error(job_id, reason))
+
+    def _look_for_old_letter(self, job_id: str, future: asyncio.Future[Any]) -> None:
+        async def look() -> None:
+            try:
+                await self._look_for_letter(job_id)
+            except Error as error:
+                if not future.done():
+                    future.set_exception(error)
+
+        self._spawn(look(), "tampu-waiters-letter")
 
     async def _look_for_letter(self, job_id: str) -> None:
         letter = await find_dead_letter(self._client, self._keys, job_id)

@@ -31,11 +31,11 @@ class WorkerInfo:
     host: str | None = None
     pid: int | None = None
     version: str | None = None
-    #: Handlers that may run at once.
+    #: Maximum number of jobs that run at the same time.
     concurrency: int | None = None
     started_at_ms: int | None = None
     running_count: int | None = None
-    #: Its running jobs, at most 100, those that run for the longest time first.
+    #: Its running jobs, at most 100, longest-running first.
     running: list[RunningJob] = field(default_factory=list)
 
 

@@ -1,6 +1,8 @@
-"""Leader election with a lock on the server: one of several processes holds it and renews it while alive.
+"""Leader election with locks on the server, and the loop in which a process does what it leads.
 
-`run_standalone` runs a `Promoter` or a `Scheduler` outside of a worker.
+A *duty* is what one process at a time does for a queue: promoting due jobs, or firing repeatable jobs. `LeaderLoop`
+runs all duties of a process on one server: it takes and renews their locks, and looks at all their sorted sets in one
+request. `run_standalone` runs one duty outside of a worker.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ import asyncio
 import contextlib
 import time
 import uuid
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from tampu.maintain.supervise import supervise
+from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
 from tampu.redis.client import Client
 from tampu.wire.keys import QueueKeys
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from tampu.redis.settings import ConnectionSettings
 
 #: The lock is renewed after this share of its TTL.
-RENEW_SHARE = 0.3
+RENEW_SHARE = 0.5
 #: How often a standby checks whether the lock was released, in seconds. It also checks when the lock expires.
 STANDBY_SECS = 0.25
 #: How long the current round may take at shutdown, in seconds.
@@ -37,74 +39,192 @@ class Leader:
         self, client: Client, lock_key: str, holder_id: str, ttl_secs: int, on_change: Callable[[bool], None]
     ) -> None:
         self._client = client
-        self._lock_key = lock_key
+        self.lock_key = lock_key
         # Two processes with the same configured id must not both believe they are the leader.
         self._holder_id = f"{holder_id}:{uuid.uuid4().hex}"
         self._ttl_secs = ttl_secs
         self._on_change = on_change
-        self._was_ours: bool | None = None
-        self._renew_at = 0.0
+        #: True while the lock is ours; None before the first answer.
+        self.is_ours: bool | None = None
+        #: When to ask again, by the monotonic clock: to renew the lock, or because another one's expires.
+        self.ask_at = 0.0
         #: When the lock was last seen in the hands of another, by the monotonic clock.
         self.others_led_at = 0.0
 
-    async def work(self, role: str, one_round: Callable[[], Awaitable[float]], shutdown: asyncio.Event) -> None:
-        """Run rounds while the lock is ours, stand by while it is not, and release it at shutdown.
-
-        `one_round` returns the seconds until the next round; 0 for at once.
-        """
-
-        async def next_round() -> None:
-            wait_secs = await self.lead() or min(await one_round(), self._renew_at - time.monotonic())
-            if wait_secs > 0:
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(shutdown.wait(), wait_secs)
-
-        rounds = asyncio.ensure_future(supervise(role, next_round, shutdown.is_set))
-        try:
-            await shutdown.wait()
-            # Do not wait longer for a round that waits for an unreachable server.
-            await asyncio.wait([rounds], timeout=LAST_ROUND_SECS)
-        finally:
-            rounds.cancel()
-            await asyncio.gather(rounds, return_exceptions=True)
-            with contextlib.suppress(Exception):  # then the lock expires
-                await self.resign()
-
-    async def lead(self) -> float:
-        """Take the lock, or renew it when due. Return 0 if it is ours, otherwise the seconds until the next check."""
-        if time.monotonic() < self._renew_at:
-            return 0.0
+    async def lead(self) -> bool:
+        """Take the lock, or renew it. Return True if it is ours."""
         asked_at = time.monotonic()
-        others_for_ms = await calls.lead(self._client, self._lock_key, holder=self._holder_id, ttl_secs=self._ttl_secs)
+        others_for_ms = await calls.lead(self._client, self.lock_key, holder=self._holder_id, ttl_secs=self._ttl_secs)
         is_ours = others_for_ms == 0
         if is_ours:
-            self._renew_at = time.monotonic() + self._ttl_secs * RENEW_SHARE
+            self.ask_at = time.monotonic() + self._ttl_secs * RENEW_SHARE
         else:
             self.others_led_at = asked_at
-        if is_ours != self._was_ours:
-            self._was_ours = is_ours
+            self.ask_at = float("inf") if others_for_ms < 0 else time.monotonic() + (others_for_ms + 1) / 1000
+        if is_ours != self.is_ours:
+            self.is_ours = is_ours
             self._on_change(is_ours)
-        if is_ours:
-            return 0.0
-        return STANDBY_SECS if others_for_ms < 0 else min((others_for_ms + 1) / 1000, STANDBY_SECS)
+        return is_ours
 
     async def resign(self) -> None:
         """Release the lock if it is ours, so that a standby takes over at once and not after the TTL."""
-        self._renew_at = 0.0
-        self._was_ours = None
-        await calls.resign(self._client, self._lock_key, holder=self._holder_id, patience_secs=1)
+        if self.is_ours is False:
+            return
+        self.ask_at = 0.0
+        self.is_ours = None
+        await calls.resign(self._client, self.lock_key, holder=self._holder_id, patience_secs=1)
+
+
+class Duty(Protocol):
+    """The work of one lock's leader on a sorted set of times."""
+
+    #: For logs, such as `promoter of queue "emails"`.
+    role: str
+    leader: Leader
+    #: The key of the sorted set.
+    watched: str
+    #: True if the set had no members at the end of the last round.
+    is_empty: bool
+
+    async def one_round(self) -> float:
+        """Do what is due. Return the seconds until the next round; 0 for at once."""
+
+    def nothing_to_do(self) -> float:
+        """Note that the set has no members. Return the seconds until the next look."""
+
+
+class _Post:
+    """A duty in the loop."""
+
+    def __init__(self, duty: Duty) -> None:
+        self.duty = duty
+        self.leader = duty.leader
+        self.failures = Failures(duty.role)
+        #: When to check the sorted set again, and not before when to try again after an error: monotonic times.
+        self.look_at = 0.0
+        self.retry_at = 0.0
+        self.working: asyncio.Task[None] | None = None
+
+
+class LeaderLoop:
+    """Runs the duties of one process on one server."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._posts: list[_Post] = []
+        self._check_standby_at = 0.0
+        self._woken = asyncio.Event()
+
+    def add(self, duty: Duty) -> None:
+        """Add a duty. It may be added while the loop runs."""
+        self._posts.append(_Post(duty))
+        self._woken.set()
+
+    async def run(self, shutdown: asyncio.Event) -> None:
+        """Do what this process leads until shutdown, then release its locks."""
+        rounds = asyncio.ensure_future(supervise("promoters and schedulers", self._one_round, shutdown.is_set))
+        try:
+            await shutdown.wait()
+            self._woken.set()
+            # Do not wait longer for a round that waits for an unreachable server.
+            await asyncio.wait([rounds, *self._working()], timeout=LAST_ROUND_SECS)
+        finally:
+            ending = [rounds, *self._working()]
+            for task in ending:
+                task.cancel()
+            await asyncio.gather(*ending, return_exceptions=True)
+            # A lock that cannot be released expires.
+            await asyncio.gather(*(post.leader.resign() for post in self._posts), return_exceptions=True)
+
+    def _working(self) -> list[asyncio.Task[None]]:
+        return [post.working for post in self._posts if post.working is not None]
+
+    async def _one_round(self) -> None:
+        """Take or renew locks, check the sets of the duties that this process leads, and wait."""
+        self._woken.clear()
+        await self._ask_for_locks(time.monotonic())
+        await self._look(time.monotonic())
+        now = time.monotonic()
+        wait_secs = min((self._next_at(post, now) for post in self._posts), default=float("inf")) - now
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(min(max(wait_secs, 0.0), STANDBY_SECS * 4)):
+                await self._woken.wait()
+
+    def _next_at(self, post: _Post, now: float) -> float:
+        """Return when to do something about a duty, by the monotonic clock."""
+        if post.retry_at > now:
+            return post.retry_at
+        if not post.leader.is_ours:
+            return min(post.leader.ask_at, self._check_standby_at)
+        return post.leader.ask_at if post.working is not None else min(post.leader.ask_at, post.look_at)
+
+    async def _ask_for_locks(self, now: float) -> None:
+        posts = [post for post in self._posts if post.retry_at <= now]
+        asking = [post for post in posts if post.leader.ask_at <= now]
+        if now >= self._check_standby_at:
+            self._check_standby_at = now + STANDBY_SECS
+            standing_by = [post for post in posts if post.leader.is_ours is False and post.leader.ask_at > now]
+            held = await calls.existing(self._client, [post.leader.lock_key for post in standing_by])
+            asking += [post for post, is_held in zip(standing_by, held, strict=True) if is_held is not True]
+        await asyncio.gather(*(self._supervised(post, self._ask(post)) for post in asking))
+
+    async def _ask(self, post: _Post) -> None:
+        if await post.leader.lead():
+            post.look_at = 0.0
+
+    async def _look(self, now: float) -> None:
+        """Look at all sets whose time has come. Those that were empty cost one command together."""
+        looking = [
+            post
+            for post in self._posts
+            if post.leader.is_ours and post.working is None and max(post.look_at, post.retry_at) <= now
+        ]
+        empty = [post for post in looking if post.duty.is_empty]
+        found = await calls.existing(self._client, [post.duty.watched for post in empty])
+        for post, has_members in zip(empty, found, strict=True):
+            if has_members is False:
+                poll_secs = post.duty.nothing_to_do()
+                # On a common grid, so that one request checks all sets.
+                post.look_at = (now // poll_secs + 1) * poll_secs
+                post.failures.clear()
+                looking.remove(post)
+        for post in looking:
+            post.working = asyncio.create_task(self._supervised(post, self._work(post)), name="tampu-leader")
+
+    async def _work(self, post: _Post) -> None:
+        wait_secs = 0.0
+        while wait_secs <= 0 and post.leader.is_ours:
+            wait_secs = await post.duty.one_round()
+        post.look_at = time.monotonic() + wait_secs
+        post.failures.clear()
+
+    async def _supervised(self, post: _Post, work: Awaitable[None]) -> None:
+        """Await work for one duty. Its errors do not stop the others."""
+        try:
+            await work
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            post.retry_at = time.monotonic() + post.failures.note(error)
+        finally:
+            if post.working is asyncio.current_task():
+                post.working = None
+                self._woken.set()
 
 
 async def run_standalone(
     settings: ConnectionSettings,
     queue_name: str,
     scripts: Sequence[Script],
-    work: Callable[[Client], Awaitable[None]],
+    duty_of: Callable[[Client], Duty],
+    shutdown: asyncio.Event,
 ) -> None:
-    """Run `work` with a dedicated client. Raises `RedisError` if the server cannot be reached at the start."""
+    """Run one duty with a dedicated client. Raises `RedisError` if the server cannot be reached at the start."""
     client = Client(settings, QueueKeys(queue_name).tag.encode(), scripts)
     try:
         await client.up()
-        await work(client)
+        loop = LeaderLoop(client)
+        loop.add(duty_of(client))
+        await loop.run(shutdown)
     finally:
         await client.close()

@@ -30,7 +30,7 @@ logger = logging.getLogger("tampu.promoter")
 BATCHES_AHEAD = 2
 
 
-class PromoterLoop:
+class PromoterDuty:
     """Promotes due jobs of one queue, with a client that the caller owns."""
 
     def __init__(self, client: Client, config: PromoterConfig) -> None:
@@ -38,16 +38,21 @@ class PromoterLoop:
         self._config = config
         self._metrics = config.metrics.for_queue(config.queue_name)
         self._keys = keys = QueueKeys(config.queue_name)
-        self._leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
+        self.role = f'promoter of queue "{config.queue_name}"'
+        self.leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
+        self.watched = keys.delayed
+        self.is_empty = False
+        self._poll_secs = config.poll_interval_ms / 1000
         self._last_failure = ""
         #: The due jobs that were read along with the last promotion.
         self._found: Due | None = None
 
-    async def run(self, shutdown: asyncio.Event) -> None:
-        """Promote due jobs until shutdown, then release the lock."""
-        await self._leader.work(f'promoter of queue "{self._config.queue_name}"', self._promote_due, shutdown)
+    def nothing_to_do(self) -> float:
+        """Report that no job is delayed. Return the seconds until the next look."""
+        tell(self._metrics.promoter_tick, PromoterTick(0, 0, 0))
+        return self._poll_secs
 
-    async def _promote_due(self) -> float:
+    async def one_round(self) -> float:
         """Promote a few batches of due jobs. Return the seconds until the next round, 0 for at once."""
         due = self._found or await self._look()
         self._found = None
@@ -59,11 +64,11 @@ class PromoterLoop:
             moving = asyncio.gather(*map(self._promote, batches))
             due, moves = await asyncio.gather(self._look(), moving)
         self._report(moves, due)
-        poll_secs = self._config.poll_interval_ms / 1000
+        self.is_empty = not due.depth
         if not due.lag_ms:
-            return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, poll_secs)
+            return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, self._poll_secs)
         if any(move.is_full for move in moves) or not any(move.promoted or move.buried for move in moves):
-            return poll_secs
+            return self._poll_secs
         self._found = due
         return 0.0
 
@@ -146,5 +151,6 @@ class Promoter:
             self._settings,
             self._config.queue_name,
             PROMOTER_SCRIPTS,
-            lambda client: PromoterLoop(client, self._config).run(shutdown),
+            lambda client: PromoterDuty(client, self._config),
+            shutdown,
         )

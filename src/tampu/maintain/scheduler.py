@@ -18,6 +18,7 @@ from tampu.redis import calls
 from tampu.redis.calls import SCHEDULER_SCRIPTS
 from tampu.redis.faults import ConnectionLost, ServerError, Unreachable
 from tampu.redis.settings import parse_url
+from tampu.wire.entry import score_ms
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.keys import QueueKeys
 from tampu.wire.repeat import decode_spec
@@ -124,14 +125,18 @@ def fire_id(spec_key: str, fire_ms: int) -> str:
     return ulid_from_bits(fire_ms, int.from_bytes(digest[:10], "big"))
 
 
-class SchedulerLoop:
+class SchedulerDuty:
     """Fires repeatable jobs of one queue, with a client that the caller owns."""
 
     def __init__(self, client: Client, config: SchedulerConfig) -> None:
         self._client = client
         self._config = config
         self._keys = keys = QueueKeys(config.queue_name)
-        self._leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
+        self.role = f'scheduler of queue "{config.queue_name}"'
+        self.leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
+        self.watched = keys.repeat
+        self.is_empty = False
+        self._tick_secs = config.tick_interval_ms / 1000
         self._has_stood_by = False
         self._has_taken_over = False
         #: While catching up after a takeover: fires since this server time are all written.
@@ -142,9 +147,11 @@ class SchedulerLoop:
         self._skipped: dict[bytes, int] = {}
         self._skips_logged_at = float("-inf")
 
-    async def run(self, shutdown: asyncio.Event) -> None:
-        """Fire repeatable jobs until shutdown, then release the lock."""
-        await self._leader.work(f'scheduler of queue "{self._config.queue_name}"', self._fire_due, shutdown)
+    def nothing_to_do(self) -> float:
+        """Return the seconds until the next look: no repeatable job is registered."""
+        self._all_since_ms = None
+        self._has_taken_over = False
+        return self._tick_secs
 
     def _note_leader(self, is_ours: bool) -> None:
         self._has_taken_over = is_ours and self._has_stood_by
@@ -159,12 +166,12 @@ class SchedulerLoop:
         window_ms = self._config.lock_ttl_secs * 1000 + self._config.tick_interval_ms
         if self._has_taken_over:
             self._has_taken_over = False
-            looked_ms_ago = int((time.monotonic() - self._leader.others_led_at) * 1000)
+            looked_ms_ago = int((time.monotonic() - self.leader.others_led_at) * 1000)
             self._all_since_ms = now_ms - window_ms - looked_ms_ago
         elif self._all_since_ms is not None and now_ms - self._all_since_ms > 2 * window_ms:
             self._all_since_ms = None  # the server was unreachable meanwhile: fires of that time count as missed
 
-    async def _fire_due(self) -> float:
+    async def one_round(self) -> float:
         """Fire all due specs. Return the seconds until the next round, 0 if more are due now.
 
         All specs of a round are read in one round trip and fired in the next.
@@ -195,8 +202,8 @@ class SchedulerLoop:
             self._all_since_ms = None
         # Read after the fires: one of those may be the next again.
         soonest = await self._client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
-        tick_secs = config.tick_interval_ms / 1000
-        return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, tick_secs) if soonest else tick_secs
+        self.is_empty = not soonest and not spec_keys
+        return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, self._tick_secs) if soonest else self._tick_secs
 
     def _log_error(self, spec_key: bytes, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -232,7 +239,7 @@ class SchedulerLoop:
                 logger.error("cannot read repeatable job %r; it will not fire: %s", spec_key, error)
             return
         # A score can be any double, such as -inf; there are no fires before 1970.
-        firing = plan(spec, int(max(float(score), 0.0)), now_ms, self._all_since_ms)
+        firing = plan(spec, score_ms(score), now_ms, self._all_since_ms)
         if firing.skipped:
             self._skipped[spec_key] = self._skipped.get(spec_key, 0) + firing.skipped
         key_text = spec_key.decode(errors="surrogateescape")
@@ -277,5 +284,6 @@ class Scheduler:
             self._settings,
             self._config.queue_name,
             SCHEDULER_SCRIPTS,
-            lambda client: SchedulerLoop(client, self._config).run(shutdown),
+            lambda client: SchedulerDuty(client, self._config),
+            shutdown,
         )

@@ -15,27 +15,43 @@ if TYPE_CHECKING:
 logger = logging.getLogger("tampu.worker")
 
 
+class Failures:
+    """The failures of one role in a row: logs each error once, and says how long to back off."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+        self._count = 0
+        self._last_text = ""
+
+    def note(self, error: Exception) -> float:
+        """Note a failure. Return the seconds to wait before the next attempt."""
+        self._count += 1
+        text = f"{type(error).__name__}: {error}"
+        if text != self._last_text:
+            logger.warning("%s failed; retrying: %s", self._role, text, exc_info=_unexpected(error))
+            self._last_text = text
+        return backoff_secs(self._count)
+
+    def clear(self) -> None:
+        """Note a success."""
+        if self._count:
+            logger.info("%s recovered after %d failure%s", self._role, self._count, "" if self._count == 1 else "s")
+            self._count = 0
+            self._last_text = ""
+
+
 async def supervise(role: str, one_round: Callable[[], Awaitable[None]], is_over: Callable[[], bool]) -> None:
     """Call `one_round` until `is_over()`. After an error, log it if it is new, back off and continue."""
-    failures = 0
-    last_text = ""
+    failures = Failures(role)
     while not is_over():
         try:
             await one_round()
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            failures += 1
-            text = f"{type(error).__name__}: {error}"
-            if text != last_text:
-                logger.warning("%s failed; retrying: %s", role, text, exc_info=_unexpected(error))
-                last_text = text
-            await asyncio.sleep(backoff_secs(failures))
+            await asyncio.sleep(failures.note(error))
         else:
-            if failures:
-                logger.info("%s recovered after %d failure%s", role, failures, "" if failures == 1 else "s")
-            failures = 0
-            last_text = ""
+            failures.clear()
 
 
 def _unexpected(error: Exception) -> Exception | None:

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.producer")
 
-#: Windows in flight at once. The script remembers the replies of the last 8, so it must not exceed that.
+#: Maximum number of windows in flight. The script remembers the replies of the last 8, so it must not exceed that.
 MAX_IN_FLIGHT = 4
 #: How long the server remembers an idle chain, in seconds.
 CHAIN_TTL_SECS = 3600
@@ -185,7 +185,7 @@ class Chain:
         if window.first_sent_at is None:
             window.first_sent_at = now
         self._sent.append(window)
-        # The chain's TTL is renewed only now and then: with every window it would cost a tenth of the server's time. A
+        # The chain's TTL is renewed at intervals: with every window it would cost a tenth of the server's time. A
         # window sent again may only fetch its reply; the TTL makes it a write, which WAIT needs to wait for.
         if window.may_be_applied or now - self._ttl_set_at > TTL_RENEWAL_SECS:
             window.chain_ttl_secs = CHAIN_TTL_SECS

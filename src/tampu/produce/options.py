@@ -29,7 +29,7 @@ MISSED_FIRES_ALONE = "missed_fires needs repeat: pass repeat=RepeatPattern.cron(
 class AddOptions:
     """The options of one add. The methods can be chained: `AddOptions().with_name("mail").with_id("7")`."""
 
-    #: The job's id: a second add with the same id is ignored for `dedup_ttl_secs`. Defaults to a new ULID.
+    #: The job's ID: a second add with the same ID is ignored for `dedup_ttl_secs`. Defaults to a new ULID.
     id: str | None = None
     #: Retry settings of this job. Defaults to the worker's.
     retry: JobRetryOverride | None = None
@@ -46,7 +46,7 @@ class AddOptions:
         check_job_name(self.name)
 
     def with_id(self, id: str) -> Self:  # noqa: A002 - the field's name
-        """Return a copy with this id."""
+        """Return a copy with this ID."""
         return replace(self, id=id)
 
     def with_retry(self, retry: JobRetryOverride) -> Self:

@@ -143,7 +143,7 @@ class Producer(Generic[T]):
 
     @property
     def producer_id(self) -> str:
-        """Return the unique id of this producer."""
+        """Return the unique ID of this producer."""
         return self._producer_id
 
     @property
@@ -184,17 +184,17 @@ class Producer(Generic[T]):
     # --- adding now
 
     async def add(self, payload: T) -> JobId:
-        """Add one job and return its id."""
+        """Add one job and return its ID."""
         if asyncio.get_running_loop() is not self._loop:  # skips a call in the common case
             self._bind_to_loop()
         return await self._adder.add(self._encode(payload), _NO_OPTIONS)
 
     async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
-        """Add one job, unless one with this id was added within `dedup_ttl_secs`: then `.is_new` of the id is False."""
+        """Add one job, unless one with this ID was added within `dedup_ttl_secs`: then `.is_new` of the ID is False."""
         return await self.add_with_options(payload, AddOptions(id=id))
 
     async def add_with_options(self, payload: T, opts: AddOptions) -> JobId:
-        """Add one job with a name, an id or retry settings."""
+        """Add one job with a name, an ID or retry settings."""
         return await self.add_packed(self._encode(payload), _checked_options(opts))
 
     async def add_packed(
@@ -229,25 +229,25 @@ class Producer(Generic[T]):
         return None if run_at is None else self._due_at(run_at)
 
     async def add_bulk(self, payloads: Iterable[T] | AsyncIterable[T]) -> list[JobId]:
-        """Add many jobs and return their ids in order. On an error, its `accepted` holds the ids that were added.
+        """Add many jobs and return their IDs in order. On an error, its `accepted` holds the IDs that were added.
 
         A list is encoded as a whole before any job is sent; any other iterable is sent while it is read.
         """
         return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
 
     async def add_bulk_with_options(self, payloads: Iterable[T] | AsyncIterable[T], opts: AddOptions) -> list[JobId]:
-        """Add many jobs with the same options, like `add_bulk`. An id is only allowed with a single payload."""
+        """Add many jobs with the same options, like `add_bulk`. An ID is only allowed with a single payload."""
         self._bind_to_loop()
         opts = _checked_options(opts)
         if isinstance(payloads, AsyncIterable):
             if opts.id is not None:
-                raise ConfigError("an asynchronous bulk cannot have an id: call add_with_id for each payload")
+                raise ConfigError("an asynchronous bulk cannot have an ID: call add_with_id for each payload")
             return await self._adder.add_stream(aiter(payloads), self._encode_many, opts)
         payloads = _checked_bulk("payloads", payloads)
         if opts.id is not None:
             found = [*payloads]
             if len(found) > 1:
-                raise ConfigError(f"one id cannot be used for {len(found)} payloads: call add_with_id for each payload")
+                raise ConfigError(f"one ID cannot be used for {len(found)} payloads: call add_with_id for each payload")
             return [await self._adder.add(self._encode(payload), opts) for payload in found]
         if isinstance(payloads, Sequence):
             return await self._adder.add_list(self._encode_many(payloads), opts)
@@ -294,15 +294,15 @@ class Producer(Generic[T]):
         return await self.add_packed(self._encode(payload), _checked_options(opts), run_at=run_at)
 
     async def add_in_with_id(self, id: str, delay: timedelta | float, payload: T) -> JobId:  # noqa: A002
-        """Add one job that runs after `delay`, unless a job with this id was added within `dedup_ttl_secs`."""
+        """Add one job that runs after `delay`, unless a job with this ID was added within `dedup_ttl_secs`."""
         return await self.add_in_with_options(delay, payload, AddOptions(id=id))
 
     async def add_at_with_id(self, id: str, run_at: datetime | float, payload: T) -> JobId:  # noqa: A002
-        """Add one job that runs at `run_at`, unless a job with this id was added within `dedup_ttl_secs`."""
+        """Add one job that runs at `run_at`, unless a job with this ID was added within `dedup_ttl_secs`."""
         return await self.add_at_with_options(run_at, payload, AddOptions(id=id))
 
     async def add_in_bulk_with_ids(self, delay: timedelta | float, items: Iterable[tuple[str, T]]) -> list[JobId]:
-        """Add many jobs given as (id, payload) that run after `delay`."""
+        """Add many jobs given as (ID, payload) that run after `delay`."""
         due = self._due_after(delay)
         pairs = _checked_pairs("(id, payload)", items)
         self._bind_to_loop()
@@ -410,7 +410,7 @@ class Producer(Generic[T]):
         return result
 
     async def get_result_bulk(self, ids: Sequence[str]) -> list[bytes | None]:
-        """Return several stored results, in the order of the ids."""
+        """Return several stored results, in the order of the IDs."""
         return list(await asyncio.gather(*(self.get_result(job_id) for job_id in ids)))
 
     # --- internals

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from tampu.errors import RedisError
+from tampu.redis.faults import ServerError
 from tampu.redis.scripts import load_script
 
 if TYPE_CHECKING:
@@ -33,6 +35,7 @@ RECLAIM = load_script("reclaim")
 MARK_STARTED = load_script("mark_started")
 HAND_BACK = load_script("hand_back")
 FORGET_CONSUMER = load_script("forget_consumer")
+SWEEP = load_script("sweep")
 
 #: Added to the delivery count of an entry when its last attempt starts.
 START_MARK = 1_000_000_000
@@ -42,6 +45,25 @@ PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
 SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
 INSPECT_SCRIPTS = (CANCEL, CANCEL_JOB, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
 CONSUMER_SCRIPTS = (RENEW_LEASES, RECLAIM, MARK_STARTED, HAND_BACK, FORGET_CONSUMER)
+
+
+async def existing(client: Client, keys: Sequence[str]) -> list[bool | RedisError]:
+    """Return whether each key exists, in order; an error for a key that an ACL forbids.
+
+    One command if all of them exist or none does, however many there are.
+    """
+    if not keys:
+        return []
+    try:
+        found = await client.call("EXISTS", *keys)
+    except ServerError as error:
+        if len(keys) == 1:
+            return [error]
+    else:
+        if found in (0, len(keys)):
+            return [bool(found)] * len(keys)
+    replies = await client.call_each([("EXISTS", key) for key in keys])
+    return [reply if isinstance(reply, RedisError) else bool(reply) for reply in replies]
 
 
 # --- the lock of a promoter or a scheduler
@@ -332,6 +354,11 @@ async def reclaim(
     times = (not_after_ms, min_idle_ms, START_MARK, alone_ms)
     arguments = (*member._arguments, *times, wanted_class, *room, *except_ids)
     return Reclaimed(*await client.run(RECLAIM, (*member._keys, member.takeovers), arguments))
+
+
+def packed_sweep(streams: Sequence[str], *, group: str, consumer: str, room: int, most: Sequence[int]) -> bytes:
+    """Return the packed call that reads new entries, up to `most` of each stream and `room` in total."""
+    return SWEEP.packed_call(streams, (group, consumer, room, *most))
 
 
 async def hand_back(

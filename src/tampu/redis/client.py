@@ -19,10 +19,10 @@ from queue import SimpleQueue  # noqa: F401
 from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.lease import EmbeddedLease
-from tampu.errors import ConfigError, RedisError, ShutdownError
+from tampu.errors import ConfigError, Error, RedisError, ShutdownError
 from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.discovery import locate
-from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, remedy_of
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, refused_login, remedy_of
 from tampu.redis.settings import Address, ConnectionSettings, credentials_for
 
 if TYPE_CHECKING:
@@ -152,6 +152,41 @@ class Client:
     ) -> list[Reply]:
         """Send several commands together and return their replies in order. They may run twice."""
         return list(await asyncio.gather(*(self.call(*parts, patience_secs=patience_secs) for parts in commands)))
+
+    async def call_each(self, commands: Sequence[tuple[Part, ...]]) -> list[Reply]:
+        """Send several commands in one request and return their replies in order, errors as values."""
+        return await self.send_each([pack_command(parts) for parts in commands])
+
+    async def send_each(self, requests: Sequence[bytes]) -> list[Reply]:
+        """Send packed commands in one request and return their replies in order, errors as values. They may run twice.
+
+        One error does not affect the other commands. Commands with a temporary error are sent again, one by one.
+        """
+        if not requests:
+            return []
+        connection = self.connection or await self.up()
+        replies: list[Reply] = []
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+        def note(reply: Reply) -> None:
+            replies.append(reply)
+            if len(replies) == len(requests) and not done.done():
+                done.set_result(None)
+
+        for packed in requests:
+            connection.request(packed, note)
+        await done
+        passing = [
+            number
+            for number, reply in enumerate(replies)
+            if isinstance(reply, RedisError) and remedy_of(reply) not in (Remedy.NONE, Remedy.MAKE_GROUP)
+        ]
+        again = await asyncio.gather(*(self.send(requests[number]) for number in passing), return_exceptions=True)
+        for number, reply in zip(passing, again, strict=True):
+            if isinstance(reply, BaseException) and not isinstance(reply, Error):
+                raise reply
+            replies[number] = reply
+        return replies
 
     async def server_time_ms(self) -> int:
         """Return the server's clock in epoch milliseconds."""
@@ -291,7 +326,8 @@ class Client:
 
     async def _shake_hands(self, connection: Connection, address: Address) -> None:
         settings = self._settings
-        requests: list[asyncio.Future[Reply]] = [*await _login(connection, settings, address)]
+        logins = await _login(connection, settings, address)
+        requests: list[asyncio.Future[Reply]] = [*logins]
         if settings.db:
             requests.append(connection.ask("SELECT", settings.db))
         if settings.kind == "sentinel":
@@ -302,7 +338,9 @@ class Client:
         replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
         if isinstance(replies[-1], ServerError) and replies[-1].kind != "NOAUTH":
             replies.pop()  # an ACL may forbid CLIENT, and the name is optional
-        for reply in replies:
+        for request, reply in zip((*requests, *loads, courtesy), replies, strict=False):
+            if isinstance(reply, ServerError) and request in logins:
+                raise refused_login(reply) from None
             if isinstance(reply, BaseException):
                 raise reply
         if settings.kind == "sentinel" and requests[-1].result()[0] != b"master":
@@ -326,10 +364,13 @@ class Client:
             return known
         connection = await open_connection(self._settings, address, self._response_timeout, AskingConnection)
         try:
-            requests = await _login(connection, self._settings, address)
-            await asyncio.gather(
-                *requests, *(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts)
-            )
+            logins = await _login(connection, self._settings, address)
+            for login in logins:
+                try:
+                    await login
+                except ServerError as refusal:
+                    raise refused_login(refusal) from None
+            await asyncio.gather(*(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts))
         except BaseException:
             connection.close()
             raise

@@ -52,6 +52,8 @@ class Connection(asyncio.Protocol):
         self._gathers = False
         self._response_timeout = response_timeout_secs
         self._last_heard = 0.0
+        #: Bytes received so far.
+        self.bytes_received = 0
         #: Bytes passed to the transport, and how many of them had been sent at the last check.
         self._written = 0
         self._left = 0
@@ -71,6 +73,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._last_heard = self._loop.time()
+        self.bytes_received += len(data)
         reader = self._reader
         waiting = self._waiting
         reader.feed(data)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.lease import EmbeddedLease
 from tampu.embedded.server import HOST
-from tampu.redis.faults import ServerError, Unreachable
+from tampu.redis.faults import ServerError, Unreachable, without_secrets
 from tampu.redis.settings import Address, ConnectionSettings, resolve_credentials
 
 if TYPE_CHECKING:
@@ -62,7 +62,8 @@ async def ask_sentinels(settings: ConnectionSettings) -> Address:
         host, port = await sentinel.discover_master(settings.master_name)
     except (RedisPyError, OSError) as error:
         asked = ", ".join(map(str, settings.addresses))
-        raise Unreachable(f"no sentinel at {asked} knows a master named {settings.master_name!r}: {error}") from error
+        said = without_secrets(error, settings.sentinel_password)
+        raise Unreachable(f"no sentinel at {asked} knows a master named {settings.master_name!r}: {said}") from None
     finally:
         for client in sentinel.sentinels:
             await client.aclose()
@@ -100,9 +101,10 @@ async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Ad
         refusal = error.__cause__
         if isinstance(refusal, AuthenticationError):  # redis-py removes the first word
             kind = "NOAUTH" if "required" in str(refusal) else "WRONGPASS"
-            raise ServerError(f"{kind} {refusal}") from error
+            raise ServerError(f"{kind} the server refused the login") from None
         asked = ", ".join(map(str, settings.addresses))
-        raise Unreachable(f"no Cluster node at {asked} returned the slots: {error}") from error
+        said = without_secrets(error, settings.password)
+        raise Unreachable(f"no Cluster node at {asked} returned the slots: {said}") from None
     finally:
         await cluster.aclose()
     if node is None:

@@ -88,6 +88,24 @@ class ServerError(RedisError):
         return REMEDIES.get(self.kind, Remedy.NONE)
 
 
+def refused_login(error: ServerError) -> ServerError:
+    """Return the error of a refused login without the server's words, which may repeat the password."""
+    if error.kind in REMEDIES:
+        return ServerError(f"{error.kind} the server refused the login")
+    if "without any password configured" in str(error):
+        return ServerError("ERR the server has no password for the default user: remove it from the URL")
+    return ServerError("ERR the server refused the login (its answer is not shown: it may contain the password)")
+
+
+def without_secrets(text: object, *secrets: str | None) -> str:
+    """Return a text with these secrets replaced."""
+    shown = str(text)
+    for secret in secrets:
+        if secret:
+            shown = shown.replace(secret, "***")
+    return shown
+
+
 class ConnectionLost(RedisError):  # noqa: N818 - what happened, not a kind of error
     """The connection broke, or no reply arrived in time; the server may or may not have executed the request."""
 

@@ -159,7 +159,9 @@ def parse_url(
     rest, _, fragment = rest.partition("#")
     rest, _, query = rest.partition("?")
     authority, slash, path = rest.partition("/")
-    if fragment or ("@" in path and scheme not in _SCHEMES_OF_PATHS):
+    # In a socket's path an @ is allowed, but unix://user:pass/word@host is a password with a / in it.
+    is_cut_password = "@" in path and (scheme not in _SCHEMES_OF_PATHS or (authority and "@" not in authority))
+    if fragment or is_cut_password:
         raise ConfigError(f"url has an unexpected {'#' if fragment else '/'}{_ENCODE}")
     options = _options(query, tls=tls)
     user_info, _, hosts = authority.rpartition("@")

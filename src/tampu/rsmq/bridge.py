@@ -1,7 +1,7 @@
 """Move the messages of an RSMQ queue into another system, so that old producers keep working during a migration.
 
 The bridge adds each message to an `Inlet`, at least once: it deletes a message only after the inlet has accepted it. If
-the bridge dies in between, the message is received again after its vt; the inlet must ignore ids that it has seen.
+the bridge dies in between, the message is received again after its vt; the inlet must ignore IDs that it has seen.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Inlet(Protocol):
     """The destination of messages."""
 
     async def add(self, message_id: str, body: bytes) -> None:
-        """Store a message, or raise. Ignore a message whose id was added before."""
+        """Store a message, or raise. Ignore a message whose ID was added before."""
 
 
 class Bridge:

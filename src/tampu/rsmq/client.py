@@ -306,11 +306,11 @@ class TypedQueue(Generic[T]):
         return self._qname
 
     async def send(self, message: T, delay: Duration | None = None) -> str:
-        """Send a message and return its id."""
+        """Send a message and return its ID."""
         return await self._rsmq.send_message(self._qname, message, delay, encoder=self._encoder)
 
     async def send_many(self, messages: Iterable[T], delay: Duration | None = None) -> list[str]:
-        """Send messages and return their ids."""
+        """Send messages and return their IDs."""
         return await self._rsmq.send_messages(self._qname, messages, delay, encoder=self._encoder)
 
     async def receive(self, vt: Duration | None = None) -> RsmqMessage[T] | None:
@@ -326,7 +326,7 @@ class TypedQueue(Generic[T]):
         return await self._rsmq.pop_message(self._qname, decoder=self._decoder)
 
     async def delete(self, message: RsmqMessage[T] | str) -> bool:
-        """Delete a message, given as a message or an id. Return False if it does not exist."""
+        """Delete a message, given as a message or an ID. Return False if it does not exist."""
         return await self._rsmq.delete_message(self._qname, message if isinstance(message, str) else message.id)
 
     def receiving(self, vt: Duration | None = None) -> AbstractAsyncContextManager[RsmqMessage[T] | None]:

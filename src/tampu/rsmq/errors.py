@@ -39,7 +39,7 @@ class NoAttributeSupplied(RsmqError):
 
 
 class MissingParameter(RsmqError):
-    """A queue name or a message id is empty."""
+    """A queue name or a message ID is empty."""
 
     name = "missingParameter"
 
@@ -49,7 +49,7 @@ class MissingParameter(RsmqError):
 
 
 class InvalidFormat(RsmqError):
-    """A queue name or a message id has invalid characters or a wrong length."""
+    """A queue name or a message ID has invalid characters or a wrong length."""
 
     name = "invalidFormat"
 
@@ -126,7 +126,7 @@ class CannotDecodeMessage(RsmqError):
 class BatchInterrupted(RsmqError):
     """`send_messages` failed after some of its calls succeeded.
 
-    `ids` are the ids of the messages that were sent: the first ones of the batch. `__cause__` is the error.
+    `ids` are the IDs of the messages that were sent: the first ones of the batch. `__cause__` is the error.
     """
 
     name = "batchInterrupted"

@@ -1,9 +1,9 @@
-"""Messages: ids, bodies, encoders and decoders.
+"""Messages: IDs, bodies, encoders and decoders.
 
 An encoder is a function that returns str or bytes (`json.dumps`, `msgspec.json.encode`), a decoder a function that
 takes bytes (`json.loads`, or `bytes` for the raw body). Without them messages are text; bytes are sent unchanged.
 
-An id is the server's time in microseconds in base 36, followed by 22 random characters. A script on the server creates
+An ID is the server's time in microseconds in base 36, followed by 22 random characters. A script on the server creates
 the first part. The client creates the second: Lua's random numbers repeat after a restart.
 """
 
@@ -63,12 +63,12 @@ class RsmqMessage(Generic[T_co]):
 
 
 def random_part() -> bytes:
-    """Return 22 random characters that make an id unique. Python reseeds `random` in a forked child."""
+    """Return 22 random characters that make an ID unique. Python reseeds `random` in a forked child."""
     return random.randbytes(RANDOM_CHARS).translate(_CHARACTERS)
 
 
 def sent_ms(message_id: str) -> float:
-    """Return the time in a message's id: Unix time in ms, microseconds as a fraction; NaN if the id is not valid."""
+    """Return the time in a message's ID: Unix time in ms, microseconds as a fraction; NaN if the ID is not valid."""
     found = _TIME.match(message_id)
     return int(found[0], 36) / 1000 if found else math.nan
 
@@ -95,7 +95,7 @@ def decode_text(body: bytes) -> str:
 
 
 def decode(fields: Sequence[Any], decoder: Decoder[T]) -> RsmqMessage[T]:
-    """Return the message of a receive script's reply: id, body, receive count, first received."""
+    """Return the message of a receive script's reply: ID, body, receive count, first received."""
     raw_id, body, count, first = fields
     message_id = raw_id.decode(errors="surrogateescape")
     try:

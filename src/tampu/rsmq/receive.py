@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 DEFAULT_MAX = 10
 
-#: A message as the server replies it: id, body, receive count, first received.
+#: A message as the server replies it: ID, body, receive count, first received.
 RawMessage = list[Any]
 #: A message, or None; and the seconds until the next one is due, -1 if there is none.
 Received = tuple[RawMessage | None, float]
@@ -199,6 +199,6 @@ class ReceiveOperations(Session):
         return outcomes
 
     async def _delete(self, queue: QueueKeys, message_ids: Sequence[str]) -> list[bool]:
-        """Delete messages in one call and return for each id whether it existed."""
+        """Delete messages in one call and return for each ID whether it existed."""
         reply: bytes = await self._ask(self._calls.delete(queue, message_ids))
         return [each == ord("1") for each in reply]

@@ -49,7 +49,7 @@ class SendOperations(Session):
     async def send_message(
         self, qname: str, message: Any, delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
     ) -> str:
-        """Send a message and return its id. `delay` is in seconds; None means the queue's `delay`.
+        """Send a message and return its ID. `delay` is in seconds; None means the queue's `delay`.
 
         `message` is str or bytes, or any value that `encoder` turns into one. Once this returns, the message is stored
         on the server. Raises `QueueNotFound`, `MessageTooLong`, `MessageNotString`, and `OutcomeUnknownError` if the
@@ -74,9 +74,9 @@ class SendOperations(Session):
     async def send_messages(
         self, qname: str, messages: Iterable[Any], delay: Duration | None = None, *, encoder: Encoder[Any] | None = None
     ) -> list[str]:
-        """Send messages in order and return their ids. Nothing is sent if one is invalid or larger than `maxsize`.
+        """Send messages in order and return their IDs. Nothing is sent if one is invalid or larger than `maxsize`.
 
-        Each script call sends up to 256 messages (256 KiB), all or none. Raises `BatchInterrupted`, with the ids of the
+        Each script call sends up to 256 messages (256 KiB), all or none. Raises `BatchInterrupted`, with the IDs of the
         messages that were sent, if a later call fails; otherwise the errors of `send_message`.
         """
         queue = self._queues[qname]
@@ -101,7 +101,7 @@ class SendOperations(Session):
     async def _send(
         self, queue: QueueKeys, bodies: Sequence[bytes], largest: int | None, delay: int | None
     ) -> list[str]:
-        """Send bodies in one call and return their ids. `largest` is the largest size if not counted in bytes."""
+        """Send bodies in one call and return their IDs. `largest` is the largest size if not counted in bytes."""
         parts = [random_part() for _ in bodies]
         if self._markers is None:
             try:
@@ -161,7 +161,7 @@ class SendOperations(Session):
 class SendMarkers:
     """Slots in the marker key of this sender, one for each send in flight.
 
-    A slot records the first random part of a send, and its ids. Only one send at a time uses a slot, so a repeated send
+    A slot records the first random part of a send, and its IDs. Only one send at a time uses a slot, so a repeated send
     always finds its own record.
     """
 

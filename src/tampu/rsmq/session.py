@@ -57,7 +57,7 @@ class QueueKeys:
 
     def __init__(self, ns: str, name: str) -> None:
         self.name = name
-        #: Sorted set: the ids, by the time at which each becomes due.
+        #: Sorted set: the IDs, by the time at which each becomes due.
         self.zset = f"{ns}:{name}".encode()
         #: Hash: attributes, counters and bodies.
         self.hash = f"{ns}:{name}:Q".encode()
@@ -123,9 +123,9 @@ class ScriptCalls:
         bodies: Sequence[bytes],
         marker: tuple[bytes, int] | None = None,
     ) -> bytes:
-        """Pack a call of `rsmq_send`. Reply: nil, TOO_LONG, OUT_OF_RANGE or [the queue's delay, id, ...].
+        """Pack a call of `rsmq_send`. Reply: nil, TOO_LONG, OUT_OF_RANGE or [the queue's delay, ID, ...].
 
-        `parts` are the random parts of the ids. `largest` is the size of the largest message, None = bytes of `bodies`.
+        `parts` are the random parts of the IDs. `largest` is the size of the largest message, None = bytes of `bodies`.
         """
         if self._sends_plain and delay is None and largest is None and marker is None:
             prefix = keys.prefixes.get("send")
@@ -155,7 +155,7 @@ class ScriptCalls:
     def receive(self, keys: QueueKeys, vt: Hiding, most: int) -> bytes:
         """Pack a call of `rsmq_receive`.
 
-        Reply: nil, OUT_OF_RANGE, [the queue's vt, wait] or [vt, id, body, receive count, first received, ...].
+        Reply: nil, OUT_OF_RANGE, [the queue's vt, wait] or [vt, ID, body, receive count, first received, ...].
         """
         if vt is None and most == 1 and self._is_plain:
             packed = keys.prefixes.get("receive")
@@ -170,7 +170,7 @@ class ScriptCalls:
         return VISIBILITY.packed_call([keys.hash, keys.zset], [self._precision, self._step, vt, message_id])
 
     def delete(self, keys: QueueKeys, message_ids: Sequence[str]) -> bytes:
-        """Pack a call of `rsmq_delete`. Reply: one character per id, 1 deleted, 0 no such message."""
+        """Pack a call of `rsmq_delete`. Reply: one character per ID, 1 deleted, 0 no such message."""
         prefix = keys.prefixes.get("delete")
         if prefix is None:
             prefix = keys.prefixes["delete"] = _prefix(DELETE, (keys.hash, keys.zset))

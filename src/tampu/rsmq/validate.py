@@ -1,4 +1,4 @@
-"""Validate names, ids, durations and sizes by the rules, and with the errors, of the JavaScript client."""
+"""Validate names, IDs, durations and sizes by the rules, and with the errors, of the JavaScript client."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def check_qname(value: object) -> str:
 
 
 def check_id(value: object) -> str:
-    """Return a valid message id: exactly 32 of A-Z a-z 0-9 and the colon."""
+    """Return a valid message ID: exactly 32 of A-Z a-z 0-9 and the colon."""
     text = _text("id", value)
     if not _ID.fullmatch(text):
         raise InvalidFormat("id", value)

@@ -1,8 +1,8 @@
 """The data pipeline on Apache Spark: queues as tables, a lake of their history, workers on executors.
 
-| extra | brings | for |
+| extra | installs | use it for |
 |---|---|---|
-| `tampu[connector]` | PyArrow | `format("tampu")` on platforms that bring their own PySpark |
+| `tampu[connector]` | PyArrow | `format("tampu")` on platforms that provide PySpark |
 | `tampu[lake]` | PyArrow, deltalake | reading a lake: the report, SQL, upkeep; no Java |
 | `tampu[spark]` | all of it and PySpark | everything |
 

@@ -227,7 +227,7 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
     """Return the queue, or the list of queues, that `module:attribute` names."""
     module_name, _, attribute = target.partition(":")
     if not module_name or not attribute:
-        raise ConfigError(f"target must be module:attribute, such as app:queue, got {target!r}")
+        raise ConfigError(f"target must be module:attribute, such as app:queue; got {target!r}")
     for path in (folder, os.getcwd()):
         if path and path not in sys.path:
             sys.path.insert(0, path)
@@ -239,7 +239,7 @@ def load_target(target: str, folder: str = "") -> list[Queue]:
         raise ConfigError(f"target {target!r} cannot be loaded on {socket.gethostname()}: {error}") from error
     queues = list(found) if isinstance(found, list | tuple | set) else [found]
     if not queues or not all(isinstance(queue, Queue) for queue in queues):
-        raise ConfigError(f"target {target!r} must be a Queue or a list of them, got {shown(found)}")
+        raise ConfigError(f"target {target!r} must be a Queue or a list of them; got {shown(found)}")
     return queues
 
 

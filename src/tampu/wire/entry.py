@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tampu.base.checks import MAX_TIME_MS
 from tampu.errors import DecodeError, EncodeError
 
 if TYPE_CHECKING:
@@ -68,6 +69,15 @@ def entry_order(entry_id: bytes) -> tuple[int, int]:
     """Return a key that sorts entry ids as the stream does."""
     ms, _, number = entry_id.partition(b"-")
     return int(ms), int(number)
+
+
+def score_ms(score: bytes) -> int:
+    """Return a score of a sorted set as milliseconds. A value out of range, such as inf, is clamped."""
+    try:
+        value = float(score)
+    except ValueError:
+        return 0
+    return int(min(max(value, 0.0), float(MAX_TIME_MS))) if value == value else 0
 
 
 def encode_delayed_member(name: str, envelope: bytes) -> bytes:

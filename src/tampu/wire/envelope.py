@@ -14,6 +14,7 @@ from tampu.errors import EncodeError
 from tampu.wire.extras import split_extras
 from tampu.wire.job import Job
 from tampu.wire.legacy import decode_any_envelope
+from tampu.wire.payload import bin_header
 from tampu.wire.retry import JobRetryOverride, WireRetry, from_wire_retry, to_wire_retry
 from tampu.wire.scan import REFUSALS, U32, U64
 
@@ -79,6 +80,18 @@ def fresh_envelopes(
         return [_encode((job_id, payload, created_at_ms, 0)) for job_id, payload in pairs]
     wire_retry = to_wire_retry(retry)
     return [_encode((job_id, payload, created_at_ms, 0, wire_retry)) for job_id, payload in pairs]
+
+
+def fresh_envelope_ends(
+    job_id: str, payload_bytes: int, created_at_ms: int, retry: JobRetryOverride | None, *, inline: bool
+) -> tuple[bytes, bytes]:
+    """Return what comes before and after a payload in the envelope of a new job, for payloads too large to copy."""
+    head = (b"\x94" if retry is None else b"\x95") + _encode(job_id)
+    tail = _encode(created_at_ms) + b"\x00"
+    return (
+        head if inline else head + bin_header(payload_bytes),
+        tail if retry is None else tail + _encode(to_wire_retry(retry)),
+    )
 
 
 def encode_job(job: Job[Any]) -> bytes:

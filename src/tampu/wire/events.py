@@ -32,7 +32,7 @@ class EventName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class QueueEvent:
-    """One event. `job_id` is None for queue-wide events (`drained`) and for entries without a readable id."""
+    """One event. `job_id` is None for queue-wide events (`drained`) and for entries without a readable ID."""
 
     name: str
     job_id: str | None

@@ -31,7 +31,7 @@ class Heartbeat(NamedTuple):
     host: str
     pid: int
     version: str
-    #: Handlers that may run at once.
+    #: Maximum number of jobs that run at the same time.
     concurrency: int
     started_at_ms: int
     #: Jobs delivered to the worker and not settled, running ones included.

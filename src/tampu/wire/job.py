@@ -40,7 +40,7 @@ def check_poll_interval(value: float) -> None:
 
 
 class JobId(str):
-    """The id of an added job. `is_new` is False if the id was a duplicate and nothing was added."""
+    """The ID of an added job. `is_new` is False if the ID was a duplicate and nothing was added."""
 
     # A class attribute, so that the ids of a large bulk add take no more memory than their text.
     __slots__ = ()
@@ -48,7 +48,7 @@ class JobId(str):
 
 
 class DuplicateJobId(JobId):
-    """The id of a job that was not added, because its id was a duplicate."""
+    """The ID of a job that was not added, because its ID was a duplicate."""
 
     __slots__ = ()
     is_new = False
@@ -128,13 +128,13 @@ class Job(Generic[T]):
         now_ms: Callable[[], int] = wall_clock_ms,
         random_bytes: Callable[[int], bytes] = random_bytes,
     ) -> Job[T]:
-        """Return a job with a new id, created now."""
+        """Return a job with a new ID, created now."""
         created_at_ms = now_ms()
         return cls(encode_ulid(created_at_ms, random_bytes(RANDOM_BYTES)), "", payload, 0, created_at_ms)
 
     @classmethod
     def with_id(cls, id: str, payload: T, *, now_ms: Callable[[], int] = wall_clock_ms) -> Job[T]:  # noqa: A002
-        """Return a job with the given id, created now."""
+        """Return a job with the given ID, created now."""
         return cls(id, "", payload, 0, now_ms())
 
     @classmethod
@@ -188,7 +188,7 @@ class Job(Generic[T]):
         """Wait for the job to finish and return the handler's return value. Notified by an event; does not poll.
 
         Works for jobs returned by `Queue.add` if the worker stores results. Raises `TimeoutError` after `timeout`
-        seconds and `JobFailed` if the job was dead-lettered.
+        seconds, `JobFailed` if the job was dead-lettered, and `JobCancelled` if it was cancelled.
         """
         if self._context is None:
             raise RuntimeError("this job is not connected to a queue: call result() on a job returned by Queue.add")

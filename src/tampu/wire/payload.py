@@ -27,19 +27,21 @@ PayloadFormat = Literal["bin", "inline"]
 MAX_NESTING = 512
 _LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
+#: A large payload with at most this many children is checked one by one.
+FEW_CHILDREN = 32
 #: All bytes except those that start a list or dict that is not empty.
 _OPENS_NO_LEVEL = bytes({*range(256)} - {*range(0x81, 0x90), *range(0x91, 0xA0), *range(0xDC, 0xE0)})
 
 #: First bytes of a bin, and therefore of a payload in format 'bin'.
-_BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
+BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
 #: Errors of msgpack's decoder: the bytes are not MessagePack, or nested more than 1024 levels deep.
 _NOT_MSGPACK = (ValueError, OverflowError, RecursionError, msgpack.UnpackException)
-#: Payloads beyond this size are decoded without garbage collection, in bytes: it would scan what has been built so far
-#: again and again, and find nothing. Of the 0.4 s that a million empty lists took, it was two thirds.
+#: Payloads beyond this size, in bytes, are decoded without garbage collection, which would repeatedly scan the values
+#: built so far and find nothing: it took two thirds of the 0.4 s that a million empty lists took.
 LARGE_BYTES = 65_536
-#: Most lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, and all other jobs wait. A
-#: larger payload may have more, at `CONTAINER_BYTES` each.
+#: Maximum number of lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, and all other
+#: jobs wait. A larger payload may have more, at `CONTAINER_BYTES` each.
 MAX_CONTAINERS = 131_072
 CONTAINER_BYTES = 8
 
@@ -100,9 +102,13 @@ def refuse_array_keys(packed: bytes) -> None:
 
 
 def _is_nested_too_deeply(packed: bytes, value: Any) -> bool:
-    # Two fast checks in C, one for small payloads and one for large ones, clear nearly all before the slow one below.
+    # Fast checks, one for small payloads and two for large ones, clear nearly all before the slow one below.
     if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
         return False
+    if len(value) <= FEW_CHILDREN:  # a few long values: no copy of them is needed
+        children = value.values() if isinstance(value, dict) else value
+        if not any(isinstance(child, _CONTAINERS) for child in children):
+            return False
     try:
         _skip(_LEVELS_TO_SPARE + packed)
     except RecursionError:
@@ -162,13 +168,17 @@ def _no_value(error: Exception) -> DecodeError:
 
 def wrap_bin(data: bytes) -> bytes:
     """Wrap bytes in a MessagePack bin with the shortest header."""
-    size = len(data)
+    return bin_header(len(data)) + data
+
+
+def bin_header(size: int) -> bytes:
+    """Return the shortest header of a MessagePack bin of `size` bytes."""
     if size < 0x100:
-        return b"\xc4%c%b" % (size, data)
+        return b"\xc4%c" % size
     if size < 0x10000:
-        return b"\xc5%b%b" % (size.to_bytes(2, "big"), data)
+        return b"\xc5" + size.to_bytes(2, "big")
     if size < 0x100000000:
-        return b"\xc6%b%b" % (size.to_bytes(4, "big"), data)
+        return b"\xc6" + size.to_bytes(4, "big")
     raise EncodeError(f"a payload must be at most 4294967295 bytes; got {size}")
 
 
@@ -177,7 +187,7 @@ def encode_slot(value: Any, payload_format: PayloadFormat = "bin") -> bytes:
     packed = encode_value(value)
     if payload_format == "bin":
         return wrap_bin(packed)
-    if packed[:1] in _BIN_LEADS:  # readers would mistake it for a payload in format 'bin'
+    if packed[:1] in BIN_LEADS:  # readers would mistake it for a payload in format 'bin'
         raise EncodeError(f"payload {_shown(value)} cannot be written inline: bytes need payload_format 'bin'")
     return packed
 
@@ -185,7 +195,7 @@ def encode_slot(value: Any, payload_format: PayloadFormat = "bin") -> bytes:
 def decode_slot(slot: bytes) -> Any:
     """Decode the value in a payload slot of either format."""
     try:
-        packed = _decode_bin(slot) if slot[:1] in _BIN_LEADS else slot
+        packed = _decode_bin(slot) if slot[:1] in BIN_LEADS else slot
     except REFUSALS as error:
         raise _no_value(error) from error
     return decode_value(packed)
@@ -193,7 +203,7 @@ def decode_slot(slot: bytes) -> Any:
 
 def slot_format(slot: bytes) -> PayloadFormat:
     """Return the format of a payload slot."""
-    return "bin" if slot[:1] in _BIN_LEADS else "inline"
+    return "bin" if slot[:1] in BIN_LEADS else "inline"
 
 
 #: A result is the return value as MessagePack. None is stored as nil, which distinguishes a finished job from a pending

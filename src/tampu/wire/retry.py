@@ -179,9 +179,16 @@ def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
     return spec
 
 
-@lru_cache(maxsize=1024)  # runs for each job, and the jobs of a queue share a few overrides
 def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
     """Return an override from the wire, without checks."""
+    if wire.backoff is None or wire.backoff.kind in _KINDS:
+        return _known_retry(wire)
+    # Not cached: an unknown kind is any text, of up to 1 MiB.
+    return JobRetryOverride(wire.max_attempts, from_wire_backoff(wire.backoff))
+
+
+@lru_cache(maxsize=1024)  # runs for each job, and the jobs of a queue share a few overrides
+def _known_retry(wire: WireRetry) -> JobRetryOverride:
     retry = _new(JobRetryOverride)
     _put_max_attempts(retry, wire.max_attempts)
     _put_backoff(retry, None if wire.backoff is None else from_wire_backoff(wire.backoff))

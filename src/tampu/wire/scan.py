@@ -37,7 +37,7 @@ NIL = b"\xc0"
 LONG_BYTES = 4096
 #: Values nested over 1024 levels deep are walked in Python up to this size of the input, and refused beyond, in bytes.
 DEEP_BYTES = 262_144
-#: Most fields of a struct that is written as a map, unknown ones included.
+#: Maximum number of fields of a struct that is written as a map, unknown ones included.
 MAX_FIELDS = 1000
 
 # For leading bytes followed by a number: the size of the number in bytes, and what it counts.

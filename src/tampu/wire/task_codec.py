@@ -50,6 +50,7 @@ class Arguments:
                 self._untyped.append(parameter.name)
             fields.append(_field(parameter, hint))
         self._names = [field[0] for field in fields]
+        self._has_optional = any(len(field) > 2 for field in fields)
         self._codec = TypedPayload(msgspec.defstruct(f"call of {name}", fields, kw_only=True))
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
@@ -80,6 +81,8 @@ class Arguments:
         the signature.
         """
         call = self._codec.decode_slot(slot)
+        if not self._has_optional and self._rest is None:
+            return msgspec.structs.asdict(call)
         found = {name: value for name in self._names if (value := getattr(call, name)) is not _UNSET}
         if self._rest is not None:
             found |= {name: value for name, value in decode_slot(slot).items() if name not in found}

@@ -1,4 +1,4 @@
-"""`tampu dlq summary|peek|replay|remove`: works on all dead letters, or those selected by options."""
+"""`tampu dlq summary|peek|repair|replay|remove`: works on all dead letters, or those selected by options."""
 
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from tampu.cli.commands.dlq_repair import repair
 from tampu.cli.errors import ERROR, check_choice
 from tampu.cli.options import DryRun, QueueName, Raw, Yes, confirm
 from tampu.cli.output import cell, progress_bar, say, show, write_json
@@ -21,7 +22,8 @@ from tampu.inspect.dlq_summary import LetterCluster, summarize_letters
 from tampu.inspect.snapshot import entry_ms
 from tampu.wire.dlq import DlqEntry, DlqReason
 
-app = typer.Typer(help="Summarize, show, replay or remove dead letters.", no_args_is_help=True)
+app = typer.Typer(help="Summarize, show, repair, replay or remove dead letters.", no_args_is_help=True)
+app.command()(repair)
 
 Ids = Annotated[
     list[str] | None,

@@ -12,11 +12,12 @@ from rich.text import Text
 
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, say, show, write_json
+from tampu.cli.output import cell, printable, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import Facts, FittingTable, table
 from tampu.cli.units import duration, number, parse_duration, rate, size
 from tampu.inspect.snapshot import RATE_EVENTS, RATE_WINDOW_MS, GroupView, QueueSnapshot, take_snapshot
+from tampu.redis.faults import ServerError
 
 #: Characters shown of a lock holder's name.
 HOLDER_SHOWN = 12
@@ -95,38 +96,54 @@ def inspect(
 ) -> None:
     """Show waiting, running, delayed and dead jobs of all queues, or of one queue with its workers."""
     max_age_secs = None if max_age is None else parse_duration(max_age)
-    looks, unusable = common.run(_look, queue, sample)
+    looks, unusable, faults = common.run(_look, queue, sample)
     breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
     if common.as_json:
         found = [look.to_json() for look in looks]
-        write_json((found[0] if queue else {"queues": found, "unusable": unusable}) | {"breaches": breaches})
+        all_queues = {"queues": found, "unusable": unusable, "faults": faults}
+        write_json((found[0] if queue else all_queues) | {"breaches": breaches})
     elif queue:
         show(queue_view(looks[0]))
     elif looks:
         columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
         show(queues_table(looks, columns, spare=("bytes", "due", "failed", "completed", "oldest", "workers")))
         say(window_note(looks), "dim")  # not into the table, which scripts may read
-    else:
+    elif not faults:
         say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
         say(f"note: tampu cannot open this queue, its name is not UTF-8 or contains braces: {name!r}", "yellow")
+    for faulty, fault in () if common.as_json else faults.items():
+        say(f"queue {faulty} cannot be read: {fault}; run `tampu doctor`", "yellow")
     for breach in breaches:
         say(f"threshold exceeded: {breach}", "bold red")
     if breaches:
         raise typer.Exit(BREACHED)
 
 
-async def _look(session: Session, name: str | None, sample_secs: float) -> tuple[list[Look], list[bytes]]:
+async def _look(
+    session: Session, name: str | None, sample_secs: float
+) -> tuple[list[Look], list[bytes], dict[str, str]]:
+    """Return the queues, the names that tampu cannot open, and the error of each queue that cannot be read."""
     views = await session.views(name)
+    faults: dict[str, str] = {}
+
+    async def snapshots(*, sizes: bool) -> dict[str, QueueSnapshot]:
+        found = {}
+        for client, keys in views:
+            try:
+                found[keys.queue_name] = await take_snapshot(client, keys, sizes=sizes)
+            except ServerError as error:
+                if name is not None:
+                    raise
+                faults[keys.queue_name] = str(error)
+        return found
+
     before: dict[str, QueueSnapshot] = {}
     if sample_secs:
-        before = {keys.queue_name: await take_snapshot(client, keys, sizes=False) for client, keys in views}
+        before = await snapshots(sizes=False)
         await asyncio.sleep(sample_secs)
-    looks = []
-    for client, keys in views:
-        snapshot = await take_snapshot(client, keys)
-        looks.append(Look(snapshot, flow_between(before.get(keys.queue_name), snapshot)))
-    return looks, [] if name else (await session.find_queues()).unusable
+    looks = [Look(one, flow_between(before.get(one.queue), one)) for one in (await snapshots(sizes=True)).values()]
+    return looks, [] if name else (await session.find_queues()).unusable, faults
 
 
 def breaches_of(
@@ -241,7 +258,7 @@ def _group_table(group: GroupView) -> Table:
         "consumer",
         "pending",
         "idle",
-        title=f"group {group.name}: {group.pending:,} pending{oldest}",
+        title=printable(f"group {group.name}: {group.pending:,} pending{oldest}"),
         numbers=("pending", "idle"),
     )
     for consumer in group.consumers:

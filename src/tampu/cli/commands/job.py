@@ -108,7 +108,7 @@ def _error_of(letter: DlqEntry) -> str:
 
 @app.command("show")
 def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: Raw = False) -> None:
-    """Show the state of a job: waiting, delayed, running, done or dead."""
+    """Show the state of a job: waiting, delayed, running, done, dead or cancelled."""
 
     async def work(session: Session) -> tuple[str, JobState, dict[str, Any]]:
         client, keys, state = await _find(session, queue, job_id)
@@ -138,7 +138,8 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
         state = _state_by_events(state, events)
         reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
         if replays := await client.call("HGET", keys.replays, job_id):
-            reasons.insert(0, f"it was a dead letter and was replayed {plural(int(replays), 'time')}")
+            count = int(replays) if replays.isdigit() and len(replays) < 20 else 1
+            reasons.insert(0, f"it was a dead letter and was replayed {plural(count, 'time')}")
         return keys.queue_name, state, steps_of(state, events), reasons, _last_traceback(state, events)
 
     name, state, steps, reasons, traceback = common.run(work)

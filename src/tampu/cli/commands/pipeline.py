@@ -7,12 +7,13 @@ import math
 import re
 import signal
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tampu.cli.errors import INTERRUPTED, OK, TERMINATED, CliError, UsageError
+from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
 from tampu.cli.logs import silence_py4j
 from tampu.cli.options import (
     AsJson,
@@ -20,6 +21,7 @@ from tampu.cli.options import (
     complete_queue,
 )
 from tampu.cli.output import cell, printable, say, show, stderr_console, write_json, write_line
+from tampu.cli.tables import FittingTable
 from tampu.cli.units import parse_duration, plural, size
 from tampu.errors import Error
 from tampu.redis.settings import resolve_url
@@ -27,6 +29,7 @@ from tampu.redis.settings import resolve_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from tampu.spark.lake.contracts import Contracts
     from tampu.spark.lake.pipeline import Summary
 
 app = typer.Typer(
@@ -90,6 +93,10 @@ def run(
         int, typer.Option("--max-per-batch", min=1, help="Maximum number of entries per batch.")
     ] = 1_000_000,
     keep: Keep = "2h",
+    contracts: Annotated[
+        str | None,
+        typer.Option("--contracts", metavar="FILE", help="Check payloads too: exit code 1 if one breaks a rule."),
+    ] = None,
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
@@ -98,13 +105,18 @@ def run(
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
-        raise UsageError(f"--every must be longer than 0, got {every!r}")
+        raise UsageError(f"--every must be longer than 0; got {every!r}")
     keep_hours = _hours(keep)
     try:
-        build_lake(url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours)
+        broken = build_lake(
+            url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours,
+            contracts=contracts,
+        )  # fmt: skip
     except Stopped as stop:
         say("stopped; the next run continues from here")
         raise typer.Exit(OK if pause is not None else stop.exit_code) from None
+    if broken:
+        raise typer.Exit(ERROR)
 
 
 def build_lake(
@@ -116,11 +128,12 @@ def build_lake(
     master: str | None = None,
     max_per_batch: int = 1_000_000,
     keep_hours: int = 2,
+    contracts: str | None = None,
     conf: Mapping[str, str] | None = None,
-) -> None:
+) -> bool:
     """Run the pipeline once, or repeatedly with a pause in between; a signal raises `Stopped`.
 
-    Everything that can be checked is checked before Spark is started.
+    Everything that can be checked is checked before Spark is started. Returns whether a payload breaks its contract.
     """
     from tampu.spark.session import require_lake, require_spark
 
@@ -129,6 +142,7 @@ def build_lake(
     from tampu.spark.lake.folder import sole_writer, writable_lake
     from tampu.spark.lake.versions import LakeVersion
 
+    rules = None if contracts is None else _contracts(contracts)
     lake = writable_lake(lake)
     checked_url = _checked(url, queues)
     with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
@@ -138,10 +152,11 @@ def build_lake(
         from tampu.spark.lake.pipeline import Pipeline
 
         pipeline = Pipeline(
-            spark, checked_url, queues, lake, max_per_batch=max_per_batch, keep_hours=keep_hours, on_step=on_step
-        )
+            spark, checked_url, queues, lake, max_per_batch=max_per_batch, keep_hours=keep_hours, rules=rules,
+            on_step=on_step,
+        )  # fmt: skip
         try:
-            _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
+            return _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
         finally:
             pipeline.close()
 
@@ -165,11 +180,14 @@ def _session(
                 spark.stop()
 
 
-def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable[[], bool], log_file: Path) -> None:
+def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable[[], bool], log_file: Path) -> bool:
     while True:
         started = time.monotonic()
+        broken = False
         try:
-            _show(work(), time.monotonic() - started)
+            summary = work()
+            broken = bool(summary.violations)
+            _show(summary, time.monotonic() - started)
         except Exception as error:
             cause = f"{_cause_of(error)} (full output: {log_file})"
             # A pipeline that runs for months must survive a server that is down for a while. Without Java it cannot
@@ -178,7 +196,7 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
                 raise CliError(f"the pipeline failed; the next run continues from here: {cause}") from error
             say(f"this round failed; the next one continues from here: {cause}")
         if pause is None:
-            return
+            return broken
         time.sleep(max(pause - (time.monotonic() - started), 0))
 
 
@@ -266,9 +284,75 @@ def _show(summary: Summary, took: float) -> None:
         say(f"warning: {count:,} events in total were trimmed before they could be landed")
     if count := summary.trimmed.get("dlq"):  # usually on purpose: a replay removes the letter
         say(f"{plural(count, 'dead letter')} in total had been replayed, removed or trimmed before being landed")
+    if summary.violations:
+        count = sum(one.jobs for one in summary.violations)
+        say(f"warning: {plural(count, 'payload')} that break their contract: see `tampu pipeline sql`, gold_violations")
 
 
 # --- without Spark
+
+
+@app.command()
+def check(
+    queue: Queues,
+    contracts: Annotated[
+        str,
+        typer.Option(
+            "--contracts",
+            metavar="FILE",
+            help="A TOML or JSON file, or module:name of a mapping: the rules of payloads.",
+        ),
+    ],
+    lake: Annotated[
+        Path | None,
+        typer.Option("--lake", metavar="DIR", help="Store the result in this lake: gold_violations.", file_okay=False),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the payloads of waiting and delayed jobs and of dead letters. The exit code is 1 if one breaks a rule.
+
+    Needs neither Spark nor Java.
+    """
+    _require_lake()
+    from tampu.spark.lake.contracts import check_queue, publish
+    from tampu.spark.lake.folder import lake_folder
+    from tampu.spark.lake.rows import published
+
+    rules = _contracts(contracts)
+    folder = None if lake is None else lake_folder(lake)
+    if folder is not None:
+        published(folder)
+    checked_url = _checked(url, queue)
+    results = [check_queue(checked_url, one, rules) for one in queue]
+    checked = sum(count for count, _ in results)
+    found = [violation for _, violations in results for violation in violations]
+    if folder is not None:
+        publish(folder, queue, found)
+    if as_json:
+        write_json({"checked": checked, "violations": [asdict(one) for one in found]})
+    elif found:
+        rows = FittingTable(
+            *("jobs", "queue", "stream", "name", "field", "rule", "sample", "job"),
+            numbers=("jobs",),
+            spare=("job", "stream", "queue"),
+        )
+        for one in found:
+            rows.add_row(
+                cell(f"{one.jobs:,}", "red"),
+                *map(cell, (one.queue, one.stream, one.name, one.field, one.rule, one.sample, one.sample_job_id)),
+            )
+        show(rows)
+    else:
+        write_line(f"{plural(checked, 'payload')}: no violations")
+    if found:
+        raise typer.Exit(ERROR)
+
+
+def _contracts(source: str) -> Contracts:
+    from tampu.spark.lake.contracts import Contracts
+
+    return Contracts.load(source)
 
 
 @app.command()
@@ -440,7 +524,7 @@ def rebuild(
     from tampu.spark.lake.rows import published
 
     if first_day and not re.fullmatch(r"\d{4}-\d\d-\d\d", first_day):
-        raise UsageError(f"--from must be a day such as 2026-01-31, got {first_day!r}")
+        raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}")
     folder = writable_lake(lake)
     published(folder)
     try:

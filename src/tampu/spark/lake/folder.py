@@ -23,8 +23,8 @@ def lake_folder(lake: str | Path) -> Path:
     """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
     if _URI.match(str(lake)):
         raise ConfigError(
-            f"lake must be a folder of a local or mounted file system, got the URI {lake}: "
-            "object stores are not supported yet"
+            f"lake must be a folder of a local or mounted file system; got the URI {lake} "
+            "(object stores are not supported yet)"
         )
     return Path(lake).absolute()
 
@@ -52,7 +52,7 @@ def is_lake(folder: Path) -> bool:
 def sole_writer(lake: Path) -> Iterator[None]:
     """Keep other pipelines out of the lake. The lock ends with the process, however that ends."""
     try:
-        lake.mkdir(parents=True, exist_ok=True)
+        lake.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds payloads and tracebacks
         file = (lake / ".lock").open("a")
     except OSError as error:
         raise ConfigError(f"cannot write to the lake {lake}: {error.strerror or error}") from error

@@ -61,7 +61,7 @@ def throughput(ended: DataFrame, failed: DataFrame) -> DataFrame:
 
 
 def latency(ended: DataFrame) -> DataFrame:
-    """Return how long jobs waited, ran and took in all, per minute, in milliseconds.
+    """Return how long jobs waited, ran and took in total, per minute, in milliseconds.
 
     Cancelled jobs do not count: their times say when they were cancelled, not how fast the workers are.
     """
@@ -108,6 +108,33 @@ def undecodable(rows: DataFrame) -> DataFrame:
 def dlq_clusters(letters: DataFrame, jobs: DataFrame) -> DataFrame:
     """Return dead letters by what they have in common, and how many of them are still dead."""
     return clusters_of(letters, jobs)
+
+
+def repairs(repaired: DataFrame, ended: DataFrame) -> DataFrame:
+    """Return one row per repaired letter with the first end of its job after the repair; `pending` if there is none.
+
+    Times are compared by entry IDs and the server's clock: those of workers may differ.
+    """
+    ends_after = ended.selectExpr(
+        "queue",
+        "job_id",
+        "struct(entry_ms, entry_seq, outcome, ended_at, reason, attempt, run_us) AS end",
+    )
+    keys = ("repair", "queue", "entry_id", "job_id")
+    rows = repaired.join(ends_after, ["queue", "job_id"], "left")
+    first = rows.groupBy(*keys).agg(
+        *_named(
+            end="min(end) FILTER (WHERE end.entry_ms >= repaired_ms)",
+            **{name: f"first({name})" for name in ("cluster", "name", "is_canary", "sql", "before", "after")},
+            repaired_at="max(repaired_at)",
+        )
+    )
+    return first.selectExpr(
+        *keys,
+        *("cluster", "name", "is_canary", "sql", "before", "after", "repaired_at"),
+        "coalesce(end.outcome, 'pending') AS outcome",
+        *("end.ended_at", "end.reason", "end.attempt", "end.run_us"),
+    )
 
 
 def _named(**expressions: str) -> list[Column]:

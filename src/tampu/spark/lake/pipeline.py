@@ -7,7 +7,7 @@ bronze's, gold's days of the jobs that ended or failed on them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING
@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from deltalake.exceptions import DeltaError
 
 from tampu.errors import ConfigError
-from tampu.spark.lake import bronze, gold, silver, upkeep
+from tampu.spark.lake import bronze, contracts, gold, silver, upkeep
 from tampu.spark.lake.bronze import STREAMS, day_of, is_without_day
 from tampu.spark.lake.folder import sole_writer, writable_lake
 from tampu.spark.lake.read import read_files
+from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
 from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from tampu.spark.lake.contracts import Violation
 
     #: A queue and a day.
     QueueDay = tuple[str, str]
@@ -51,6 +54,8 @@ class Summary:
     trimmed: dict[str, int] = field(default_factory=dict)
     silver_partitions: int = 0
     gold_partitions: int = 0
+    #: Payloads that break their contract, at this moment.
+    violations: list[Violation] = field(default_factory=list)
 
 
 class Pipeline:
@@ -65,14 +70,18 @@ class Pipeline:
         *,
         max_per_batch: int = bronze.MAX_PER_BATCH,
         keep_hours: int = upkeep.DEFAULT_KEEP_HOURS,
+        rules: contracts.Contracts | None = None,
         on_step: Callable[[str], None] = lambda step: None,
     ) -> None:
         self._spark = spark
+        self._url = url
+        self._queues = list(queues)
         self._keep_hours = keep_hours
+        self._rules = rules
         self._lake = writable_lake(lake)
         self._tables = {name: Table(self._lake, name) for name in TABLES}
         self._landings = {
-            stream: bronze.Landing(spark, url, list(queues), self._lake, stream, max_per_batch) for stream in STREAMS
+            stream: bronze.Landing(spark, url, self._queues, self._lake, stream, max_per_batch) for stream in STREAMS
         }
         self._on_step = on_step
 
@@ -85,6 +94,7 @@ class Pipeline:
                 self._on_step(f"landing {stream}")
                 summary.landed[stream] = landing.run(partial(self._on_rows, stream))
             self._compute(state, summary)
+            summary.violations = self._check_contracts()
             if sum(summary.landed.values()):
                 self._upkeep(state)
             self._publish(state)
@@ -109,13 +119,25 @@ class Pipeline:
         self._on_step(f"landing {stream}: {rows:,} so far")
 
     def _compute(self, state: LakeVersion, summary: Summary, rebuild_from: str | None = None) -> None:
-        for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters"):
+        for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters", "gold/repairs"):
             if self._tables[name].transaction(DEFINED) > DEFINITIONS:
                 raise ConfigError(f"{self._tables[name].path} was computed by a newer version of tampu: upgrade tampu")
         summary.silver_partitions = self._compute_silver(state, rebuild_from)
         summary.gold_partitions = self._compute_gold()
         self._compute_undecodable(state)
         self._compute_clusters()
+        self._compute_repairs()
+
+    def _check_contracts(self) -> list[Violation]:
+        if self._rules is None:
+            return []
+        self._on_step("checking contracts")
+        found = [one for queue in self._queues for one in contracts.check_queue(self._url, queue, self._rules)[1]]
+        # An unchanged table is not written again: rounds without news leave no trace.
+        former = read_rows(self._lake, contracts.TABLE)
+        if contracts.comparable(former, self._queues) != contracts.comparable(map(asdict, found), self._queues):
+            contracts.store(self._lake, self._queues, found)
+        return found
 
     def _upkeep(self, state: LakeVersion) -> None:
         """Merge small files; every few rounds also delete files that no reader needs any more."""
@@ -361,7 +383,7 @@ class Pipeline:
         queues: set[str] | None = None
         if changes is not None and changed_jobs is not None:
             queues = {queue for queue, _ in changes.partitions}
-            queues |= self._queues_of_changed_letters(letters, changed_jobs, queues)
+            queues |= self._queues_with_changed_jobs(letters_table, letters, jobs_table, changed_jobs, queues)
             queues &= {file.partition[0] for file in letters}
             if not queues:
                 target.mark(versions)
@@ -374,22 +396,46 @@ class Pipeline:
         replaced = None if queues is None else {(queue,) for queue in queues}
         self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
 
-    def _queues_of_changed_letters(self, letters: list[File], changes: Changes, known: set[str]) -> set[str]:
-        """Return the queues, apart from the known ones, where a job with a dead letter changed."""
+    def _compute_repairs(self) -> None:
+        repaired_table, ended_table = self._tables["bronze/repairs"], self._tables["gold/ends"]
+        target = self._tables["gold/repairs"]
+        if min(repaired_table.version(), ended_table.version()) < 0:
+            return
+        versions = {table.name: table.version() for table in (repaired_table, ended_table)}
+        repaired = repaired_table.files()
+        changes, changed_ends = (self._changes(target, table) for table in (repaired_table, ended_table))
+        queues: set[str] | None = None
+        if changes is not None and changed_ends is not None:
+            queues = {queue for (queue,) in changes.partitions}
+            queues |= self._queues_with_changed_jobs(repaired_table, repaired, ended_table, changed_ends, queues)
+            if not queues:
+                target.mark(versions)
+                return
+        self._on_step("joining repairs to outcomes")
+        repaired = [file for file in repaired if queues is None or file.partition[0] in queues]
+        of_queues = {file.partition[0] for file in repaired}
+        ended = [file for file in ended_table.files() if file.partition[0] in of_queues]
+        frame = gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
+        replaced = None if queues is None else {(queue,) for queue in queues}
+        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+
+    def _queues_with_changed_jobs(
+        self, table: Table, files: list[File], changed_table: Table, changes: Changes, known: set[str]
+    ) -> set[str]:
+        """Return the queues, apart from the known ones, where changed files have a job of the files of `table`."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        letters_table, jobs_table = self._tables["bronze/dlq"], self._tables["silver/jobs"]
         found: set[str] = set()
         for queue in {partition[0] for partition in changes.partitions} - known:
             columns = [
-                pq.ParquetFile(letters_table.path / file.path).read(columns=["job_id"])["job_id"]
-                for file in letters
+                pq.ParquetFile(table.path / file.path).read(columns=["job_id"])["job_id"]
+                for file in files
                 if file.partition[0] == queue
             ]
-            ids = pa.chunked_array(columns, pa.string()).combine_chunks()
-            new = [path for path, partition in changes.added.items() if partition[0] == queue]
-            if any(not (jobs_table.path / path).exists() or holds_any(jobs_table.path / path, ids) for path in new):
+            ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
+            new = [changed_table.path / path for path, partition in changes.added.items() if partition[0] == queue]
+            if any(not path.exists() or holds_any(path, ids.combine_chunks()) for path in new):
                 found.add(queue)
         return found
 

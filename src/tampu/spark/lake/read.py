@@ -22,7 +22,7 @@ def read_table(spark: SparkSession, lake: str | Path, name: str) -> DataFrame:
     The frame stays readable until `vacuum` removes files that were replaced meanwhile, 2 hours later by default.
     """
     if name not in TABLES:
-        raise ConfigError(f"table must be one of {', '.join(TABLES)}, got {name!r}")
+        raise ConfigError(f"table must be one of {', '.join(TABLES)}; got {name!r}")
     state = published(lake)
     if name not in state.tables:
         raise ConfigError(f"the lake {lake} has no table {name} yet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,7 +58,10 @@ def write_report(lake: str | Path, output: str | Path, *, now: datetime | None =
     folder, target = lake_folder(lake), Path(output)
     published(folder)
     target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(render(folder, now or datetime.now(UTC)), encoding="utf-8")
+    page = render(folder, now or datetime.now(UTC))
+    # It shows names and errors of jobs: only this user may read it, unless the file exists already.
+    with open(target, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+        file.write(page)
     return target
 
 
@@ -70,6 +74,8 @@ def render(lake: Path, now: datetime) -> str:
     clusters = read_rows(lake, "gold/dlq_clusters", state)
     slo = read_rows(lake, "gold/slo", state)
     undecodable = read_rows(lake, "gold/undecodable", state)
+    repairs = read_rows(lake, "gold/repairs", state)
+    violations = read_rows(lake, "gold/violations", state)
     queues = sorted({row["queue"] for rows in (throughput, clusters, failures) for row in rows})
     backlog, forecast = backlog_of(lake, state)
     body = [
@@ -95,12 +101,17 @@ def render(lake: Path, now: datetime) -> str:
         bar_chart("Failed runs by name", _top(failures, "name", "(no name)")).figure(),
         "<h2>Dead letters</h2>",
         _clusters_table(clusters),
+        *(("<h2>Repairs</h2>", _repairs_table(repairs)) if repairs else ()),
+        *(("<h2>Contract violations</h2>", _violations_table(violations)) if violations else ()),
         "<h2>Per day</h2>",
         _slo_table(slo),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
+        # Nothing in it may run or load anything, even if a text from a queue were not escaped.
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
         # An empty icon: browsers request one, and a file cannot serve it.
         '<link rel="icon" href="data:,">'
         f"<title>tampu: {escape(', '.join(queues))}</title><style>{STYLE}</style></head>"
@@ -227,6 +238,37 @@ def _clusters_table(rows: list[dict[str, Any]]) -> str:
     ]
     names = ("cluster", "queue", "name", "letters", "still dead", "reason", "error")
     head = "<tr>" + "".join(f"<th{' class=n' if name in NUMBERS else ''}>{name}</th>" for name in names) + "</tr>"
+    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
+
+
+def _repairs_table(rows: list[dict[str, Any]]) -> str:
+    counts: dict[tuple[datetime, str, str, str], Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        counts[row["repaired_at"], row["repair"], row["queue"], row["cluster"]][row["outcome"]] += 1
+    outcomes = ("completed", "dead", "cancelled", "pending")
+    lines = []
+    for (at, repair, queue, cluster), of_repair in sorted(counts.items(), reverse=True)[:MOST_ROWS]:
+        numbers = "".join(f'<td class="n">{of_repair[outcome]:,}</td>' for outcome in outcomes)
+        lines.append(
+            f"<tr><td>{at:%Y-%m-%d %H:%M}</td><td><code>{escape(repair)}</code></td><td>{escape(queue)}</td>"
+            f"<td><code>{escape(cluster)}</code></td>{numbers}</tr>"
+        )
+    head = "<tr><th>time</th><th>repair</th><th>queue</th><th>cluster</th>" + "".join(
+        f'<th class="n">{name}</th>' for name in outcomes
+    )
+    return f'<div class="wide"><table>{head}</tr>{"".join(lines)}</table></div>'
+
+
+def _violations_table(rows: list[dict[str, Any]]) -> str:
+    ordered = sorted(rows, key=lambda row: (-row["jobs"], row["queue"], row["name"], row["field"]))[: MOST_ROWS * 2]
+    columns = ("queue", "stream", "name", "field", "rule", "sample", "sample_job_id")
+    lines = [
+        "<tr>"
+        + "".join(f"<td>{escape(row[column] or '')}</td>" for column in columns)
+        + f'<td class="n">{row["jobs"]:,}</td></tr>'
+        for row in ordered
+    ]
+    head = "<tr>" + "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns) + '<th class="n">jobs</th></tr>'
     return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
 
 

@@ -43,6 +43,7 @@ Partition = tuple[str, ...]
 TABLES: dict[str, tuple[str, ...]] = {
     "bronze/events": ("queue", "date"),
     "bronze/dlq": ("queue", "date"),
+    "bronze/repairs": ("queue",),
     "silver/jobs": ("queue", "date"),
     "gold/ends": ("queue", "day"),
     "gold/failures": ("queue", "day"),
@@ -51,6 +52,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "gold/slo": ("queue", "day"),
     "gold/undecodable": ("queue", "day"),
     "gold/dlq_clusters": ("queue",),
+    "gold/repairs": ("queue",),
+    "gold/violations": ("queue",),
 }
 
 

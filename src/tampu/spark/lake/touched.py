@@ -1,7 +1,7 @@
 """Finds the jobs that new events are about, and the files that hold rows of these jobs. Needs no Spark.
 
-A round with little news reads and writes little, however many jobs there are: of all other files only the column of job
-IDs is scanned, and not even that if the file's statistics exclude all of the IDs.
+A round with few new events reads and writes little, however many jobs there are: of other files only the column of job
+IDs is scanned, and not even that if the file's statistics exclude all of these IDs.
 """
 
 from __future__ import annotations

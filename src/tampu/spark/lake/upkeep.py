@@ -151,7 +151,7 @@ def retain(lake: Path, days: int, *, today: datetime | None = None) -> Upkeep:
     Jobs of unknown age stay, and in their queues all jobs whose IDs hold no day. `vacuum` deletes the files.
     """
     if days < 1:
-        raise ConfigError(f"bronze must be kept for at least 1 day, got {days}")
+        raise ConfigError(f"bronze must be kept for at least 1 day; got {days}")
     with sole_writer(lake):
         state, done, tables = published(lake), Upkeep(), _tables(lake)
         first = ((today or datetime.now(UTC)) - timedelta(days=days)).date().isoformat()

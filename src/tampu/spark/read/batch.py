@@ -132,7 +132,10 @@ class Batch:
         """Set a column from Python values; timestamps are epoch milliseconds."""
         kind = self._kinds[name]
         if kind != "TIMESTAMP":
-            self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+            try:
+                self._columns[name] = pa.array(values, ARROW_TYPES[kind])
+            except OverflowError:
+                self._columns[name] = self._numbers(name, values)
             return
         try:
             self.set_array(name, pa.array(values, pa.int64()))
@@ -175,6 +178,15 @@ class Batch:
             for field, column in zip(self._schema, columns, strict=True)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _numbers(self, name: str, values: Sequence[int | None]) -> pa.Array:
+        numbers: list[int | None] = []
+        for row, value in enumerate(values):
+            is_out = value is not None and value > MAX_I64
+            if is_out:
+                self.fail(row, f"{name} of {value} is beyond a BIGINT", b"")
+            numbers.append(None if is_out else value)
+        return pa.array(numbers, pa.int64())
 
     def _instants(self, name: str, values: Sequence[int | None]) -> pa.Array:
         micros: list[int | None] = []

@@ -49,10 +49,10 @@ def parse_entry_id(text: str | bytes, where: str = "entry id") -> EntryId:
     shown = text.decode(errors="replace") if isinstance(text, bytes) else text
     ms, dash, seq = shown.partition("-")
     if not (ms.isascii() and ms.isdigit() and (not dash or (seq.isascii() and seq.isdigit()))):
-        raise ConfigError(f"{where} must be a stream ID such as 1700000000000-0, got {shown!r}")
+        raise ConfigError(f"{where} must be a stream ID such as 1700000000000-0; got {shown!r}")
     found = EntryId(int(ms), int(seq or 0))
     if max(found) > MAX_U64:
-        raise ConfigError(f"{where} must be a stream ID of two 64-bit numbers, got {shown!r}")
+        raise ConfigError(f"{where} must be a stream ID of two 64-bit numbers; got {shown!r}")
     return found
 
 

@@ -11,8 +11,10 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from tampu.spark.options import WITH_IDS
 from tampu.spark.read import decode
 from tampu.spark.read.offsets import stream_key
+from tampu.spark.read.pages import PAGE, span_pages
 from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
 from tampu.spark.server import QueueServer, made_with_gc_paused, pages
+from tampu.wire.entry import score_ms
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -36,11 +38,6 @@ except ImportError:  # PySpark 4.0 and 4.1
 else:
     HAS_ADMISSION_CONTROL = "limit" in inspect.signature(DataSourceStreamReader.latestOffset).parameters
 
-#: Maximum number of entries in one read, and in the first read of a span, when their size is not known yet.
-PAGE = 2_500
-FIRST_PAGE = 16
-#: Size of one read that is aimed at, in bytes.
-PAGE_BYTES = 8 * 1024 * 1024
 #: Most rows of an Arrow batch, and the size of its entries at which it is passed on, in bytes.
 BATCH_ROWS = 10_000
 BATCH_BYTES = 32 * 1024 * 1024
@@ -203,27 +200,6 @@ def _event(entry: tuple[bytes, list[bytes]]) -> bytes | None:
     return next((fields[at + 1] for at in range(0, len(fields), 2) if fields[at] == b"e"), None)
 
 
-def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list[Any], int]]:
-    """Yield the entries of a span in pages of about `PAGE_BYTES`, and the size of each in bytes.
-
-    XRANGE limits entries, not bytes. So each page is sized by the largest entry of the page before, and has at most
-    twice as many entries as that one: a payload of 1 MB in 2,500 entries would be 2.5 GB in one reply.
-    """
-    last = str(span.last)
-
-    async def fetch(client: Client, position: tuple[str, int]) -> tuple[Any, tuple[str, int] | None]:
-        start, count = position
-        page: list[Any] = await client.call("XRANGE", key, start, last, "COUNT", count)
-        sizes = [sum(map(len, fields)) for _, fields in page]
-        if len(page) < count or page[-1][0].decode() == last:  # nothing can follow the highest ID of all
-            return (page, sum(sizes)), None
-        fitting = PAGE_BYTES // max(1, *sizes, 1)
-        # "(" for what is behind an ID came with Redis 6.2, the oldest server that tampu supports.
-        return (page, sum(sizes)), ("(" + page[-1][0].decode(), max(1, min(fitting, 2 * count, PAGE)))
-
-    return pages(server, (str(span.first), FIRST_PAGE), fetch)
-
-
 def read_snapshot(options: ReadOptions, queue: str) -> Iterator[pa.RecordBatch]:
     """Yield the delayed set, the repeatables or the results. Not consistent: entries may change meanwhile."""
     read = {"delayed": _read_delayed, "repeat": _read_repeatables, "results": _read_results}[options.stream]
@@ -248,7 +224,7 @@ def _read_delayed(options: ReadOptions, server: QueueServer) -> Iterator[pa.Reco
 
     for page in pages(server, (b"-inf", 0), fetch):
         if page:
-            members = [(member, int(float(score))) for member, score in page]
+            members = [(member, score_ms(score)) for member, score in page]
             yield decode.decode_delayed(server.keys.queue_name, members, options.payload)
 
 
@@ -258,9 +234,13 @@ def _read_repeatables(options: ReadOptions, server: QueueServer) -> Iterator[pa.
     for key, score in zip(flat[::2], flat[1::2], strict=True):
         spec_key = server.keys.repeat_spec("").encode() + key
         packed, fired = server.call("HMGET", spec_key, "spec", "fired")
-        specs.append((key.decode(errors="replace"), int(float(score)), packed, int(fired or 0)))
+        specs.append((key.decode(errors="replace"), score_ms(score), packed, _count(fired)))
     if specs:
         yield decode.decode_repeatables(server.keys.queue_name, specs, options.payload)
+
+
+def _count(value: bytes | None) -> int:
+    return int(value) if value is not None and value.isdigit() and len(value) < 19 else 0
 
 
 def _read_results(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:

@@ -97,7 +97,7 @@ def _check(columns: ColumnTypes, allowed: dict[str, tuple[str, ...]], *, has_que
                 "its payload: to_json(struct(...)) AS payload"
             )
         if kind not in allowed[name]:
-            raise ConfigError(f"column {name} must be of type {' or '.join(allowed[name])}, got {kind}")
+            raise ConfigError(f"column {name} must be of type {' or '.join(allowed[name])}; got {kind}")
     if not has_queue_option and "queue" not in columns:
         raise ConfigError("there is neither an option queue nor a column queue: set the option or add the column")
 

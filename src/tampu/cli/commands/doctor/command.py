@@ -7,15 +7,16 @@ import typer
 from rich.console import Group
 from rich.text import Text
 
-from tampu.cli.commands.doctor.findings import Finding, Level, note
+from tampu.cli.commands.doctor.findings import Finding, Level, note, wrong
 from tampu.cli.commands.doctor.queues import Limits, check_queue
 from tampu.cli.commands.doctor.server import check_capabilities, check_server
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, progress_bar, show, write_json
+from tampu.cli.output import cell, printable, progress_bar, show, write_json
 from tampu.cli.session import ANY_KEY, CommonOptions, Session
 from tampu.cli.tables import table
 from tampu.cli.units import parse_duration, plural
+from tampu.redis.faults import ServerError
 
 _SIGNS = {Level.OK: ("✓", "green"), Level.NOTE: ("·", "yellow"), Level.WRONG: ("✗", "bold red")}
 
@@ -57,7 +58,10 @@ async def _check(session: Session, name: str | None, limits: Limits) -> list[Fin
     views = await session.views(name)
     with progress_bar("checking queues", len(views)) as done:
         for number, (client, keys) in enumerate(views):
-            findings += await check_queue(client, keys, limits)
+            try:
+                findings += await check_queue(client, keys, limits)
+            except ServerError as error:
+                findings.append(replace(wrong("queue", f"cannot be checked: {error}", ""), about=keys.queue_name))
             done(number + 1)
     if name is None:
         unusable = (await session.find_queues()).unusable
@@ -76,7 +80,7 @@ def _view(findings: list[Finding]) -> Group:
             sign, style = _SIGNS[finding.level]
             words = cell(finding.text, style if finding.level is Level.WRONG else "")
             if finding.remedy:
-                words.append(f"\n→ {finding.remedy}", style="dim")
+                words.append(f"\n→ {printable(finding.remedy)}", style="dim")
             rows.add_row(Text(sign, style=style), Text(finding.check, style="dim"), words)
         parts += [cell(about or "server", "bold"), rows]
     count = sum(finding.level is Level.WRONG for finding in findings)

@@ -13,7 +13,7 @@ from tampu.errors import DecodeError
 from tampu.inspect.snapshot import QueueSnapshot, as_dict, ask_each, take_snapshot, text
 from tampu.inspect.workers import list_workers
 from tampu.redis.faults import ServerError
-from tampu.wire.entry import decode_delayed_member
+from tampu.wire.entry import decode_delayed_member, score_ms
 from tampu.wire.envelope import decode_job
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ OVERDUE_MS = 10_000
 LONG_RUNNING_MS = 600_000
 #: Share of a limit above which it counts as nearly reached.
 NEAR_SHARE = 0.8
+#: The highest ID of an entry. A stream that holds it refuses XADD.
+MAX_ENTRY_ID = b"18446744073709551615-18446744073709551615"
 #: Kinds of keys that must have a TTL.
 EXPIRING = ("dlid", "didx", "result", "pseq", "progress")
 
@@ -55,6 +57,7 @@ async def check_queue(client: Client, keys: QueueKeys, limits: Limits) -> list[F
             *groups(snapshot),
             *await stalled(client, keys, snapshot, limits),
             *await overdue_repeatables(client, keys, snapshot),
+            *await exhausted_ids(client, keys),
             *await poison(client, keys),
             *await immortal_keys(client, keys),
             *await peers(client, keys, snapshot),
@@ -122,7 +125,7 @@ def overdue(one: QueueSnapshot) -> list[Finding]:
 async def overdue_repeatables(client: Client, keys: QueueKeys, one: QueueSnapshot) -> list[Finding]:
     """Find schedules that should have fired."""
     first = await client.call("ZRANGE", keys.repeat, 0, 0, "WITHSCORES")
-    late = one.taken_at_ms - float(first[1]) if first else 0.0
+    late = one.taken_at_ms - score_ms(first[1]) if first else 0
     if late < OVERDUE_MS:
         return []
     found = f"a schedule is overdue by {duration(late)}"
@@ -218,6 +221,25 @@ async def poison(client: Client, keys: QueueKeys) -> list[Finding]:
     return [
         wrong("poison", found, "tampu workers dead-letter them when they are due; find the producer that wrote them")
     ]
+
+
+async def exhausted_ids(client: Client, keys: QueueKeys) -> list[Finding]:
+    """Find streams that accept no more entries, because one was added with the highest possible ID."""
+    found = []
+    # XSETID cannot go back: the server refuses IDs below the highest one that was ever deleted.
+    remedies = {
+        keys.stream: f"let the workers finish its jobs, then DEL {keys.stream}: they create it again",
+        keys.dlq: f"replay or remove the dead letters, then DEL {keys.dlq}",
+        keys.events: f"DEL {keys.events}, which deletes the history",
+    }
+    for key, remedy in remedies.items():
+        [reply] = await ask_each(client, [("XINFO", "STREAM", key)])
+        stream = {} if isinstance(reply, ServerError) else as_dict(reply)
+        if stream.get("last-generated-id") == MAX_ENTRY_ID:
+            found.append(
+                wrong("entry IDs", f"{key} has an entry with the highest ID, so the server refuses to add any", remedy)
+            )
+    return found
 
 
 async def immortal_keys(client: Client, keys: QueueKeys) -> list[Finding]:

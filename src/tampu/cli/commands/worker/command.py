@@ -36,7 +36,10 @@ _spark = partial(typer.Option, rich_help_panel="Spark")
 def worker(
     targets: Annotated[
         list[str],
-        typer.Argument(metavar="APP:QUEUE...", help="module:attribute of a Queue, a list of Queues, or a Worker."),
+        typer.Argument(
+            metavar="APP[:QUEUE]...",
+            help="module:attribute of a Queue, a list of Queues, or a Worker; or a module, for all its Queues.",
+        ),
     ],
     processes: Annotated[
         int, typer.Option("--processes", "-p", min=1, max=1000, help="Number of worker processes.")
@@ -44,6 +47,16 @@ def worker(
     concurrency: Annotated[
         int | None,
         typer.Option("--concurrency", "-c", min=1, show_default="100", help="Concurrent jobs per process."),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option("--weights", metavar="QUEUE=N,...", show_default="1", help="Jobs of a queue relative to others."),
+    ] = None,
+    reserve: Annotated[
+        str | None, typer.Option("--reserve", metavar="QUEUE=N,...", help="Places kept free for a queue.")
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Most places that a queue may have.")
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file in this folder changes.")] = False,
     health_port: Annotated[
@@ -81,7 +94,7 @@ def worker(
         _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts of jobs that set none."),
     ] = None,
     batch: Annotated[
-        int | None, _tuning("--batch", min=1, show_default="64", help="Maximum jobs fetched per read.")
+        int | None, _tuning("--batch", min=1, show_default="256", help="Maximum jobs fetched per read.")
     ] = None,
     claim_after: Annotated[
         str | None,
@@ -137,6 +150,9 @@ def worker(
         os.environ[URL_VARIABLE] = url  # used by queues without their own URL, here and in the children
     settings: dict[str, Any] = {
         "concurrency": concurrency,
+        "weights": _by_queue("--weights", weights),
+        "reserve": _by_queue("--reserve", reserve),
+        "limit": _by_queue("--limit", limit),
         "shutdown_deadline_secs": None if shutdown_deadline is None else round(parse_duration(shutdown_deadline)),
         "group": group,
         "max_attempts": max_attempts,
@@ -169,6 +185,19 @@ def worker(
     raise typer.Exit(code)
 
 
+def _by_queue(option: str, given: str | None) -> dict[str, int] | None:
+    """Return the numbers of `critical=6,bulk=1`."""
+    if given is None:
+        return None
+    numbers: dict[str, int] = {}
+    for part in given.split(","):
+        name, _, number = part.strip().rpartition("=")
+        if not name or not number.isdecimal():
+            raise UsageError(f"{option} takes queue names and numbers such as critical=6,bulk=1; got {part.strip()!r}")
+        numbers[name] = int(number)
+    return numbers
+
+
 def _list_workers(queues: Sequence[str], url: str | None) -> None:
     """Run `tampu worker list [QUEUE]`, another name for `tampu workers`."""
     from tampu.cli.commands.workers import workers  # imported here: a worker does not need it
@@ -190,7 +219,7 @@ def _serve_on_spark(
 ) -> int:
     """Run until a signal and return the exit code. Targets and settings are checked before Spark is started."""
     if len(targets) != 1:
-        raise UsageError(f"--on spark takes one target, got {len(targets)}: use a list of queues such as app:queues")
+        raise UsageError(f"--on spark takes one target; got {len(targets)}. Use a list of queues such as app:queues")
     from tampu.cli.commands.worker.targets import load  # imported here: a supervisor does not need Queue or Worker
     from tampu.worker import Worker
 

@@ -25,6 +25,8 @@ READ_MARGIN_SECS = 5.0
 #: Maximum size of a request, and how long to wait for it in seconds.
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECS = 5.0
+#: Requests answered at the same time; further connections are closed at once.
+MAX_CONNECTIONS = 32
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?(?P<value> .*)")
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
@@ -85,6 +87,7 @@ class HealthServer:
         self._port = port
         self._max_silence_secs = max_silence_secs
         self._server: asyncio.Server | None = None
+        self._open = 0
 
     async def start(self) -> str:
         """Start listening and return the URL. Port 0 picks a free port."""
@@ -102,6 +105,17 @@ class HealthServer:
             self._server.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._open >= MAX_CONNECTIONS:
+            writer.close()
+            return
+        self._open += 1
+        try:
+            await self._answer_one(reader, writer)
+        finally:
+            self._open -= 1
+            writer.close()
+
+    async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             try:
                 async with asyncio.timeout(REQUEST_SECS):
@@ -116,8 +130,8 @@ class HealthServer:
             )
             if not is_head_only:
                 writer.write(body)
-            await writer.drain()
-        writer.close()
+            async with asyncio.timeout(REQUEST_SECS):
+                await writer.drain()
 
     async def _respond(self, head: bytes) -> tuple[int, str, bytes]:
         method, _, rest = head.partition(b"\r\n")[0].partition(b" ")

@@ -105,9 +105,15 @@ class Link:
             self._writer.write(line)
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """Yield lines from the other side until it closes the socket."""
-        with contextlib.suppress(OSError, ValueError):
-            while line := await self._reader.readline():
+        """Yield lines from the other side until it closes the socket. A line over `LIMIT_BYTES` is skipped."""
+        with contextlib.suppress(OSError):
+            while True:
+                try:
+                    line = await self._reader.readline()
+                except ValueError:  # its first part is gone; what follows is skipped as a line that is not a report
+                    continue
+                if not line:
+                    return
                 yield line
 
     async def reports(self) -> AsyncIterator[Report]:

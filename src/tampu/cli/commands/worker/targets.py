@@ -1,11 +1,11 @@
-"""Loads the targets of `tampu worker`: Queues or a Worker, each given as `module:attribute`."""
+"""Loads the targets of `tampu worker`: Queues or a Worker as `module:attribute`, or a module with Queues."""
 
 from __future__ import annotations
 
 import sys
 from typing import TYPE_CHECKING
 
-from tampu.base.targets import TargetError, load_target
+from tampu.base.targets import TargetError, import_module_from_cwd, load_target
 from tampu.cli.errors import CliError, UsageError
 from tampu.queue import Queue
 from tampu.worker import Worker
@@ -30,6 +30,8 @@ def load(targets: Sequence[str]) -> Worker | list[Queue]:
 
 def _load_one(target: str) -> Worker | list[Queue]:
     try:
+        if ":" not in target and (queues := _queues_of(target)):
+            return queues
         found = load_target(target)
     except TargetError as error:
         raise UsageError(str(error) + _candidates(error.module)) from error
@@ -43,6 +45,14 @@ def _load_one(target: str) -> Worker | list[Queue]:
         return list(found)
     others = _candidates(sys.modules[target.partition(":")[0]])
     raise UsageError(f"{target} is {_described(found)}; expected a Queue, a list of Queues or a Worker{others}")
+
+
+def _queues_of(module_name: str) -> list[Queue]:
+    """Return all queues with tasks in a module, each once."""
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        return []  # such as a path, which `load_target` explains
+    found = [value for value in vars(import_module_from_cwd(module_name)).values() if isinstance(value, Queue)]
+    return [queue for queue in dict.fromkeys(found) if queue.tasks]
 
 
 def _candidates(module: ModuleType | None) -> str:

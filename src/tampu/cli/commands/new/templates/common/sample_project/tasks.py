@@ -10,7 +10,7 @@ queue = Queue("sample-project")
 
 @queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
 async def send_welcome(email: str) -> str:
-    """Send a welcome. An exception is retried up to 5 times; after that the job is a dead letter."""
+    """Send a welcome email. If it fails, it is retried; after 5 attempts the job becomes a dead letter."""
     return f"welcome sent to {email}"
 
 

@@ -4,5 +4,5 @@ from tampu import Worker
 
 from sample_project.tasks import queue
 
-# Each process runs up to 20 jobs at once; `--processes 4` starts four.
+# Each process runs up to 20 jobs at the same time; `--processes 4` starts four processes.
 worker = Worker(queue, concurrency=20)

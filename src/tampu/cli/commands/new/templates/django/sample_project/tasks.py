@@ -15,7 +15,7 @@ queue = Queue("sample-project")
 @queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
 @fresh_connections
 def send_welcome(signup_id: int) -> str:
-    """Send a welcome. An exception is retried up to 5 times; after that the job is a dead letter."""
+    """Send a welcome email. If it fails, it is retried; after 5 attempts the job becomes a dead letter."""
     signup = Signup.objects.get(pk=signup_id)
     signup.welcomed_at = timezone.now()
     signup.save(update_fields=["welcomed_at"])

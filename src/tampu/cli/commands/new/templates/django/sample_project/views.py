@@ -1,4 +1,4 @@
-"""The views: sign up, and ask what became of it."""
+"""The views: sign up, and check whether the welcome was sent."""
 
 import json
 
@@ -33,6 +33,6 @@ def sign_up(request: HttpRequest) -> JsonResponse:
 
 @require_GET
 def signup_status(_: HttpRequest, signup_id: int) -> JsonResponse:
-    """Say whether the welcome was sent."""
+    """Return whether the welcome was sent."""
     signup = get_object_or_404(Signup, pk=signup_id)
     return JsonResponse({"email": signup.email, "welcomed_at": signup.welcomed_at})

@@ -10,5 +10,5 @@ django.setup()
 
 from sample_project.tasks import queue  # noqa: E402 - models can be imported after django.setup()
 
-# Each process runs up to 20 jobs at once; `--processes 4` starts four.
+# Each process runs up to 20 jobs at the same time; `--processes 4` starts four processes.
 worker = Worker(queue, concurrency=20)

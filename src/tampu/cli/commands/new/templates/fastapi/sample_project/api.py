@@ -1,4 +1,4 @@
-"""The API: adds jobs, waits for results, and reports where a job is."""
+"""The API: adds jobs, waits for results, and returns the state of a job."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,7 +43,7 @@ class Status(BaseModel):
 
 @app.post("/welcomes", status_code=202)
 async def add_welcome(welcome: Welcome) -> Added:
-    """Add a job and return its ID at once."""
+    """Add a job and return its ID without waiting for it."""
     job = await send_welcome.add(welcome.email)
     return Added(job=job.id)
 
@@ -62,7 +62,7 @@ async def word_count(text: Text) -> dict[str, int]:
 
 @app.get("/jobs/{job_id}")
 async def job_status(job_id: str) -> Status:
-    """Say where a job is: waiting, delayed, running, done or dead."""
+    """Return the state of a job: waiting, delayed, running, done, dead or cancelled."""
     found = await queue.get_job(job_id)
     if found.state == "unknown":
         raise HTTPException(404, f"no job {job_id}, or it finished more than an hour ago")

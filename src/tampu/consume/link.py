@@ -1,0 +1,276 @@
+"""Links a worker to one server: connections and background loops, shared by all its queues there.
+
+```
+reader ──► pool of handlers ──► settlers ──► acked and deleted, or a retry, or a dead letter
+   ▲              │
+   └── takeover   └── leases (a thread): renewed for every entry in flight
+```
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from tampu.consume.heartbeat import INTERVAL_SECS
+from tampu.consume.leases import renewal_secs
+from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
+from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM
+from tampu.errors import RedisError
+from tampu.maintain.leader import LeaderLoop
+from tampu.maintain.supervise import supervise
+from tampu.redis import calls
+from tampu.redis.capabilities import Capabilities, probe_capabilities
+from tampu.redis.client import Client
+from tampu.redis.faults import PASSING, ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from tampu.config import ConsumerConfig
+    from tampu.consume.leases import Leases
+    from tampu.consume.pool import Pool
+    from tampu.consume.served_queue import ServedQueue
+    from tampu.consume.shares import Shares
+    from tampu.redis.connection import Connection
+    from tampu.redis.settings import ConnectionSettings
+
+logger = logging.getLogger("tampu.worker")
+
+#: A consumer with nothing pending that has been idle this long belongs to a dead worker, in milliseconds.
+SILENT_CONSUMER_MS = 10 * 60 * 1000
+#: How often the names of dead consumers are removed, in seconds.
+SWEEP_INTERVAL_SECS = 60.0
+#: How long a read may take beyond its BLOCK time before the connection counts as lost, in seconds.
+READ_MARGIN_SECS = 5.0
+#: How often a worker checks which queues are paused and which jobs are to be cancelled, in seconds.
+LOOK_SECS = 1.0
+#: How often the length of queues is measured for metrics, in seconds.
+MEASURE_SECS = 5.0
+#: Longest time between two checks for entries to take over, in seconds.
+TAKEOVER_SECS = 2.0
+
+
+class ServerLink:
+    """The connections and loops of one worker to one server."""
+
+    def __init__(
+        self, settings: ConnectionSettings, tag: str, config: ConsumerConfig, pool: Pool, shares: Shares
+    ) -> None:
+        self.settings = settings
+        self.routing_key = tag.encode()
+        self._tag = tag
+        self._config = config
+        self.client = Client(settings, self.routing_key, (SETTLE, ACK, *calls.CONSUMER_SCRIPTS, calls.RESIGN))
+        # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
+        self._leader_client = Client(
+            settings, self.routing_key, tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)))
+        )
+        self.read_client = Client(
+            settings,
+            self.routing_key,
+            (calls.SWEEP,),
+            response_timeout_secs=config.block_ms / 1000 + READ_MARGIN_SECS,
+        )
+        self.client.prepare_with(self._learn_capabilities)
+        self._capabilities: Capabilities | None = None
+        self.queues: list[ServedQueue] = []
+        #: The leases of its queues, for the lease thread.
+        self.leases: list[Leases] = []
+        self.reader = Reader(self.read_client, self.client, config, pool, shares, self.queues)
+        self._leading = LeaderLoop(self._leader_client)
+        self._stopping = asyncio.Event()
+        self._look_now = asyncio.Event()
+        self._is_prepared = False
+        self._loops: dict[str, asyncio.Task[None]] = {}
+
+    # --- starting
+
+    def add(self, queue: ServedQueue) -> None:
+        """Serve one more queue. It may be added while the loops run."""
+        if self._capabilities is not None:
+            queue.use(xackdel=self._capabilities.xackdel, script_flags=self._capabilities.script_flags)
+        queue.leases.start()
+        self.queues.append(queue)
+        self.leases.append(queue.leases)
+        for duty in queue.duties(self._leader_client):
+            self._leading.add(duty)
+        self._look_now.set()  # it is read once it is known not to be paused
+
+    async def start(self) -> None:
+        """Connect, create the groups and start the loops, however long the server is unreachable."""
+        # A wrong password raises at once; an unreachable server is waited for.
+        await self.client.up(patience_secs=3600)
+        await supervise("startup", self._prepare, lambda: self._is_prepared)
+        is_over = self._stopping.is_set
+        loops: dict[str, Any] = {
+            "tampu-reader": supervise("reader", self.reader.read_once, is_over),
+            "tampu-takeover": supervise("takeover of jobs", self._take_over, is_over),
+            "tampu-unheld": supervise("hand-back of late entries", self.reader.watch_unheld, is_over),
+            "tampu-sweeper": supervise("removal of dead consumers", self._sweep_consumers, is_over),
+            "tampu-heartbeat": supervise("heartbeat", self._beat, is_over),
+            "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
+            "tampu-leader": self._leading.run(self._stopping),
+        }
+        if any(queue.measures for queue in self.queues):
+            loops["tampu-depth"] = supervise("measurement of queues", self._measure, is_over)
+        self._loops = {name: asyncio.create_task(loop, name=name) for name, loop in loops.items()}
+
+    async def _prepare(self) -> None:
+        await self.reader.make_groups()
+        await self._look()
+        self._is_prepared = True
+
+    async def _learn_capabilities(self, connection: Connection) -> None:
+        """Probe the server's capabilities on each connection: another server may have taken over the address."""
+        try:
+            found = await probe_capabilities(connection, self._tag, adds=False)
+        except ServerError as error:
+            if error.kind not in PASSING:
+                raise
+            return  # such as out of memory: keep what is known
+        if found.script_flags:
+            await connection.ask("SCRIPT", "LOAD", SETTLE_UNDER_OOM.text)
+        self._capabilities = found
+        for queue in self.queues:
+            queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
+
+    # --- loops
+
+    async def _pause(self, secs: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), secs)
+
+    async def _take_over(self) -> None:
+        """Look for expired leases in all queues, and start the takeover of those that have some."""
+        queues = [queue for queue in self.queues if queue.takeover.may_look]
+        replies = await self.client.call_each([queue.takeover.look for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            # An error such as NOGROUP: the reader finds it, too.
+            if isinstance(reply, list) and reply and not self._stopping.is_set():
+                queue.takeover.start()
+        await self._pause(min(renewal_secs(self._config), TAKEOVER_SECS))
+
+    async def _beat(self) -> None:
+        await self.client.call_each([queue.heartbeats.command for queue in self.queues])
+        await self._pause(INTERVAL_SECS)
+
+    async def _measure(self) -> None:
+        """Report the length of each queue to its metrics sink, then wait."""
+        for queue in self.queues.copy():
+            if queue.measures:
+                await queue.measure()
+        await self._pause(MEASURE_SECS)
+
+    async def _watch(self) -> None:
+        """Look, then wait for a second."""
+        self._look_now.clear()
+        await self._look()
+        for queue in self.queues:
+            queue.log.flush()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._look_now.wait(), LOOK_SECS)
+
+    async def _look(self) -> None:
+        """Check once which queues and tasks are paused and which queues have jobs to be cancelled."""
+        queues = self.queues.copy()
+        paused, tasks_paused, marked = await asyncio.gather(
+            calls.existing(self.client, [queue.keys.paused for queue in queues]),
+            calls.existing(self.client, [queue.keys.paused_tasks for queue in queues]),
+            calls.existing(self.client, [queue.keys.cancel_marks for queue in queues]),
+        )
+        for queue, is_paused, has_paused, has_marks in zip(queues, paused, tasks_paused, marked, strict=True):
+            for answer in (is_paused, has_paused, has_marks):
+                if isinstance(answer, RedisError):
+                    queue.watch_failures.note(answer)
+            if isinstance(is_paused, bool):
+                await self.reader.note_pause(queue, is_paused)
+            if has_paused is False:
+                queue.runner.paused.learn((), 0)
+            if has_marks is False:
+                queue.cancels.forget()
+        await self._learn_pauses(
+            [queue for queue, has_some in zip(queues, tasks_paused, strict=True) if has_some is True]
+        )
+        await self._learn_cancels([queue for queue, has_marks in zip(queues, marked, strict=True) if has_marks is True])
+
+    async def _learn_pauses(self, queues: Sequence[ServedQueue]) -> None:
+        """Read which tasks of these queues are paused."""
+        if not queues:
+            return
+        now_ms = await self.client.server_time_ms()
+        replies = await self.client.call_each([("HGETALL", queue.keys.paused_tasks) for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, RedisError):
+                queue.watch_failures.note(reply)
+            else:
+                queue.runner.paused.learn(reply, now_ms)
+
+    async def _learn_cancels(self, queues: Sequence[ServedQueue]) -> None:
+        replies = await self.client.call_each([queue.cancels.command for queue in queues])
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, RedisError):
+                queue.watch_failures.note(reply)
+            else:
+                queue.watch_failures.clear()
+                await queue.cancels.learn(reply)
+
+    async def _sweep_consumers(self) -> None:
+        await self._pause(SWEEP_INTERVAL_SECS)
+        if self._stopping.is_set():
+            return
+        group = self._config.group
+        sweeps = (
+            calls.forget_idle_consumers(self.client, queue.keys.stream, group=group, min_idle_ms=SILENT_CONSUMER_MS)
+            for queue in self.queues
+        )
+        results = await asyncio.gather(*sweeps, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ServerError):
+                raise result
+
+    # --- stopping
+
+    async def stop_reading(self) -> None:
+        """Stop the loops. Entries delivered until then are in the pool."""
+        self._stopping.set()  # promoters and schedulers release their locks
+        self._look_now.set()
+        if self._loops:
+            takeovers = (queue.takeover.stop(STOP_PATIENCE_SECS) for queue in self.queues)
+            await asyncio.gather(self.reader.stop(self._loops["tampu-reader"]), *takeovers)
+
+    async def close(self, secs_left: Callable[[], float]) -> None:
+        """Wait for the loops, remove the consumer's names and close the connections."""
+        if self._loops:
+            _, late = await asyncio.wait(self._loops.values(), timeout=secs_left())
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*self._loops.values(), return_exceptions=True)
+        await self._leader_client.close()
+        await self.best_effort(self._forget_names, secs_left())
+        await self.client.close()
+
+    async def best_effort(self, work: Callable[[], Awaitable[object]], patience_secs: float) -> None:
+        """Run one cleanup step. If the server is unreachable, expiring leases have the same effect a little later."""
+        if self.client.connection is None:
+            return
+        try:
+            await asyncio.wait_for(_awaited(work), patience_secs)
+        except Exception as error:
+            logger.info("skipped a cleanup step at shutdown: %s: %s", type(error).__name__, error)
+
+    async def _forget_names(self) -> None:
+        names = {"group": self._config.group, "consumer": self._config.consumer_id}
+        await self.client.call_each([queue.heartbeats.last_command for queue in self.queues])
+        forgetting = [calls.forget_consumer(self.client, queue.keys.stream, **names) for queue in self.queues]
+        releasing = [queue.leases.release_name() for queue in self.queues]
+        results = await asyncio.gather(*forgetting, *releasing, return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+
+async def _awaited(work: Callable[[], Awaitable[object]]) -> None:
+    await work()

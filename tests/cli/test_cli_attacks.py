@@ -1,0 +1,156 @@
+"""What others have written to the server must not run in a shell, reach the terminal, or blind the operator."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from cli.lab import Done, invoke, run_program
+from cli.shop import QUEUE, Filled
+from support.waiting import until
+from tampu.cli.commands.worker import health
+from tampu.cli.commands.worker.health import HealthServer
+from tampu.cli.commands.worker.protocol import LIMIT_BYTES, Link, Report
+from tampu.cli.options import complete_queue
+from tampu.errors import RedisError
+from tampu.queue import Queue
+from tampu.wire.keys import QueueKeys
+from tampu.worker import Worker
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from servers.process import Server
+
+ESCAPE = "\x1b]0;owned\x07"
+
+
+def test_completion_offers_no_name_that_a_shell_would_run(server: Server, url: str, tmp_path: Path) -> None:
+    proof = tmp_path / "proof"
+    for name in ("good", f"$(touch {proof})", f"`touch {proof}`", "a;b", "a b", "a'b"):
+        server.client().xadd(QueueKeys(name).stream, {"d": "x"})
+    assert complete_queue("") == ["good"]
+    words = " ".join(complete_queue(""))
+    subprocess.run(["bash", "-c", f'COMPREPLY=( $(compgen -W "{words}" -- "") )'], check=True)
+    assert not proof.exists()
+
+
+@pytest.mark.parametrize("command", [("inspect", QUEUE), ("doctor",), ("queue", "list"), ("inspect",)], ids=" ".join)
+def test_no_name_reaches_the_terminal_unescaped(command: tuple[str, ...], server: Server, shop: Filled) -> None:
+    client = server.client()
+    client.xgroup_create(QueueKeys(QUEUE).stream, f"group{ESCAPE}", "0")
+    client.xadd(QueueKeys(f"name{ESCAPE}").stream, {"d": "x"})
+    client.set(QueueKeys(f"other{ESCAPE}").delayed, "wrong type")
+    done = invoke(*command)
+    assert ESCAPE[:2] not in done.out + done.err
+    assert "owned" in done.out + done.err
+
+
+def run_all(job_id: str) -> list[Done]:
+    commands = [
+        ("inspect",),
+        ("inspect", QUEUE),
+        ("top", "--rounds", "1"),
+        ("doctor",),
+        ("job", "show", job_id),
+        ("job", "why", job_id),
+        ("job", "list", QUEUE, "--state", "delayed"),
+        ("repeatable", "list", QUEUE),
+    ]
+    return [invoke(*command) for command in commands] + [invoke(*command, "--json") for command in commands]
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e308", "-1e308"])
+def test_a_score_that_is_no_time_blinds_no_tool(score: str, server: Server, shop: Filled) -> None:
+    client, keys = server.client(), QueueKeys(QUEUE)
+    for key in (keys.delayed, keys.repeat):
+        for member, _ in client.zscan(key)[1]:
+            client.execute_command("ZADD", key, score, member)
+    for done in run_all(shop.delayed):
+        assert "internal error" not in done.err
+        assert done.code in (0, 3)
+
+
+def test_a_count_of_replays_that_is_no_number_blinds_no_tool(server: Server, shop: Filled) -> None:
+    for value in ("many", "9" * 5000):
+        server.client().hset(QueueKeys(QUEUE).replays, shop.delayed, value)
+        assert invoke("job", "why", shop.delayed).code == 0
+
+
+def test_one_broken_queue_does_not_hide_the_others(server: Server, shop: Filled) -> None:
+    server.client().set(QueueKeys("broken").delayed, "not a sorted set")
+    done = invoke("inspect")
+    assert done.code == 0
+    assert QUEUE in done.out
+    assert "queue broken cannot be read: WRONGTYPE" in done.err
+    assert list(invoke("inspect", "--json").json["faults"]) == ["broken"]
+    assert {finding["about"] for finding in invoke("doctor", "--json").json["findings"]} >= {QUEUE, "broken"}
+
+
+async def test_doctor_names_a_stream_that_accepts_no_more_entries_and_the_remedy(server: Server, url: str) -> None:
+    client, keys = server.client(), QueueKeys("q")
+    async with Queue("q", url=url) as queue:
+
+        @queue.task
+        async def note(number: int) -> None: ...
+
+        await note.add(1)
+        client.execute_command("XADD", keys.stream, f"{2**64 - 1}-{2**64 - 1}", "d", "x")
+        with pytest.raises(RedisError, match="exhausted"):
+            await note.add(2)
+        done = await asyncio.to_thread(invoke, "doctor", "--json")
+        (finding,) = [one for one in done.json["findings"] if one["check"] == "entry IDs"]
+        assert finding["remedy"] == f"let the workers finish its jobs, then DEL {keys.stream}: they create it again"
+        async with Worker(queue):
+            await until(lambda: not client.xlen(keys.stream), "the workers have finished the jobs")
+            client.delete(keys.stream)
+            job = await note.add(3)
+            await job.result(20)
+
+
+def test_a_password_in_url_is_warned_of_but_never_printed(server: Server, shop: Filled) -> None:
+    url = server.url.replace("redis://", "redis://default:s3cret@")
+    for arguments in (("--url", url), (f"--url={url}",)):
+        done = run_program("queue", "list", *arguments)
+        assert "other users can see the password of --url" in done.err
+        assert "s3cret" not in done.out + done.err
+    assert "warning" not in run_program("queue", "list", "--url", server.url).err
+
+
+async def test_a_line_that_is_too_long_does_not_break_the_link() -> None:
+    ours, theirs = socket.socketpair()
+    sender, receiver = await Link.over(ours), await Link.over(theirs)
+    sender.send_line(b"x" * (LIMIT_BYTES + 10) + b"\n")
+    sender.send_line(msgspec.json.encode(Report(state="running")) + b"\n")
+    async with asyncio.timeout(20):
+        async for report in receiver.reports():
+            assert report.state == "running"
+            break
+    sender.close()
+    receiver.close()
+
+
+async def test_the_health_port_closes_connections_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MAX_CONNECTIONS", 2)
+    server = HealthServer(None, "127.0.0.1", 0, None)  # type: ignore[arg-type]  # nothing is asked of it
+    port = int((await server.start()).split(":")[2].split("/")[0])
+    try:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(health.REQUEST_SECS / 2):
+            assert await reader.read() == b""
+        for _, one in [*silent, (reader, writer)]:
+            one.close()
+    finally:
+        await server.stop()
+
+
+async def test_a_long_name_or_id_is_not_added(url: str) -> None:
+    async with Queue("q", url=url) as queue:
+        with pytest.raises(ValueError, match="id must be at most 65536 bytes"):
+            await queue.add("x", 1, job_id="x" * 65_537)

@@ -1,0 +1,85 @@
+"""A worker's connections, threads and idle commands do not grow with the number of its queues."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.waiting import until
+from tampu import Queue, Worker
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from servers.process import Server
+    from tampu import Job
+
+#: How long an idle worker is watched, in seconds: several rounds of its slowest loop.
+WATCH_SECS = 10.0
+
+
+async def noop(job: Job[Any]) -> None:
+    return None
+
+
+@contextlib.asynccontextmanager
+async def working(server: Server, count: int, **settings: Any) -> AsyncIterator[Worker]:
+    """Run a worker of `count` queues until the block ends."""
+    queues = [Queue(f"q{number}", url=server.url) for number in range(count)]
+    async with Worker(queues, noop, **settings) as worker:
+        yield worker
+
+
+def connections(server: Server) -> list[dict[str, str]]:
+    found = server.client().client_list()
+    return [one for one in found if one["name"] == "tampu" and int(one["id"]) > server.reset_id]
+
+
+def is_reading(server: Server) -> bool:
+    """Return True if a worker waits for entries at the server."""
+    return any(one["cmd"] == "xreadgroup" and "b" in one["flags"] for one in connections(server))
+
+
+def tampu_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("tampu")]
+
+
+@pytest.mark.untraced
+@pytest.mark.parametrize("count", [1, 20, 100])
+async def test_an_idle_worker_costs_the_same_whatever_the_number_of_queues(server: Server, count: int) -> None:
+    client = server.client()
+    async with working(server, count):
+        await until(lambda: is_reading(server), "it reads")
+        await until(
+            lambda: sum(client.exists(f"{{chasqui:q{n}}}:scheduler:lock") for n in range(count)) == count, "led"
+        )
+        assert len(connections(server)) <= 6
+        assert len(tampu_threads()) <= 3  # besides the main thread
+        client.config_resetstat()
+        cpu = time.process_time()
+        await asyncio.sleep(WATCH_SECS)
+        cpu = time.process_time() - cpu
+        stats, commands = client.info("stats"), client.info("commandstats")
+    requests = stats["total_reads_processed"] / WATCH_SECS
+    calls = sum(one["calls"] for one in commands.values()) / WATCH_SECS
+    print(
+        f"{count} queues: {requests:.1f} requests/s, {calls:.1f} commands/s, {100 * cpu / WATCH_SECS:.1f} % of a core"
+    )
+    assert requests <= 25
+    assert calls <= 25 + 6 * count
+
+
+async def test_a_thousand_queues_start_within_five_seconds(server: Server) -> None:
+    started = time.monotonic()
+    async with working(server, 1000):
+        await until(lambda: is_reading(server), "it reads")
+        seconds = time.monotonic() - started
+        assert len(connections(server)) <= 6
+        assert len(tampu_threads()) <= 3
+    print(f"1,000 queues: reading after {seconds:.2f} s")
+    assert seconds < 5
