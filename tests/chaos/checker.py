@@ -163,10 +163,9 @@ class _Judge:
             if before is not None:
                 if not self._excused(before, run):
                     yield Violation("rerun", token, f"{_shown(before)} and {_shown(run)}, without a cause")
-            elif run.attempt and not is_silent:
-                if failed_at.get(run.attempt - 1, NEVER) > run.start:
-                    text = f"{_shown(run)}, and attempt {run.attempt - 1} had not failed"
-                    yield Violation("attempts", token, text)
+            elif run.attempt and not is_silent and failed_at.get(run.attempt - 1, NEVER) > run.start:
+                text = f"{_shown(run)}, and attempt {run.attempt - 1} had not failed"
+                yield Violation("attempts", token, text)
             if run.attempt >= asked.attempts:
                 yield Violation("attempts", token, f"{_shown(run)}, and it has {asked.attempts} attempts")
             if run.end == NEVER and not is_silent and run.process not in self._history.deaths:
