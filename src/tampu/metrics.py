@@ -80,6 +80,14 @@ class DlqRouted:
     name: str
 
 
+@dataclass(frozen=True, slots=True)
+class PlacesUsed:
+    """The places of a worker, every two seconds: those that jobs of this queue occupy, and all that it may have."""
+
+    used: int
+    available: int
+
+
 class MetricsSink:
     """Receives metrics. Override the methods you need; the others do nothing.
 
@@ -107,6 +115,9 @@ class MetricsSink:
 
     def dlq_routed(self, dlq: DlqRouted) -> None:
         """Record that a job was dead-lettered."""
+
+    def places_used(self, places: PlacesUsed) -> None:
+        """Record how many places of a worker the queue's jobs occupy."""
 
 
 def tell(receiver: Callable[[T], None], observation: T) -> None:
@@ -139,6 +150,7 @@ class InMemorySink(MetricsSink):
     job_outcomes: list[JobOutcome] = field(default_factory=list)
     retries: list[RetryScheduled] = field(default_factory=list)
     dead_letters: list[DlqRouted] = field(default_factory=list)
+    places: list[PlacesUsed] = field(default_factory=list)
 
     def promoter_tick(self, tick: PromoterTick) -> None:
         self.promoter_ticks.append(tick)
@@ -157,3 +169,6 @@ class InMemorySink(MetricsSink):
 
     def dlq_routed(self, dlq: DlqRouted) -> None:
         self.dead_letters.append(dlq)
+
+    def places_used(self, places: PlacesUsed) -> None:
+        self.places.append(places)

@@ -22,6 +22,8 @@ await Consumer(url, ConsumerConfig(queue_name="emails", metrics=PrometheusSink()
 | `tampu_delayed_jobs{queue}`                       | delayed jobs, as last seen by the leading promoter               |
 | `tampu_promoter_lag_seconds{queue}`               | age of the oldest overdue job, as last seen by it                |
 | `tampu_promoter_leads{queue}`                     | 1 while this process's promoter is the leader, otherwise 0       |
+| `tampu_places_used{queue}`                        | places of this worker that jobs of the queue occupy              |
+| `tampu_places{queue}`                             | places of this worker that the queue may have                    |
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from tampu.metrics import (
     JobOutcome,
     LockOutcome,
     MetricsSink,
+    PlacesUsed,
     PromoterTick,
     ReaderBatch,
     RetryScheduled,
@@ -123,6 +126,8 @@ class _Series:
         self.delayed_jobs = gauge("tampu_delayed_jobs", "Delayed jobs, as last seen by the leading promoter.")
         self.lag = gauge("tampu_promoter_lag_seconds", "Age of the oldest overdue delayed job.")
         self.leads = gauge("tampu_promoter_leads", "1 while this process's promoter is the leader, otherwise 0.")
+        self.places_used = gauge("tampu_places_used", "Places of this worker that jobs of the queue occupy.")
+        self.places = gauge("tampu_places", "Places of this worker that the queue may have.")
         #: Job names with their own label, by queue.
         self.names: dict[str, set[str]] = {}
 
@@ -175,6 +180,10 @@ class _QueueSink(MetricsSink):
         self._series.promoted.labels(queue=self._queue).inc(tick.promoted)
         self._series.delayed_jobs.labels(queue=self._queue).set(tick.depth)
         self._series.lag.labels(queue=self._queue).set(tick.oldest_pending_lag_ms / 1e3)
+
+    def places_used(self, places: PlacesUsed) -> None:
+        self._series.places_used.labels(queue=self._queue).set(places.used)
+        self._series.places.labels(queue=self._queue).set(places.available)
 
     def promoter_lock_outcome(self, outcome: LockOutcome) -> None:
         self._series.leads.labels(queue=self._queue).set(1 if outcome is LockOutcome.ACQUIRED else 0)

@@ -257,6 +257,17 @@ class Worker:
         """False while a handler blocks the event loop for too long, or the leases of running jobs cannot be renewed."""
         return self._serving is None or self._serving.runtime.is_healthy
 
+    @property
+    def connections(self) -> int:
+        """Number of its open connections to servers."""
+        return 0 if self._serving is None else self._serving.runtime.connections
+
+    @property
+    def places_used(self) -> dict[str, int]:
+        """Places that jobs of each queue occupy, by queue name: jobs that run, or wait here to be started."""
+        queues = [] if self._serving is None else self._serving.runtime.queues
+        return {queue.name: queue.share.occupied for queue in queues}
+
     # --- queues
 
     def add_queue(self, queue: Queue) -> None:

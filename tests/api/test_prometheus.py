@@ -27,6 +27,7 @@ from tampu import (
     JobOutcomeKind,
     JobRetryOverride,
     LockOutcome,
+    PlacesUsed,
     Promoter,
     PromoterConfig,
     PromoterTick,
@@ -58,6 +59,7 @@ def test_every_observation_is_exported_in_base_units() -> None:
     sink.reader_batch(ReaderBatch(64, 3))
     sink.promoter_tick(PromoterTick(7, 12, 2500))
     sink.promoter_lock_outcome(LockOutcome.ACQUIRED)
+    sink.places_used(PlacesUsed(3, 20))
     told = scraped(registry)
     expected = {
         'tampu_job_runs_total{name="mail",outcome="ok",queue="q"}': 1,
@@ -76,6 +78,8 @@ def test_every_observation_is_exported_in_base_units() -> None:
         'tampu_delayed_jobs{queue="q"}': 12,
         'tampu_promoter_lag_seconds{queue="q"}': 2.5,
         'tampu_promoter_leads{queue="q"}': 1,
+        'tampu_places_used{queue="q"}': 3,
+        'tampu_places{queue="q"}': 20,
     }
     assert {series: told.get(series) for series in expected} == expected
     assert all(series.startswith("tampu_") for series in told)
@@ -92,6 +96,7 @@ def test_the_documentation_lists_every_metric_and_its_labels() -> None:
     sink.reader_batch(ReaderBatch(1, 1))
     sink.promoter_tick(PromoterTick(1, 1, 1))
     sink.promoter_lock_outcome(LockOutcome.HELD)
+    sink.places_used(PlacesUsed(1, 1))
     told = {
         (re.sub(r"_(bucket|sum|count)$", "", name), frozenset(re.findall(r"(\w+)=", labels)) - {"le"})
         for name, labels in (series.rstrip("}").split("{") for series in scraped(registry))

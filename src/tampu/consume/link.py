@@ -21,6 +21,7 @@ from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM
 from tampu.errors import RedisError
 from tampu.maintain.leader import LeaderLoop
 from tampu.maintain.supervise import supervise
+from tampu.metrics import tell
 from tampu.redis import calls
 from tampu.redis.capabilities import Capabilities, probe_capabilities
 from tampu.redis.client import Client
@@ -133,6 +134,12 @@ class ServerLink:
         for queue in self.queues:
             queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
 
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        clients = (self.client, self.read_client, self._leader_client)
+        return sum(client.connection is not None for client in clients)
+
     # --- loops
 
     async def _pause(self, secs: float) -> None:
@@ -150,6 +157,8 @@ class ServerLink:
         await self._pause(min(renewal_secs(self._config), TAKEOVER_SECS))
 
     async def _beat(self) -> None:
+        for queue in self.queues:
+            tell(queue.config.metrics.places_used, queue.places_used)
         await self.client.call_each([queue.heartbeats.command for queue in self.queues])
         await self._pause(INTERVAL_SECS)
 

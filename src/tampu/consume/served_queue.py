@@ -18,6 +18,7 @@ from tampu.consume.takeover import Takeover
 from tampu.maintain.promoter import PromoterDuty
 from tampu.maintain.scheduler import SchedulerDuty
 from tampu.maintain.supervise import Failures
+from tampu.metrics import PlacesUsed
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class ServedQueue:
         self.settler.on_all_succeeded = self.inflight.all_succeeded
         #: The calls of `on_failure`; None if no task of the queue has one.
         self.failure_calls: FailureCalls | None = None
-        self.heartbeats = Heartbeats(keys, config, self.inflight)
+        self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
         starts = StartMarks(client, keys, config, self.inflight)
@@ -85,6 +86,12 @@ class ServedQueue:
     def is_paused(self) -> bool | None:
         """Return True while the queue is paused; None before the first check."""
         return self.takeover.is_paused
+
+    @property
+    def places_used(self) -> PlacesUsed:
+        """Return how many places its jobs occupy, and how many it may have."""
+        most = self.config.concurrency if self.share.limit is None else self.share.limit
+        return PlacesUsed(self.share.occupied, most)
 
     @property
     def is_ready(self) -> bool:
