@@ -37,7 +37,7 @@ class WorkerInfo:
     running_count: int | None = None
     #: Its running jobs, at most 100, longest-running first.
     running: list[RunningJob] = field(default_factory=list)
-    #: The queue's share of the worker's places, and how many queues it serves.
+    #: The queue's share of the worker's slots, and how many queues it serves.
     share: QueueShare | None = None
 
 

@@ -26,16 +26,16 @@ class RunningJob(NamedTuple):
 
 
 class QueueShare(NamedTuple):
-    """A queue's share of the places of a worker."""
+    """A queue's share of the slots of a worker."""
 
-    #: Queues that the worker serves, and its places that jobs of all of them occupy.
+    #: Queues that the worker serves, and its slots that jobs of all of them occupy.
     queues: int
     used_by_all: int
-    #: Places that jobs of this queue occupy.
+    #: Slots that jobs of this queue occupy.
     used: int
     weight: int
     reserve: int
-    #: The most places that it may have; 0 = all.
+    #: The most slots that it may have; 0 = all.
     limit: int
 
 
@@ -53,7 +53,7 @@ class Heartbeat(NamedTuple):
     running_count: int
     #: The first `MAX_LISTED` running jobs.
     running: list[RunningJob]
-    #: How the worker's queues share its places; None from older workers.
+    #: How the worker's queues share its slots; None from older workers.
     share: QueueShare | None = None
 
     def encode(self) -> bytes:

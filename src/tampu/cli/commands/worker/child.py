@@ -208,8 +208,8 @@ class _Serving:
             deadline_secs=config.shutdown_deadline_secs,
             queues=self._worker.name.split(","),
             connections=self._worker.connections,
-            places=config.concurrency,
-            places_used={name: used for name, used in self._worker.places_used.items() if used},
+            slots=config.concurrency,
+            slots_used={name: used for name, used in self._worker.slots_used.items() if used},
         )
 
 
