@@ -209,6 +209,14 @@ def slots_of(data: bytes) -> list[bytes]:
     return slots
 
 
+def bin_content(slot: bytes) -> bytes | None:
+    """Return the content of a bin that fills the slot exactly; None if the slot holds anything else."""
+    if slot[:1] not in (b"\xc4", b"\xc5", b"\xc6"):
+        return None
+    start = _CONTENT_AT[slot[0]]
+    return slot[start:] if start + int.from_bytes(slot[1:start], "big") == len(slot) else None
+
+
 def text_content(slot: bytes) -> bytes | None:
     """Return the content of a str or bin in a slot of `slots_of`; None if it is neither."""
     start = _CONTENT_AT.get(slot[0])
