@@ -198,7 +198,7 @@ class ConsumerConfig(_Checked):
     #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
     #: Defaults to "<host>:<pid>:<random>".
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
-    #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free places. Defaults
+    #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free slots. Defaults
     #: to 256.
     batch: int = _number(256, low=1)
     #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.

@@ -8,11 +8,13 @@ import time
 from typing import TYPE_CHECKING
 
 from tampu.base.clock import wall_clock_ms
-from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, RunningJob
+from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, QueueShare, RunningJob
 
 if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
+    from tampu.consume.pool import Pool
+    from tampu.consume.shares import Share, Shares
     from tampu.wire.keys import QueueKeys
 
 #: How often a worker publishes its heartbeat, in seconds.
@@ -22,11 +24,16 @@ INTERVAL_SECS = 2.0
 class Heartbeats:
     """The heartbeats of this worker for one queue."""
 
-    def __init__(self, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
+    def __init__(
+        self, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight, pool: Pool, shares: Shares, share: Share
+    ) -> None:
         from tampu import version  # here: the package's own module imports this one
 
         self._config = config
         self._inflight = inflight
+        self._pool = pool
+        self._shares = shares
+        self._share = share
         self._key = keys.heartbeat(config.group, config.consumer_id)
         self._version = version()
         self._host = socket.gethostname()
@@ -59,4 +66,12 @@ class Heartbeats:
                 RunningJob(one.job.id, one.job.name, (now_ns - one.started_ns) // 1_000_000, one.job.attempt + 1)
                 for one in running[:MAX_LISTED]
             ],
+            share=QueueShare(
+                queues=self._shares.queues,
+                used_by_all=self._pool.occupied,
+                used=self._share.occupied,
+                weight=self._share.weight,
+                reserve=self._share.reserve,
+                limit=self._share.limit or 0,
+            ),
         )

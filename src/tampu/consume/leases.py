@@ -198,6 +198,7 @@ class LeaseThread:
         self._ended = asyncio.Event()
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._clients: set[Client] = set()
         self._woken: Callable[[], object] = lambda: None
         self._is_blocked = False
         #: True while the thread has failed and waits to restart.
@@ -213,6 +214,11 @@ class LeaseThread:
         if self._is_blocked or self._has_failed:
             return False
         return all(leases.is_healthy for _, _, site in self._sites for leases in site)
+
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        return sum(client.connection is not None for client in self._clients)
 
     def add(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
         """Renew the leases in `site`, which may grow, over a connection to this server."""
@@ -281,9 +287,11 @@ class LeaseThread:
 
     async def _serve(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
         client = Client(settings, routing_key, (calls.RENEW_LEASES,), response_timeout_secs=max(self._interval, 1.0))
+        self._clients.add(client)
         try:
             await supervise("lease renewal", lambda: self._one_round(client, site), self._stopping.is_set)
         finally:
+            self._clients.discard(client)
             await client.close()
 
     async def _one_round(self, client: Client, site: list[Leases]) -> None:

@@ -139,6 +139,12 @@ class ServerLink:
         for queue in self.queues:
             queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
 
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        clients = (self.client, self.read_client, self._leader_client)
+        return sum(client.connection is not None for client in clients)
+
     # --- loops
 
     async def _pause(self, secs: float) -> None:

@@ -430,7 +430,10 @@ class Reader:
         return replies
 
     def _room(self) -> int:
-        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate."""
+        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate.
+
+        If fewer jobs finished in the last 20 ms than are running, those may be slow: then nothing is read ahead.
+        """
         pool = self._pool
         now = time.monotonic()
         pace = self._pace
@@ -439,7 +442,9 @@ class Reader:
             pace.popleft()
         if pool.takeovers_waiting:
             return pool.concurrency - 1 - pool.occupied
-        lately = pool.finished - pace[0][1] if self._shares.may_read_ahead else 0
+        lately = pool.finished - pace[0][1]
+        if lately <= pool.running or not self._shares.may_read_ahead:
+            lately = 0
         return pool.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
     async def note_pause(self, queue: ServedQueue, is_paused: bool) -> None:

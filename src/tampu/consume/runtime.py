@@ -74,6 +74,11 @@ class Runtime:
         """Return False while a handler blocks the event loop for over `max_block_ms`, or leases cannot be renewed."""
         return self._lease_thread.is_healthy
 
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections to servers."""
+        return sum(link.connections for link in self._links.values()) + self._lease_thread.connections
+
     def link(self, settings: ConnectionSettings, queue_name: str) -> ServerLink:
         """Return the link to the server that holds a queue. Queues on a Cluster each have their own."""
         provider = settings.credential_provider

@@ -51,11 +51,14 @@ class Shares:
 
     def __init__(self) -> None:
         self._reserving: list[Share] = []
+        #: Number of queues.
+        self.queues = 0
         #: False if jobs may only be read into free slots: one that waits could take a slot kept for another queue.
         self.may_read_ahead = True
 
     def add(self, share: Share) -> None:
         """Add a queue."""
+        self.queues += 1
         if share.reserve:
             self._reserving.append(share)
         self.may_read_ahead = self.may_read_ahead and not share.reserve and share.limit is None

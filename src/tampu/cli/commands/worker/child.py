@@ -207,6 +207,9 @@ class _Serving:
             block_secs=config.block_ms / 1000,
             deadline_secs=config.shutdown_deadline_secs,
             queues=self._worker.name.split(","),
+            connections=self._worker.connections,
+            slots=config.concurrency,
+            slots_used={name: used for name, used in self._worker.slots_used.items() if used},
         )
 
 
