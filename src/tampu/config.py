@@ -188,8 +188,9 @@ class ConsumerConfig(_Checked):
     #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
     #: Defaults to "<host>:<pid>:<random>".
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
-    #: Maximum number of entries per read. Defaults to 64.
-    batch: int = _number(64, low=1)
+    #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free places. Defaults
+    #: to 256.
+    batch: int = _number(256, low=1)
     #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
     max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
@@ -267,6 +268,7 @@ class ConsumerSettings(TypedDict, total=False):
     """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
 
     batch: int
+    max_read_bytes: int
     block_ms: int
     ack_batch: int
     ack_idle_ms: int

@@ -80,7 +80,7 @@ class Delivery:
         "when_done",
     )
 
-    #: The queue's part of the worker's places. Set when the entry may run.
+    #: The queue's part of the worker's slots. Set when the entry may run.
     share: Share
     #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
     started_ns: int
