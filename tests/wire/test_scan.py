@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from tampu.errors import DecodeError
-from tampu.wire.scan import count_of, end_of_value, is_array, is_map, slots_of, text_content
+from tampu.wire.scan import bin_content, count_of, end_of_value, is_array, is_map, slots_of, text_content
 
 from .strategies import damaged, examples, values
 
@@ -113,4 +113,8 @@ def test_the_content_of_text_and_bin() -> None:
     for size in (0, 1, 31, 32, 255, 256, 65535, 65536):
         assert text_content(packed("x" * size)) == b"x" * size
         assert text_content(packed(b"x" * size)) == b"x" * size
+        assert bin_content(packed(b"x" * size)) == b"x" * size
+        assert bin_content(packed("x" * size)) is None
     assert text_content(packed(7)) is None
+    assert bin_content(b"") is None
+    assert bin_content(packed(b"x") + b"tail") is None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_ID_BYTES, MAX_NAME_BYTES, is_short
@@ -22,10 +23,12 @@ from tampu.metrics import DlqRouted, RetryScheduled, tell
 from tampu.redis import calls
 from tampu.redis.calls import START_MARK
 from tampu.redis.codes import OutcomeKind, SettleCode
+from tampu.wire.codec import QueueCodec
 from tampu.wire.dlq import MISSING_PAYLOAD, DlqReason
 from tampu.wire.entry import first_values, read_job_fields, text_or_empty
 from tampu.wire.envelope import decode_job
 from tampu.wire.job import Cancellation, Job
+from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     import asyncio
@@ -143,6 +146,7 @@ class InFlight:
         #: Takes the dead letter of an entry that may not run.
         self._reject_with = reject
         self._decode_payload = decode_payload
+        self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._log = log
         self._held: dict[bytes, Delivery] = {}
         self._share = share
@@ -191,7 +195,9 @@ class InFlight:
         if len(job.id) > SHORT_TEXT and not is_short(job.id, MAX_ID_BYTES):
             self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
             return None
-        if self._decode_payload is not None:
+        if self._codec is not None:
+            job._decode = partial(self._open_and_decode, name)
+        elif self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
         delivery.share = self._share
@@ -201,6 +207,10 @@ class InFlight:
             self._exhausted(delivery)
             return None
         return delivery
+
+    def _open_and_decode(self, name: str, slot: bytes) -> Any:
+        opened = slot if self._codec is None else self._codec.open_slot(slot, name)
+        return (self._decode_payload or decode_slot)(opened)
 
     def _is_over(self, delivery: Delivery, attempts_left: int) -> bool:
         """Return True if a job must not run again: no attempt is left, or it has killed too many workers."""

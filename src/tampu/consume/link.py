@@ -49,6 +49,8 @@ SWEEP_INTERVAL_SECS = 60.0
 READ_MARGIN_SECS = 5.0
 #: How often a worker checks which queues are paused and which jobs are to be cancelled, in seconds.
 LOOK_SECS = 1.0
+#: How often the length of queues is measured for metrics, in seconds.
+MEASURE_SECS = 5.0
 #: Longest time between two checks for entries to take over, in seconds.
 TAKEOVER_SECS = 2.0
 
@@ -114,6 +116,8 @@ class ServerLink:
             "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
             "tampu-leader": self._leading.run(self._stopping),
         }
+        if any(queue.measures for queue in self.queues):
+            loops["tampu-depth"] = supervise("measurement of queues", self._measure, is_over)
         self._loops = {name: asyncio.create_task(loop, name=name) for name, loop in loops.items()}
 
     async def _prepare(self) -> None:
@@ -158,6 +162,13 @@ class ServerLink:
     async def _beat(self) -> None:
         await self.client.call_each([queue.heartbeats.command for queue in self.queues])
         await self._pause(INTERVAL_SECS)
+
+    async def _measure(self) -> None:
+        """Report the length of each queue to its metrics sink, then wait."""
+        for queue in self.queues.copy():
+            if queue.measures:
+                await queue.measure()
+        await self._pause(MEASURE_SECS)
 
     async def _watch(self) -> None:
         """Look, then wait for a second."""

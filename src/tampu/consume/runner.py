@@ -26,6 +26,7 @@ from tampu.consume.paused_tasks import PausedTasks
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
+from tampu.wire.codec import QueueCodec
 from tampu.wire.dlq import DlqReason
 from tampu.wire.retry import backoff_ms
 
@@ -73,6 +74,7 @@ class Runner:
         self._random_below = random_below
         self._events = config.events_enabled
         self._metrics = config.metrics
+        self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
         #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
@@ -175,7 +177,7 @@ class Runner:
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
         if result.__class__ is bytes and result and self._config.store_results:
-            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
+            outcome = self._success(delivery, duration_us, result)
         elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):
@@ -193,12 +195,17 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
-            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, bytes(result))
+            outcome = self._success(delivery, duration_us, bytes(result))
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)
             self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
         return outcome
+
+    def _success(self, delivery: Delivery, duration_us: int, result: bytes) -> Outcome:
+        if self._codec is not None:
+            result = self._codec.seal_result(result, delivery.job.id)
+        return outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
 
     def _raised(self, delivery: Delivery, started_ns: int, error: BaseException) -> Outcome:
         if self._fork_guard.is_child:
@@ -249,7 +256,9 @@ class Runner:
 
     def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
         job = delivery.job
-        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name))
+        entered_ms = int(delivery.entry_id.partition(b"-")[0])
+        wait_ms = max(self._now_ms() - duration_us // 1000 - entered_ms, 0)
+        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name, wait_ms))
 
 
 def _is_for_the_process(error: BaseException) -> bool:

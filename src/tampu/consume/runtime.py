@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
     from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.codec import PayloadCodec
     from tampu.wire.job import Job
 
 logger = logging.getLogger("tampu.worker")
@@ -92,11 +93,12 @@ class Runtime:
         queue_name: str,
         handler: Callable[[Job[Any]], Awaitable[Any]],
         share: Share | None = None,
+        codec: PayloadCodec | None = None,
     ) -> ServedQueue:
-        """Serve one more queue. It may be added while the runtime runs."""
+        """Serve one more queue. It may be added while the runtime runs. `codec` replaces that of the settings."""
         share = share or Share()
         self._shares.add(share)
-        config = replace(self._config, queue_name=queue_name)
+        config = replace(self._config, queue_name=queue_name, codec=codec or self._config.codec)
         queue = ServedQueue(link.client, config, self.pool, self._shares, share, handler, self._decode_payload)
         link.add(queue)
         if self._is_running and link not in self._starting:

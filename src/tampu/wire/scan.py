@@ -209,6 +209,12 @@ def slots_of(data: bytes) -> list[bytes]:
     return slots
 
 
+def bin_content(slot: bytes) -> bytes | None:
+    """Return the content of a bin that fills the slot exactly; None if the slot holds anything else."""
+    is_bin = slot[:1] in (b"\xc4", b"\xc5", b"\xc6")
+    return text_content(slot) if is_bin and end_of_value(slot) == len(slot) else None
+
+
 def text_content(slot: bytes) -> bytes | None:
     """Return the content of a str or bin in a slot of `slots_of`; None if it is neither."""
     start = _CONTENT_AT.get(slot[0])

@@ -76,7 +76,7 @@ def summary(common: CommonOptions, queue: QueueName) -> None:
     if common.as_json:
         found = [asdict(cluster) for cluster in clusters]
         for told, cluster in zip(found, clusters, strict=True):
-            told["sample"] = letter_to_json(cluster.sample, raw=False)
+            told["sample"] = letter_to_json(cluster.sample, queue, raw=False)
         write_json(found)
         return
     if not clusters:
@@ -124,13 +124,13 @@ def peek(
     wanted = _filter(ids, reason, name, error_type, match, older_than)
     found, total = common.run(_peek, queue, wanted, limit or 20)
     if common.as_json:
-        write_json([letter_to_json(letter, raw=raw) for letter in found])
+        write_json([letter_to_json(letter, queue, raw=raw) for letter in found])
         return
     if not found:
         say("no dead letters" if wanted == DlqFilter() else "no matching dead letters")
         return
     for letter in found:
-        show(_letter_view(letter, raw=raw, full=full))
+        show(_letter_view(letter, queue, raw=raw, full=full))
     if len(found) < total:
         matching = "" if wanted == DlqFilter() else "matching "
         say(f"showing {len(found):,} of {plural(total, f'{matching}dead letter')}; raise --limit to see more")
@@ -141,7 +141,7 @@ async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> 
     return await dead_letters.peek(limit, wanted), await dead_letters.count(wanted)
 
 
-def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
+def letter_to_json(letter: DlqEntry, queue: str, *, raw: bool) -> dict[str, Any]:
     """Return a dead letter for JSON output. `payload` is the job's payload, or None if it cannot be decoded."""
     job = envelope_of(letter.payload, letter.name)
     return {
@@ -157,15 +157,15 @@ def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
         "died_at": iso(letter.failed_at_ms or entry_ms(letter.dlq_id.encode())),
         "created_at": None if job is None else iso(job.created_at_ms),
         "source_id": letter.source_id,
-        "payload": None if job is None else payload_of(job, raw=raw),
+        "payload": None if job is None else payload_of(job, queue, raw=raw),
         "envelope": letter.payload if job is None else None,
         "original": letter.original,
         "traceback": letter.traceback,
     }
 
 
-def _letter_view(letter: DlqEntry, *, raw: bool, full: bool) -> Group:
-    told: dict[str, Any] = letter_to_json(letter, raw=raw)
+def _letter_view(letter: DlqEntry, queue: str, *, raw: bool, full: bool) -> Group:
+    told: dict[str, Any] = letter_to_json(letter, queue, raw=raw)
     died_ms = letter.failed_at_ms or int(letter.dlq_id.partition("-")[0])
     head = Text.assemble(
         cell(letter.name or "(no name)", "bold"),
