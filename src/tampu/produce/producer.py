@@ -31,7 +31,7 @@ from tampu.wire.codec import QueueCodec
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import encode_value, encode_values, wrap_bin
 from tampu.wire.repeat import RepeatableMeta, RepeatableSpec, decode_spec
-from tampu.wire.scan import text_content
+from tampu.wire.scan import bin_content
 from tampu.wire.typed import TypedPayload, inline_only
 
 if TYPE_CHECKING:
@@ -401,7 +401,7 @@ class Producer(Generic[T]):
         """Return the sealed payload of a stored schedule if it holds this payload: a new one never looks identical."""
         stored = await self._client.call("HGET", self._keys.repeat_spec(spec.resolved_key()), "spec")
         with contextlib.suppress(DecodeError):
-            sealed = text_content(decode_spec(stored or b"").payload_slot)
+            sealed = bin_content(decode_spec(stored or b"").payload_slot)
             if self._codec is not None and sealed and self._codec.open_payload(sealed, spec.job_name) == packed:
                 return sealed
         return self._sealed(packed, spec.job_name)

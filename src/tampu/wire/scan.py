@@ -211,8 +211,10 @@ def slots_of(data: bytes) -> list[bytes]:
 
 def bin_content(slot: bytes) -> bytes | None:
     """Return the content of a bin that fills the slot exactly; None if the slot holds anything else."""
-    is_bin = slot[:1] in (b"\xc4", b"\xc5", b"\xc6")
-    return text_content(slot) if is_bin and end_of_value(slot) == len(slot) else None
+    if slot[:1] not in (b"\xc4", b"\xc5", b"\xc6"):
+        return None
+    start = _CONTENT_AT[slot[0]]
+    return slot[start:] if start + int.from_bytes(slot[1:start], "big") == len(slot) else None
 
 
 def text_content(slot: bytes) -> bytes | None:

@@ -13,13 +13,11 @@ import msgspec
 
 from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
-from tampu.wire.payload import BIN_LEADS, decode_value, encode_value, refuse_array_keys, slot_format
-from tampu.wire.scan import REFUSALS
+from tampu.wire.payload import decode_value, encode_value, refuse_array_keys, slot_format
+from tampu.wire.scan import bin_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_decode_bin = msgspec.msgpack.Decoder(bytes).decode
 
 
 class TypedPayload:
@@ -40,11 +38,8 @@ class TypedPayload:
 
     def decode_slot(self, slot: bytes) -> Any:
         """Decode the value in a payload slot of either format. Raises `DecodeError` if it does not fit the type."""
-        try:
-            content = _decode_bin(slot) if slot[:1] in BIN_LEADS else slot
-        except REFUSALS:
-            content = slot  # not a bin that fills the slot exactly
-        return self._read(content)
+        content = bin_content(slot)
+        return self._read(slot if content is None else content)
 
 
 def inline_only(encode: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
