@@ -4,7 +4,7 @@
 # else: packages into .venv, test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos soak fuzz
+.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos chaos-lake soak fuzz
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -146,6 +146,9 @@ IN_TESTS := cd tests && ../$(BIN)/python
 
 chaos: setup servers ## run workers and producers under injected faults, and check that no job was lost or repeated (10 minutes)
 	@$(IN_TESTS) -m chaos --minutes $(or $(MINUTES),10) --seed $(SEED) --jobs $(JOBS) $(ARGS)
+
+chaos-lake: setup ## kill the data pipeline at every step, and compare its tables with Polars (300,000 events, 10 minutes)
+	@$(BIN)/python tests/spark/lake_kills.py $(ARGS)
 
 soak: setup servers ## run workers under steady load, and check that memory, descriptors, threads and keys do not grow (30 minutes)
 	@$(IN_TESTS) -m chaos.soak --minutes $(or $(MINUTES),30) $(ARGS)

@@ -193,6 +193,22 @@ def memory(ours: Program, total: int = 1_000_000) -> list[Measure]:
     return [Measure("memory", "tampu", partial(ours.ask, "memory", total=total), {"total": total}, 1)]
 
 
+def server_memory(programs: list[Program], total: int = 10_000) -> list[Measure]:
+    """Return the measures of the server's memory per job, by payload size; one round is enough."""
+    return [
+        Measure(
+            f"server-memory {size}",
+            program.name,
+            partial(program.ask, "server-memory", total=total, payload_bytes=payload_bytes),
+            {"total": total, "payload_bytes": payload_bytes},
+            1,
+        )
+        for size, payload_bytes in (("100 B", 0), ("1 KB", 1000))
+        for program in programs
+        if "server-memory" in program.about["scenarios"]
+    ]
+
+
 def rsmq(programs: list[Program], messages: int = 150, slices: int = 10, rounds: int = 5) -> list[Measure]:
     """Return RSMQ measures: contestants alternate in short slices, so that a busy moment affects all."""
     many = max(messages * 20 // 100, 1) * 100

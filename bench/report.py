@@ -131,6 +131,7 @@ def page(record: Record) -> str:
             "![processes](benchmarks/processes.svg)",
         ),
         _section("Memory", memory_text(record)),
+        _section("Server memory", server_memory_table(record), "Bytes of server memory per job."),
         _section(
             "RSMQ", rsmq_table(record), "Messages per second, one client; clients take turns, 150 messages at a time."
         ),
@@ -323,6 +324,17 @@ def memory_text(record: Record) -> str:
     if producer is not None:
         text += f" The producer that added them from a generator used {producer:.0f} MB, including their ids."
     return text
+
+
+def server_memory_table(record: Record) -> str:
+    figures = ("waiting_bytes", "delayed_bytes", "finished_bytes")
+    rows = [["payload", "", "waiting", "delayed", "finished, with a result"]]
+    for size in ("100 B", "1 KB"):
+        for name in record.contestants_of(f"server-memory {size}"):
+            found = [record.median(f"server-memory {size}", name, figure) for figure in figures]
+            if found[0] is not None:
+                rows.append([size, name, *(f"{value:,.0f}" for value in found if value is not None)])
+    return _table(rows) if len(rows) > 1 else ""
 
 
 def rsmq_table(record: Record) -> str:

@@ -13,7 +13,7 @@ from bench.ours.adding import (
 )
 from bench.ours.defaults import one_task_add_beside_one_ping, round_trip, worker_default
 from bench.ours.latency import pickup_latency
-from bench.ours.memory import memory_with_waiting
+from bench.ours.memory import memory_with_waiting, server_memory
 from bench.ours.processes import worker_processes
 from bench.ours.rsmq import receive_delete, send
 from bench.ours.working import worker, worker_delayed, worker_retry
@@ -36,6 +36,7 @@ SCENARIOS = {
     "worker-processes": worker_processes,
     "pickup-latency": pickup_latency,
     "memory": memory_with_waiting,
+    "server-memory": server_memory,
     "rsmq-send": send,
     "rsmq-receive-delete": receive_delete,
 }

@@ -70,6 +70,7 @@ from tampu.metrics import JobOutcome as JobOutcome
 from tampu.metrics import JobOutcomeKind as JobOutcomeKind
 from tampu.metrics import RetryScheduled as RetryScheduled
 from tampu.metrics import DlqRouted as DlqRouted
+from tampu.metrics import QueueDepth as QueueDepth
 
 # Errors
 from tampu.errors import Error as Error

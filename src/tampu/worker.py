@@ -274,11 +274,11 @@ class Worker:
                 raise ConfigError(f"{field} names {unknown[0]!r}, but the worker serves no such queue")
         for name, places in self._reserve.items():
             if places > self._limit.get(name, self._config.concurrency):
-                raise ConfigError(f"reserve for {name!r} is more than the places it may have")
+                raise ConfigError(f"reserve for {name!r} is more than the slots it may have")
         kept = sum(self._reserve.values())
         if kept > self._config.concurrency - (set(self._reserve) != names):
             raise ConfigError(
-                f"reserve keeps {kept} of {self._config.concurrency} places, which leaves none for the other queues"
+                f"reserve keeps {kept} of {self._config.concurrency} slots, which leaves none for the other queues"
             )
 
     @property

@@ -168,7 +168,8 @@ async def test_a_failure_is_retried_from_the_delayed_set_and_then_succeeds(view:
 
 
 @pytest.mark.servers
-async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: WorkerView) -> None:
+@pytest.mark.parametrize("job_id", ["01M7GA6SF90W0P6H8NHCB3RCZJ", "mine"], ids=["generated", "explicit"])
+async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: WorkerView, job_id: str) -> None:
     async def handler(job: Job[Any]) -> None:
         raise ValueError("no")
 
@@ -176,7 +177,7 @@ async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: W
     slow = RetryConfig(max_backoff_ms=100_000)
     async with consuming(view.server.url, handler, retry=slow):
         before = view.now_ms()
-        job_id = view.add({"k": b"\x00"}, name="flaky", retry=retry)
+        job_id = view.add({"k": b"\x00"}, job_id=job_id, name="flaky", retry=retry)
         await until(view.delayed, "it waits for its retry")
         after = view.now_ms()
         await until(lambda: view.length() == 0 and not view.pending(), "its entry is gone")
@@ -186,7 +187,7 @@ async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: W
     ((member, score),) = view.delayed()
     assert before + 60_000 <= score <= after + 60_000
     index = view.keys.delayed_index(job_id)
-    assert view.client.get(index) == member
+    assert view.client.get(index) == (member if job_id == "mine" else b"%d" % score)
     assert 3600 + 50 <= view.client.ttl(index) <= 3600 + 60
 
 

@@ -153,7 +153,7 @@ async def test_concurrency_is_shared_by_all_queues(server: Server) -> None:
         ({"limit": {"a": 0}}, r"limit\['a'\]"),
         ({"reserve": {"a": -1}}, r"reserve\['a'\]"),
         ({"reserve": {"a": 10}}, "leaves none for the other queues"),
-        ({"reserve": {"a": 3}, "limit": {"a": 2}}, "more than the places it may have"),
+        ({"reserve": {"a": 3}, "limit": {"a": 2}}, "more than the slots it may have"),
         ({"weights": ["a"]}, "weights"),
     ],
 )

@@ -51,6 +51,8 @@ MAX_DEATHS = 3 + LONE_DEATHS
 HAND_BACK_BATCH = 100
 #: Pending entries of this consumer that are checked, beyond those it holds.
 MAX_UNDELIVERED = 1000
+#: Names and IDs of up to this many characters are short in any encoding: nearly all are, and need no call to find out.
+SHORT_TEXT = min(MAX_NAME_BYTES, MAX_ID_BYTES) // 4
 #: How much a server's count of idle time may differ from the local one, in milliseconds.
 CLOCK_MARGIN_MS = 50
 
@@ -81,7 +83,7 @@ class Delivery:
         "when_done",
     )
 
-    #: The queue's part of the worker's places. Set when the entry may run.
+    #: The queue's part of the worker's slots. Set when the entry may run.
     share: Share
     #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
     started_ns: int
@@ -187,10 +189,10 @@ class InFlight:
         except DecodeError as error:
             self._reject(entry_id, DlqReason.DECODE_FAILED, fields, error.with_traceback(None))
             return None
-        if not is_short(name, MAX_NAME_BYTES):
+        if len(name) > SHORT_TEXT and not is_short(name, MAX_NAME_BYTES):
             self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a name of over {MAX_NAME_BYTES} bytes")
             return None
-        if not is_short(job.id, MAX_ID_BYTES):
+        if len(job.id) > SHORT_TEXT and not is_short(job.id, MAX_ID_BYTES):
             self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
             return None
         if self._codec is not None:

@@ -128,7 +128,7 @@ class Leases:
         attempt = 0
         while True:
             try:
-                self.inflight.lost(await self.renew(self._client))
+                self.learn(*await self.renew(self._client))
             except RedisError as error:
                 if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
                     return  # it will never answer: running the jobs is better than waiting forever
@@ -137,8 +137,8 @@ class Leases:
             attempt += 1
             await asyncio.sleep(backoff_secs(attempt))
 
-    async def renew(self, client: Client) -> list[bytes]:
-        """Renew every entry held. Return the ids that this worker no longer owns."""
+    async def renew(self, client: Client) -> tuple[list[bytes], int]:
+        """Renew every entry held. Return the IDs that this worker no longer owns, and when the renewal began."""
         began = time.perf_counter_ns()
         ids = sorted(self.inflight, key=entry_order)
         lost: list[bytes] = []
@@ -150,8 +150,15 @@ class Leases:
                     raise
                 lost = ids  # a flush deleted the stream, and every entry held here with it
                 break
-        self._extend(began)
-        return lost
+        return lost, began
+
+    def learn(self, lost: list[bytes], began_ns: int) -> None:
+        """Mark lost entries, then let the others start for as long as their leases last; called on the event loop.
+
+        In the other order, an entry could start in between that another worker has taken over.
+        """
+        self.inflight.lost(lost)
+        self._extend(began_ns)
 
     async def renew_everything(self, client: Client) -> None:
         """Renew all entries that the server holds for this consumer, received or not."""
@@ -303,8 +310,7 @@ class LeaseThread:
             raise result
         leases.failures.clear()
         leases.renewed_at = time.monotonic()
-        if result:
-            self._loop.call_soon_threadsafe(leases.inflight.lost, result)
+        self._loop.call_soon_threadsafe(leases.learn, *result)
 
     def _blocked_for(self) -> float:
         return time.monotonic() - self._last_beat

@@ -50,8 +50,8 @@ IDLE_WATCH_SECS = 1.0
 #: this process was suspended, jobs finish at once.
 WAITS_UNTIL_SLOW = 5
 #: While some queues are read in turns, how often the reader checks the others, in seconds: at least, and per queue.
-SWEEP_SECS = 0.005
-SWEEP_SECS_PER_QUEUE = 0.000_05
+SWEEP_SECS = 0.01
+SWEEP_SECS_PER_QUEUE = 0.000_2
 #: Queues that were found empty no longer ago than this are waited for without looking again, in seconds.
 EMPTY_FOR_SECS = 0.02
 #: How long the reader may take to stop, and how often it unblocks a blocked read meanwhile, in seconds.

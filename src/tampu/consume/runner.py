@@ -256,7 +256,9 @@ class Runner:
 
     def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
         job = delivery.job
-        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name))
+        entered_ms = int(delivery.entry_id.partition(b"-")[0])
+        wait_ms = max(self._now_ms() - duration_us // 1000 - entered_ms, 0)
+        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name, wait_ms))
 
 
 def _is_for_the_process(error: BaseException) -> bool:

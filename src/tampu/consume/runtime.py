@@ -1,4 +1,4 @@
-"""The runtime of a worker: its places, its lease thread and its links to servers, shared by all its queues."""
+"""The runtime of a worker: its slots, its lease thread and its links to servers, shared by all its queues."""
 
 from __future__ import annotations
 

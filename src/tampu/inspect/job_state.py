@@ -78,6 +78,7 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str, codec: QueueCod
         return JobState(id=job_id, state="done", result=_decoded(result, job_id, codec))
     if mark is not None and mark.startswith(b"c"):
         return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
+    member = None if member is None else await indexed_member(client, keys, job_id, member)
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
     if delayed is not None:
         return delayed
@@ -228,6 +229,17 @@ async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) 
         created_at_ms=job.created_at_ms,
         run_at_ms=run_at_ms,
     )
+
+
+async def indexed_member(client: Client, keys: QueueKeys, job_id: str, value: bytes) -> bytes | None:
+    """Return the member that the value of an index key leads to: itself, or that with this score and job ID."""
+    if not value.isdigit():
+        return value
+    for member in await client.call("ZRANGEBYSCORE", keys.delayed, value, value, "LIMIT", 0, PAGE):
+        with contextlib.suppress(DecodeError):
+            if job_of(decode_delayed_member(member)[1], job_id) is not None:
+                return bytes(member)
+    return None
 
 
 async def find_delayed_member(

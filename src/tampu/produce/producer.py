@@ -29,7 +29,7 @@ from tampu.redis.scripts import load_script
 from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
 from tampu.wire.codec import QueueCodec
 from tampu.wire.keys import QueueKeys
-from tampu.wire.payload import encode_value, wrap_bin
+from tampu.wire.payload import encode_value, encode_values, wrap_bin
 from tampu.wire.repeat import RepeatableMeta, RepeatableSpec, decode_spec
 from tampu.wire.scan import bin_content
 from tampu.wire.typed import TypedPayload, inline_only
@@ -275,6 +275,9 @@ class Producer(Generic[T]):
 
     def _encode_many(self, payloads: Sequence[Any], position: int = 0, name: str = "") -> list[bytes]:
         """Encode payloads. The error of one that cannot be encoded names its position, counted from `position`."""
+        if self._encode is encode_value:
+            with contextlib.suppress(EncodeError):  # raised again below, with the position
+                return list(self._all_sealed(encode_values(payloads), name))
         bodies: list[bytes] = []
         try:
             bodies.extend(map(self._encode, payloads))

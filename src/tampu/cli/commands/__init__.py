@@ -65,7 +65,7 @@ _TABLE = {
             "Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.",
         ),
         "queue": ("queue:app", "List, pause, resume, drain, purge or delete queues."),
-        "dlq": ("dlq:app", "Summarize, show, replay or remove dead letters."),
+        "dlq": ("dlq:app", "Summarize, show, repair, replay or remove dead letters."),
         "repeatable": ("repeatable:app", "List, remove or fire schedules (repeatable jobs)."),
     },
     "Other": {

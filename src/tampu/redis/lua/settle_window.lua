@@ -83,7 +83,8 @@ for i, outcome in ipairs(others) do
       if failed(pcall('ZADD', delayed, due, outcome[12])) then
         code = 'h'
       else
-        failed(pcall('SET', KEYS[key], outcome[12], 'EX', outcome[13]))
+        -- As in add_window.lua: the score for a generated id, which has 26 characters, else the member.
+        failed(pcall('SET', KEYS[key], #job == 26 and due or outcome[12], 'EX', outcome[13]))
       end
     end
     key = key + 1
