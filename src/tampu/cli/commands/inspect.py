@@ -12,7 +12,7 @@ from rich.text import Text
 
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, printable, say, show, stdout_console, write_json
+from tampu.cli.output import cell, is_terminal, printable, say, show, stdout_console, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import Facts, FittingTable, table
 from tampu.cli.units import duration, number, parse_duration, rate, size
@@ -109,8 +109,8 @@ def inspect(
     elif looks:
         columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
         show(queues_table(looks, columns, spare=("bytes", "due", "failed", "completed", "oldest", "workers")))
-        if stdout_console().width >= WIDTH_OF_RATES:
-            say(window_note(looks), "dim")  # not into the table, which scripts may read
+        if is_terminal() and stdout_console().width >= WIDTH_OF_RATES:
+            say(window_note(looks), "dim")
     elif not faults:
         say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
