@@ -49,7 +49,7 @@ def start(names: list[str], server: Any, record: Record, stack: contextlib.ExitS
 
 
 def run_quick(arguments: argparse.Namespace) -> Record:
-    """Measure the targets, in under 3 minutes."""
+    """Measure the targets, in about 4 minutes."""
     with fresh_server() as server, contextlib.ExitStack() as stack:
         record = new_record("quick", f"Redis {server.version}")
         programs = start(["tampu", "chasquimq", "bare loop", *plan.RSMQ_PEERS], server, record, stack)
@@ -66,7 +66,7 @@ def run_quick(arguments: argparse.Namespace) -> Record:
 
 
 def run_full(arguments: argparse.Namespace) -> Record:
-    """Run all contestants in all scenarios, in under 20 minutes."""
+    """Run all contestants in all scenarios, in about 25 minutes."""
     with fresh_server() as server, contextlib.ExitStack() as stack:
         record = new_record("full", f"Redis {server.version}")
         names = arguments.only.split(",") if arguments.only else [*plan.PEERS, *plan.RSMQ_PEERS]

@@ -536,6 +536,26 @@ async def test_a_flood_of_outcomes_is_settled_in_windows_of_ack_batch(view: Work
     assert sorted(event["id"] for event in view.events() if event["e"] == "completed") == sorted(ids)
 
 
+@pytest.mark.servers
+async def test_the_largest_window_is_written_whole(view: WorkerView) -> None:
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> bytes:
+        await release.wait()
+        if job.payload % 10 == 0:
+            raise UnrecoverableError
+        return b"done"
+
+    ids = view.add_many([*range(1000)])
+    settings = {"concurrency": 1000, "batch": 1000, "ack_batch": 1000, "dlq_inflight": 1000, "store_results": True}
+    async with consuming(view.server.url, handler, **settings):
+        await until(lambda: len([each for each in view.events() if each["e"] == "active"]) == 1000, "all run", 30)
+        release.set()
+        await until(view.is_settled, "all are settled", 30)
+    assert len(view.dead_letters()) == 100
+    assert [view.result(job_id) for job_id in ids] == [None if n % 10 == 0 else b"done" for n in range(1000)]
+
+
 async def test_large_results_are_split_over_windows(view: WorkerView) -> None:
     async def handler(job: Job[Any]) -> bytes:
         return b"x" * 200_000

@@ -94,11 +94,12 @@ async def test_jobs_that_are_not_due_yet_cost_a_few_commands(server: Server) -> 
 
 
 async def test_a_thousand_queues_start_within_five_seconds(server: Server) -> None:
-    started, cpu = time.monotonic(), time.process_time()
+    # In CPU time of this process, which a busy machine does not change; the server takes less than that.
+    started = time.process_time()
     async with working(server, 1000):
-        await until(lambda: is_reading(server), "it reads")
-        seconds, cpu = time.monotonic() - started, time.process_time() - cpu
+        await until(lambda: is_reading(server), "it reads", within_secs=60)
+        seconds = time.process_time() - started
         assert len(connections(server)) <= 6
         assert len(tampu_threads()) <= 3
     print(f"1,000 queues: reading after {seconds:.2f} s")
-    assert cpu < 5  # not the elapsed time, which other processes prolong
+    assert seconds < 5

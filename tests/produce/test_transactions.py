@@ -188,6 +188,18 @@ async def test_a_transaction_that_arrives_after_its_resend_is_taken_back(server:
     assert view.ids() == ids
 
 
+@pytest.mark.servers(*EVERY_SERVER)
+async def test_a_commit_deletes_no_jobs_but_its_own(server: Server | Cluster) -> None:
+    """Its own XADDs may have failed: then the newest entries are those of others."""
+    view = QueueView(server, "q")
+    async with open_producer(server.url) as producer:
+        ids = await producer.add_bulk(range(4))
+        chain = view.keys.chain(chain_of(producer).id)
+        late = (1000, 1, 0, "not-there", "nor-there")
+        assert view.client.eval(window_module.COMMIT.text, 2, chain, view.keys.stream, *late) == 0
+    assert view.ids() == ids
+
+
 @pytest.mark.parametrize("forbidden", ["multi", "exec", "eval", "xrevrange", "xdel"])
 async def test_a_user_who_may_not_run_transactions_adds_through_the_script(server: Server, forbidden: str) -> None:
     with acl_user(server, "ada", "pw", "~*", "+@all", f"-{forbidden}"):

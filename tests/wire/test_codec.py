@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hmac
 import os
 
 import pytest
@@ -94,6 +95,8 @@ def test_a_slot_of_bytes_stays_a_slot_of_bytes() -> None:
     codec = QueueCodec(SignedCodec({"k": KEY}), "q")
     slot = wrap_bin(codec.seal_payload(encode_value(b"raw"), "t"))
     assert codec.open_slot(slot, "t") == encode_slot(b"raw")
+    plain = wrap_bin(codec.seal_payload(encode_value("text"), "t"))
+    assert codec.open_slot(plain, "t") == encode_value("text")
     assert decode_slot(codec.open_slot(slot, "t")) == b"raw"
 
 
@@ -165,3 +168,18 @@ class Backwards:
 
 
 CUSTOM = Backwards()
+
+
+def test_the_signature_is_hmac_sha256() -> None:
+    sealed = SignedCodec({"k": KEY}).seal(b"plain", b"context")
+    signed = b"\x01\x01k" + (7).to_bytes(4, "big") + b"context" + b"plain"
+    assert sealed == b"\x01\x01k" + hmac.digest(KEY, signed, "sha256") + b"plain"
+
+
+@kinds
+@pytest.mark.parametrize("size", [0, 100, 250, 1000, 65_400, 65_535, 70_000])
+def test_payloads_of_all_sizes_open(kind: type[SignedCodec | EncryptedCodec], size: int) -> None:
+    codec = QueueCodec(kind({"k": KEY}), "q")
+    for value in ("x" * size, b"x" * size, ["x" * size]):
+        slot = wrap_bin(codec.seal_payload(encode_value(value), "t"))
+        assert decode_slot(codec.open_slot(slot, "t")) == value

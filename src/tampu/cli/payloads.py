@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tampu.cli.redact import redacted
 from tampu.errors import DecodeError
 from tampu.wire.codec import (
     CODEC_VARIABLE,
@@ -77,14 +78,15 @@ def payload_of(job: Job[Any], queue: str, *, raw: bool) -> Any:
     An encrypted or signed payload is opened with the codec of the environment; without one, it is described.
     """
     if raw:
-        return job.payload_slot
+        return redacted("payload", job.payload_slot)
     try:
         codec = queue_codec(queue)
         if codec is not None:
-            return decode_slot(codec.open_slot(job.payload_slot, job.name))
-        return shown_value(job.payload)
+            return redacted("payload", decode_slot(codec.open_slot(job.payload_slot, job.name)))
+        return redacted("payload", shown_value(job.payload))
     except DecodeError as error:
-        return {"$undecodable": str(error), "$base64": base64.b64encode(job.payload_slot).decode()}
+        content = redacted("payload", job.payload_slot)
+        return {"$undecodable": str(error), **(jsonable(content) if isinstance(content, bytes) else {})}
 
 
 def shown_value(value: Any) -> Any:

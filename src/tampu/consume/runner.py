@@ -176,8 +176,8 @@ class Runner:
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (time.perf_counter_ns() - started_ns) // 1000
-        if result.__class__ is bytes and result and self._config.store_results:
-            outcome = self._success(delivery, duration_us, result)
+        if result.__class__ is bytes and result and self._config.store_results and self._codec is None:
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
         elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):

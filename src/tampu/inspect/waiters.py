@@ -209,9 +209,14 @@ class Waiters:
     async def _start(self) -> None:
         newest = await self._client.call("XREVRANGE", self._keys.dlq, "+", "-", "COUNT", 1)
         self._last_letter = newest[0][0].decode() if newest else "0-0"
+        if self._starting is not asyncio.current_task():
+            return  # stopped meanwhile: nothing would end what is started now
         self._events = events = self._follow()
         with contextlib.suppress(Error):  # then polling has to find the results
             await events.pin()
+        if self._starting is not asyncio.current_task():
+            await events.close()
+            return
         self._spawn(self._read(events), "tampu-waiters-read")
         self._spawn(self._poll(), "tampu-waiters-poll")
 

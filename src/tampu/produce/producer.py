@@ -192,7 +192,10 @@ class Producer(Generic[T]):
         """Add one job and return its ID."""
         if asyncio.get_running_loop() is not self._loop:  # skips a call in the common case
             self._bind_to_loop()
-        return await self._adder.add(self._sealed(self._encode(payload), ""), _NO_OPTIONS)
+        packed = self._encode(payload)
+        if self._codec is not None:
+            packed = self._sealed(packed, "")
+        return await self._adder.add(packed, _NO_OPTIONS)
 
     async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
         """Add one job, unless one with this ID was added within `dedup_ttl_secs`: then `.is_new` of the ID is False."""

@@ -73,6 +73,10 @@ _TABLE = {
             "pipeline:app",
             "Build a lake of Delta tables from the events of queues with Spark; query it and report on it.",
         ),
+        "acl": (
+            "acl:acl",
+            "Print the ACL SETUSER command of a user that may do what its role needs, and nothing else.",
+        ),
         "rsmq": ("rsmq:app", "Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients."),
     },
 }

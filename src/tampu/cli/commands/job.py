@@ -13,6 +13,7 @@ from tampu.cli.errors import CliError, check_choice
 from tampu.cli.options import QueueName, QueueOption, Raw
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of, queue_codec, shown_value
+from tampu.cli.redact import redacted_state
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable, fact_table
 from tampu.cli.units import duration, instant, iso, parse_duration, plural, time_of_day
@@ -65,7 +66,8 @@ def list_(
 
     async def work(session: Session) -> list[JobState]:
         jobs = await session.queue(queue)
-        return await jobs.jobs(cast("ListedState", state), name=name, older_than=older_than_secs, limit=limit)
+        found = await jobs.jobs(cast("ListedState", state), name=name, older_than=older_than_secs, limit=limit)
+        return list(map(redacted_state, found))
 
     found = common.run(work)
     if common.as_json:
@@ -168,7 +170,7 @@ async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client
         raise CliError(f"there are no queues at {session.place} yet")
     found: tuple[Client, QueueKeys, JobState] | None = None
     for client, keys in views:
-        state = await find_job(client, keys, job_id, queue_codec(keys.queue_name))
+        state = redacted_state(await find_job(client, keys, job_id, queue_codec(keys.queue_name)))
         if state.state != "unknown":
             return client, keys, state
         found = found or (client, keys, state)

@@ -31,6 +31,7 @@ from tampu.cli.logs import fields, set_up_logs
 from tampu.cli.output import use_lenient_streams
 from tampu.consume.processes import kill_group
 from tampu.errors import RedisError
+from tampu.metrics import noop_sink
 from tampu.redis.client import Client
 from tampu.redis.faults import Unreachable
 from tampu.redis.settings import parse_url
@@ -92,6 +93,8 @@ def build_worker(plan: WorkerPlan, number: int = 1) -> Worker:
             # A fixed consumer_id must name a single process.
             consumer_id = f"{found.config.consumer_id}-{number}"
             found._config = replace(found.config, consumer_id=consumer_id)
+        if plan.metrics and found.config.metrics is noop_sink() and (sink := _metrics_sink()) is not None:
+            found._config = replace(found.config, metrics=sink)
         return found
     settings = dict(plan.settings)
     if plan.metrics and (sink := _metrics_sink()) is not None:
