@@ -242,7 +242,7 @@ class TaskCall:
         self._codec = codec
 
     def __call__(self, job: Job[Any]) -> Any:
-        slot = job.payload_slot
+        slot = job._slot
         try:
             if self._codec is not None:
                 slot = self._codec.open_slot(slot, job.name)

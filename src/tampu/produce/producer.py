@@ -192,7 +192,8 @@ class Producer(Generic[T]):
         """Add one job and return its ID."""
         if asyncio.get_running_loop() is not self._loop:  # skips a call in the common case
             self._bind_to_loop()
-        return await self._adder.add(self._sealed(self._encode(payload), ""), _NO_OPTIONS)
+        packed = self._encode(payload)
+        return await self._adder.add(packed if self._codec is None else self._sealed(packed, ""), _NO_OPTIONS)
 
     async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
         """Add one job, unless one with this ID was added within `dedup_ttl_secs`: then `.is_new` of the ID is False."""
@@ -213,7 +214,7 @@ class Producer(Generic[T]):
         """Add one job whose payload is already MessagePack. It runs after `delay`, at `run_at`, or now."""
         due = None if delay is None and run_at is None else self._due(delay, run_at)
         self._bind_to_loop()
-        return await self._adder.add(self._sealed(packed, opts.name), opts, due)
+        return await self._adder.add(packed if self._codec is None else self._sealed(packed, opts.name), opts, due)
 
     async def add_packed_bulk(
         self,
