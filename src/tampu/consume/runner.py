@@ -175,7 +175,9 @@ class Runner:
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
         duration_us = (boot_clock_ns() - started_ns) // 1000
-        if result.__class__ is bytes and result and self._config.store_results and self._codec is None:
+        if result.__class__ is bytes and result and self._config.store_results:
+            if self._codec is not None:
+                result = self._codec.seal_result(result, delivery.job.id)
             outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
         elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
@@ -194,17 +196,15 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
-            outcome = self._success(delivery, duration_us, bytes(result))
+            packed = bytes(result)
+            if self._codec is not None:
+                packed = self._codec.seal_result(packed, delivery.job.id)
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, packed)
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)
             self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
         return outcome
-
-    def _success(self, delivery: Delivery, duration_us: int, result: bytes) -> Outcome:
-        if self._codec is not None:
-            result = self._codec.seal_result(result, delivery.job.id)
-        return outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
 
     def _raised(self, delivery: Delivery, started_ns: int, error: BaseException) -> Outcome:
         if self._fork_guard.is_child:
