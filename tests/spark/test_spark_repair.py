@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,12 @@ from tampu.spark.lake.repair import find_letters, repairs_of
 from tampu.spark.lake.report import write_report
 from tampu.spark.lake.rows import query, read_rows
 from tampu.spark.lake.versions import LakeVersion
+from tampu.wire.codec import QueueCodec, SignedCodec
 from tampu.wire.entry import read_job_fields
 from tampu.wire.envelope import decode_job
 from tampu.wire.events import encode_event_fields
-from tampu.wire.fingerprint import cluster_id
+from tampu.wire.fingerprint import cluster_id, fingerprint
+from tampu.wire.payload import decode_value, encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -281,3 +284,16 @@ def test_waiting_delayed_and_dead_payloads_are_checked(
     done = invoke(*options, "--lake", str(tmp_path / "lake"))
     assert (done.code, done.out) == (0, "1 payload: no violations\n")
     assert read_rows(tmp_path / "lake", "gold/violations") == []
+
+
+def test_sealed_letters_are_opened_with_the_keys_of_the_environment(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = QueueCodec(SignedCodec({"k": bytes(32)}), "q")
+    sealed = decode_value(codec.seal_payload(encode_value({"amount": "5"}), "work"))
+    entry_id = filled.letter("a", sealed)
+    cluster = cluster_id("retries_exhausted", "ValueError", fingerprint("no"))
+    monkeypatch.setenv("TAMPU_CODEC", "signed")
+    monkeypatch.setenv("TAMPU_CODEC_KEYS", f"k:{base64.b64encode(bytes(32)).decode()}")
+    (letter,) = find_letters(filled.url, "q", cluster)
+    assert (letter.entry_id, letter.payload) == (entry_id, {"amount": "5"})

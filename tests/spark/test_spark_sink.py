@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from datetime import UTC, datetime
 from typing import Any
@@ -13,13 +14,15 @@ from spark.filling import T0, Filled
 from tampu.errors import ConfigError, EncodeError, QueueFullError
 from tampu.spark.options import WriteOptions
 from tampu.spark.write.rows import JobRow, LetterRow, check_job_columns, check_letter_columns, job_rows, letter_rows
-from tampu.spark.write.sinks import JobSink, ReplaySink, RowsDifferError, TaskIdentity, Written
+from tampu.spark.write.sinks import JobSink, ReplaySink, RowsDifferError, TaskIdentity, Written, _replayed
+from tampu.wire.codec import EncryptedCodec, QueueCodec
 from tampu.wire.dlq import DlqEntry, encode_dlq_fields
-from tampu.wire.envelope import encode_envelope
+from tampu.wire.envelope import decode_job, encode_envelope
 from tampu.wire.extras import JobExtras, encode_extras
-from tampu.wire.payload import encode_slot, encode_value
+from tampu.wire.payload import decode_slot, encode_slot, encode_value, wrap_bin
 
 TASK = TaskIdentity("query", "7", 0)
+KEY = bytes(range(32))
 
 
 def options_of(filled: Filled, **options: str) -> WriteOptions:
@@ -287,3 +290,33 @@ def test_a_letter_that_cannot_be_read_stays(filled: Filled) -> None:
     dlq_id = filled.xadd(filled.keys().dlq, "d", b"\xc1", "source_id", "1-1", "reason", "malformed").decode()
     assert ReplaySink(options_of(filled, stream="dlq")).write([("q", LetterRow(dlq_id))]) == Written(skipped=1)
     assert filled.client.xlen(filled.keys().dlq) == 1
+
+
+@pytest.mark.parametrize("more", [{}, {"job_id": "a"}], ids=["alike", "each"])
+def test_jobs_are_sealed_with_the_keys_of_the_environment(
+    filled: Filled, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAMPU_CODEC", "encrypted")
+    monkeypatch.setenv("TAMPU_CODEC_KEYS", f"k:{base64.b64encode(KEY).decode()}")
+    codec = QueueCodec(EncryptedCodec({"k": KEY}), "q")
+    assert write(filled, rows(1, name="work", **more)) == Written(added=1)
+    assert write(filled, rows(1, name="work", **more)) == Written(repeated=1)
+    ((_, fields),) = filled.client.xrange("{chasqui:q}:stream")
+    slot = decode_job(fields[b"d"]).payload_slot
+    assert decode_slot(codec.open_slot(slot, "work")) == {"n": 0}
+
+
+@pytest.mark.parametrize(
+    "row", [{}, {"packed": encode_value(2)}, {"name": "other"}], ids=["as it is", "payload", "name"]
+)
+def test_replayed_letters_stay_sealed(filled: Filled, row: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_CODEC", "encrypted")
+    monkeypatch.setenv("TAMPU_CODEC_KEYS", f"k:{base64.b64encode(KEY).decode()}")
+    codec = QueueCodec(EncryptedCodec({"k": KEY}), "q")
+    envelope = encode_envelope("a", wrap_bin(codec.seal_payload(encode_value(1), "work")), 5)
+    letter = DlqEntry(dlq_id="", source_id="1-0", reason="malformed", payload=envelope, name="work")
+    fields = encode_dlq_fields(letter)
+    replayed = _replayed(LetterRow("1-0", **row), fields, codec)
+    assert replayed is not None
+    slot = decode_job(replayed.envelope).payload_slot
+    assert decode_slot(codec.open_slot(slot, row.get("name", "work"))) == (2 if "packed" in row else 1)

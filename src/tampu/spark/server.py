@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tampu.base.event_loop import LoopThread
 from tampu.redis.client import DEFAULT_PATIENCE_SECS, Client
 from tampu.redis.settings import parse_url
+from tampu.wire.codec import QueueCodec, codec_from_environment
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -72,6 +73,11 @@ class QueueServer(contextlib.AbstractContextManager["QueueServer"]):
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+def queue_codec(queue: str) -> QueueCodec | None:
+    """Return the codec of the executor's environment (`TAMPU_CODEC`) for a queue; None if it is not set."""
+    return QueueCodec.of(codec_from_environment(), queue)
 
 
 async def _make_client(url: str, tag: bytes, scripts: Sequence[Script]) -> Client:

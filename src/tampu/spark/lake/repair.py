@@ -25,14 +25,14 @@ from tampu.spark.options import WriteOptions
 from tampu.spark.read.offsets import EntryId
 from tampu.spark.read.pages import span_pages
 from tampu.spark.read.partitions import Span
-from tampu.spark.server import QueueServer
+from tampu.spark.server import QueueServer, queue_codec
 from tampu.spark.write.rows import LetterRow
 from tampu.spark.write.sinks import ReplaySink, Written
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import first_values
 from tampu.wire.envelope import decode_job
 from tampu.wire.fingerprint import cluster_id, fingerprint
-from tampu.wire.payload import encode_value
+from tampu.wire.payload import decode_slot, encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -92,6 +92,7 @@ class Plan:
 def find_letters(url: str, queue: str, cluster: str, limit: int | None = None) -> list[Letter]:
     """Return the letters of a cluster, oldest first. Letters that cannot be decoded are left out."""
     found: list[Letter] = []
+    codec = queue_codec(queue)
     with QueueServer(url, queue) as server:
         for entry_id, fields in _entries(server, server.keys.dlq):
             letter = decode_dlq_fields(entry_id.decode(), fields)
@@ -100,7 +101,8 @@ def find_letters(url: str, queue: str, cluster: str, limit: int | None = None) -
                 continue
             try:
                 job = decode_job(letter.payload, letter.name)
-                payload = job.payload
+                slot = job.payload_slot
+                payload = decode_slot(slot if codec is None else codec.open_slot(slot, letter.name))
             except DecodeError:
                 continue
             found.append(Letter(letter.dlq_id, job, letter.name, letter.error, letter.attempts, payload))

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tampu.errors import DecodeError, Error
 from tampu.spark.read.batch import Batch, Payloads
-from tampu.wire.codec import QueueCodec, codec_from_environment
+from tampu.spark.server import queue_codec
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, first_values, read_job_fields
 from tampu.wire.envelope import decode_bin_envelopes, decode_job
@@ -52,11 +52,6 @@ _EVENT_FIELDS = (
 _EVENT_FIELD_NAMES = frozenset(field for field, _, _ in _EVENT_FIELDS)
 #: Columns of a job and its attributes.
 _JOB_ATTRIBUTES = (("job_id", "id"), ("name", "name"), ("attempt", "attempt"), ("created_at", "created_at_ms"))
-
-
-def queue_codec(queue: str) -> QueueCodec | None:
-    """Return the codec of the executor's environment (`TAMPU_CODEC`) for a queue; None if it is not set."""
-    return QueueCodec.of(codec_from_environment(), queue)
 
 
 # --- streams

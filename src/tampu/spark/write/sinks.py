@@ -22,10 +22,11 @@ from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES, split_into_calls
 from tampu.errors import DecodeError, Error, QueueFullError
 from tampu.produce.ids import Minter
 from tampu.spark import scripts
-from tampu.spark.server import QueueServer
+from tampu.spark.server import QueueServer, queue_codec
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.envelope import decode_job, encode_envelope, fresh_envelope, fresh_envelopes
 from tampu.wire.payload import wrap_bin
+from tampu.wire.scan import bin_content
 from tampu.wire.ulid import ulid_from_bits
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from tampu.spark.options import WriteOptions
     from tampu.spark.write.rows import JobRow, LetterRow
+    from tampu.wire.codec import QueueCodec
 
 #: Pauses while the queue is full, in seconds: doubling from the first to the last.
 FIRST_PAUSE_SECS = 0.05
@@ -208,9 +210,12 @@ class _QueueSink:
         options, keys = self._options, self._server.keys
         ids, now_ms = self._minter.mint_many(len(rows))
         name = _name_of_all(rows)
+        codec = queue_codec(keys.queue_name)
         if name is not None and options.dedupe != "jobid" and not options.spread_ms:
             payloads = [row.packed for row in rows]
-            chunk = self._chunk([name.encode(), *payloads])
+            chunk = self._chunk([name.encode(), *payloads])  # of the plain payloads: sealed ones differ in every run
+            if codec is not None:
+                payloads = [codec.seal_payload(packed, name) for packed in payloads]
             return scripts.add_alike(keys, chunk, name, fresh_envelopes(ids, payloads, now_ms))
         jobs: list[scripts.NewJob] = []
         digested: list[bytes] = []
@@ -222,7 +227,8 @@ class _QueueSink:
             due = row.run_at_ms
             if due is None and options.spread_ms:
                 due = now_ms + self._sink._random_below(options.spread_ms)
-            envelope = fresh_envelope(job_id or minted, row.packed, now_ms, row.retry)
+            packed = row.packed if codec is None else codec.seal_payload(row.packed, row.name)
+            envelope = fresh_envelope(job_id or minted, packed, now_ms, row.retry)
             jobs.append(scripts.NewJob(job_id or minted, row.name, envelope, job_id is not None, due))
         return scripts.add_each(keys, self._chunk(digested), jobs)
 
@@ -275,7 +281,9 @@ class ReplaySink:
 
     def _move(self, server: QueueServer, rows: list[LetterRow]) -> None:
         found = server.call_many([("XRANGE", server.keys.dlq, row.entry_id, row.entry_id) for row in rows])
-        letters = [_replayed(row, entries[0][1]) if entries else None for row, entries in zip(rows, found, strict=True)]
+        codec = queue_codec(server.keys.queue_name)
+        pairs = zip(rows, found, strict=True)
+        letters = [_replayed(row, entries[0][1], codec) if entries else None for row, entries in pairs]
         self._written.skipped += letters.count(None)
         for some in split_into_calls((letter, len(letter.envelope)) for letter in letters if letter is not None):
             self._move_some(server, some)
@@ -294,15 +302,19 @@ class ReplaySink:
             full.pause()
 
 
-def _replayed(row: LetterRow, fields: list[bytes]) -> scripts.Replayed | None:
-    """Return the letter as the job it becomes; None if its envelope cannot be decoded."""
+def _replayed(row: LetterRow, fields: list[bytes], codec: QueueCodec | None) -> scripts.Replayed | None:
+    """Return the letter as the job it becomes; None if its envelope cannot be decoded, or its payload not opened."""
     letter = decode_dlq_fields(row.entry_id, fields)
     try:
         job = decode_job(letter.payload)
+        slot = job.payload_slot
+        if codec is not None and (row.packed is not None or row.name is not None):
+            # A seal is bound to the job's name, which may change here.
+            opened = codec.open_payload(bin_content(slot) or slot, letter.name) if row.packed is None else row.packed
+            slot = wrap_bin(codec.seal_payload(opened, letter.name if row.name is None else row.name))
     except DecodeError:
         return None
-    slot = job.payload_slot
-    if row.packed is not None:
+    if row.packed is not None and codec is None:
         slot = row.packed if job.payload_format == "inline" else wrap_bin(row.packed)
     # Behind it: headers, timeout and expiry.
     envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry) + job._tail
