@@ -4,7 +4,7 @@
 # else: packages into .venv, test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos soak fuzz
+.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos chaos-lake soak fuzz
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -124,11 +124,11 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 release: setup ## check and build a release into dist/, with an SBOM (VERSION=0.2.0); tag and upload it yourself
 	@$(BIN)/python scripts/release.py $(VERSION)
 
-bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's table (under 20 minutes)
+bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's table (about 25 minutes)
 	@$(BIN)/python scripts/install_peers.py --all || true
 	@$(BIN)/python -m bench full --publish $(ARGS)
 
-bench-quick: setup servers ## measure only the targets, against chasquimq 1.3.0, other RSMQ clients and the upper bound (under 3 minutes)
+bench-quick: setup servers ## measure only the targets, against chasquimq 1.3.0, other RSMQ clients and the upper bound (about 4 minutes)
 	@$(BIN)/python -m bench quick $(ARGS)
 
 bench-report: setup ## generate docs/benchmarks.md, its plots and the README's table from a run: ARGS="--file RUN.json"
@@ -146,6 +146,9 @@ IN_TESTS := cd tests && ../$(BIN)/python
 
 chaos: setup servers ## run workers and producers under injected faults, and check that no job was lost or repeated (10 minutes)
 	@$(IN_TESTS) -m chaos --minutes $(or $(MINUTES),10) --seed $(SEED) --jobs $(JOBS) $(ARGS)
+
+chaos-lake: setup ## kill the data pipeline at every step, and compare its tables with Polars (300,000 events, 10 minutes)
+	@$(BIN)/python tests/spark/lake_kills.py $(ARGS)
 
 soak: setup servers ## run workers under steady load, and check that memory, descriptors, threads and keys do not grow (30 minutes)
 	@$(IN_TESTS) -m chaos.soak --minutes $(or $(MINUTES),30) $(ARGS)

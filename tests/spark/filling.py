@@ -43,7 +43,7 @@ class Filled:
             self.xadd(self.keys(queue).events, *fields, entry_id=f"{number}-0")
 
     def letter(self, job_id: str, payload: Any, queue: str = "q", **entry: Any) -> str:
-        envelope = encode_envelope(job_id, encode_slot(payload), T0, 3)
+        envelope = encode_envelope(job_id, encode_slot(payload), entry.pop("created_ms", T0), 3)
         letter = DlqEntry(
             dlq_id="",
             source_id="1-1",

@@ -6,9 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
+from tampu.wire.dlq import decode_dlq_fields
+from tampu.wire.envelope import decode_job
+from tampu.wire.fingerprint import cluster_id, fingerprint
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 #: The last instant of Spark's calendar, in ms; later times are null.
@@ -17,31 +21,40 @@ PAGE = 5_000
 #: Events that end a job.
 ENDS = ["completed", "dlq", "cancelled"]
 TEXTS = {"e": "event", "id": "job_id", "n": "name", "reason": "reason", "worker": "worker"}
+ALL_NUMBERS = ("ts", "attempt", "created_at_ms", "duration_us", "backoff_ms", "delay_ms")
 NUMBERS = {"ts": "ts", "attempt": "attempt", "created_at_ms": "created_at", "duration_us": "duration_us"}
+
+
+def entries(client: Any, key: str) -> Iterator[tuple[bytes, list[bytes]]]:
+    """Yield the entries of a stream, with fields and values in turn."""
+    start = b"-"
+    while page := client.execute_command("XRANGE", key, start, "+", "COUNT", PAGE, NEVER_DECODE=[]):
+        for entry_id, fields in page:
+            flat = [part for pair in fields.items() for part in pair] if isinstance(fields, dict) else fields
+            yield entry_id, flat
+        if len(page) < PAGE:
+            return
+        start = b"(" + page[-1][0]
 
 
 def raw_events(client: Any, queues: list[str]) -> pl.DataFrame:
     """Return the events of queues as the server has them."""
     rows: list[dict[str, Any]] = []
     for queue in queues:
-        start = b"-"
-        while page := client.execute_command(
-            "XRANGE", QueueKeys(queue).events, start, "+", "COUNT", PAGE, NEVER_DECODE=[]
-        ):
-            for entry_id, fields in page:
-                flat = dict(fields) if isinstance(fields, dict) else dict(zip(fields[::2], fields[1::2], strict=True))
-                ms, seq = (min(int(part), 2**63 - 1) for part in entry_id.split(b"-"))
-                row: dict[str, Any] = {"queue": queue, "entry_ms": ms, "entry_seq": seq}
-                for field, column in TEXTS.items():
-                    value = flat.get(field.encode())
-                    row[column] = None if value is None else value.decode(errors="replace")
-                for field, column in NUMBERS.items():
-                    row[column] = number(flat.get(field.encode()))
-                rows.append(row)
-            if len(page) < PAGE:
-                break
-            start = b"(" + page[-1][0]
-    kinds = {"queue": pl.String, "entry_ms": pl.Int64, "entry_seq": pl.Int64}
+        for entry_id, fields in entries(client, QueueKeys(queue).events):
+            flat = dict(zip(fields[::2], fields[1::2], strict=True))
+            ms, seq = (min(int(part), 2**63 - 1) for part in entry_id.split(b"-"))
+            row: dict[str, Any] = {"queue": queue, "entry_ms": ms, "entry_seq": seq}
+            for field, column in TEXTS.items():
+                value = flat.get(field.encode())
+                row[column] = None if value is None else value.decode(errors="replace")
+            for field, column in NUMBERS.items():
+                row[column] = number(flat.get(field.encode()))
+            row["is_broken"] = b"e" not in flat or any(
+                field.encode() in flat and not is_valid(field, flat[field.encode()]) for field in ALL_NUMBERS
+            )
+            rows.append(row)
+    kinds: dict[str, Any] = {"queue": pl.String, "entry_ms": pl.Int64, "entry_seq": pl.Int64, "is_broken": pl.Boolean}
     kinds |= dict.fromkeys(TEXTS.values(), pl.String) | dict.fromkeys(NUMBERS.values(), pl.Int64)
     events = pl.DataFrame(rows, schema=kinds).with_columns(name=pl.col("name").fill_null(""))
     for column in ("ts", "created_at"):
@@ -54,6 +67,12 @@ def number(value: bytes | None) -> int | None:
     """Return the number of a field; None if it is not one that a BIGINT column holds."""
     is_number = value is not None and value.isdigit() and int(value) < 2**63
     return int(value or 0) if is_number else None
+
+
+def is_valid(field: str, value: bytes) -> bool:
+    """Return whether a number is one, and a time within Spark's calendar."""
+    found = number(value)
+    return found is not None and (field not in ("ts", "created_at_ms") or found <= MAX_MS)
 
 
 def expected_jobs(events: pl.DataFrame) -> pl.DataFrame:
@@ -148,6 +167,44 @@ def expected_latency(ends: pl.DataFrame) -> pl.DataFrame:
     return ends.group_by("queue", "name", "minute", "day").agg(jobs=pl.len().cast(pl.Int64), **columns)
 
 
+def expected_failures(events: pl.DataFrame, jobs: pl.DataFrame) -> pl.DataFrame:
+    """Return the runs that failed per minute and kind of error."""
+    names = jobs.select("queue", "job_id", pl.col("name").alias("job_name"))
+    failed = events.filter((pl.col("event") == "failed") & pl.col("ts").is_not_null() & (pl.col("job_id") != ""))
+    kinds = pl.col("reason").map_elements(fingerprint, return_dtype=pl.String, skip_nulls=False)
+    rows = failed.join(names, on=["queue", "job_id"]).select(
+        "queue",
+        pl.col("job_name").alias("name"),
+        "reason",
+        minute=pl.col("ts").dt.truncate("1m"),
+        day=pl.col("ts").dt.strftime("%Y-%m-%d"),
+        fingerprint=kinds,
+    )
+    return rows.group_by("queue", "name", "minute", "day", "fingerprint").agg(
+        failures=pl.len().cast(pl.Int64), sample=pl.col("reason").min()
+    )
+
+
+def expected_clusters(client: Any, queues: list[str], jobs: pl.DataFrame) -> pl.DataFrame:
+    """Return dead letters by what they have in common; none of them may have been removed."""
+    rows: list[dict[str, Any]] = []
+    for queue in queues:
+        for entry_id, fields in entries(client, QueueKeys(queue).dlq):
+            letter = decode_dlq_fields(entry_id.decode(), fields)
+            shape = fingerprint(letter.error if letter.error is not None else letter.detail)
+            cluster = cluster_id(letter.reason, letter.error_type, shape)
+            job_id = decode_job(letter.payload).id
+            rows.append({"queue": queue, "name": letter.name, "cluster": cluster, "job_id": job_id})
+    letters = pl.DataFrame(rows, schema=dict.fromkeys(("queue", "name", "cluster", "job_id"), pl.String))
+    # Later letters of a job replace earlier ones.
+    letters = letters.with_columns(is_newest=pl.col("job_id").is_last_distinct().over("queue"))
+    known = letters.join(jobs.select("queue", "job_id", "outcome"), on=["queue", "job_id"], how="left")
+    is_dead = pl.col("is_newest") & (pl.col("outcome").fill_null("dead") == "dead")
+    return known.group_by("queue", "name", "cluster").agg(
+        letters=pl.len().cast(pl.Int64), dead=is_dead.sum().cast(pl.Int64)
+    )
+
+
 def differences(client: Any, queues: list[str], lake: Path) -> dict[str, int]:
     """Return per table how many rows differ from those computed here; an empty mapping if none do."""
     events = raw_events(client, queues)
@@ -159,13 +216,19 @@ def differences(client: Any, queues: list[str], lake: Path) -> dict[str, int]:
         "gold/throughput": expected_throughput(events, ends, jobs),
         "gold/latency": expected_latency(ends),
         "gold/ends": ends.select("queue", "job_id", "name", "outcome", "day", "minute", "total_ms"),
+        "gold/failures": expected_failures(events, jobs),
+        "gold/dlq_clusters": expected_clusters(client, queues, jobs),
     }
     found: dict[str, int] = {}
     for table, wanted in expected.items():
+        if not (lake / table / "_delta_log").is_dir():
+            if wanted.height:
+                found[table] = wanted.height
+            continue
         actual = pl.scan_delta(str(lake / table)).select(wanted.columns).collect()
         order = [
             name
-            for name in ("queue", "job_id", "name", "day", "minute", "outcome", "total_ms")
+            for name in ("queue", "job_id", "name", "day", "minute", "outcome", "total_ms", "fingerprint", "cluster")
             if name in wanted.columns
         ]
         rounded = [pl.col(name).round(6) for name, kind in wanted.schema.items() if kind.is_float()]
@@ -175,4 +238,8 @@ def differences(client: Any, queues: list[str], lake: Path) -> dict[str, int]:
     landed = pl.scan_delta(str(lake / "bronze/events")).select("queue", "entry_id").collect()
     if not landed.height == landed.unique().height == events.height:
         found["bronze/events"] = abs(landed.height - events.height) + landed.height - landed.unique().height
+    broken = pl.scan_delta(str(lake / "gold/undecodable")).filter(pl.col("stream") == "events")
+    counted = broken.select(pl.col("entries").sum()).collect().item() or 0
+    if counted != events["is_broken"].sum():
+        found["gold/undecodable"] = abs(counted - events["is_broken"].sum())
     return found

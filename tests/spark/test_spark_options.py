@@ -48,6 +48,8 @@ def test_defaults_are_those_of_kafka_where_it_has_them() -> None:
         ({"pushdown": "maybe"}, "pushdown"),
         ({"failOnDataLoss": "maybe"}, "failOnDataLoss"),
         ({"maxOffsetsPerTrigger": "5"}, "maxOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "5"}, "minOffsetsPerTrigger is for spark.readStream"),
+        ({"subscribePattern": "q.*"}, "cannot be combined"),
         ({"stream": "delayed", "minPartitions": "2"}, "minPartitions"),
         ({"path": "x"}, "path"),
         ({"dedupe": "chunk"}, "dedupe"),
@@ -105,3 +107,25 @@ def test_ids_are_ordered_and_have_neighbours() -> None:
     assert parse_entry_id(b"5").previous == EntryId(4, 2**64 - 1)
     assert EntryId(9, 0) < EntryId(10, 0) < EntryId(2**64 - 1, 2**64 - 1)
     assert EntryId(1, 2**64 - 1).next == EntryId(2, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"queue": "q", "minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "must not exceed"),
+        ({"queue": "q", "maxTriggerDelay": "5s"}, "minOffsetsPerTrigger"),
+        ({"queue": "q", "minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay"),
+        ({"subscribePattern": "("}, "regular expression"),
+    ],
+)
+def test_wrong_options_of_a_stream_are_named(options: dict[str, str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        ReadOptions.parse({"url": URL} | options, streaming=True)
+
+
+def test_a_pattern_is_refused_on_a_cluster() -> None:
+    from tampu.spark.read.queues import check_can_scan
+
+    check_can_scan(URL)
+    with pytest.raises(ConfigError, match="subscribePattern does not work with a Cluster"):
+        check_can_scan("redis+cluster://127.0.0.1:7000")

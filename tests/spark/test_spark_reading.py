@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 from dataclasses import replace
 from itertools import pairwise
@@ -20,8 +21,8 @@ from tampu.spark.read.batch import arrow_schema, spark_schema
 from tampu.spark.read.offsets import DataLossError, EntryId, Extent, Position, count_between
 from tampu.spark.read.pages import span_pages
 from tampu.spark.read.partitions import Span, cut
-from tampu.spark.read.plan import StreamPlanner, plan_batch
-from tampu.spark.read.readers import PushdownReader, read_snapshot, read_span
+from tampu.spark.read.plan import FIND_QUEUES_EVERY_SECS, StreamPlanner, plan_batch
+from tampu.spark.read.readers import BatchReader, PushdownReader, read_snapshot, read_span
 from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
 from tampu.wire.payload import encode_value
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern, encode_spec
@@ -553,3 +554,86 @@ def test_the_garbage_collector_rests_while_batches_are_made_and_only_then() -> N
     with pytest.raises(ZeroDivisionError), gc_paused():
         raise ZeroDivisionError(gc.isenabled())
     assert gc.isenabled()
+
+
+# --- options of Kafka's source
+
+
+class Clock:
+    """A clock that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def pattern_options(filled: Filled, pattern: str, *, streaming: bool = False, **options: str) -> ReadOptions:
+    given = {"url": filled.url, "subscribePattern": pattern} | options
+    return ReadOptions.parse(given, streaming=streaming)
+
+
+def test_a_pattern_reads_all_queues_that_match(filled: Filled) -> None:
+    for queue, count in (("mail.eu", 3), ("mail.us", 2), ("orders", 7)):
+        filled.events(count, queue)
+    filled.delayed(4, "mail.us")
+    filled.client.set("{chasqui:mail.x}:result:1", "not a queue")
+    rows = rows_of(pattern_options(filled, r"mail\..*"))
+    assert sorted(row["queue"] for row in rows) == ["mail.eu"] * 3 + ["mail.us"] * 2
+    delayed = pattern_options(filled, "mail.*", stream="delayed")
+    assert [part.value for part in BatchReader(delayed).partitions()] == ["mail.eu", "mail.us"]
+    assert rows_of(pattern_options(filled, "mail")) == []  # all of the name has to match
+
+
+def test_a_stream_finds_queues_that_are_created_later(filled: Filled) -> None:
+    filled.events(5, "mail-1")
+    clock = Clock()
+    options = pattern_options(filled, "mail-.*", streaming=True, startingOffsets="latest")
+    planner = StreamPlanner(options, monotonic=clock)
+    start = planner.initial()
+    filled.events(4, "mail-2")
+    assert planner.latest(start, None) == start
+    clock.now += FIND_QUEUES_EVERY_SECS
+    end = planner.latest(start, None)
+    spans = planner.plan(start, end)
+    assert {span.queue for span in spans} == {"mail-2"}
+    assert count_rows(options, spans) == 4  # `latest` is for queues that were there when the query started
+    planner.close()
+    # A restart plans the same from the checkpoint, even if a queue is gone meanwhile.
+    filled.client.delete(filled.keys("mail-1").events)
+    again = StreamPlanner(options)
+    assert again.plan(start, end) == spans
+    again.close()
+
+
+def test_a_micro_batch_waits_for_enough_entries_but_not_for_ever(filled: Filled) -> None:
+    clock = Clock()
+    options = options_of(filled, streaming=True, minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+    planner = StreamPlanner(options, monotonic=clock)
+    start = planner.initial()
+    filled.events(9)
+    assert planner.latest(start, None) == start
+    filled.events(1, start=10)
+    end = planner.latest(start, None)
+    assert end["q"]["id"] == "10-0"
+    filled.events(1, start=11)
+    clock.now += 59
+    assert planner.latest(end, None) == end
+    clock.now += 1
+    assert planner.latest(end, None)["q"]["id"] == "11-0"
+    filled.events(1, start=12)
+    planner.stop_at_now()  # with availableNow all is read at once
+    assert planner.latest(end, None)["q"]["id"] == "12-0"
+    planner.close()
+
+
+@pytest.mark.skipif(not readers.HAS_ADMISSION_CONTROL, reason="needs PySpark 4.2")
+def test_offsets_may_arrive_as_text(filled: Filled) -> None:
+    filled.events(3)
+    reader = readers.LimitedStreamReader(options_of(filled, streaming=True))
+    start = json.dumps(reader.initialOffset())
+    everything: Any = vars(readers)["ReadAllAvailable"]()
+    end = json.dumps(reader.latestOffset(start, everything))  # type: ignore[arg-type]
+    assert len(reader.partitions(start, end)) == 1  # type: ignore[arg-type]
+    reader.stop()

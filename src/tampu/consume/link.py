@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from tampu.consume.heartbeat import INTERVAL_SECS
 from tampu.consume.leases import renewal_secs
 from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
 from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM
+from tampu.consume.takeover import LATE_MS
 from tampu.errors import RedisError
 from tampu.maintain.leader import LeaderLoop
 from tampu.maintain.supervise import supervise
@@ -137,6 +139,12 @@ class ServerLink:
         for queue in self.queues:
             queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
 
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        clients = (self.client, self.read_client, self._leader_client)
+        return sum(client.connection is not None for client in clients)
+
     # --- loops
 
     async def _pause(self, secs: float) -> None:
@@ -146,8 +154,12 @@ class ServerLink:
     async def _take_over(self) -> None:
         """Look for expired leases in all queues, and start the takeover of those that have some."""
         queues = [queue for queue in self.queues if queue.takeover.may_look]
+        asked_at = time.monotonic()
         replies = await self.client.call_each([queue.takeover.look for queue in queues])
+        is_late = time.monotonic() - asked_at > LATE_MS / 1000
         for queue, reply in zip(queues, replies, strict=True):
+            if is_late:
+                break  # the server was stalled: the leases of live workers look expired until they renew them
             # An error such as NOGROUP: the reader finds it, too.
             if isinstance(reply, list) and reply and not self._stopping.is_set():
                 queue.takeover.start()

@@ -50,8 +50,8 @@ IDLE_WATCH_SECS = 1.0
 #: this process was suspended, jobs finish at once.
 WAITS_UNTIL_SLOW = 5
 #: While some queues are read in turns, how often the reader checks the others, in seconds: at least, and per queue.
-SWEEP_SECS = 0.005
-SWEEP_SECS_PER_QUEUE = 0.000_05
+SWEEP_SECS = 0.01
+SWEEP_SECS_PER_QUEUE = 0.000_2
 #: Queues that were found empty no longer ago than this are waited for without looking again, in seconds.
 EMPTY_FOR_SECS = 0.02
 #: How long the reader may take to stop, and how often it unblocks a blocked read meanwhile, in seconds.
@@ -430,7 +430,10 @@ class Reader:
         return replies
 
     def _room(self) -> int:
-        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate."""
+        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate.
+
+        If fewer jobs finished in the last 20 ms than are running, those may be slow: then nothing is read ahead.
+        """
         pool = self._pool
         now = time.monotonic()
         pace = self._pace
@@ -439,7 +442,9 @@ class Reader:
             pace.popleft()
         if pool.takeovers_waiting:
             return pool.concurrency - 1 - pool.occupied
-        lately = pool.finished - pace[0][1] if self._shares.may_read_ahead else 0
+        lately = pool.finished - pace[0][1]
+        if lately <= pool.running or not self._shares.may_read_ahead:
+            lately = 0
         return pool.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
     async def note_pause(self, queue: ServedQueue, is_paused: bool) -> None:

@@ -36,12 +36,15 @@ DEFAULT_MAX_WAITING = 1_000_000
 #: How long writing waits for a full queue before it fails, in seconds: an hour.
 DEFAULT_WAIT_TIMEOUT_SECS = 3600
 
-_READ = ("url", "queue", "subscribe", "stream", "payload")
+#: How long `minOffsetsPerTrigger` may hold back a micro-batch, in seconds: 15 minutes, as in Spark's Kafka source.
+DEFAULT_MAX_TRIGGER_DELAY_SECS = 900
+
+_READ = ("url", "queue", "subscribe", "subscribePattern", "stream", "payload")
 _RANGE = (
     *("startingOffsets", "endingOffsets", "startingTimestamp", "endingTimestamp"),
     *("minPartitions", "failOnDataLoss", "pushdown"),
 )
-_STREAMING = ("maxOffsetsPerTrigger",)
+_STREAMING = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _WRITE = ("url", "queue", "stream", "dedupe", "dedupeTtl", "name", "spread", "maxWaiting", "waitTimeout")
 #: Spark's own options of a streaming query, which it passes on.
 _OF_SPARK = ("checkpointlocation", "queryname", "outputmode")
@@ -71,8 +74,13 @@ class ReadOptions:
     first_ms: int | None = None
     last_ms: int | None = None
     events: frozenset[bytes] | None = None
+    #: Regular expression for the names of queues, instead of `queues`. New queues are found while a stream runs.
+    queue_pattern: str | None = None
     #: Maximum number of entries of one micro-batch, over all queues; 0 = no limit.
     max_offsets_per_trigger: int = 0
+    #: A micro-batch waits for this many entries, over all queues, but not longer than `max_trigger_delay_secs`.
+    min_offsets_per_trigger: int = 0
+    max_trigger_delay_secs: float = DEFAULT_MAX_TRIGGER_DELAY_SECS
     #: Minimum number of partitions, if there are enough entries; 0 = by size.
     min_partitions: int = 0
     #: Whether entries that were trimmed before they were read are an error, or a warning.
@@ -98,13 +106,16 @@ class ReadOptions:
                 raise ConfigError(
                     f"option {name} is for spark.read: a stream has no end, and no filter is pushed to it"
                 )
-        if streaming is False and "maxoffsetspertrigger" in given.options:
-            raise ConfigError("option maxOffsetsPerTrigger is for spark.readStream: a batch has no triggers")
-        queues = given.queues()
-        starting = given.offsets("startingOffsets", queues)
+        for name in _STREAMING:
+            if streaming is False and name.lower() in given.options:
+                raise ConfigError(f"option {name} is for spark.readStream: a batch has no triggers")
+        pattern = given.pattern()
+        queues = given.queues(required=pattern is None)
+        known = None if pattern is not None else queues
+        starting = given.offsets("startingOffsets", known)
         if starting == "latest" and streaming is False:
             raise ConfigError("option startingOffsets=latest is for spark.readStream: a batch would read nothing")
-        ending = given.offsets("endingOffsets", queues)
+        ending = given.offsets("endingOffsets", known)
         if ending == "earliest":
             raise ConfigError("option endingOffsets must be latest or JSON; with earliest, nothing would be read")
         most = given.number("maxOffsetsPerTrigger", 0, low=1)
@@ -112,6 +123,11 @@ class ReadOptions:
             raise ConfigError(
                 f"option maxOffsetsPerTrigger={most} is shared by {len(queues)} queues; use at least {len(queues)}"
             )
+        least = given.number("minOffsetsPerTrigger", 0, low=1)
+        if 0 < most < least:
+            raise ConfigError(f"option minOffsetsPerTrigger={least} must not exceed maxOffsetsPerTrigger={most}")
+        if "maxtriggerdelay" in given.options and not least:
+            raise ConfigError("option maxTriggerDelay limits the wait of option minOffsetsPerTrigger: give both")
         timestamp_ms = given.instant_ms("startingTimestamp")
         if timestamp_ms is not None and "startingoffsets" in given.options:
             raise ConfigError("options startingTimestamp and startingOffsets cannot be combined: set only one")
@@ -128,7 +144,10 @@ class ReadOptions:
             starting_timestamp_ms=timestamp_ms,
             ending_timestamp_ms=ending_ms,
             pushdown=given.flag("pushdown", False),
+            queue_pattern=pattern,
             max_offsets_per_trigger=most,
+            min_offsets_per_trigger=least,
+            max_trigger_delay_secs=given.duration_secs("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_SECS),
             min_partitions=given.number("minPartitions", 0, low=1),
             fail_on_data_loss=given.flag("failOnDataLoss", True),
         )
@@ -224,6 +243,18 @@ class _Given:
             raise invalid("option queue", given, "names that differ")
         return tuple(check_queue_name(name, "option queue") for name in names)
 
+    def pattern(self) -> str | None:
+        text = self.options.get("subscribepattern")
+        if text is None:
+            return None
+        if "queue" in self.options or "subscribe" in self.options:
+            raise ConfigError("options subscribePattern and queue cannot be combined: give one")
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise invalid("option subscribePattern", text, f"a regular expression: {error}") from None
+        return text
+
     def choice(self, name: str, allowed: tuple[str, ...], default: str) -> str:
         value = self.options.get(name.lower(), default).lower()
         if value not in allowed:
@@ -261,7 +292,7 @@ class _Given:
         return round((instant if instant.tzinfo else instant.replace(tzinfo=UTC)).timestamp() * 1000)
 
     def offsets(
-        self, name: str, queues: tuple[str, ...]
+        self, name: str, queues: tuple[str, ...] | None
     ) -> Mapping[str, Position] | Literal["earliest", "latest"] | None:
         text = self.options.get(name.lower())
         if text is None or text in ("earliest", "latest"):
@@ -274,7 +305,7 @@ class _Given:
         if not isinstance(found, dict):
             raise invalid(f"option {name}", text, wanted)
         for queue in found:
-            if queue not in queues:
+            if queues is not None and queue not in queues:
                 raise ConfigError(f"option {name} names queue {queue!r}, which is not in option queue")
         return {queue: offset_of(value, f"option {name}") for queue, value in found.items()}
 

@@ -20,6 +20,7 @@ from pyspark.sql.datasource import (
 from tampu.errors import ConfigError
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.batch import columns_of, spark_schema
+from tampu.spark.read.queues import check_can_scan
 from tampu.spark.read.readers import HAS_ADMISSION_CONTROL, BatchReader, PlainStreamReader, PushdownReader
 from tampu.spark.write.writers import BatchWriter, Plan, stream_writer
 
@@ -49,8 +50,8 @@ class TampuDataSource(DataSource):
         options = self._read_options(schema, streaming=True)
         if HAS_ADMISSION_CONTROL:
             return LimitedStreamReader(options)
-        if options.max_offsets_per_trigger:
-            raise ConfigError("option maxOffsetsPerTrigger needs PySpark 4.2 or later")
+        if options.max_offsets_per_trigger or options.min_offsets_per_trigger:
+            raise ConfigError("options maxOffsetsPerTrigger and minOffsetsPerTrigger need PySpark 4.2 or later")
         return PlainStreamReader(options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
@@ -61,6 +62,8 @@ class TampuDataSource(DataSource):
 
     def _read_options(self, schema: StructType, *, streaming: bool) -> ReadOptions:
         options = ReadOptions.parse(self.options, streaming=streaming)
+        if options.queue_pattern is not None:
+            check_can_scan(options.url)
         given = {field.name: field.dataType.simpleString() for field in schema.fields}
         if given != {name: kind.lower() for name, kind in columns_of(options.stream, options.payload).items()}:
             raise ConfigError(

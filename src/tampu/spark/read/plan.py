@@ -6,6 +6,7 @@ counted exactly, and where the micro-batch is cut into partitions.
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,12 @@ from tampu.spark.read.offsets import (
     stream_key,
 )
 from tampu.spark.read.partitions import SCRIPTS, Span, join, split, walk
+from tampu.spark.read.queues import queues_of
 from tampu.spark.server import QueueServer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tampu.spark.options import ReadOptions
 
     Offsets = dict[str, Any]
@@ -36,7 +40,8 @@ if TYPE_CHECKING:
 def plan_batch(options: ReadOptions) -> list[Span]:
     """Return the partitions of a batch read: everything that is present, within the given offsets."""
     spans: list[Span] = []
-    for queue in options.queues:
+    queues = queues_of(options)
+    for queue in queues:
         with QueueServer(options.url, queue, SCRIPTS) as server:
             key = stream_key(server.keys, options.stream)
             extent = extent_of(server, key)
@@ -57,7 +62,7 @@ def plan_batch(options: ReadOptions) -> list[Span]:
                 spans += cut_spans(queue, start, end)
                 continue
             rows = count_between(start, end, extent)
-            least = -(-options.min_partitions // len(options.queues))
+            least = -(-options.min_partitions // len(queues))
             spans += split(server, key, start.id.next, end.id, rows, least)
     return spans
 
@@ -92,13 +97,20 @@ def cut_spans(queue: str, start: Position, end: Position) -> list[Span]:
     return [Span(queue, first.next, last) for first, last in zip(firsts, lasts, strict=True)]
 
 
+#: Seconds between two searches for queues that match `subscribePattern`: listing the keys of a server is slow.
+FIND_QUEUES_EVERY_SECS = 30.0
+
+
 class StreamPlanner:
     """Plans the micro-batches of one streaming query."""
 
-    def __init__(self, options: ReadOptions) -> None:
+    def __init__(self, options: ReadOptions, *, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._options = options
-        self._servers = {queue: QueueServer(options.url, queue, SCRIPTS) for queue in options.queues}
-        self._stop_at: dict[str, Position] = {}
+        self._monotonic = monotonic
+        self._servers: dict[str, QueueServer] = {}
+        self._queues = queues_of(options)
+        self._found_at = self._advanced_at = monotonic()
+        self._stop_at: dict[str, Position] | None = None
         #: The offset returned last, for versions of PySpark that do not pass the start of the next micro-batch.
         self._returned: Offsets = {}
 
@@ -110,18 +122,15 @@ class StreamPlanner:
 
     def initial(self) -> Offsets:
         """Return the offset at which a new query starts."""
-        return {
-            queue: starting_position(self._options, queue, self._extent(queue)).to_json()
-            for queue in self._options.queues
-        }
+        return {queue: starting_position(self._options, queue, self._extent(queue)).to_json() for queue in self._queues}
 
     def newest(self) -> Offsets:
         """Return the offset behind everything that is present."""
-        return {queue: self._extent(queue).end.to_json() for queue in self._options.queues}
+        return {queue: self._extent(queue).end.to_json() for queue in self._queues}
 
     def stop_at_now(self) -> None:
-        """Ignore entries that are added from now on."""
-        self._stop_at = {queue: self._extent(queue).end for queue in self._options.queues}
+        """Ignore entries that are added from now on, and queues that are created."""
+        self._stop_at = {queue: self._extent(queue).end for queue in self._queues}
 
     def latest(self, start: Offsets | None, most: int | None) -> Offsets:
         """Return the end of the next micro-batch: at most `most` entries behind `start`, shared by the queues.
@@ -133,13 +142,16 @@ class StreamPlanner:
         # Queues of earlier runs that are not read now keep their offsets. Without them, a query on queue a, then b,
         # then a again would read all of a twice.
         found: Offsets = dict(start)
-        extents = {queue: self._extent(queue) for queue in self._options.queues}
+        self._find_queues()
+        extents = {queue: self._extent(queue) for queue in self._queues}
         begins = {queue: self._begin(start, queue, extent) for queue, extent in extents.items()}
+        if self._waits_for_more(begins, extents):
+            return start
         left = most
         # Shortest backlog first: the unused part of a queue's share goes to the others.
         by_backlog = sorted(extents, key=lambda queue: _backlog(begins[queue], extents[queue]))
         for number, queue in enumerate(by_backlog):
-            begin, end = begins[queue], self._stop_at.get(queue, extents[queue].end)
+            begin, end = begins[queue], (self._stop_at or {}).get(queue, extents[queue].end)
             # Spark runs a micro-batch if the offset differs from the start: without new entries it must be the same.
             found.setdefault(queue, begin.to_json())
             if is_recreated(begin, extents[queue]) and end.id < begin.id:
@@ -149,14 +161,33 @@ class StreamPlanner:
                 end, taken = self._end(queue, begin, end, extents[queue], share)
                 left = None if left is None else left - taken
                 found[queue] = end.to_json()
+        if found != start:
+            self._advanced_at = self._monotonic()
         self._returned = found
         return found
+
+    def _find_queues(self) -> None:
+        if self._options.queue_pattern is None or self._stop_at is not None:
+            return
+        if self._monotonic() - self._found_at >= FIND_QUEUES_EVERY_SECS:
+            # A queue whose keys are gone may come back: its position is kept.
+            self._queues = tuple(sorted({*self._queues, *queues_of(self._options)}))
+            self._found_at = self._monotonic()
+
+    def _waits_for_more(self, begins: dict[str, Position], extents: dict[str, Extent]) -> bool:
+        """Return whether fewer entries are present than `minOffsetsPerTrigger`, and there is time to wait for more."""
+        least = self._options.min_offsets_per_trigger
+        if not least or self._stop_at is not None:  # with `availableNow` there is nothing to wait for
+            return False
+        if self._monotonic() - self._advanced_at >= self._options.max_trigger_delay_secs:
+            return False
+        return sum(_backlog(begins[queue], extent) for queue, extent in extents.items()) < least
 
     def plan(self, start: Offsets, end: Offsets) -> list[Span]:
         """Return the partitions of a micro-batch. Missing entries are an error, or a warning."""
         spans: list[Span] = []
         options = self._options
-        for queue in options.queues:
+        for queue in sorted(end) if options.queue_pattern is not None else options.queues:
             if queue not in end:
                 continue
             extent = self._extent(queue)
@@ -177,15 +208,19 @@ class StreamPlanner:
     @property
     def _least(self) -> int:
         """The share of one queue in `minPartitions`."""
-        return -(-self._options.min_partitions // len(self._options.queues))
+        return -(-self._options.min_partitions // max(len(self._queues), 1))
 
     def _begin(self, offsets: Offsets, queue: str, extent: Extent) -> Position:
         if queue in offsets:
             return Position.from_json(offsets[queue])
+        if offsets and self._options.queue_pattern is not None:
+            return Position(BEFORE_ALL)  # created after the query was started: all of its entries are new
         return starting_position(self._options, queue, extent)  # a queue that was added to a query with a checkpoint
 
     def _stream(self, queue: str) -> tuple[QueueServer, str]:
-        server = self._servers[queue]
+        server = self._servers.get(queue)
+        if server is None:
+            server = self._servers[queue] = QueueServer(self._options.url, queue, SCRIPTS)
         return server, stream_key(server.keys, self._options.stream)
 
     def _extent(self, queue: str) -> Extent:

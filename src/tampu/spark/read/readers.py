@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from tampu.spark.read import decode
 from tampu.spark.read.offsets import stream_key
 from tampu.spark.read.pages import PAGE, span_pages
 from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
+from tampu.spark.read.queues import queues_of
 from tampu.spark.server import QueueServer, made_with_gc_paused, pages
 from tampu.wire.entry import score_ms
 
@@ -53,7 +55,7 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         whole = self._options.stream not in WITH_IDS
-        return [InputPartition(part) for part in (self._options.queues if whole else plan_batch(self._options))]
+        return [InputPartition(part) for part in (queues_of(self._options) if whole else plan_batch(self._options))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)
@@ -85,7 +87,7 @@ def narrowed(options: ReadOptions, condition: Filter) -> ReadOptions:
     column, value = getattr(condition, "attribute", ()), getattr(condition, "value", None)
     if isinstance(condition, EqualTo | In):
         values = set(value if isinstance(condition, In) else (value,))  # type: ignore[arg-type]
-        if column == ("queue",):
+        if column == ("queue",) and options.queue_pattern is None:
             return replace(options, queues=tuple(queue for queue in options.queues if queue in values))
         if column == ("event",) and options.stream == "events":
             events = {str(item).encode() for item in values}
@@ -127,7 +129,7 @@ class _StreamReader(DataSourceStreamReader):
         return self._planner.initial()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        return [InputPartition(span) for span in self._planner.plan(start, end)]
+        return [InputPartition(span) for span in self._planner.plan(_offsets(start), _offsets(end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_partition(self._options, partition)
@@ -135,6 +137,12 @@ class _StreamReader(DataSourceStreamReader):
     def stop(self) -> None:
         if self._opened is not None:
             self._opened.close()
+
+
+def _offsets(given: dict[str, Any] | str) -> dict[str, Any]:
+    """Return offsets, which arrive as text on Spark Connect."""
+    found: dict[str, Any] = json.loads(given) if isinstance(given, str) else given
+    return found
 
 
 class PlainStreamReader(_StreamReader):
@@ -154,7 +162,7 @@ if HAS_ADMISSION_CONTROL:
             return ReadMaxRows(most) if most else ReadAllAvailable()
 
         def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-            return self._planner.latest(start, limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+            return self._planner.latest(_offsets(start), limit.max_rows if isinstance(limit, ReadMaxRows) else None)
 
         def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
             return self._planner.newest()

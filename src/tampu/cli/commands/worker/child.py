@@ -210,6 +210,9 @@ class _Serving:
             block_secs=config.block_ms / 1000,
             deadline_secs=config.shutdown_deadline_secs,
             queues=self._worker.name.split(","),
+            connections=self._worker.connections,
+            slots=config.concurrency,
+            slots_used={name: used for name, used in self._worker.slots_used.items() if used},
         )
 
 
@@ -225,7 +228,7 @@ def _metrics_text() -> str:
 async def _say_if_no_server(worker: Worker) -> None:
     """Log a warning if a server is not reachable: the worker waits for it indefinitely."""
     started = time.monotonic()
-    for queue in worker.queues:
+    for queue in {queue.url: queue for queue in worker.queues}.values():  # one of each server
         await _say_if_unreachable(queue, started)
 
 
