@@ -52,7 +52,9 @@ async def test_a_later_time_replaces_an_earlier_one(queue: Queue, seen: QueueVie
     await mail.using(delay=60).using(at=at).add()
     ((_, score),) = seen.delayed()
     assert abs(score - at.timestamp() * 1000) <= 1
-    await mail.using(at=at).using(delay=60).add()
+    sooner = mail.using(at=at).using(delay=60)
+    assert (sooner._using.at, sooner._using.delay) == (None, 60)
+    await sooner.add()
     assert min(score for _, score in seen.delayed()) < at.timestamp() * 1000 - 3_600_000
 
 
