@@ -76,6 +76,7 @@ WORKING = [
     Scenario("worker-concurrent", "worker", {"concurrency": 100}, 100_000, 20_000, 2_000, our_arguments=WIDE),
     Scenario("worker-concurrent-events", "worker", {"events": True}, 50_000, 20_000, our_arguments=WIDE),
     Scenario("worker-concurrent-results", "worker", {"results": True}, 50_000, 10_000, our_arguments=WIDE),
+    Scenario("worker-many-queues", "worker-many", {}, 100_000),
     Scenario("worker-sync", "worker", {"kind": "sync"}, 20_000, our_arguments=WIDE),
     Scenario("worker-delayed-end-to-end", "worker-delayed", {}, 20_000, 5_000, 1_000, our_arguments=WIDE),
     Scenario("worker-retry-throughput", "worker-retry", {}, 20_000, 5_000, 500, our_arguments=WIDE),

@@ -42,6 +42,7 @@ OURS_ONLY = {
     "queue-add-delayed-concurrent": "10,000 delayed adds started at once",
     "worker-concurrent-events": "concurrency 100, events on",
     "worker-concurrent-results": "concurrency 100, results stored",
+    "worker-many-queues": "as `worker-concurrent`, with the jobs spread over 100 queues of one worker",
     "worker-sync": "`def` handlers, in threads",
 }
 IN_README = (

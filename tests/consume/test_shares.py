@@ -41,7 +41,7 @@ def test_a_plan_never_exceeds_the_room() -> None:
 
 
 def test_turns_are_long_at_high_throughput_and_short_at_low() -> None:
-    assert [count for _, count in ready(Share(), Share(weight=2)).plan(1000, 256, 20_000.0)] == [128, 256]
+    assert [count for _, count in ready(Share(), Share(weight=2)).plan(1000, 256, 20_000.0)] == [64, 128]
     assert [count for _, count in ready(Share(), Share(weight=2)).plan(1000, 256, 4.0)] == [1, 2]
 
 
@@ -69,6 +69,6 @@ def test_a_queue_gets_no_more_places_than_its_limit() -> None:
     bulk.occupied = 3
     turns = ready(bulk, other)
     counts = dict(turns.plan(100, 256, 100_000.0))
-    assert counts == {bulk: 1, other: 99}
+    assert counts == {bulk: 1, other: 64}
     bulk.occupied = 4
     assert bulk not in dict(turns.plan(100, 256, 100_000.0))

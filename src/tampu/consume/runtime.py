@@ -125,6 +125,8 @@ class Runtime:
         finally:
             self._is_running = False
             stopping.cancel()
+            if not self._failed.done():
+                self._failed.cancel()
             await self._stop()
 
     def _start(self, link: ServerLink) -> None:

@@ -228,7 +228,7 @@ def _metrics_text() -> str:
 async def _say_if_no_server(worker: Worker) -> None:
     """Log a warning if a server is not reachable: the worker waits for it indefinitely."""
     started = time.monotonic()
-    for queue in worker.queues:
+    for queue in {queue.url: queue for queue in worker.queues}.values():  # one of each server
         await _say_if_unreachable(queue, started)
 
 
