@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from typing import TYPE_CHECKING
 
-from tampu.base.clock import wall_clock_ms
+from tampu.base.clock import boot_clock_ns, wall_clock_ms
 from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, QueueShare, RunningJob
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Heartbeats:
         return ("DEL", self._key)
 
     def _heartbeat(self) -> Heartbeat:
-        now_ns = time.perf_counter_ns()
+        now_ns = boot_clock_ns()
         running = self._inflight.running_deliveries()
         # The longest first: a handler that hangs is listed, however many others run.
         running.sort(key=lambda delivery: delivery.started_ns)

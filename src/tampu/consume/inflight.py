@@ -85,7 +85,7 @@ class Delivery:
 
     #: The queue's part of the worker's slots. Set when the entry may run.
     share: Share
-    #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
+    #: When the handler started, by `boot_clock_ns`, and the task that runs it. Set when it starts.
     started_ns: int
     task: asyncio.Task[None]
 

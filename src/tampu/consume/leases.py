@@ -20,6 +20,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.clock import boot_clock_ns
 from tampu.errors import RedisError
 from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
@@ -85,7 +86,7 @@ class Leases:
         self._member = membership(keys, config)
         self._interval = renewal_secs(config)
         self._confirming: asyncio.Task[None] | None = None
-        #: Until this `time.perf_counter_ns()` every entry held here and not marked as lost is ours.
+        #: Until this `boot_clock_ns()` every entry held here and not marked as lost is ours.
         self.valid_until_ns = 0
         #: Distinguishes this process from another one with the same `consumer_id`.
         self._token = uuid.uuid4().hex
@@ -104,7 +105,7 @@ class Leases:
 
     def start(self) -> None:
         """Note that the thread renews them from now on."""
-        self._extend(time.perf_counter_ns())
+        self._extend(boot_clock_ns())
         self.renewed_at = time.monotonic()
 
     def stop(self) -> None:
@@ -139,7 +140,7 @@ class Leases:
 
     async def renew(self, client: Client) -> tuple[list[bytes], int]:
         """Renew every entry held. Return the IDs that this worker no longer owns, and when the renewal began."""
-        began = time.perf_counter_ns()
+        began = boot_clock_ns()
         ids = sorted(self.inflight, key=entry_order)
         lost: list[bytes] = []
         for start in range(0, max(len(ids), 1), MAX_IDS):

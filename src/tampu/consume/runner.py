@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from tampu.base.clock import wall_clock_ms
+from tampu.base.clock import boot_clock_ns, wall_clock_ms
 from tampu.base.event_loop import is_in_a_task
 from tampu.consume import outcomes
 from tampu.consume.forks import ForkGuard, leave
@@ -89,11 +88,11 @@ class Runner:
 
     async def run(self, delivery: Delivery) -> None:
         """Run one delivery and pass its outcome to the settler."""
-        started = time.perf_counter_ns()
+        started = boot_clock_ns()
         if started > self._leases.valid_until_ns:
             # This process was suspended or the server unreachable: another worker may have taken over waiting entries.
             await self._leases.confirm()
-            started = time.perf_counter_ns()
+            started = boot_clock_ns()
         if delivery.is_lost:
             # Another worker took it over while it waited here.
             delivery.done()
@@ -113,7 +112,7 @@ class Runner:
                 delivery.has_outcome = True
                 self._settler.add(self._cancelled(delivery, 0, reason, ran=False))
                 return
-            started = time.perf_counter_ns()
+            started = boot_clock_ns()
         if delivery.is_last_attempt:
             try:
                 is_ours = await self._starts.begin(delivery)
@@ -123,7 +122,7 @@ class Runner:
             if not is_ours:
                 delivery.done()
                 return
-            started = time.perf_counter_ns()
+            started = boot_clock_ns()
         delivery.is_running = True
         delivery.started_ns = started
         if self._logs_starts:
@@ -175,8 +174,10 @@ class Runner:
         return outcomes.cancelled(delivery, self._now_ms(), duration_us, reason, ran=ran)
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
-        duration_us = (time.perf_counter_ns() - started_ns) // 1000
-        if result.__class__ is bytes and result and self._config.store_results and self._codec is None:
+        duration_us = (boot_clock_ns() - started_ns) // 1000
+        if result.__class__ is bytes and result and self._config.store_results:
+            if self._codec is not None:
+                result = self._codec.seal_result(result, delivery.job.id)
             outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
         elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
@@ -195,22 +196,20 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
-            outcome = self._success(delivery, duration_us, bytes(result))
+            packed = bytes(result)
+            if self._codec is not None:
+                packed = self._codec.seal_result(packed, delivery.job.id)
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, packed)
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)
             self._observe(delivery, JobOutcomeKind.OK if is_success else JobOutcomeKind.ERR, duration_us)
         return outcome
 
-    def _success(self, delivery: Delivery, duration_us: int, result: bytes) -> Outcome:
-        if self._codec is not None:
-            result = self._codec.seal_result(result, delivery.job.id)
-        return outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
-
     def _raised(self, delivery: Delivery, started_ns: int, error: BaseException) -> Outcome:
         if self._fork_guard.is_child:
             leave(error)
-        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        duration_us = (boot_clock_ns() - started_ns) // 1000
         job = delivery.job
         if job._cancellation is not None and job._cancellation.reason is not None:
             return self._cancelled(delivery, duration_us, job._cancellation.reason, ran=True)

@@ -216,7 +216,7 @@ class Producer(Generic[T]):
         """Add one job whose payload is already MessagePack. It runs after `delay`, at `run_at`, or now."""
         due = None if delay is None and run_at is None else self._due(delay, run_at)
         self._bind_to_loop()
-        return await self._adder.add(self._sealed(packed, opts.name), opts, due)
+        return await self._adder.add(packed if self._codec is None else self._sealed(packed, opts.name), opts, due)
 
     async def add_packed_bulk(
         self,
