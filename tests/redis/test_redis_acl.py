@@ -146,6 +146,8 @@ async def test_an_operator_can_cancel_replay_remove_purge_pause_and_delete(serve
             await queue.pause(reason="upgrade")
             assert await queue.pause_reason() == "upgrade"
             assert await queue.resume()
+            await queue.pause(task="work")
+            assert await queue.resume(task="work")
             assert await queue.cancel(ids["delayed"]) == "cancelled"
             assert await queue.cancel(ids["waiting"]) == "requested"
             assert len(await queue.peek_dlq()) == 1
