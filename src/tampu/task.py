@@ -318,6 +318,9 @@ class TaskContext:
 
 def task_of(queue: Queue, function: Callable[..., Any], **options: Any) -> Task[Any, Any]:
     """Create the task of a function: a `CoroutineTask` or a `FunctionTask`."""
+    allowed = [name for name in inspect.signature(Task).parameters if name not in ("queue", "function")]
+    for unknown in options.keys() - set(allowed):
+        raise TypeError(f"a task has no option {unknown!r}; it has {', '.join(allowed)}")
     kind: type[Task[Any, Any]] = CoroutineTask if is_coroutine_handler(function) else FunctionTask
     return kind(queue, function, **options)
 

@@ -106,3 +106,14 @@ def sealed_queue(url: str) -> tuple[Queue, Any]:
     """Return a queue with a codec, and its task that runs in a process."""
     queue = Queue("sealed", url=url, codec=CODEC)
     return queue, queue.task(process=True)(square)
+
+
+@queue.task(process=True, soft_timeout=0.2)
+def quick_pid() -> int:
+    return os.getpid()
+
+
+@queue.task(process=True, attempts=1)
+def slow_pid() -> int:
+    time.sleep(0.5)
+    return os.getpid()

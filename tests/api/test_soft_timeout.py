@@ -10,7 +10,9 @@ import pytest
 
 from api.workers import working
 from support.waiting import until
-from tampu import ConfigError, JobCancelled, JobFailed, Queue, SoftTimeout, current_job
+from tampu import ConfigError, Job, JobCancelled, JobFailed, Queue, SoftTimeout, current_job
+from tampu.consume.soft_timeout import _Interruptible
+from tampu.wire.job import Cancellation
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -145,6 +147,42 @@ async def test_a_process_is_interrupted_wherever_it_is(server: Server, process_t
         slow = process_tasks.tidies_up.using(soft_timeout=3600, timeout=0.3, attempts=1)
         with pytest.raises(JobFailed, match=r"killed at its timeout of 0\.3 s"):
             await (await slow.add()).result(60)
+
+
+async def test_the_timer_of_a_process_ends_with_its_job(server: Server, process_tasks: Any) -> None:
+    async with process_tasks.queue as queue, working(queue, concurrency=1):
+        pid = await (await process_tasks.quick_pid.add()).result(60)
+        assert await (await process_tasks.slow_pid.add()).result(60) == pid  # not interrupted by the first job's timer
+
+
+async def test_the_timer_of_a_coroutine_ends_with_its_job(queue: Queue) -> None:
+    @queue.task(soft_timeout=0.1)
+    async def quick() -> str:
+        return "done"
+
+    @queue.task(attempts=1)
+    async def slow() -> str:
+        await asyncio.sleep(0.3)
+        return "not interrupted"
+
+    async with working(queue, concurrency=1):  # both run in the same asyncio task
+        assert await (await quick.add()).result(20) == "done"
+        assert await (await slow.add()).result(20) == "not interrupted"
+
+
+async def test_a_cancel_at_the_same_moment_wins(queue: Queue) -> None:
+    job: Job[None] = Job("job-1")
+    task = asyncio.current_task()
+    assert task is not None
+    interruptible = _Interruptible(asyncio.sleep(0), 1.0, job)
+    interruptible._is_due = True
+    cancelled = asyncio.CancelledError()
+    job._cancellation = Cancellation("by the user")
+    assert interruptible._replaced(cancelled, task) is cancelled
+    job._cancellation = None
+    assert isinstance(interruptible._replaced(cancelled, task), SoftTimeout)
+    assert interruptible._replaced(cancelled, task) is cancelled  # only once
+    await interruptible._coroutine
 
 
 async def test_a_job_can_have_its_own(queue: Queue) -> None:

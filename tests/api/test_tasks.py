@@ -368,3 +368,9 @@ async def test_a_worker_refuses_queues_it_cannot_serve(server: Server) -> None:
             Worker(queue, **options)  # type: ignore[arg-type]
     assert Worker(queue).config.store_results is True
     assert Worker(queue, store_results=False).config.store_results is False
+
+
+def test_an_unknown_option_of_a_task_is_named() -> None:
+    wrong: Any = {"tmeout": 5}
+    with pytest.raises(TypeError, match="a task has no option 'tmeout'; it has name, attempts, backoff, timeout"):
+        Queue("q").task(**wrong)(lambda: None)

@@ -11,7 +11,9 @@ import pytest
 from api.workers import working
 from support.queues import QueueView
 from support.waiting import until
-from tampu import BackoffSpec, ConfigError, JobFailed, Queue, Snooze, current_job
+from tampu import BackoffSpec, ConfigError, Job, JobFailed, Queue, Snooze, current_job
+from tampu.consume.runner import Runner
+from tampu.wire.extras import JobExtras, encode_extras
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -50,6 +52,10 @@ async def test_a_later_time_replaces_an_earlier_one(queue: Queue, seen: QueueVie
     await mail.using(delay=60).using(at=at).add()
     ((_, score),) = seen.delayed()
     assert abs(score - at.timestamp() * 1000) <= 1
+    sooner = mail.using(at=at).using(delay=60)
+    assert (sooner._using.at, sooner._using.delay) == (None, 60)
+    await sooner.add()
+    assert min(score for _, score in seen.delayed()) < at.timestamp() * 1000 - 3_600_000
 
 
 async def test_a_bulk_shares_the_options(queue: Queue, seen: QueueView) -> None:
@@ -230,3 +236,12 @@ async def test_tasks_get_5_attempts_and_plain_handlers_25(queue: Queue) -> None:
     assert Worker(queue).config.max_attempts == 5
     assert Worker(queue, max_attempts=25).config.max_attempts == 25
     assert Worker("q", lambda job: None).config.max_attempts == 25
+
+
+def test_only_a_job_that_never_ran_expires() -> None:
+    runner = Runner.__new__(Runner)
+    runner._now_ms = lambda: 1000
+    for expires_at_ms, attempt, is_expired in ((999, 0, True), (1000, 0, False), (999, 1, False), (None, 0, False)):
+        job: Job[None] = Job("job-1", attempt=attempt)
+        job._tail = encode_extras(JobExtras({"a": "b"}, None, expires_at_ms))
+        assert runner._is_expired(job) is is_expired

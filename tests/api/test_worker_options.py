@@ -13,6 +13,7 @@ import pytest
 from api.process_tasks import own_pid
 from api.process_tasks import queue as process_queue
 from api.workers import QUICK, working
+from support.waiting import until
 from tampu import ConfigError, Job, JobFailed, Queue, RedisError, Worker, current_job
 from tampu.testing import job_context
 
@@ -183,3 +184,35 @@ async def test_a_worker_without_a_server_keeps_trying_inside_a_block() -> None:
     async with Worker(queue, **QUICK):
         with pytest.raises(RedisError):
             await asyncio.wait_for(Queue("q", url="redis://127.0.0.1:1", retry_for_secs=1).add("mail", 1), 10)
+
+
+def test_jobs_of_tasks_get_5_attempts_and_those_of_a_handler_25() -> None:
+    queue = Queue("q")
+    queue.task(name="work")(lambda: None)
+    assert Worker(queue).config.max_attempts == 5
+    assert Worker("q", print).config.max_attempts == 25
+    assert Worker(queue, max_attempts=25).config.max_attempts == 25
+
+
+async def test_middleware_does_not_see_jobs_that_are_put_back(queue: Queue, server: Server) -> None:
+    entered: list[str] = []
+
+    @contextlib.asynccontextmanager
+    async def note(job: Job[Any]) -> AsyncIterator[None]:
+        entered.append(job.name)
+        yield
+
+    @queue.task
+    async def work() -> str:
+        return "done"
+
+    async with Queue("q", url=server.url) as other:
+        unknown = await other.add("unknown here", 1)
+    async with working(queue, middleware=[note]):
+        assert await (await work.add()).result(20) == "done"
+
+        async def is_put_back() -> bool:
+            return (await queue.get_job(unknown.id)).state == "delayed"
+
+        await until(is_put_back, "the other job is put back")
+    assert entered == ["work"]

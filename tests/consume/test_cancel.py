@@ -98,6 +98,31 @@ async def test_a_function_in_a_thread_is_asked_to_stop(seen: QueueView) -> None:
                 await job.result(timeout=10)
 
 
+async def test_a_function_in_a_thread_is_not_over_before_it_stops(seen: QueueView) -> None:
+    has_noticed, may_stop = threading.Event(), threading.Event()
+    async with Queue("q", url=seen.server.url) as queue:
+
+        @queue.task
+        def count() -> None:
+            job = current_job()
+            while not job.is_cancelled:
+                may_stop.wait(0.01)
+            has_noticed.set()
+            may_stop.wait(20)
+            job.check_cancelled()
+
+        job = await count.add()
+        async with working(queue) as worker:
+            await until(lambda: "active" in seen.event_names(job.id), "it runs")
+            assert await queue.cancel(job.id) == "requested"
+            await until(has_noticed.is_set, "it has noticed the request")
+            assert [one.id for one in worker.running_jobs()] == [job.id]
+            assert "cancelled" not in seen.event_names(job.id)
+            may_stop.set()
+            with pytest.raises(JobCancelled):
+                await job.result(timeout=10)
+
+
 async def test_a_failure_after_the_request_is_not_retried(seen: QueueView) -> None:
     runs: list[int] = []
     async with Queue("q", url=seen.server.url) as queue:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from consume.workers import consuming
 from support.waiting import until
+from tampu.consume import job_log
 from tampu.consume.inflight import Delivery
 from tampu.consume.job_log import BURST, LINES_PER_SEC, JobLog
 from tampu.consume.outcomes import retry
@@ -95,6 +96,21 @@ def test_a_storm_is_logged_at_a_bounded_rate_and_counted(caplog: pytest.LogCaptu
     for _ in range(1000):
         failed(log, error)
     assert len(lines_of(caplog)) == BURST + 1 + LINES_PER_SEC
+
+
+def test_failures_that_were_left_out_are_counted_before_their_kind_is_forgotten(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_log, "MAX_KINDS", 1)
+    now = 0.0
+    log = JobLog("q", now=lambda: now)
+    for _ in range(BURST + 5):
+        failed(log, ValueError("no"))
+    now += 1.0
+    log.failed(retry(Delivery(b"1-0", Job("job-1", "other"), 0), 0, 10, "", 5), ValueError("no"), 3)
+    lines = lines_of(caplog)
+    assert lines[-2] == "q: mail failed 4 more times with ValueError at an unknown place"
+    assert "q: other job-1 failed" in lines[-1]
 
 
 def test_a_log_line_never_has_a_payload(caplog: pytest.LogCaptureFixture) -> None:

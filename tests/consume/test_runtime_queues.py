@@ -192,12 +192,12 @@ async def test_shares_are_visible_from_outside(server: Server) -> None:
 @pytest.mark.servers("valkey", "redis62", "cluster86")
 async def test_a_queue_can_be_added_to_a_running_worker(server: Server | Cluster) -> None:
     shop = Shop(server, "first")
-    async with shop.working() as worker:
+    async with shop.working(read_block_ms=60_000) as worker:  # a read that waits must not hold it up
         shop.add("first")
         await until(lambda: shop.started["first"] == 1, "it works")
         shop.add("second")
         worker.add_queue(shop.queue("second"))
-        await until(lambda: shop.started["second"] == 1, "the new queue is served", 5)
+        await until(lambda: shop.started["second"] == 1, "the new queue is served")
         shop.add("second")
         shop.add("first")
         await until(lambda: shop.started == {"first": 2, "second": 2}, "both are served")
@@ -212,7 +212,7 @@ async def test_a_paused_queue_does_not_hold_up_the_others(server: Server) -> Non
     view = shop.views["paused"]
     view.client.set(view.keys.paused, "1")
     shop.add("paused")
-    async with shop.working():
+    async with shop.working(read_block_ms=60_000):
         for number in range(3):
             shop.add("other")
             await shop.has_run("other", number + 1, within_secs=2)

@@ -93,6 +93,10 @@ async def test_a_producer_and_a_worker_can_do_their_work(server: Server) -> None
                 assert await (await task.add_in(0.05)).result(20) == "done"
                 assert await (await task.add_unique("once")).result(20) == "done"
                 assert len(await task.add_bulk(["", "", ""])) == 3
+                later = await task.add_in(3600)
+                assert await queue.cancel_delayed(later.id)
+                for adding in (queue, queue, served, served):  # the first bulk asks whether transactions may be used
+                    await adding.producer.add_in_bulk(0, ["x" * 5000] * 3)
                 with pytest.raises(JobFailed):
                     await (await task.add("fail")).result(20)
                 assert await queue.get_job_result("none") is None

@@ -35,9 +35,10 @@ CLUSTER = cluster_id("retries_exhausted", "ValueError", "could not convert strin
 SQL = "SELECT * REPLACE (CAST(replace(amount, ' EUR', '') AS DOUBLE) AS amount) FROM letters"
 
 
-def bad_letters(filled: Filled, count: int, first: int = 0) -> None:
+def bad_letters(filled: Filled, count: int, first: int = 0, queue: str = "q") -> None:
     for number in range(first, first + count):
-        filled.letter(f"pay-{number}", {"amount": f"{number} EUR", "to": {"iban": f"DE{number}"}}, error=ERROR)
+        payload = {"amount": f"{number} EUR", "to": {"iban": f"DE{number}"}}
+        filled.letter(f"pay-{number}", payload, queue, error=ERROR)
 
 
 def repair(filled: Filled, *options: str, sql: str = SQL) -> Done:

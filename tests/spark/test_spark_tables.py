@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from cli.lab import invoke
 from spark.lake_check import differences
 from spark.test_spark_lake import DAY_MS, NOON, TABLES, History, fill, jobs_of, sorted_rows, ulid
 from tampu.errors import ConfigError
-from tampu.spark import read_table
+from tampu.spark import lake, read_table
 from tampu.spark.lake import pipeline as pipelines
 from tampu.spark.lake import silver
 from tampu.spark.lake.bronze import OffsetLog
@@ -30,8 +31,6 @@ from tampu.spark.lake.upkeep import MIN_FILES, compact, retain, vacuum
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from spark.filling import Filled
 
 # --- one table, without Spark
@@ -167,6 +166,13 @@ def test_only_files_with_jobs_of_new_events_are_touched(tmp_path: Path) -> None:
     # Statistics spare reading: a file that cannot hold the job may even be unreadable.
     (table.path / files["above"].path).write_bytes(b"torn")
     assert len(touched.files(table, files.values(), mixed=())) == 2
+
+
+def test_the_lake_is_not_read_through_a_file_system_in_python() -> None:
+    """Threads of PyArrow that call Python crash a process that ends meanwhile, such as a command of the CLI."""
+    for module in Path(lake.__file__).parent.glob("*.py"):
+        code = "\n".join(line for line in module.read_text().splitlines() if "`to_pyarrow_table`" not in line)
+        assert ".to_pyarrow" not in code, module
 
 
 # --- lakes that are not one

@@ -262,8 +262,8 @@ class Reader:
                 return
             if len(queues) == 1:
                 self._note_refusal(queues[0], reply)
-            else:  # it may not say which of them it is about
-                await self._read_each([(queue, 1) for queue in queues])
+            else:  # it may not say which of them it is about: the next read is a sweep, which finds out
+                await self._pool.progress(SLOT_WATCH_SECS)
             return
         self._empty_at = self.last_read_at = now = time.monotonic()
         self._sweep_at = now + SWEEP_SECS

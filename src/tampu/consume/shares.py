@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 #: How long a round of all queues should take, in seconds, and the most jobs that a queue of weight 1 gets in it. At
 #: high throughput, turns are long enough for large reads.
-ROUND_SECS = 0.25
+ROUND_SECS = 0.1
 MAX_QUANTUM = 64.0
 #: Queues that are read in one request.
 MAX_READS = 8

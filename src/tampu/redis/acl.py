@@ -31,6 +31,8 @@ OPTIONAL = frozenset({"xackdel"})
 # Logging in, finding the server through Sentinel or Cluster, and the client's name.
 _CONNECT = "auth select client|setname role asking cluster|slots"
 _SCRIPTS = "script|load evalsha"
+# Large jobs are added in a transaction; its script takes them back if the queue is full.
+_TRANSACTIONS = "multi exec eval xrevrange xdel"
 _READ = """
     exists get hget hgetall hlen hmget mget pttl time ttl type scan memory|usage
     xinfo|consumers xinfo|groups xinfo|stream xlen xpending xrange xrevrange
@@ -38,15 +40,15 @@ _READ = """
 """
 _COMMANDS: dict[Role, str] = {
     "producer": f"""
-        {_SCRIPTS} wait time
+        {_SCRIPTS} {_TRANSACTIONS} wait time
         del expire get hdel hexists hget hgetall hincrby hlen hmget hset hsetnx mget pexpire set exists
-        xadd xlen xread xrange xrevrange zadd zrem
+        xadd xlen xread xrange zadd zrangebyscore zrem
     """,
     "worker": f"""
-        {_SCRIPTS} eval client|id client|info client|unblock time
+        {_SCRIPTS} {_TRANSACTIONS} client|id client|info client|unblock time
         del exists expire pexpire get mget set hdel hexists hget hgetall hincrby hlen hmget hset hsetnx pttl
-        xack xackdel xadd xclaim xdel xgroup|create xgroup|createconsumer xgroup|delconsumer
-        xinfo|consumers xinfo|groups xlen xpending xrange xrevrange xreadgroup
+        xack xackdel xadd xclaim xgroup|create xgroup|createconsumer xgroup|delconsumer
+        xinfo|consumers xinfo|groups xlen xpending xrange xreadgroup
         zadd zcard zcount zmscore zrange zrangebyscore zrem zremrangebyscore zscore
     """,
     "operator": f"""

@@ -28,8 +28,6 @@ from tampu.wire.keys import QueueKeys
 
 #: About 100 bytes.
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
-#: Entries per read. The default of 64 is slightly slower, but shares work more evenly between workers.
-BATCH = 256
 #: Adding one by one costs a round trip per job, so these scenarios use 1/20 of the jobs.
 ONE_BY_ONE_SHARE = 20
 #: Keys deleted per command.
@@ -109,7 +107,7 @@ class Bench:
             if done == self.jobs:
                 shutdown.set()
 
-        consumer = self._consumer(events_enabled=events, concurrency=concurrency, batch=BATCH)
+        consumer = self._consumer(events_enabled=events, concurrency=concurrency)
         began = time.perf_counter()
         running = asyncio.create_task(consumer.run(handler, shutdown))
         await _first(shutdown.wait(), running)

@@ -7,6 +7,7 @@ import re
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
 from tampu.errors import ConfigError
 
@@ -26,7 +27,10 @@ def lake_folder(lake: str | Path) -> Path:
             f"lake must be a folder of a local or mounted file system; got the URI {lake} "
             "(object stores are not supported yet)"
         )
-    return Path(lake).absolute()
+    folder = Path(lake).absolute()
+    if unquote(str(folder)) != str(folder):
+        raise ConfigError(f"the path of a lake must not contain percent escapes such as %20, got {folder}")
+    return folder
 
 
 def writable_lake(lake: str | Path) -> Path:

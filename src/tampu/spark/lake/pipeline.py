@@ -8,7 +8,7 @@ bronze's, gold's days of the jobs that ended or failed on them.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -217,9 +217,10 @@ class Pipeline:
             if max(file.size for file in rewritten) < LARGE_FILE:
                 frames.append(rest)
             else:
-                adds += target.stage(rest, part="a")
+                adds += target.stage(rest, part="a", sort_by="last_entry_ms")
         frame = reduce(lambda one, other: one.unionByName(other), frames)
-        adds += target.stage(frame, part="b")
+        # Gold reads only the files with jobs of the days that it computes.
+        adds += target.stage(frame, part="b", sort_by="last_entry_ms")
         paths = {file.path for file in rewritten}
         target.commit(
             adds,
@@ -448,26 +449,36 @@ def days_of_file(file: File) -> set[str] | None:
 
     None if the statistics of the file do not say, or there are too many of them.
     """
-    found: set[str] = set()
+    spans = _day_spans(file)
+    if spans is None or any((last - first).days >= MAX_DAYS_OF_FILE for first, last in spans):
+        return None
+    return {
+        (first + timedelta(days=number)).isoformat()
+        for first, last in spans
+        for number in range((last - first).days + 1)
+    }
+
+
+def _day_spans(file: File) -> list[tuple[date, date]] | None:
+    """Return the days of the first and last end, and of the first and last failure; None if they are not known."""
+    found: list[tuple[date, date]] = []
     for first, last in (("first_ended_at", "done_at"), ("first_failed_at", "last_failed_at")):
         low, high = file.lowest.get(first), file.highest.get(last)
-        if not isinstance(low, datetime) or not isinstance(high, datetime):
-            if file.nulls.get(last) != file.rows:
-                return None
-            continue
-        if (high.date() - low.date()).days >= MAX_DAYS_OF_FILE:
+        if isinstance(low, datetime) and isinstance(high, datetime):
+            found.append((low.date(), high.date()))
+        elif file.nulls.get(last) != file.rows:
             return None
-        day = low.date()
-        while day <= high.date():
-            found.add(day.isoformat())
-            day += timedelta(days=1)
     return found
 
 
 def _counts_on(file: File, days: Collection[QueueDay]) -> bool:
     """Return whether jobs of a silver file may count on one of these days."""
-    known = days_of_file(file)
-    return any(queue == file.partition[0] and (known is None or day in known) for queue, day in days)
+    spans = _day_spans(file)
+    return any(
+        queue == file.partition[0]
+        and (spans is None or any(first.isoformat() <= day <= last.isoformat() for first, last in spans))
+        for queue, day in days
+    )
 
 
 def _changed_files(files: list[File], changed: dict[str, Partition]) -> list[File]:

@@ -70,6 +70,8 @@ CONFIGURATION = {
     "delta.enableExpiredLogCleanup": "true",
     **retention(2),
 }
+#: Rows of a file of sorted rows.
+SORTED_ROWS_PER_FILE = 50_000
 #: Longer text is left out of the statistics: a shortened maximum would make readers skip rows.
 LONGEST_STATISTIC = 32
 #: The name of the commits that move rows out of a table without a change to what follows from them.
@@ -188,11 +190,11 @@ class Table:
 
     # --- writing
 
-    def stage(self, frame: DataFrame, *, rebalance: bool = True, part: str = "") -> list[AddAction]:
+    def stage(self, frame: DataFrame, *, rebalance: bool = True, part: str = "", sort_by: str = "") -> list[AddAction]:
         """Write the rows as files that no commit names yet; return the actions that add them.
 
         Files of an earlier attempt at the same version are removed first. If one commit is staged in several parts,
-        each has its own name.
+        each has its own name. With `sort_by`, large partitions become several files with narrow ranges of that column.
         """
         tag = f"v{self.version() + 1:010d}{part}"
         folders = "/".join("*=*" for _ in self.by)
@@ -202,6 +204,8 @@ class Table:
         shutil.rmtree(self.path / "_temporary", ignore_errors=True)
         if rebalance:  # one file per partition, unless it is large
             frame = frame.hint("rebalance", *self.by)
+        if sort_by:
+            frame = frame.sortWithinPartitions(*self.by, sort_by)
         conf = frame.sparkSession.conf
         former = conf.get("spark.sql.parquet.outputTimestampType") or "INT96"
         # INT96, the default, has no statistics and wraps after the year 2262.
@@ -210,6 +214,7 @@ class Table:
             (
                 frame.write.mode("append")
                 .option("mapreduce.output.basename", tag)
+                .option("maxRecordsPerFile", SORTED_ROWS_PER_FILE if sort_by else 0)
                 .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
                 .partitionBy(*self.by)
                 .parquet(str(self.path))

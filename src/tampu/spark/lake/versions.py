@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from tampu.errors import ConfigError
@@ -49,7 +50,9 @@ class LakeVersion:
         """Return the published state; an initial one where nothing was published yet."""
         if not (lake / NAME / "_delta_log").is_dir():
             return cls()
-        (row,) = DeltaTable(str(lake / NAME)).to_pyarrow_table().to_pylist()
+        # Not by `to_pyarrow_table`: see `rows.query_table`.
+        (file,) = pa.table(DeltaTable(str(lake / NAME)).get_add_actions())["path"].to_pylist()
+        (row,) = pq.ParquetFile(lake / NAME / file).read().to_pylist()
         found: dict[str, Any] = json.loads(row["state"])
         if found["format"] > FORMAT:
             raise ConfigError(

@@ -1,0 +1,32 @@
+"""The evidence driver on a small scale: `make chaos-lake` runs it with all kills and 300,000 events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from servers.require import require
+from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
+
+DRIVER = Path(__file__).with_name("lake_kills.py")
+
+
+@pytest.mark.spark_session
+@pytest.mark.timeout(SPARK_TIMEOUT_SECS)
+def test_a_pipeline_killed_at_chosen_moments_loses_and_doubles_nothing() -> None:
+    require("java")
+    # In separate processes: a kill takes Java with it.
+    moments = ("commit silver/jobs", "merge")
+    done = subprocess.run(
+        [sys.executable, str(DRIVER), "--events", "3000", "--moments", *moments],
+        env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JAVA},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 kills" in done.stdout
+    assert "differences none, orphans 0" in done.stdout
