@@ -124,11 +124,11 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 release: setup ## check and build a release into dist/, with an SBOM (VERSION=0.2.0); tag and upload it yourself
 	@$(BIN)/python scripts/release.py $(VERSION)
 
-bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's table (under 20 minutes)
+bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's table (about 25 minutes)
 	@$(BIN)/python scripts/install_peers.py --all || true
 	@$(BIN)/python -m bench full --publish $(ARGS)
 
-bench-quick: setup servers ## measure only the targets, against chasquimq 1.3.0, other RSMQ clients and the upper bound (under 3 minutes)
+bench-quick: setup servers ## measure only the targets, against chasquimq 1.3.0, other RSMQ clients and the upper bound (about 4 minutes)
 	@$(BIN)/python -m bench quick $(ARGS)
 
 bench-report: setup ## generate docs/benchmarks.md, its plots and the README's table from a run: ARGS="--file RUN.json"

@@ -100,6 +100,16 @@ MEMORY = [
     Bar("worker-memory-of-150-mb", 1, Figure("memory", US, "worker_mb"), 150.0, is_at_most=True),
     Bar("producer-memory-of-200-mb", 1, Figure("memory", US, "producer_mb"), 200.0, is_at_most=True),
 ]
+SERVER_MEMORY = [
+    Bar(
+        f"delayed-memory-{size.replace(' ', '-')}",
+        1.3,
+        Figure(f"server-memory {size}", US, "delayed_bytes"),
+        Figure(f"server-memory {size}", THEM, "delayed_bytes"),
+        is_at_most=True,
+    )
+    for size in ("100 B", "1 KB")
+]
 RSMQ = [
     _beside("rsmq-send-js", 1.5, "rsmq-send", "rsmq (npm)"),
     _beside("rsmq-receive-delete-js", 1.3, "rsmq-receive-delete", "rsmq (npm)"),
@@ -128,7 +138,7 @@ SPARK = [
     _spark_rate("bronze", 70_000.0),
     _spark_rate("worker", 25_000.0),
 ]
-ALL = [*DEFAULTS, *PRODUCER, *CONSUMER, *MEMORY, *RSMQ, *SPARK]
+ALL = [*DEFAULTS, *PRODUCER, *CONSUMER, *MEMORY, *SERVER_MEMORY, *RSMQ, *SPARK]
 
 
 def judge(record: Record, bars: list[Bar] = ALL) -> list[str]:

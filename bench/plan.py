@@ -76,6 +76,7 @@ WORKING = [
     Scenario("worker-concurrent", "worker", {"concurrency": 100}, 100_000, 20_000, 2_000, our_arguments=WIDE),
     Scenario("worker-concurrent-events", "worker", {"events": True}, 50_000, 20_000, our_arguments=WIDE),
     Scenario("worker-concurrent-results", "worker", {"results": True}, 50_000, 10_000, our_arguments=WIDE),
+    Scenario("worker-many-queues", "worker-many", {}, 100_000),
     Scenario("worker-sync", "worker", {"kind": "sync"}, 20_000, our_arguments=WIDE),
     Scenario("worker-delayed-end-to-end", "worker-delayed", {}, 20_000, 5_000, 1_000, our_arguments=WIDE),
     Scenario("worker-retry-throughput", "worker-retry", {}, 20_000, 5_000, 500, our_arguments=WIDE),
@@ -191,6 +192,22 @@ def processes(ours: Program, total: int = 200_000) -> list[Measure]:
 def memory(ours: Program, total: int = 1_000_000) -> list[Measure]:
     """Return the measure of memory with a million waiting jobs."""
     return [Measure("memory", "tampu", partial(ours.ask, "memory", total=total), {"total": total}, 1)]
+
+
+def server_memory(programs: list[Program], total: int = 10_000) -> list[Measure]:
+    """Return the measures of the server's memory per job, by payload size; one round is enough."""
+    return [
+        Measure(
+            f"server-memory {size}",
+            program.name,
+            partial(program.ask, "server-memory", total=total, payload_bytes=payload_bytes),
+            {"total": total, "payload_bytes": payload_bytes},
+            1,
+        )
+        for size, payload_bytes in (("100 B", 0), ("1 KB", 1000))
+        for program in programs
+        if "server-memory" in program.about["scenarios"]
+    ]
 
 
 def rsmq(programs: list[Program], messages: int = 150, slices: int = 10, rounds: int = 5) -> list[Measure]:

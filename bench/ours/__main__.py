@@ -13,10 +13,10 @@ from bench.ours.adding import (
 )
 from bench.ours.defaults import one_task_add_beside_one_ping, round_trip, worker_default
 from bench.ours.latency import pickup_latency
-from bench.ours.memory import memory_with_waiting
+from bench.ours.memory import memory_with_waiting, server_memory
 from bench.ours.processes import worker_processes
 from bench.ours.rsmq import receive_delete, send
-from bench.ours.working import worker, worker_delayed, worker_retry
+from bench.ours.working import worker, worker_delayed, worker_many, worker_retry
 from bench.program.driver import serve
 
 SCENARIOS = {
@@ -31,11 +31,13 @@ SCENARIOS = {
     "queue-add-delayed-concurrent": queue_add_delayed_concurrent,
     "one-add-beside-one-ping": one_add_beside_one_ping,
     "worker": worker,
+    "worker-many": worker_many,
     "worker-delayed": worker_delayed,
     "worker-retry": worker_retry,
     "worker-processes": worker_processes,
     "pickup-latency": pickup_latency,
     "memory": memory_with_waiting,
+    "server-memory": server_memory,
     "rsmq-send": send,
     "rsmq-receive-delete": receive_delete,
 }

@@ -7,7 +7,10 @@ import os
 import sys
 from typing import Any
 
-from bench.ours.adding import CONFIG, QUEUE
+from bench.ours.adding import AN_HOUR_SECS, CONFIG, QUEUE
+from bench.ours.working import RESULT, fill, work
+from bench.program.payloads import PAYLOAD, payload_of
+from bench.program.server_memory import used_memory
 from bench.program.stopwatch import resident_mb
 from tampu import Consumer, ConsumerConfig, Producer
 
@@ -38,6 +41,29 @@ async def memory_with_waiting(url: str, total: int, batch: int = 256) -> dict[st
         "server_bytes_per_job": bytes_per_job,
         "producer_mb": producer_mb,
         "worker_mb": most_mb,
+    }
+
+
+async def server_memory(url: str, total: int, payload_bytes: int = 0) -> dict[str, float]:
+    """Return the server's bytes per waiting job, per finished job with a result, and per delayed job."""
+    payload = payload_of(payload_bytes) if payload_bytes else PAYLOAD
+    # A first job of each kind: scripts and buffers that stay do not count.
+    async with Producer.connect(url, CONFIG) as producer:
+        await producer.add_in(AN_HOUR_SECS, payload)
+    await fill(url, 1, payload)
+    await work(url, 1, result=RESULT, store_results=True, events_enabled=False)
+    empty = used_memory(url)
+    await fill(url, total, payload)
+    waiting = used_memory(url)
+    await work(url, total, result=RESULT, store_results=True, events_enabled=False)
+    finished = used_memory(url)
+    async with Producer.connect(url, CONFIG) as producer:
+        await producer.add_in_bulk(AN_HOUR_SECS, [payload] * total)
+        delayed = used_memory(url)
+    return {
+        "waiting_bytes": (waiting - empty) / total,
+        "finished_bytes": (finished - empty) / total,
+        "delayed_bytes": (delayed - finished) / total,
     }
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 from bench.ours.adding import CONFIG, QUEUE
 from bench.program.payloads import PAYLOAD, payload_of
 from bench.program.stopwatch import Stopwatch
-from tampu import AddOptions, BackoffSpec, Consumer, ConsumerConfig, JobRetryOverride, Producer
+from tampu import AddOptions, BackoffSpec, Consumer, ConsumerConfig, JobRetryOverride, Producer, Queue, Worker
 
 #: Return value of a handler whose results are stored, already encoded: `{"sent": true}`.
 RESULT = b"\x81\xa4sent\xc3"
@@ -72,6 +73,31 @@ async def worker(
     await fill(url, total, payload_of(payload_bytes) if payload_bytes else PAYLOAD)
     stored: dict[str, Any] = {"store_results": True, "result": RESULT} if results else {}
     return await work(url, total, kind=kind, concurrency=concurrency, events_enabled=events, batch=batch, **stored)
+
+
+async def worker_many(url: str, total: int, queues: int = 100) -> dict[str, float]:
+    """Run jobs that are spread over many queues, with one worker."""
+    names = [f"{QUEUE}-{number}" for number in range(queues)]
+    for name in names:
+        async with Producer.connect(url, replace(CONFIG, queue_name=name)) as producer:
+            await producer.add_bulk(PAYLOAD for _ in range(total // queues))
+    left = total // queues * queues
+    shutdown = asyncio.Event()
+
+    async def handler(job: Any) -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            shutdown.set()
+
+    worker = Worker([Queue(name, url=url) for name in names], handler, events_enabled=False, read_block_ms=100)
+    watch = Stopwatch()
+    running = asyncio.create_task(worker.run())
+    await shutdown.wait()
+    figures = watch.stop(total // queues * queues)
+    await worker.close()
+    await running
+    return figures
 
 
 async def worker_delayed(url: str, total: int, batch: int = 64) -> dict[str, float]:

@@ -9,6 +9,7 @@ from arq.worker import Retry, Worker
 
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
+from bench.program.round_trips import time_round_trips
 from bench.program.stopwatch import Stopwatch
 
 
@@ -96,6 +97,29 @@ async def drained(url, total, name, concurrency=100, **add_options):
     return figures
 
 
+async def round_trip(url, total, callers=1):
+    async def send(ctx, payload):
+        return {"sent": True}
+
+    pool = await pool_at(url)
+    settings = {"redis_settings": RedisSettings.from_dsn(url), "poll_delay": 0.001, "handle_signals": False}
+    worker = Worker([func(send, name="send")], max_jobs=100, **settings)
+    running = asyncio.ensure_future(worker.async_run())
+
+    async def once():
+        job = await pool.enqueue_job("send", PAYLOAD)
+        await job.result(timeout=30, poll_delay=0.001)
+
+    await once()
+    figures = await time_round_trips(once, total, callers)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    with contextlib.suppress(asyncio.CancelledError):
+        await worker.close()
+    await pool.aclose()
+    return figures
+
+
 async def worker(url, total, concurrency=100):
     return await drained(url, total, "nothing", concurrency)
 
@@ -115,6 +139,7 @@ if __name__ == "__main__":
             "queue-add": queue_add,
             "queue-add-concurrent": queue_add_concurrent,
             "queue-add-delayed": queue_add_delayed,
+            "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,
@@ -122,6 +147,7 @@ if __name__ == "__main__":
         packages=("arq",),
         settings={
             "adding": "enqueue_job; concurrent: 50 at once, each over a pooled connection; uvloop, hiredis",
-            "working": "max_jobs=100, queue_read_limit=500, poll_delay=1 ms, keep_result=0, uvloop, one process",
+            "working": "max_jobs=100, queue_read_limit=500, poll_delay=1 ms, keep_result=0, uvloop, one process; "
+            "`round-trip`: results kept, result(poll_delay=1 ms)",
         },
     )

@@ -7,7 +7,7 @@ const readline = require("readline");
 const [folder, url, serverPid] = process.argv.slice(2);
 const { createRequire } = require("module");
 const load = createRequire(path.join(folder, "package.json"));
-const { Queue, Worker } = load("bullmq");
+const { Queue, QueueEvents, Worker } = load("bullmq");
 const IORedis = load("ioredis");
 
 const PAYLOAD = { to: "ada@example.com", subject: "Welcome aboard", body: "x".repeat(60) };
@@ -85,7 +85,40 @@ const adds = (options) => async ({ total }) =>
     return stop(total);
   });
 
+async function roundTrips({ total, callers = 1 }) {
+  const [workerConnection, eventConnection] = [connect(), connect()];
+  const worker = new Worker("bench", async () => ({ sent: true }), { connection: workerConnection, concurrency: 100 });
+  worker.on("error", () => {});
+  const events = new QueueEvents("bench", { connection: eventConnection });
+  await Promise.all([worker.waitUntilReady(), events.waitUntilReady()]);
+  const figures = await withQueue(async (queue) => {
+    const once = async () => (await queue.add("send", PAYLOAD)).waitUntilFinished(events, 30_000);
+    await once();
+    const took = [];
+    const caller = async () => {
+      for (let i = 0; i < Math.floor(total / callers); i++) {
+        const began = process.hrtime.bigint();
+        await once();
+        took.push(Number(process.hrtime.bigint() - began) / 1e6);
+      }
+    };
+    const stop = stopwatch();
+    await Promise.all(Array.from({ length: callers }, caller));
+    const measured = stop(took.length);
+    took.sort((a, b) => a - b);
+    for (const p of [50, 90, 99, 99.9]) {
+      measured[`p${p}_ms`] = took[Math.min(Math.floor((took.length * p) / 100), took.length - 1)];
+    }
+    return { ...measured, max_ms: took[took.length - 1] };
+  });
+  await worker.close(true);
+  await events.close();
+  for (const connection of [workerConnection, eventConnection]) connection.disconnect();
+  return figures;
+}
+
 const scenarios = {
+  "round-trip": roundTrips,
   "queue-add": adds(REMOVED),
   "queue-add-bulk": async ({ total, size }) =>
     withQueue(async (queue) => {
@@ -115,7 +148,7 @@ answer({
   versions: { node: process.version, ioredis: load("ioredis/package.json").version },
   settings: {
     adding: "add, addBulk; removeOnComplete, removeOnFail; ioredis (which sends what is added in one turn together)",
-    working: "concurrency=100, removeOnComplete, one process",
+    working: "concurrency=100, removeOnComplete, one process; `round-trip`: results kept, waitUntilFinished",
   },
   scenarios: Object.keys(scenarios),
 });

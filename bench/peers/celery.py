@@ -5,10 +5,11 @@ import sys
 
 os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
 
-from bench.peers.celery_app import fails_once, nothing
-from bench.program.counter import drained_by, script_of
+from bench.peers.celery_app import fails_once, nothing, send
+from bench.program.counter import counting, drained_by, running, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
+from bench.program.round_trips import time_round_trips_in_threads
 from bench.program.stopwatch import Stopwatch
 
 QUIET = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel=CRITICAL"]
@@ -17,6 +18,17 @@ QUIET = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--logle
 def drained(total, processes=2):
     command = [script_of("celery"), "-A", "bench.peers.celery_app", "worker", "-Q", "bench", "-P", "prefork"]
     return drained_by([*command, "-c", str(processes), *QUIET], total)
+
+
+def round_trip(url, total, callers=1):
+    command = [script_of("celery"), "-A", "bench.peers.celery_app", "worker", "-Q", "bench", "-P", "prefork", "-c", "1"]
+    with counting(), running([*command, *QUIET]):
+
+        def once():
+            send.delay(PAYLOAD).get(timeout=30)
+
+        once()
+        return time_round_trips_in_threads(once, total, callers)
 
 
 def queue_add(url, total):
@@ -59,6 +71,7 @@ if __name__ == "__main__":
         {
             "queue-add": queue_add,
             "queue-add-delayed": queue_add_delayed,
+            "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,
@@ -67,6 +80,6 @@ if __name__ == "__main__":
         settings={
             "adding": "task.delay, JSON, results ignored",
             "working": "prefork with 2 processes (one per core), prefetch multiplier 128, acks early (default), no "
-            "results, no gossip, mingle, heartbeat or events",
+            "results, no gossip, mingle, heartbeat or events; `round-trip`: one process, Redis result backend, get",
         },
     )

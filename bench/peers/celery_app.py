@@ -6,7 +6,7 @@ from celery import Celery
 
 from bench.program.counter import tick
 
-app = Celery("bench", broker=os.environ["BENCH_URL"])
+app = Celery("bench", broker=os.environ["BENCH_URL"], backend=os.environ["BENCH_URL"])
 app.conf.update(
     task_ignore_result=True,
     task_store_errors_even_if_ignored=False,
@@ -19,6 +19,11 @@ app.conf.update(
     broker_connection_retry_on_startup=True,
     broker_pool_limit=1,
 )
+
+
+@app.task(ignore_result=False)
+def send(payload):
+    return {"sent": True}
 
 
 @app.task

@@ -9,6 +9,7 @@ from bench.program.driver import serve
 from bench.program.latency import percentiles, send_on_time
 from bench.program.payloads import PAYLOAD, payload_of
 from bench.program.round_trips import time_round_trips
+from bench.program.server_memory import used_memory
 from bench.program.stopwatch import Stopwatch
 
 AN_HOUR_MS = 3_600_000
@@ -130,6 +131,29 @@ async def worker_retry(url, total):
     return await work(url, total, fails_once=True, concurrency=100, events_enabled=False)
 
 
+async def server_memory(url, total, payload_bytes=0):
+    payload = payload_of(payload_bytes) if payload_bytes else PAYLOAD
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add("", payload, delay_ms=AN_HOUR_MS)
+        await queue.add("", payload)
+        await work(url, 1, concurrency=100, events_enabled=False, store_results=True)
+        empty = used_memory(url)
+        for start in range(0, total, 1000):
+            await queue.add_bulk([{"name": "", "data": payload}] * min(1000, total - start))
+        waiting = used_memory(url)
+        await work(url, total, concurrency=100, events_enabled=False, store_results=True)
+        finished = used_memory(url)
+        for start in range(0, total, 1000):
+            adds = (queue.add("", payload, delay_ms=AN_HOUR_MS) for _ in range(min(1000, total - start)))
+            await asyncio.gather(*adds)
+        delayed = used_memory(url)
+    return {
+        "waiting_bytes": (waiting - empty) / total,
+        "finished_bytes": (finished - empty) / total,
+        "delayed_bytes": (delayed - finished) / total,
+    }
+
+
 async def pickup_latency(url, rate, seconds=3.0):
     total = int(rate * seconds)
     latencies = []
@@ -169,6 +193,7 @@ if __name__ == "__main__":
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,
             "pickup-latency": pickup_latency,
+            "server-memory": server_memory,
         },
         packages=("chasquimq",),
         settings={

@@ -6,10 +6,11 @@ import sys
 os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
 os.environ["dramatiq_queue_prefetch"] = "256"  # noqa: SIM112 - dramatiq reads this name
 
-from bench.peers.dramatiq_app import fails_once, nothing
-from bench.program.counter import drained_by, script_of
+from bench.peers.dramatiq_app import fails_once, nothing, send
+from bench.program.counter import counting, drained_by, running, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
+from bench.program.round_trips import time_round_trips_in_threads
 from bench.program.stopwatch import Stopwatch
 
 
@@ -32,6 +33,17 @@ def queue_add_delayed(url, total):
     for _ in range(total):
         nothing.send_with_options(args=(PAYLOAD,), delay=3_600_000)
     return watch.stop(total)
+
+
+def round_trip(url, total, callers=1):
+    command = [script_of("dramatiq"), "bench.peers.dramatiq_app", "--processes", "1", "--threads", "8"]
+    with counting(), running([*command, "--skip-logging"]):
+
+        def once():
+            send.send(PAYLOAD).get_result(block=True, timeout=30_000)
+
+        once()
+        return time_round_trips_in_threads(once, total, callers)
 
 
 def worker(url, total, concurrency=100):
@@ -58,6 +70,7 @@ if __name__ == "__main__":
         {
             "queue-add": queue_add,
             "queue-add-delayed": queue_add_delayed,
+            "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,
@@ -66,6 +79,6 @@ if __name__ == "__main__":
         settings={
             "adding": "actor.send, JSON",
             "working": "2 processes (one per core, its default) of 8 threads (its default), queue prefetch 256, only "
-            "the middleware needed for retries",
+            "the middleware needed for retries; `round-trip`: one process, Results with the Redis backend, get_result",
         },
     )

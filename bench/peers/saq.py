@@ -7,6 +7,7 @@ from saq import Queue, Worker
 
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
+from bench.program.round_trips import time_round_trips
 from bench.program.stopwatch import Stopwatch
 
 
@@ -78,6 +79,29 @@ async def drained(url, total, name, concurrency=100, **options):
     return figures
 
 
+async def round_trip(url, total, callers=1):
+    async def send(ctx, *, payload):
+        return {"sent": True}
+
+    queue = await queue_at(url)
+    worker = Worker(queue, [("send", send)], concurrency=100)
+    running = asyncio.ensure_future(worker.start())
+
+    # Its sweep at the start may abort a job that is added meanwhile.
+    await asyncio.sleep(0.5)
+
+    async def once():
+        await queue.apply("send", timeout=30, payload=PAYLOAD)
+
+    await once()
+    figures = await time_round_trips(once, total, callers)
+    await worker.stop()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    await queue.disconnect()
+    return figures
+
+
 async def worker(url, total, concurrency=100):
     return await drained(url, total, "nothing", concurrency)
 
@@ -97,6 +121,7 @@ if __name__ == "__main__":
             "queue-add": queue_add,
             "queue-add-concurrent": queue_add_concurrent,
             "queue-add-delayed": queue_add_delayed,
+            "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,
@@ -104,6 +129,6 @@ if __name__ == "__main__":
         packages=("saq",),
         settings={
             "adding": "enqueue, ttl=-1 (nothing kept); 20 at once (its default); uvloop, hiredis",
-            "working": "concurrency=100, uvloop, one process",
+            "working": "concurrency=100, uvloop, one process; `round-trip`: apply, results kept",
         },
     )

@@ -8,10 +8,11 @@ os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
 
 from taskiq_redis import RedisStreamBroker
 
-from bench.peers.taskiq_app import fails_once, nothing
-from bench.program.counter import drained_by, script_of
+from bench.peers.taskiq_app import fails_once, nothing, replying, send
+from bench.program.counter import counting, drained_by, running, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
+from bench.program.round_trips import time_round_trips
 from bench.program.stopwatch import Stopwatch
 
 
@@ -62,6 +63,21 @@ async def _fill(task, total):
     await broker.shutdown()
 
 
+async def round_trip(url, total, callers=1):
+    command = [script_of("taskiq"), "worker", "bench.peers.taskiq_app:replying", "--workers", "1"]
+    with counting(), running([*command, "--max-async-tasks", "100", "--log-level", "CRITICAL", "--no-parse"]):
+        await replying.startup()
+
+        async def once():
+            task = await send.kiq(PAYLOAD)
+            await task.wait_result(check_interval=0.001, timeout=30)
+
+        await once()
+        figures = await time_round_trips(once, total, callers)
+        await replying.shutdown()
+    return figures
+
+
 def worker(url, total, concurrency=100):
     asyncio.run(_fill(nothing, total))
     return drained(total, 1, 1) if concurrency == 1 else drained(total)
@@ -78,6 +94,7 @@ if __name__ == "__main__":
         {
             "queue-add": queue_add,
             "queue-add-concurrent": queue_add_concurrent,
+            "round-trip": round_trip,
             "worker": worker,
             "worker-retry": worker_retry,
         },
@@ -85,6 +102,6 @@ if __name__ == "__main__":
         settings={
             "adding": "kiq on RedisStreamBroker; concurrent: 50 at once; uvloop, hiredis",
             "working": "RedisStreamBroker, 2 worker processes (its default) of 100 tasks, xread_count=256, no parsing, "
-            "no result backend",
+            "no result backend; `round-trip`: RedisAsyncResultBackend, one process, wait_result(check_interval=1 ms)",
         },
     )

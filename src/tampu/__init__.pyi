@@ -33,6 +33,11 @@ from tampu.wire.retry import JobRetryOverride as JobRetryOverride
 from tampu.wire.retry import BackoffSpec as BackoffSpec
 from tampu.wire.retry import BackoffKind as BackoffKind
 
+# Payload codecs
+from tampu.wire.codec import EncryptedCodec as EncryptedCodec
+from tampu.wire.codec import SignedCodec as SignedCodec
+from tampu.wire.codec import PayloadCodec as PayloadCodec
+
 # Repeatable jobs
 from tampu.wire.repeat import RepeatPattern as RepeatPattern
 from tampu.wire.repeat import MissedFiresPolicy as MissedFiresPolicy
@@ -65,6 +70,7 @@ from tampu.metrics import JobOutcome as JobOutcome
 from tampu.metrics import JobOutcomeKind as JobOutcomeKind
 from tampu.metrics import RetryScheduled as RetryScheduled
 from tampu.metrics import DlqRouted as DlqRouted
+from tampu.metrics import QueueDepth as QueueDepth
 
 # Errors
 from tampu.errors import Error as Error

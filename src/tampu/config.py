@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
 from tampu.metrics import MetricsSink, noop_sink
+from tampu.wire.codec import PayloadCodec
 from tampu.wire.payload import PayloadFormat, check_payload_format
 from tampu.wire.retry import RetryConfig
 
@@ -64,6 +65,11 @@ def _instance(kind: type) -> Callable[[str, object], object]:
         return value
 
     return check
+
+
+def _codec(name: str, value: object) -> None:
+    if value is not None and not isinstance(value, PayloadCodec):
+        raise invalid(name, value, "an EncryptedCodec, a SignedCodec or an object with seal and open")
 
 
 def _queue_name() -> Any:
@@ -126,12 +132,16 @@ class ProducerConfig(_Checked):
     payload_format: PayloadFormat = _checked(lambda name, value: check_payload_format(value, name), "bin")
     #: Type of all payloads: a dataclass, msgspec Struct, TypedDict or pydantic model. Defaults to None: any value.
     payload_type: Any = None
+    #: Encrypts or signs payloads and results: `EncryptedCodec` or `SignedCodec`. Defaults to None: plain MessagePack.
+    codec: PayloadCodec | None = _checked(_codec, None)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.overflow == "wait" and self.idempotency != "sequence":
             # A waiting window is sent again until all of its jobs have been added.
             raise invalid("idempotency", self.idempotency, "'sequence' with overflow 'wait'")
+        if self.codec is not None and self.payload_format != "bin":
+            raise invalid("payload_format", self.payload_format, "'bin' with a codec")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,8 +198,9 @@ class ConsumerConfig(_Checked):
     #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
     #: Defaults to "<host>:<pid>:<random>".
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
-    #: Maximum number of entries per read. Defaults to 64.
-    batch: int = _number(64, low=1)
+    #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free slots. Defaults
+    #: to 256.
+    batch: int = _number(256, low=1)
     #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
     max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
@@ -243,6 +254,9 @@ class ConsumerConfig(_Checked):
     metrics: MetricsSink = _metrics()
     #: Type of all payloads, checked when they are decoded. Defaults to None: any value.
     payload_type: Any = None
+    #: Opens payloads that a producer's `codec` has encrypted or signed, and seals results. Others become dead letters.
+    #: Defaults to None, in a `Worker` to the codec of its queue.
+    codec: PayloadCodec | None = _checked(_codec, None)
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)
@@ -267,6 +281,7 @@ class ConsumerSettings(TypedDict, total=False):
     """The fields of `ConsumerConfig` that `Worker(..., **settings)` takes in addition to its own arguments."""
 
     batch: int
+    max_read_bytes: int
     block_ms: int
     ack_batch: int
     ack_idle_ms: int
@@ -283,4 +298,5 @@ class ConsumerSettings(TypedDict, total=False):
     result_ttl_secs: int
     metrics: MetricsSink
     payload_type: Any
+    codec: PayloadCodec | None
     max_block_ms: int

@@ -60,6 +60,28 @@ class JobOutcome:
     attempt: int
     handler_duration_us: int
     name: str
+    #: How long the job was in the stream before this run, in milliseconds, by the clocks of the server and of this
+    #: machine. Time in the delayed set does not count.
+    wait_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueDepth:
+    """The length of a queue, as a worker saw it. All workers of a queue see the same, except for `running`."""
+
+    #: Jobs that were not delivered to a worker.
+    waiting: int
+    #: How long the oldest of them has been waiting, in milliseconds; 0 if there is none.
+    oldest_waiting_ms: int
+    #: Jobs that were delivered to a worker and not settled.
+    pending: int
+    #: Jobs in the delayed set: delayed ones, and those that wait for a retry.
+    delayed: int
+    #: Dead letters that are stored now.
+    dead: int
+    #: Jobs that this worker is running, and how many it may run at the same time.
+    running: int
+    concurrency: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +124,9 @@ class MetricsSink:
     def job_outcome(self, outcome: JobOutcome) -> None:
         """Record one run of a handler."""
 
+    def queue_depth(self, depth: QueueDepth) -> None:
+        """Record the length of the queue. Workers measure it every 5 s, if this method is overridden."""
+
     def retry_scheduled(self, retry: RetryScheduled) -> None:
         """Record that a retry was scheduled."""
 
@@ -139,6 +164,7 @@ class InMemorySink(MetricsSink):
     job_outcomes: list[JobOutcome] = field(default_factory=list)
     retries: list[RetryScheduled] = field(default_factory=list)
     dead_letters: list[DlqRouted] = field(default_factory=list)
+    depths: list[QueueDepth] = field(default_factory=list)
 
     def promoter_tick(self, tick: PromoterTick) -> None:
         self.promoter_ticks.append(tick)
@@ -157,3 +183,6 @@ class InMemorySink(MetricsSink):
 
     def dlq_routed(self, dlq: DlqRouted) -> None:
         self.dead_letters.append(dlq)
+
+    def queue_depth(self, depth: QueueDepth) -> None:
+        self.depths.append(depth)

@@ -8,20 +8,7 @@ start_http_server(9100)
 await Consumer(url, ConsumerConfig(queue_name="emails", metrics=PrometheusSink())).run(handler, shutdown)
 ```
 
-| metric                                            | meaning                                                          |
-|---------------------------------------------------|------------------------------------------------------------------|
-| `tampu_job_runs_total{queue, name, outcome}`      | runs of handlers by outcome: `ok`, `err` or `panic`              |
-| `tampu_job_duration_seconds{queue, name}`         | duration of these runs                                           |
-| `tampu_retries_total{queue, name}`                | retries scheduled                                                |
-| `tampu_retry_delay_seconds{queue}`                | backoff before these retries                                     |
-| `tampu_dead_letters_total{queue, name, reason}`   | jobs moved to the dead-letter queue                              |
-| `tampu_reads_total{queue}`                        | reads that returned at least one job                             |
-| `tampu_entries_read_total{queue}`                 | entries returned by these reads                                  |
-| `tampu_entries_reclaimed_total{queue}`            | entries among them that had been delivered before                |
-| `tampu_promoted_total{queue}`                     | delayed jobs moved into the stream                               |
-| `tampu_delayed_jobs{queue}`                       | delayed jobs, as last seen by the leading promoter               |
-| `tampu_promoter_lag_seconds{queue}`               | age of the oldest overdue job, as last seen by it                |
-| `tampu_promoter_leads{queue}`                     | 1 while this process's promoter is the leader, otherwise 0       |
+Every metric is described in `docs/reference/metrics.md`.
 """
 
 from __future__ import annotations
@@ -37,6 +24,7 @@ from tampu.metrics import (
     LockOutcome,
     MetricsSink,
     PromoterTick,
+    QueueDepth,
     ReaderBatch,
     RetryScheduled,
 )
@@ -107,6 +95,19 @@ class _Series:
             buckets=DURATION_BUCKETS,
             registry=registry,
         )
+        self.waits = Histogram(
+            "tampu_job_wait_seconds",
+            "Time that jobs were in the stream before they ran.",
+            by_name,
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.waiting = gauge("tampu_waiting_jobs", "Jobs that were not delivered to a worker.")
+        self.oldest = gauge("tampu_oldest_waiting_seconds", "Age of the oldest waiting job.")
+        self.pending = gauge("tampu_pending_jobs", "Jobs that were delivered to a worker and not settled.")
+        self.stored_letters = gauge("tampu_dead_letters_stored", "Dead letters in the dead-letter queue.")
+        self.running = gauge("tampu_running_jobs", "Jobs that this process is running.")
+        self.concurrency = gauge("tampu_concurrency", "Jobs that this process may run at the same time.")
         self.retries = counter("tampu_retries", "Retries scheduled.", by_name)
         self.retry_delays = Histogram(
             "tampu_retry_delay_seconds",
@@ -120,7 +121,7 @@ class _Series:
         self.entries_read = counter("tampu_entries_read", "Entries returned by reads.", by_queue)
         self.entries_reclaimed = counter("tampu_entries_reclaimed", "Entries that had been delivered before.", by_queue)
         self.promoted = counter("tampu_promoted", "Delayed jobs moved into the stream.", by_queue)
-        self.delayed_jobs = gauge("tampu_delayed_jobs", "Delayed jobs, as last seen by the leading promoter.")
+        self.delayed_jobs = gauge("tampu_delayed_jobs", "Delayed jobs, and jobs that wait for a retry.")
         self.lag = gauge("tampu_promoter_lag_seconds", "Age of the oldest overdue delayed job.")
         self.leads = gauge("tampu_promoter_leads", "1 while this process's promoter is the leader, otherwise 0.")
         #: Job names with their own label, by queue.
@@ -139,7 +140,7 @@ class _QueueSink(MetricsSink):
         self._max_names = max_names
         self._names = series.names.setdefault(queue_name, set())
         #: A cache: looking up a series by its labels takes longer than counting.
-        self._runs: dict[tuple[str, str], tuple[Counter, Histogram]] = {}
+        self._runs: dict[tuple[str, str], tuple[Counter, Histogram, Histogram]] = {}
 
     def _label(self, name: str) -> str:
         if name not in self._names:
@@ -154,9 +155,23 @@ class _QueueSink(MetricsSink):
         if found is None:
             series, labels = self._series, {"queue": self._queue, "name": key[0]}
             runs = series.runs.labels(**labels, outcome=outcome.kind.value)
-            found = self._runs[key] = (runs, series.durations.labels(**labels))
+            found = self._runs[key] = (runs, series.durations.labels(**labels), series.waits.labels(**labels))
         found[0].inc()
         found[1].observe(outcome.handler_duration_us / 1e6)
+        found[2].observe(outcome.wait_ms / 1e3)
+
+    def queue_depth(self, depth: QueueDepth) -> None:
+        series = self._series
+        for gauge, value in (
+            (series.waiting, depth.waiting),
+            (series.oldest, depth.oldest_waiting_ms / 1e3),
+            (series.pending, depth.pending),
+            (series.delayed_jobs, depth.delayed),
+            (series.stored_letters, depth.dead),
+            (series.running, depth.running),
+            (series.concurrency, depth.concurrency),
+        ):
+            gauge.labels(queue=self._queue).set(value)
 
     def retry_scheduled(self, retry: RetryScheduled) -> None:
         self._series.retries.labels(queue=self._queue, name=self._label(retry.name)).inc()

@@ -49,6 +49,7 @@ from tampu.produce.options import (
 from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.task import Task, TaskContext, task_of
+from tampu.wire.codec import QueueCodec
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import decode_result, wrap_bin
@@ -70,6 +71,7 @@ if TYPE_CHECKING:
     from tampu.produce.options import AddOptions
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, OnFailure, TaskMaker
+    from tampu.wire.codec import PayloadCodec
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
@@ -102,6 +104,7 @@ class Queue:
         max_stream_len: Maximum length of the stream. Defaults to 1,000,000.
         max_delay_secs: Maximum delay in seconds; 0 = no limit. Defaults to 30 days.
         credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
+        codec: Encrypts or signs payloads and results: `EncryptedCodec` or `SignedCodec`.
         strict: Refuse to add a job by the name of a task that this queue does not have. By default such an add is
             logged as a warning, once per name: the task may be defined in another program.
         **settings: Any other field of `ProducerConfig`.
@@ -120,6 +123,7 @@ class Queue:
         max_stream_len: int | None = None,
         max_delay_secs: int | None = None,
         credential_provider: Any = None,
+        codec: PayloadCodec | None = None,
         strict: bool = False,
         **settings: Unpack[ProducerSettings],
     ) -> None:
@@ -132,11 +136,12 @@ class Queue:
         self._unknown_names: set[str] = set()
         given: dict[str, Any] = {"max_stream_len": max_stream_len, "max_delay_secs": max_delay_secs, **settings}
         self._config = ProducerConfig(
-            queue_name=name, **{key: value for key, value in given.items() if value is not None}
+            queue_name=name, codec=codec, **{key: value for key, value in given.items() if value is not None}
         )
         self._keys = QueueKeys(name)
         self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
-        self._waiters = Waiters(self._producer.client, self._keys, self.events)
+        self._codec = QueueCodec.of(codec, name)
+        self._waiters = Waiters(self._producer.client, self._keys, self.events, self._codec)
         self._closed = False
         self._sync: SyncQueue | None = None
         self._sync_guard = threading.Lock()
@@ -152,6 +157,11 @@ class Queue:
     def url(self) -> str:
         """URL of the server."""
         return self._url
+
+    @property
+    def codec(self) -> PayloadCodec | None:
+        """The codec of its payloads and results."""
+        return self._config.codec
 
     @property
     def keys(self) -> QueueKeys:
@@ -556,7 +566,7 @@ class Queue:
 
     async def get_job(self, job_id: str) -> JobState:
         """Return the state of a job: waiting, delayed, running, done, dead or cancelled, with its details."""
-        return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id))
+        return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id), self._codec)
 
     async def jobs(
         self,

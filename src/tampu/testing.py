@@ -13,6 +13,7 @@ Installed as a pytest plugin. `run_until_empty` also works without pytest.
 |---|---|---|
 | `tampu_server` | session | an embedded Valkey with temporary data; its URL is `tampu_server.url` |
 | `tampu_queue` | function | an empty `Queue` on that server, with a unique name |
+| `tampu_clean` | function | that server, emptied before the test: no job, dead letter, unique ID or schedule is left |
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ from tampu.consume.context import context_of
 from tampu.embedded.server import acquire, release
 from tampu.errors import DecodeError, JobFailed
 from tampu.queue import Queue
+from tampu.redis.client import Client
+from tampu.redis.settings import parse_url
 from tampu.wire.entry import decode_delayed_member
 from tampu.wire.envelope import decode_job
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
@@ -51,6 +54,8 @@ QUICK: dict[str, Any] = {
     "run_scheduler": False,
     "shutdown_deadline_secs": 5,
 }
+#: How often schedules are checked, if they are fired, in milliseconds.
+TICK_MS = 5
 #: How often to check whether jobs are left, in seconds.
 LOOK_SECS = 0.005
 
@@ -103,7 +108,8 @@ async def run_until_empty(
         raise_errors: If a job is dead-lettered, raise its exception with its traceback. False leaves it in the
             dead-letter queue.
         timeout: Maximum duration in seconds.
-        **settings: Any setting of `Worker`.
+        **settings: Any setting of `Worker`. With `run_scheduler=True`, schedules that are due are fired too; with
+            `include_delayed` as well, every schedule is fired once, at once.
 
     Raises:
         TimeoutError: Jobs are left after `timeout` seconds.
@@ -118,10 +124,16 @@ async def run_until_empty(
         if error is not None:
             errors[job.id] = error
 
+    fires = bool(settings.get("run_scheduler"))
+    if fires:
+        settings.setdefault("scheduler_tick_ms", TICK_MS)
+        if include_delayed:
+            for queue in queues:
+                await _make_schedules_due(queue)
     worker = Worker(queues, handler, after_job=note, **(QUICK | settings))
     running = asyncio.create_task(worker.run())
     try:
-        await _until_done(queues, running, timeout, include_delayed=include_delayed)
+        await _until_done(queues, running, timeout, include_delayed=include_delayed, fires=fires)
     finally:
         await worker.close()
         await running
@@ -132,13 +144,13 @@ async def run_until_empty(
 
 
 async def _until_done(
-    queues: tuple[Queue, ...], running: asyncio.Task[None], timeout_secs: float, *, include_delayed: bool
+    queues: tuple[Queue, ...], running: asyncio.Task[None], timeout_secs: float, *, include_delayed: bool, fires: bool
 ) -> None:
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_secs
     while not running.done():
         # Check twice: between the two commands of one check, a job may move from the second place to the first.
-        left = [await _left(queue) + await _left(queue) for queue in queues]
+        left = [await _left(queue, fires) + await _left(queue, fires) for queue in queues]
         if not any(left):
             if not any([await _make_due(queue, retries_only=not include_delayed) for queue in queues]):
                 return
@@ -148,14 +160,22 @@ async def _until_done(
         await asyncio.sleep(LOOK_SECS)
 
 
-async def _left(queue: Queue) -> int:
-    """Return the number of jobs that are due, waiting or running."""
+async def _left(queue: Queue, fires: bool) -> int:
+    """Return the number of jobs that are due, waiting or running, and of schedules that are due if they are fired."""
     client = queue.producer.ready_client()
     if await client.call("EXISTS", queue.keys.paused):
         return 0
+    schedules: int = await client.call("ZCOUNT", queue.keys.repeat, "-inf", wall_clock_ms()) if fires else 0
     due: int = await client.call("ZCOUNT", queue.keys.delayed, "-inf", wall_clock_ms())
     there: int = await client.call("XLEN", queue.keys.stream)
-    return due + there
+    return schedules + due + there
+
+
+async def _make_schedules_due(queue: Queue) -> None:
+    client = queue.producer.ready_client()
+    now_ms = await client.server_time_ms()
+    for key in await client.call("ZRANGE", queue.keys.repeat, 0, -1):
+        await client.call("ZADD", queue.keys.repeat, "XX", now_ms, key)
 
 
 async def _make_due(queue: Queue, *, retries_only: bool) -> int:
@@ -213,11 +233,25 @@ if pytest is not None:
         release(server)
 
     @pytest.fixture
+    def tampu_clean(tampu_server: EmbeddedServer) -> EmbeddedServer:
+        """Empty the embedded server: for queues of your application, whose names are the same in every test."""
+        asyncio.run(_flush())
+        return tampu_server
+
+    @pytest.fixture
     def tampu_queue(tampu_server: EmbeddedServer) -> Iterator[Queue]:
         """Create an empty queue with a unique name, and delete it after the test."""
         queue = Queue(f"test-{uuid.uuid4().hex}", url="embedded://")
         yield queue
         asyncio.run(_forget(queue))
+
+
+async def _flush() -> None:
+    client = Client(parse_url("embedded://"), b"")
+    try:
+        await client.call("FLUSHALL")
+    finally:
+        await client.close()
 
 
 async def _forget(queue: Queue) -> None:

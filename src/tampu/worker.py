@@ -92,8 +92,8 @@ class Worker:
         concurrency: Maximum number of jobs that run at the same time, of all queues together.
         weights: By queue name, how many jobs it gets in relation to the others while several have jobs waiting.
             Defaults to 1 for each.
-        reserve: By queue name, places that are kept free for its jobs. Defaults to none.
-        limit: By queue name, the most places it may have. Defaults to all.
+        reserve: By queue name, slots that are kept free for its jobs. Defaults to none.
+        limit: By queue name, the most slots it may have. Defaults to all.
         max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks and 25 for a handler,
             as in chasquimq.
         group: Consumer group.
@@ -257,6 +257,17 @@ class Worker:
         """False while a handler blocks the event loop for too long, or the leases of running jobs cannot be renewed."""
         return self._serving is None or self._serving.runtime.is_healthy
 
+    @property
+    def connections(self) -> int:
+        """Number of its open connections to servers."""
+        return 0 if self._serving is None else self._serving.runtime.connections
+
+    @property
+    def slots_used(self) -> dict[str, int]:
+        """Slots that jobs of each queue occupy, by queue name: jobs that run, or wait here to be started."""
+        queues = [] if self._serving is None else self._serving.runtime.queues
+        return {queue.name: queue.share.occupied for queue in queues}
+
     # --- queues
 
     def add_queue(self, queue: Queue) -> None:
@@ -272,13 +283,13 @@ class Worker:
         for field, given in (("weights", self._weights), ("reserve", self._reserve), ("limit", self._limit)):
             if unknown := sorted(set(given) - names):
                 raise ConfigError(f"{field} names {unknown[0]!r}, but the worker serves no such queue")
-        for name, places in self._reserve.items():
-            if places > self._limit.get(name, self._config.concurrency):
-                raise ConfigError(f"reserve for {name!r} is more than the places it may have")
+        for name, slots in self._reserve.items():
+            if slots > self._limit.get(name, self._config.concurrency):
+                raise ConfigError(f"reserve for {name!r} is more than the slots it may have")
         kept = sum(self._reserve.values())
         if kept > self._config.concurrency - (set(self._reserve) != names):
             raise ConfigError(
-                f"reserve keeps {kept} of {self._config.concurrency} places, which leaves none for the other queues"
+                f"reserve keeps {kept} of {self._config.concurrency} slots, which leaves none for the other queues"
             )
 
     @property
@@ -400,7 +411,7 @@ class Worker:
             reserve=self._reserve.get(queue.name, 0),
             limit=self._limit.get(queue.name),
         )
-        served = serving.runtime.add(link, queue.name, handler, share)
+        served = serving.runtime.add(link, queue.name, handler, share, config.codec or queue.codec)
         if self._handler is None and any(task.on_failure is not None for task in queue.tasks.values()):
             served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
 

@@ -8,7 +8,7 @@ import time
 import uuid  # noqa: TC003 - needed at runtime: the annotation selects the encoding
 from typing import Any
 
-from tampu import Cancel, Queue, SoftTimeout, UnrecoverableError, current_job
+from tampu import Cancel, EncryptedCodec, Queue, SoftTimeout, UnrecoverableError, current_job
 
 #: The test sets its URL in TAMPU_URL, which child processes inherit.
 queue = Queue("processes")
@@ -92,3 +92,17 @@ async def tidies_up_on_a_loop(catches: bool) -> str:
         if not catches:
             raise
     return "tidy"
+
+
+#: The codec of `sealed_queue`; a child process must not need it.
+CODEC = EncryptedCodec({"k": bytes(32)})
+
+
+def square(number: int) -> int:
+    return number * number
+
+
+def sealed_queue(url: str) -> tuple[Queue, Any]:
+    """Return a queue with a codec, and its task that runs in a process."""
+    queue = Queue("sealed", url=url, codec=CODEC)
+    return queue, queue.task(process=True)(square)

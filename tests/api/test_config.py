@@ -26,7 +26,7 @@ SEED_DEFAULTS: dict[str, dict[str, Any]] = {
         "queue_name": "default",
         "group": "default",
         "consumer_id": ...,
-        "batch": 64,
+        "batch": 256,  # 64 in the seeds: a quarter slower, and the free places limit slow jobs in any case
         "block_ms": 5000,
         "claim_min_idle_ms": 30_000,
         "concurrency": 100,

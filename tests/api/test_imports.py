@@ -35,6 +35,13 @@ def test_an_unknown_name_is_an_error() -> None:
         from tampu import Quue  # type: ignore[attr-defined]  # noqa: F401
 
 
+def test_cron_and_time_zones_are_loaded_on_first_use() -> None:
+    code = "import sys; from tampu import Queue, Worker; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not {"zoneinfo", "tampu.wire.cron", "pydantic", "uvloop", "pyspark"} & {*loaded}
+    assert len(loaded) < 360, "each module costs time at every start"
+
+
 @pytest.mark.parametrize("text", ["from tampu import Queue", "things = []"])
 def test_a_file_that_shadows_a_standard_module_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "queue.py").write_text(text)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import builtins
 import re
+import time
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest, start_http_server
 
+from api.workers import working
+from docs.doc_pages import DOCS
 from support.delayed import delay, member_of
 from support.parts import consuming, running
 from support.producers import open_producer
@@ -22,6 +25,7 @@ from tampu import (
     ConfigError,
     DlqReason,
     DlqRouted,
+    InMemorySink,
     Job,
     JobOutcome,
     JobOutcomeKind,
@@ -30,10 +34,13 @@ from tampu import (
     Promoter,
     PromoterConfig,
     PromoterTick,
+    Queue,
+    QueueDepth,
     ReaderBatch,
     RetryScheduled,
     UnrecoverableError,
 )
+from tampu.inspect.snapshot import read_depth
 from tampu.prometheus import PrometheusSink
 
 if TYPE_CHECKING:
@@ -47,6 +54,52 @@ def scraped(registry: CollectorRegistry) -> dict[str, float]:
     return {series: float(value) for series, value in pairs if "_created" not in series}
 
 
+def test_the_page_names_every_metric_with_its_type_and_labels() -> None:
+    registry = CollectorRegistry()
+    PrometheusSink(registry).for_queue("q")
+    collectors: Any = registry._collector_to_names
+    exported = {
+        f"{one._name}_total" if one._type == "counter" else one._name: (one._type, set(one._labelnames))
+        for one in collectors
+    }
+    page = (DOCS / "reference" / "metrics.md").read_text()
+    rows = re.findall(r"^\| `(tampu_\w+)` \| (\w+) \| ([^|]+) \|", page, re.MULTILINE)
+    assert {name: (kind, set(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows} == exported
+    assert set(re.findall(r"tampu_\w+", page)) <= exported.keys()
+
+
+async def test_a_worker_measures_its_queue_and_how_long_jobs_waited(server: Server) -> None:
+    sink = InMemorySink()
+    ends = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        if job.name == "dies":
+            raise UnrecoverableError
+        await ends.wait()
+
+    view = QueueView(server, "q")
+    async with Queue("q", url=server.url) as queue:
+        await queue.add("dies", 1)
+        for _ in range(4):
+            await queue.add("waits", 1)
+        await queue.add("later", 1, delay_ms=3_600_000)
+        waited_from = int(view.entries()[0][0].split(b"-")[0])
+        async with working("q", handler, url=server.url, concurrency=2, read_count=1, metrics=sink):
+            await until(lambda: sink.depths and sink.job_outcomes, "it has measured")
+            await until(lambda: view.client.xpending(queue.keys.stream, "default")["pending"] >= 2, "two jobs run")
+            client = queue.producer.ready_client()
+            depth = await read_depth(client, queue.keys, running=2, concurrency=2)
+            ends.set()
+        assert (depth.waiting + depth.pending, depth.delayed, depth.dead) == (4, 1, 1)
+        assert depth.pending in (2, 3)  # it may have fetched one ahead
+        assert 0 < depth.oldest_waiting_ms < 60_000
+        assert sink.depths[0].concurrency == 2
+        view.client.delete(queue.keys.stream)
+        assert (await read_depth(client, queue.keys, running=0, concurrency=2)).waiting == 0
+    died = next(one for one in sink.job_outcomes if one.name == "dies")
+    assert 0 <= died.wait_ms <= time.time() * 1000 - waited_from
+
+
 def test_every_observation_is_exported_in_base_units() -> None:
     registry = CollectorRegistry()
     sink = PrometheusSink(registry).for_queue("q")
@@ -58,6 +111,8 @@ def test_every_observation_is_exported_in_base_units() -> None:
     sink.reader_batch(ReaderBatch(64, 3))
     sink.promoter_tick(PromoterTick(7, 12, 2500))
     sink.promoter_lock_outcome(LockOutcome.ACQUIRED)
+    sink.job_outcome(JobOutcome(JobOutcomeKind.OK, 1, 0, "slow", 2500))
+    sink.queue_depth(QueueDepth(4, 1500, 3, 12, 2, 1, 100))
     told = scraped(registry)
     expected = {
         'tampu_job_runs_total{name="mail",outcome="ok",queue="q"}': 1,
@@ -76,33 +131,18 @@ def test_every_observation_is_exported_in_base_units() -> None:
         'tampu_delayed_jobs{queue="q"}': 12,
         'tampu_promoter_lag_seconds{queue="q"}': 2.5,
         'tampu_promoter_leads{queue="q"}': 1,
+        'tampu_job_wait_seconds_sum{name="slow",queue="q"}': 2.5,
+        'tampu_waiting_jobs{queue="q"}': 4,
+        'tampu_oldest_waiting_seconds{queue="q"}': 1.5,
+        'tampu_pending_jobs{queue="q"}': 3,
+        'tampu_dead_letters_stored{queue="q"}': 2,
+        'tampu_running_jobs{queue="q"}': 1,
+        'tampu_concurrency{queue="q"}': 100,
     }
     assert {series: told.get(series) for series in expected} == expected
     assert all(series.startswith("tampu_") for series in told)
     sink.promoter_lock_outcome(LockOutcome.HELD)
     assert scraped(registry)['tampu_promoter_leads{queue="q"}'] == 0
-
-
-def test_the_documentation_lists_every_metric_and_its_labels() -> None:
-    registry = CollectorRegistry()
-    sink = PrometheusSink(registry).for_queue("q")
-    sink.job_outcome(JobOutcome(JobOutcomeKind.OK, 1, 1, "n"))
-    sink.retry_scheduled(RetryScheduled(2, 1, "n"))
-    sink.dlq_routed(DlqRouted(DlqReason.MALFORMED, 0, "n"))
-    sink.reader_batch(ReaderBatch(1, 1))
-    sink.promoter_tick(PromoterTick(1, 1, 1))
-    sink.promoter_lock_outcome(LockOutcome.HELD)
-    told = {
-        (re.sub(r"_(bucket|sum|count)$", "", name), frozenset(re.findall(r"(\w+)=", labels)) - {"le"})
-        for name, labels in (series.rstrip("}").split("{") for series in scraped(registry))
-    }
-    from tampu import prometheus
-
-    documented = {
-        (name, frozenset(labels.split(", ")))
-        for name, labels in re.findall(r"\| `(tampu_\w+)\{([^}]*)\}`", prometheus.__doc__ or "")
-    }
-    assert told == documented
 
 
 def test_names_beyond_the_limit_are_counted_together() -> None:

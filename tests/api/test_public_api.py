@@ -10,9 +10,9 @@ SEEDS_LEVEL = set(
     Producer ProducerConfig Consumer ConsumerConfig Promoter PromoterConfig Scheduler SchedulerConfig RetryConfig
     Job JobId JobRetryOverride AddOptions BackoffSpec BackoffKind RepeatPattern MissedFiresPolicy RepeatableSpec
     RepeatableMeta DlqEntry DlqReason QueueEvent MetricsSink NoopSink InMemorySink noop_sink PromoterTick LockOutcome
-    ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted HandlerError UnrecoverableError Retry Snooze Cancel
-    Error RedisError EncodeError DecodeError ConfigError ShutdownError QueueFullError OutcomeUnknownError JobFailed
-    JobCancelled NotSupportedError
+    ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted QueueDepth HandlerError UnrecoverableError Retry
+    Snooze Cancel Error RedisError EncodeError DecodeError ConfigError ShutdownError QueueFullError OutcomeUnknownError
+    JobFailed JobCancelled NotSupportedError
     """.split()
 )
 
@@ -26,6 +26,9 @@ PEOPLES_LEVEL = {
     "WorkerInfo",
     "Handler",
     "current_job",
+    "EncryptedCodec",
+    "SignedCodec",
+    "PayloadCodec",
     "FailedJob",
     "SoftTimeout",
     "version",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +66,32 @@ async def test_each_test_has_its_own_queue(tampu_queue, tampu_server):
     await tampu_queue.add("left behind", 1)
 
 
+app_queue = Queue("app", url="embedded://")
+
+
+@app_queue.task(attempts=1)
+async def charge(fails: bool) -> None:
+    if fails:
+        raise ValueError
+
+
+@pytest.mark.parametrize("_", range(2))
+async def test_an_applications_queue_is_empty_in_every_test(tampu_clean, _):
+    assert await app_queue.get_repeatable_jobs() == []
+    assert await app_queue.peek_dlq() == []
+    assert (await charge.add_unique("order-7", False)).id.is_new
+    assert await run_until_empty(app_queue) == 1
+    await charge.every(3600, {"fails": True})
+    await charge.add(True)
+    assert await run_until_empty(app_queue, raise_errors=False) == 1
+    await charge.add_in(3600, False)
+
+
+def test_synchronous_code_starts_empty_too(tampu_clean):
+    assert charge.sync.add_unique("order-7", False).id.is_new
+    assert asyncio.run(run_until_empty(app_queue)) == 1
+
+
 def test_nothing_is_left_behind(tampu_server):
     import redis
 
@@ -84,7 +111,7 @@ def test_the_fixtures_work_in_a_project(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert "4 passed" in done.stdout, done.stdout + done.stderr
+    assert "7 passed" in done.stdout, done.stdout + done.stderr
 
 
 def test_the_package_declares_the_plugin() -> None:
@@ -199,3 +226,22 @@ async def test_a_paused_queue_is_not_waited_for(queue: Queue) -> None:
     await queue.pause()
     await work.add()
     assert await run_until_empty(queue) == 0
+
+
+async def test_schedules_that_are_due_are_fired_if_asked_for(queue: Queue, server: Server) -> None:
+    fired: list[str] = []
+
+    @queue.task
+    async def report(kind: str) -> None:
+        fired.append(kind)
+
+    await report.every(3600, {"kind": "hourly"}, key="hourly")
+    await report.cron("0 9 * * *", {"kind": "daily"}, key="daily")
+    assert await run_until_empty(queue, run_scheduler=True) == 0  # none is due
+    server.client().zadd(queue.keys.repeat, {"hourly": int(time.time() * 1000) - 5})
+    assert await run_until_empty(queue) == 0  # not asked for
+    assert await run_until_empty(queue, run_scheduler=True) == 1
+    assert fired == ["hourly"]
+    assert await run_until_empty(queue, run_scheduler=True, include_delayed=True) == 2
+    assert sorted(fired) == ["daily", "hourly", "hourly"]
+    assert len(await queue.get_repeatable_jobs()) == 2

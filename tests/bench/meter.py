@@ -1,4 +1,4 @@
-"""Counts the cost of one job: requests to the server, commands the server runs, Python calls and instructions in tampu.
+"""Counts the cost of a job: requests and bytes sent, commands the server runs, Python calls and instructions in tampu.
 
 It counts instead of measuring time, so that a busy machine does not matter. Work driven by a clock (leases, promoter,
 scheduler) does not depend on the number of jobs, and becomes negligible when divided by it.
@@ -7,6 +7,7 @@ scheduler) does not depend on the number of jobs, and becomes negligible when di
 from __future__ import annotations
 
 import sys
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,26 +27,35 @@ class Meter:
     client: redis.Redis
     monkeypatch: pytest.MonkeyPatch
     requests: int = 0
+    sent_bytes: int = 0
     calls: int = 0
     instructions: int = 0
     commands: dict[str, int] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        plain = Connection.request
+        plain, plain_pieces = Connection.request, Connection.request_pieces
 
-        def request(connection: Connection, *arguments: Any) -> None:
+        def request(connection: Connection, packed: bytes, *arguments: Any) -> None:
             self.requests += 1
-            plain(connection, *arguments)
+            self.sent_bytes += len(packed)
+            plain(connection, packed, *arguments)
+
+        def request_pieces(connection: Connection, pieces: list[bytes], *arguments: Any) -> None:
+            self.sent_bytes += sum(map(len, pieces))
+            plain_pieces(connection, pieces, *arguments)
 
         self.monkeypatch.setattr(Connection, "request", request)
+        self.monkeypatch.setattr(Connection, "request_pieces", request_pieces)
         self.client.config_resetstat()
         self._former = sys.gettrace()
+        threading.settrace(self._trace)
         sys.settrace(self._trace)
         # Frames that are already waiting, such as a consumer's loops, are traced when they resume.
         return self
 
     def __exit__(self, *_: object) -> None:
         sys.settrace(self._former)
+        threading.settrace(None)  # type: ignore[arg-type]  # None is allowed, as for sys.settrace
         self.monkeypatch.undo()
         self.commands = {
             name.removeprefix("cmdstat_"): stats["calls"]
@@ -67,10 +77,11 @@ class Meter:
         return self._count
 
     def per_job(self, jobs: int) -> dict[str, Any]:
-        """Return requests, calls and instructions per job, and the commands that the server runs for every job."""
+        """Return the figures per job, and the commands that the server runs for every job."""
         rounded = {name: round(calls / jobs) for name, calls in sorted(self.commands.items())}
         return {
             "requests": round(self.requests / jobs, 2),
+            "bytes": round(self.sent_bytes / jobs),
             "calls": round(self.calls / jobs, 1),
             "instructions": round(self.instructions / jobs),
             "commands": {name: count for name, count in rounded.items() if count},

@@ -17,7 +17,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from meter import Meter
 
-from tampu import AddOptions, BackoffSpec, Consumer, ConsumerConfig, JobRetryOverride, Producer, ProducerConfig
+from tampu import (
+    AddOptions,
+    BackoffSpec,
+    Consumer,
+    ConsumerConfig,
+    JobRetryOverride,
+    Producer,
+    ProducerConfig,
+    Queue,
+    Worker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,7 +39,7 @@ ATTEMPTS = 6
 QUEUE = "budget"
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
 #: Allowed excess: less than one request or call per job, and about one line's worth of instructions.
-SLACK = {"requests": 0.3, "calls": 0.7, "instructions": 12}
+SLACK = {"requests": 0.3, "bytes": 12, "calls": 0.7, "instructions": 12}
 SHARE = 0.05
 #: Calls and instructions differ between Python versions; commands and requests do not.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -94,10 +104,68 @@ def worked_off(*, fails_once: bool = False, **settings: Any) -> Callable[[str, M
     return scenario
 
 
+async def large_in_a_bulk(url: str, meter: Meter) -> int:
+    async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+        payloads = ["x" * 10_000] * 100
+        await producer.add_bulk(payloads)
+        with meter:
+            await producer.add_bulk(payloads)
+    return 100
+
+
+def with_defaults(*, plain: bool = False) -> Callable[[str, Meter], Awaitable[int]]:
+    async def scenario(url: str, meter: Meter) -> int:
+        jobs, done = 1024, 0
+        finished = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def count() -> dict[str, bool]:
+            nonlocal done
+            done += 1
+            if done == jobs:
+                loop.call_soon_threadsafe(finished.set)
+            return {"sent": True}
+
+        def send(to: str, subject: str, body: str) -> dict[str, bool]:
+            return count()
+
+        async def send_on_loop(to: str, subject: str, body: str) -> dict[str, bool]:
+            return count()
+
+        async with Queue(QUEUE, url=url) as queue:
+            task: Any = queue.task(send) if plain else queue.task(send_on_loop)
+            await task.add_bulk([PAYLOAD] * jobs)
+            with meter:
+                async with Worker(queue):
+                    await finished.wait()
+        return jobs
+
+    return scenario
+
+
+async def round_trips(url: str, meter: Meter) -> int:
+    async with Queue(QUEUE, url=url) as queue:
+
+        @queue.task
+        async def send(to: str, subject: str, body: str) -> dict[str, bool]:
+            return {"sent": True}
+
+        async with Worker(queue):
+            await (await send.add(**PAYLOAD)).result()
+            with meter:
+                for _ in range(200):
+                    await (await send.add(**PAYLOAD)).result()
+    return 200
+
+
 SCENARIOS: dict[str, Callable[[str, Meter], Awaitable[int]]] = {
+    "defaults": with_defaults(),
+    "defaults, a plain function": with_defaults(plain=True),
+    "a round trip": round_trips,
     "one add after the other": one_by_one,
     "adds in a gather": in_a_gather,
     "a bulk": in_a_bulk,
+    "a bulk of large jobs": large_in_a_bulk,
     "a delayed bulk": delayed_in_a_bulk,
     "running": worked_off(events_enabled=False),
     "running, events on": worked_off(events_enabled=True),
@@ -110,7 +178,7 @@ def best_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the minimum of each figure."""
     names = set.intersection(*(set(each["commands"]) for each in attempts))
     least: dict[str, Any] = {
-        figure: min(each[figure] for each in attempts) for figure in ("requests", "calls", "instructions")
+        figure: min(each[figure] for each in attempts) for figure in ("requests", "bytes", "calls", "instructions")
     }
     return {**least, "commands": {name: min(each["commands"][name] for each in attempts) for name in sorted(names)}}
 
@@ -123,7 +191,7 @@ def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
         if found["commands"][name] > allowed["commands"].get(name, 0)
     ]
     for figure, slack in SLACK.items():
-        limit = allowed[figure] if figure == "requests" else allowed.get(PYTHON, {}).get(figure)
+        limit = allowed[figure] if figure in ("requests", "bytes") else allowed.get(PYTHON, {}).get(figure)
         # With thousands of instructions, some depend on how many jobs share a window.
         if limit is not None and found[figure] > limit + max(slack, limit * SHARE):
             over.append(f"{found[figure]} {figure} per job, {limit} allowed")
@@ -153,6 +221,7 @@ async def test_a_job_costs_no_more_than_its_budget(
             **(allowed or {}),
             "commands": found["commands"],
             "requests": found["requests"],
+            "bytes": found["bytes"],
             PYTHON: {"calls": found["calls"], "instructions": found["instructions"]},
         }
         BUDGET.write_text(json.dumps(budget, indent=1, sort_keys=True) + "\n")
@@ -178,10 +247,11 @@ async def test_one_more_command_for_every_job_is_over_budget(
 
 
 def test_every_figure_over_budget_is_reported() -> None:
-    allowed = {"commands": {"xadd": 1}, "requests": 0.02, PYTHON: {"calls": 8.0, "instructions": 400}}
-    found = {"commands": {"xadd": 1, "set": 1}, "requests": 0.02, "calls": 8.0, "instructions": 400}
+    allowed = {"commands": {"xadd": 1}, "requests": 0.02, "bytes": 150, PYTHON: {"calls": 8.0, "instructions": 400}}
+    found = {"commands": {"xadd": 1, "set": 1}, "requests": 0.02, "bytes": 150, "calls": 8.0, "instructions": 400}
     assert over_budget(found, allowed) == ["1 set per job, 0 allowed"]
     assert over_budget({**found, "commands": {"xadd": 2}}, allowed) == ["2 xadd per job, 1 allowed"]
     assert over_budget({**found, "commands": {"xadd": 1}, "requests": 1.02}, allowed)
     assert over_budget({**found, "commands": {"xadd": 1}, "calls": 9.0}, allowed)
+    assert over_budget({**found, "commands": {"xadd": 1}, "bytes": 170}, allowed)
     assert not over_budget({**found, "commands": {"xadd": 1}}, allowed)

@@ -153,17 +153,19 @@ class _Judge:
         # The failures of a task that runs in its own process are not all recorded: it is killed with its handler.
         is_silent = asked.do.startswith("process")
         latest: dict[int, Run] = {}
+        failed_at: dict[int, float] = {}
+        for run in runs:
+            if run.outcome == "fail":
+                failed_at[run.attempt] = min(run.end, failed_at.get(run.attempt, NEVER))
         for run in runs:
             before = latest.get(run.attempt)
             latest[run.attempt] = run
             if before is not None:
                 if not self._excused(before, run):
                     yield Violation("rerun", token, f"{_shown(before)} and {_shown(run)}, without a cause")
-            elif run.attempt and not is_silent:
-                failed = latest.get(run.attempt - 1)
-                if failed is None or failed.outcome != "fail" or failed.end > run.start:
-                    text = f"{_shown(run)}, and attempt {run.attempt - 1} had not failed"
-                    yield Violation("attempts", token, text)
+            elif run.attempt and not is_silent and failed_at.get(run.attempt - 1, NEVER) > run.start:
+                text = f"{_shown(run)}, and attempt {run.attempt - 1} had not failed"
+                yield Violation("attempts", token, text)
             if run.attempt >= asked.attempts:
                 yield Violation("attempts", token, f"{_shown(run)}, and it has {asked.attempts} attempts")
             if run.end == NEVER and not is_silent and run.process not in self._history.deaths:

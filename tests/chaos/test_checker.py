@@ -34,6 +34,12 @@ FIRED = "1 start s@1000 0; 1 end s@1000 0 ok"
 
 SOUND: dict[str, dict[str, str]] = {
     "one run": {"p": ADDED, "w": ONCE},
+    "a retry of each of two runs after a failover": {
+        "p": ADDED,
+        "w": "3 start a 0; 5 end a 0 fail; 6 start a 1; 6 end a 1 ok",
+        "v": "4 start a 0; 7 end a 0 fail; 8 start a 1; 8 end a 1 ok",
+        "injector": "9 fault failover * 2 9",
+    },
     "a retry": {"p": ADDED, "w": "3 start a 0; 4 end a 0 fail; 5 start a 1; 6 end a 1 ok"},
     "not confirmed and never run": {"p": "1 ask 3 ok - a; 2 unknown a"},
     "not confirmed and run": {"p": "1 ask 3 ok - a; 2 unknown a", "w": ONCE},

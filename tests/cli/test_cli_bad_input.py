@@ -203,3 +203,9 @@ def test_an_internal_error_is_one_line_too(monkeypatch: pytest.MonkeyPatch, url:
     assert "internal error (please report it): KeyError: 'oops'; set TAMPU_TRACEBACK=1" in done.complaint
     monkeypatch.setenv("TAMPU_TRACEBACK", "1")
     assert "Traceback" in invoke("inspect").err
+
+
+def test_the_program_without_arguments_prints_its_help() -> None:
+    done = run_program()
+    assert "Usage: tampu" in done.out + done.err
+    assert "Traceback" not in done.err

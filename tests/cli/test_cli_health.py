@@ -71,6 +71,9 @@ def test_health_follows_the_server(
         told = health(base)[1]
         assert told["status"] == "ok"
         assert [(one["number"], one["state"], one["queues"]) for one in told["processes"]] == [(1, "running", ["q"])]
+        eventually(lambda: health(base)[1]["processes"][0]["connections"] == 4, "all its connections are open")
+        assert told["processes"][0]["slots"] >= 1
+        assert told["processes"][0]["slots_used"] == {}
         assert told["processes"][0]["pid"] in worker.children()
         server.stop()
         eventually(lambda: health(base)[0] == 503, "it is unhealthy")

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ from tampu.cli.commands.worker.protocol import WorkerPlan
 from tampu.cli.commands.worker.reload import python_files
 from tampu.cli.commands.worker.supervisor import DRAIN_GRACE_SECS
 from tampu.cli.errors import UsageError, exit_code_of, line_of
+from tampu.metrics import noop_sink
+from tampu.prometheus import PrometheusSink
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -450,6 +453,17 @@ def test_a_worker_object_keeps_its_settings(app: Path, monkeypatch: pytest.Monke
         build_worker(WorkerPlan(targets=["app:worker"], settings={"concurrency": 5}))
     with pytest.raises(UsageError, match="app:worker is a Worker, which cannot be combined with other targets"):
         build_worker(WorkerPlan(targets=["app:queue", "app:worker"]))
+
+
+def test_a_worker_object_without_metrics_gets_those_of_the_endpoint(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(app)
+    plan = WorkerPlan(targets=["app:worker"], metrics=True)
+    worker = build_worker(plan)
+    sink = worker.config.metrics
+    assert isinstance(sink, PrometheusSink)
+    assert build_worker(plan).config.metrics is sink  # it keeps the one that it has
+    worker._config = replace(worker.config, metrics=noop_sink())
+    assert build_worker(WorkerPlan(targets=["app:worker"])).config.metrics is noop_sink()
 
 
 def test_several_targets_are_served_together_each_queue_once(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from consume.views import WorkerView
 from consume.workers import QUEUE, Stuck, consuming, reading_link
 from support.proxy import Proxy
 from support.waiting import until
+from tampu.base.clock import boot_clock_ns
 from tampu.config import ConsumerConfig
+from tampu.consume import leases, runner
 from tampu.consume.inflight import InFlight
 from tampu.consume.job_log import JobLog
 from tampu.consume.leases import Leases
@@ -359,3 +361,27 @@ async def test_running_jobs_run_once_through_an_outage_longer_than_leases(
     assert Counter(fleet.journal.of("started")) == dict.fromkeys(ids, 1)
     for worker in workers:
         worker.stop()
+
+
+async def test_a_machine_that_was_suspended_does_not_start_jobs_that_it_lost(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monotonic clock stands still while a machine sleeps; leases do not."""
+    stuck = Stuck(only=0)
+    async with consuming(view.server.url, stuck, claim_min_idle_ms=60_000, concurrency=1) as worker:
+        first = view.add(0)
+        await stuck.runs()
+        view.add(1)
+        (waiting,) = worker.take_in(view, 1)
+        await worker._runtime._lease_thread.stop()
+        view.client.xclaim(view.keys.stream, "default", "another", 0, [waiting])
+        slept_ns = 120_000_000_000
+        for module in (runner, leases):
+            monkeypatch.setattr(module, "boot_clock_ns", lambda: boot_clock_ns() + slept_ns)
+        stuck.release.set()
+        await until(lambda: worker.occupied == 0, "one is done and the other given up")
+    assert stuck.started == [first]
+
+
+def test_the_clock_of_leases_counts_the_time_in_which_the_machine_slept() -> None:
+    assert abs(boot_clock_ns() - time.clock_gettime_ns(time.CLOCK_BOOTTIME)) < 1_000_000_000

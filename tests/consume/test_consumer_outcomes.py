@@ -168,7 +168,8 @@ async def test_a_failure_is_retried_from_the_delayed_set_and_then_succeeds(view:
 
 
 @pytest.mark.servers
-async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: WorkerView) -> None:
+@pytest.mark.parametrize("job_id", ["01M7GA6SF90W0P6H8NHCB3RCZJ", "mine"], ids=["generated", "explicit"])
+async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: WorkerView, job_id: str) -> None:
     async def handler(job: Job[Any]) -> None:
         raise ValueError("no")
 
@@ -176,7 +177,7 @@ async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: W
     slow = RetryConfig(max_backoff_ms=100_000)
     async with consuming(view.server.url, handler, retry=slow):
         before = view.now_ms()
-        job_id = view.add({"k": b"\x00"}, name="flaky", retry=retry)
+        job_id = view.add({"k": b"\x00"}, job_id=job_id, name="flaky", retry=retry)
         await until(view.delayed, "it waits for its retry")
         after = view.now_ms()
         await until(lambda: view.length() == 0 and not view.pending(), "its entry is gone")
@@ -186,7 +187,7 @@ async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: W
     ((member, score),) = view.delayed()
     assert before + 60_000 <= score <= after + 60_000
     index = view.keys.delayed_index(job_id)
-    assert view.client.get(index) == member
+    assert view.client.get(index) == (member if job_id == "mine" else b"%d" % score)
     assert 3600 + 50 <= view.client.ttl(index) <= 3600 + 60
 
 
@@ -533,6 +534,26 @@ async def test_a_flood_of_outcomes_is_settled_in_windows_of_ack_batch(view: Work
     async with consuming(view.server.url, noop, ack_batch=7, ack_idle_ms=0):
         await until(view.is_settled, "all are done")
     assert sorted(event["id"] for event in view.events() if event["e"] == "completed") == sorted(ids)
+
+
+@pytest.mark.servers
+async def test_the_largest_window_is_written_whole(view: WorkerView) -> None:
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> bytes:
+        await release.wait()
+        if job.payload % 10 == 0:
+            raise UnrecoverableError
+        return b"done"
+
+    ids = view.add_many([*range(1000)])
+    settings = {"concurrency": 1000, "batch": 1000, "ack_batch": 1000, "dlq_inflight": 1000, "store_results": True}
+    async with consuming(view.server.url, handler, **settings):
+        await until(lambda: len([each for each in view.events() if each["e"] == "active"]) == 1000, "all run", 30)
+        release.set()
+        await until(view.is_settled, "all are settled", 30)
+    assert len(view.dead_letters()) == 100
+    assert [view.result(job_id) for job_id in ids] == [None if n % 10 == 0 else b"done" for n in range(1000)]
 
 
 async def test_large_results_are_split_over_windows(view: WorkerView) -> None:

@@ -86,6 +86,25 @@ async def test_a_slow_worker_does_not_read_ahead(view: WorkerView) -> None:
         await until(view.is_settled, "all are done")
 
 
+async def test_jobs_read_ahead_are_handed_back_when_handlers_get_slow(view: WorkerView) -> None:
+    stuck = Stuck(only="slow")
+    elsewhere: list[Any] = []
+
+    async def handler(job: Job[Any]) -> None:
+        elsewhere.append(job.payload)
+
+    view.add_many(["quick"] * 2000 + ["slow"] * 2 + ["behind"] * 100)
+    async with consuming(view.server.url, stuck, concurrency=2, events_enabled=False) as worker:
+        await until(lambda: len(stuck.started) == 2002, "it is stuck")
+        held = worker.held
+        async with consuming(view.server.url, handler, concurrency=2, claim_min_idle_ms=60_000):
+            await until(lambda: len(elsewhere) == 100, "an idle worker has run those behind", 5)
+        assert worker.held == 2
+        stuck.release.set()
+        await until(view.is_settled, "all are done")
+    assert held > 2, "the test needs jobs that were read ahead"
+
+
 async def test_a_paused_queue_is_neither_read_nor_taken_over(view: WorkerView) -> None:
     view.client.set(view.keys.paused, "1")
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)

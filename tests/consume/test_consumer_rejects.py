@@ -170,7 +170,7 @@ async def test_a_flood_of_garbage_neither_stops_the_queue_nor_fills_memory(view:
 @pytest.mark.parametrize(
     ("name", "job_id", "detail"),
     [("x" * 257, "a", "a name of over 256 bytes"), ("é" * 129, "a", "a name of over 256 bytes"),
-     ("x" * 9_000_000, "a", "a name of over 256 bytes"), ("ok", "i" * 1025, "a job ID of over 1024 bytes")],
+     ("x" * 9_000_000, "a", "a name of over 256 bytes"), ("ok", "i" * 65_537, "a job ID of over 65536 bytes")],
     ids=["bytes", "letters", "megabytes", "id"],
 )  # fmt: skip
 async def test_an_entry_with_a_long_name_or_id_is_dead_lettered(

@@ -14,6 +14,7 @@ from consume.views import WorkerView
 from support.users import acl_user
 from support.waiting import until
 from tampu import ConfigError, Queue, Worker, current_job
+from tampu.wire.heartbeat import QueueShare, decode_heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -114,7 +115,7 @@ async def test_reserved_places_stay_free_for_their_queue(server: Server) -> None
     shop.release.clear()
     shop.add("bulk", 20)
     async with shop.working(concurrency=4, reserve={"critical": 2}):
-        await until(lambda: shop.started["bulk"] == 2, "bulk has the other places")
+        await until(lambda: shop.started["bulk"] == 2, "bulk has the other slots")
         shop.add("critical", 2)
         await until(lambda: shop.started["critical"] == 2, "they start at once")
         assert shop.started["bulk"] == 2
@@ -153,7 +154,7 @@ async def test_concurrency_is_shared_by_all_queues(server: Server) -> None:
         ({"limit": {"a": 0}}, r"limit\['a'\]"),
         ({"reserve": {"a": -1}}, r"reserve\['a'\]"),
         ({"reserve": {"a": 10}}, "leaves none for the other queues"),
-        ({"reserve": {"a": 3}, "limit": {"a": 2}}, "more than the places it may have"),
+        ({"reserve": {"a": 3}, "limit": {"a": 2}}, "more than the slots it may have"),
         ({"weights": ["a"]}, "weights"),
     ],
 )
@@ -161,6 +162,28 @@ def test_impossible_shares_are_refused(settings: dict[str, Any], text: str) -> N
     queues = [Queue(name, url="redis://127.0.0.1:1") for name in "ab"]
     with pytest.raises(ConfigError, match=text):
         Worker(queues, lambda job: None, concurrency=10, **settings)
+
+
+async def test_shares_are_visible_from_outside(server: Server) -> None:
+    shop = Shop(server, "critical", "bulk")
+    shop.release.clear()
+    shop.add("bulk", 5)
+    view = shop.views["bulk"]
+    shares: dict[str, Any] = {"weights": {"bulk": 3}, "reserve": {"critical": 2}, "limit": {"bulk": 4}}
+    async with shop.working(concurrency=10, **shares) as worker:
+        await shop.has_run("bulk", 4)
+        assert worker.slots_used == {"critical": 0, "bulk": 4}
+        assert worker.connections == len(view.connections())
+
+        def beat() -> QueueShare | None:
+            packed = view.client.get(view.keys.heartbeat("default", worker.config.consumer_id))
+            found = decode_heartbeat(packed)
+            return None if found is None or found.share is None or not found.share.used else found.share
+
+        share = await until(beat, "the heartbeat has them")
+        shop.release.set()
+    assert share == QueueShare(queues=2, used_by_all=4, used=4, weight=3, reserve=0, limit=4)
+    assert (worker.connections, worker.slots_used) == (0, {})
 
 
 # --- queues that come and go

@@ -85,6 +85,26 @@ async def test_a_call_that_was_cancelled_before_its_turn_does_not_run() -> None:
     threads.shutdown()
 
 
+async def test_a_thread_that_cannot_be_started_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    plain, refusals = threading.Thread.start, 3
+
+    def start(thread: threading.Thread) -> None:
+        nonlocal refusals
+        refusals -= 1
+        if refusals >= 0:
+            raise RuntimeError("can't start new thread")
+        plain(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    threads = DaemonThreads(2, "refused")
+    assert await asyncio.wait_for(threads.call(len, "abc"), 10) == 3
+    threads.shutdown()
+    [record] = caplog.records
+    assert record.message == "cannot start a thread for handlers; 0 run: can't start new thread"
+
+
 async def test_threads_end_and_refuse_calls_after_shutdown() -> None:
     threads = DaemonThreads(4, "ending")
     barrier = threading.Barrier(4)

@@ -64,6 +64,9 @@ async def test_the_acl_user_of_the_page_can_do_everything(server: Server) -> Non
 
 
 async def _do_everything(url: str) -> None:
+    async with Queue("large", url=url) as queue:
+        for _ in range(2):  # the first bulk asks whether transactions may be used
+            await queue.producer.add_bulk(["x" * 5000] * 3)
     async with Queue("q", url=url, min_replicas=0) as queue:
 
         @queue.task(attempts=2, backoff=1)

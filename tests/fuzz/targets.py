@@ -27,10 +27,12 @@ from tampu.wire import (
     encode_job,
     encode_spec,
 )
+from tampu.wire.codec import EncryptedCodec, QueueCodec, SignedCodec
 from tampu.wire.cron.schedule import next_fire
 from tampu.wire.dlq import encode_dlq_fields
 from tampu.wire.entry import quick_job_id, read_job_fields
 from tampu.wire.envelope import decode_bin_envelopes, decode_id_and_time
+from tampu.wire.payload import wrap_bin
 from tampu.wire.retry import RetryConfig, backoff_ms
 from tampu.wire.task_codec import Arguments
 from tampu.wire.ulid import decode_ulid_time
@@ -38,6 +40,11 @@ from tampu.wire.ulid import decode_ulid_time
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+#: Their keys differ, so that what one of them sealed the other refuses.
+CODECS = (
+    QueueCodec(SignedCodec({"a": bytes(32)}), "q"),
+    QueueCodec(EncryptedCodec({"b": bytes(32)}), "q"),
+)
 #: A moment to count from: 2026-11-16.
 NOW_MS = 1_794_800_000_000
 
@@ -150,11 +157,17 @@ def url(data: bytes) -> None:
     assert " password=" not in repr(settings), "a password is never shown"
 
 
+def sealed(data: bytes) -> None:
+    """A payload that an encrypting, or a signing, worker receives: anything but what it sealed is refused."""
+    for codec in CODECS:
+        codec.open_slot(data, "task")
+
+
 def shown_job(data: bytes) -> None:
     """A job as the command line shows it."""
     job = envelope_of(data)
     if job is not None:
-        value = payload_of(job, raw=False)
+        value = payload_of(job, "q", raw=False)
         json.dumps(jsonable(value))
         assert len(one_line(value)) <= 120
         instant(job.created_at_ms)
@@ -209,6 +222,11 @@ TARGETS = {
             b"unix:///tmp/s?db=2",
             b"rediss://h?ssl_check_hostname=no",
         ),
+    ),
+    "sealed": Target(
+        sealed,
+        (DecodeError,),
+        (*(wrap_bin(codec.seal_payload(b"\x01", "task")) for codec in CODECS), b"\xc4\x06\xc4\x04\xc1TS\x01"),
     ),
     "shown-job": Target(
         shown_job, (), (b"\x94\xa1a\xc4\x04\x81\xa1k\x01\x05\x00", b"\x94\xa1a\xd6\xff\0\0\0\0\x05\x00")

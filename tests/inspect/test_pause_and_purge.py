@@ -13,7 +13,7 @@ from api.workers import working
 from support.queues import QueueView
 from support.waiting import until
 from tampu import Queue, RepeatPattern, current_job
-from tampu.consume import consumer, paused_tasks, reader
+from tampu.consume import link, paused_tasks
 from tampu.inspect import purge
 from tampu.redis.calls import PURGE
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers check every 20 ms whether the queue is paused, not every second."""
-    monkeypatch.setattr(reader, "PAUSE_WATCH_SECS", 0.02)
+    monkeypatch.setattr(link, "LOOK_SECS", 0.02)
 
 
 async def test_pause_and_resume_apply_to_all_workers(
@@ -83,7 +83,6 @@ async def test_jobs_of_a_paused_task_wait_while_others_run(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tampu.worker")
-    monkeypatch.setattr(consumer, "LOOK_SECS", 0.02)
     monkeypatch.setattr(paused_tasks, "FIRST_DELAY_MS", 40)
     attempts: list[int] = []
 
@@ -117,7 +116,6 @@ async def test_jobs_of_a_paused_task_wait_while_others_run(
 async def test_the_pause_of_a_task_ends_by_itself(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "LOOK_SECS", 0.02)
     monkeypatch.setattr(paused_tasks, "FIRST_DELAY_MS", 40)
 
     @queue.task

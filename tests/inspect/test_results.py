@@ -353,3 +353,35 @@ async def test_the_reader_stops_when_no_caller_waits(queue: Queue, server: Serve
     await until(lambda: readers(server) == 0, "the reader has stopped")
     async with working("q", handler, url=server.url, store_results=True):
         assert await (await queue.add("", 2)).result(20) == 2
+
+
+async def test_nothing_is_started_after_the_queue_was_closed(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:
+    """Ctrl-C in `tampu add --wait` closed the queue while the reader was starting, which then logged its failure."""
+
+    class Feed:
+        is_pinning, may_pin, is_closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+        async def pin(self) -> None:
+            self.is_pinning.set()
+            await self.may_pin.wait()
+
+        async def close(self) -> None:
+            self.is_closed.set()
+
+        def abandon(self) -> None: ...
+
+    feed: Any = Feed()
+    queue._waiters._follow = lambda: feed
+    job = await queue.add("", 1)
+    waiting = asyncio.create_task(job.result(20))
+    await feed.is_pinning.wait()
+    closing = asyncio.create_task(queue.close())
+    await until(feed.is_closed.is_set, "the feed is closed")
+    feed.is_closed.clear()
+    feed.may_pin.set()
+    with pytest.raises(ShutdownError):
+        await waiting
+    await closing
+    await until(feed.is_closed.is_set, "the feed is closed again, as its start was under way")
+    assert queue._waiters._tasks == set()
+    assert caplog.records == []

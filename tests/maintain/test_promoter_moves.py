@@ -84,18 +84,23 @@ async def test_a_promoted_job_leaves_no_index_behind(server: Server | Cluster) -
 
 
 @pytest.mark.servers
-async def test_the_index_is_deleted_only_if_it_holds_the_promoted_member(server: Server | Cluster) -> None:
+async def test_the_index_is_deleted_only_if_it_leads_to_the_promoted_member(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
     keys = view.keys
-    for job_id in ("same", "again", "odd"):
+    for job_id in ("same", "again", "odd", "pointed", "moved"):
         delay(view, member_of(job_id))
     view.client.set(keys.delayed_index("same"), member_of("same"))
     view.client.set(keys.delayed_index("again"), member_of("again", payload="delayed again"))
     view.client.sadd(keys.delayed_index("odd"), "of a wrong type")
+    score = view.client.zscore(keys.delayed, member_of("pointed"))
+    assert score is not None
+    view.client.set(keys.delayed_index("pointed"), b"%d" % score)
+    view.client.set(keys.delayed_index("moved"), b"%d" % (score + 60_000))
     async with running(promoter(server)):
-        await until(lambda: view.length() == 3, "all are in the stream")
-    assert {key for key in view.all_keys() if key.startswith(":didx:")} == {":didx:again", ":didx:odd"}
-    assert sorted(event["id"] for event in view.events()) == ["again", "odd", "same"]
+        await until(lambda: view.length() == 5, "all are in the stream")
+    left = {":didx:again", ":didx:odd", ":didx:moved"}
+    assert {key for key in view.all_keys() if key.startswith(":didx:")} == left
+    assert sorted(event["id"] for event in view.events()) == ["again", "moved", "odd", "pointed", "same"]
 
 
 @pytest.mark.servers

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,10 +11,12 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tampu.spark.options import ReadOptions
-from tampu.spark.read.decode import decode_events, decode_jobs, decode_repeatables
+from tampu.spark.read.decode import decode_events, decode_jobs, decode_repeatables, decode_results
 from tampu.spark.read.readers import read_snapshot
+from tampu.wire.codec import EncryptedCodec, QueueCodec
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import encode_value, wrap_bin
 from tampu.wire.repeat import RepeatPattern, StoredSpec, encode_spec
 
 if TYPE_CHECKING:
@@ -59,3 +62,22 @@ def test_an_infinite_score_stops_no_read(server: Server, stream: Stream, score: 
     options = ReadOptions(url=server.url, queues=("q",), stream=stream)
     (batch,) = read_snapshot(options, "q")
     assert batch.num_rows == 1
+
+
+def test_payloads_and_results_are_opened_with_the_keys_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    key = bytes(range(32))
+    codec = QueueCodec(EncryptedCodec({"k": key}), "q")
+    sealed = codec.seal_payload(encode_value({"a": 1}), "task")
+    entries = [
+        (b"1-0", [b"d", encode_envelope("a", wrap_bin(sealed), 5), b"n", b"task"]),
+        (b"1-1", [b"d", encode_envelope("b", wrap_bin(sealed), 5), b"n", b"other"]),
+    ]
+    assert [row["payload"] for row in decode_jobs("q", entries, "binary").to_pylist()] == [sealed, sealed]
+    monkeypatch.setenv("TAMPU_CODEC", "encrypted")
+    monkeypatch.setenv("TAMPU_CODEC_KEYS", f"k:{base64.b64encode(key).decode()}")
+    good, moved = decode_jobs("q", entries, "json").to_pylist()
+    assert (good["payload"], good["error"]) == ('{"a":1}', None)
+    assert moved["payload"] is None
+    assert "cannot be decrypted" in moved["error"]
+    (row,) = decode_results("q", [("j", codec.seal_result(b"\x07", "j"), None)], "json").to_pylist()
+    assert row["payload"] == "7"

@@ -14,7 +14,7 @@ from tampu.errors import ConfigError
 MAX_NAME_BYTES = 256
 
 #: Maximum length of a job ID, in bytes of UTF-8. It is part of keys, events and log lines.
-MAX_ID_BYTES = 1024
+MAX_ID_BYTES = 65_536
 
 #: Maximum values of the unsigned integers on the wire.
 MAX_U32 = 2**32 - 1
@@ -98,7 +98,7 @@ def check_job_name(value: object, field: str = "name") -> str:
 
 
 def check_job_id(value: object, field: str = "id") -> str:
-    """Check an explicit job ID: text that is not blank, contains no NUL, and has up to 1024 bytes of UTF-8."""
+    """Check an explicit job ID: text that is not blank, contains no NUL, and has up to 65,536 bytes of UTF-8."""
     job_id = check_text(field, value)
     if not is_short(job_id, MAX_ID_BYTES):
         raise invalid(field, value, f"at most {MAX_ID_BYTES} bytes of UTF-8 (it has {len(job_id.encode())})")

@@ -144,7 +144,7 @@ def main() -> None:
 
 def _warn_of_visible_password(arguments: list[str]) -> None:
     """Print a warning if `--url` has a password: other users of the machine see it in the list of processes."""
-    pairs = zip(arguments, [*arguments[1:], ""], strict=True)
+    pairs = zip(arguments, [*arguments[1:], ""], strict=False)  # without arguments there is one value too many
     urls = [value if name == "--url" else name[6:] for name, value in pairs if name == "--url" or name[:6] == "--url="]
     if not urls:
         return

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from tampu.cli.redact import redacted
 from tampu.errors import DecodeError
+from tampu.wire.codec import (
+    CODEC_VARIABLE,
+    KEYS_VARIABLE,
+    SEALED,
+    QueueCodec,
+    codec_from_environment,
+    describe_sealed,
+)
 from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     from tampu.wire.job import Job
@@ -57,14 +67,33 @@ def _key(key: Any) -> str:
     return key if isinstance(key, str) else json.dumps(jsonable(key))
 
 
-def payload_of(job: Job[Any], *, raw: bool) -> Any:
-    """Return a job's payload, its bytes if `raw`, or a description of the error if it cannot be decoded."""
+def queue_codec(queue: str) -> QueueCodec | None:
+    """Return the codec of `TAMPU_CODEC` for a queue; None if it is not set."""
+    return QueueCodec.of(codec_from_environment(), queue)
+
+
+def payload_of(job: Job[Any], queue: str, *, raw: bool) -> Any:
+    """Return a job's payload, its bytes if `raw`, or a description of the error if it cannot be decoded.
+
+    An encrypted or signed payload is opened with the codec of the environment; without one, it is described.
+    """
     if raw:
-        return job.payload_slot
+        return redacted("payload", job.payload_slot)
     try:
-        return job.payload
+        codec = queue_codec(queue)
+        if codec is not None:
+            return redacted("payload", decode_slot(codec.open_slot(job.payload_slot, job.name)))
+        return redacted("payload", shown_value(job.payload))
     except DecodeError as error:
-        return {"$undecodable": str(error), "$base64": base64.b64encode(job.payload_slot).decode()}
+        content = redacted("payload", job.payload_slot)
+        return {"$undecodable": str(error), **(jsonable(content) if isinstance(content, bytes) else {})}
+
+
+def shown_value(value: Any) -> Any:
+    """Return a decoded payload or result; a sealed one is described."""
+    if isinstance(value, bytes) and value.startswith(SEALED):
+        return {"$sealed": describe_sealed(value[len(SEALED) :]), "$base64": base64.b64encode(value).decode()}
+    return value
 
 
 def envelope_of(packed: bytes, name: str = "") -> Job[Any] | None:
@@ -81,6 +110,8 @@ def one_line(value: Any, limit: int = MAX_SHOWN) -> str:
         text = repr(value)
     elif isinstance(value, dict) and "$undecodable" in value:
         text = f"cannot be decoded: {value['$undecodable']}"
+    elif isinstance(value, dict) and "$sealed" in value:
+        text = f"({value['$sealed']}; set {CODEC_VARIABLE} and {KEYS_VARIABLE} to read it)"
     else:
         text = json.dumps(jsonable(value), ensure_ascii=False)
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -15,6 +15,7 @@ from tampu.events import QueueEvents
 from tampu.queue import Queue
 from tampu.redis.client import Client
 from tampu.redis.settings import Address, parse_url, resolve_url
+from tampu.wire.codec import codec_from_environment
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Session:
 
     async def new_queue(self, name: str, *, strict: bool = False) -> Queue:
         """Return a connected queue, whether or not it exists on the server."""
-        queue = Queue(name, url=self._url, strict=strict)
+        queue = Queue(name, url=self._url, strict=strict, codec=codec_from_environment())
         self._closing.push_async_callback(queue.close)
         await queue.producer.ready_client().up(self._timeout_secs)
         return queue

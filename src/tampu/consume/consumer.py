@@ -9,6 +9,7 @@ from tampu.config import ConsumerConfig
 from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
 from tampu.consume.processes import Processes, call_typed
 from tampu.consume.runtime import Runtime
+from tampu.errors import ConfigError
 from tampu.redis.settings import parse_url
 from tampu.wire.typed import TypedPayload
 
@@ -69,6 +70,8 @@ class Consumer:
         threads = DaemonThreads(self._config.concurrency, "tampu-handler")
         processes = None
         if process:
+            if self._config.codec is not None:
+                raise ConfigError("a Consumer with a codec cannot run its handler in a process: use a task of a Queue")
             typed = self._config.payload_type
             processes = Processes(handler if typed is None else partial(call_typed, handler, typed), threads)
             caller = in_process(processes, timeout_secs)

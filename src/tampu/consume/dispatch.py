@@ -21,6 +21,7 @@ from tampu.embedded.server import acquire, join_throw_away, release
 from tampu.errors import DecodeError, EncodeError
 from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
+from tampu.wire.codec import QueueCodec
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import encode_value
 from tampu.wire.task_codec import Arguments
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from tampu.consume.invoke import DaemonThreads
     from tampu.consume.retry_rules import RetryRules
     from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.codec import PayloadCodec
     from tampu.wire.job import Job
     from tampu.wire.task_codec import Results
 
@@ -61,6 +63,8 @@ class ServedQueue(Protocol):
     def url(self) -> str: ...
     @property
     def connection_settings(self) -> ConnectionSettings: ...
+    @property
+    def codec(self) -> PayloadCodec | None: ...
 
 
 class ServedTask(Protocol):
@@ -150,12 +154,15 @@ class Dispatcher:
             processes.close()
 
     def _caller(self, task: ServedTask, timeout_secs: float | None, soft_secs: float | None) -> Caller:
+        codec = QueueCodec.of(task.queue.codec, task.queue.name)
         encode = task.results.encode if self._store_results else None
         is_coroutine = is_coroutine_handler(task.function)
-        called = with_rules(TaskCall(task.function, task.arguments), task.rules)
+        called = with_rules(TaskCall(task.function, task.arguments, codec), task.rules)
         called = with_soft_timeout(called, soft_secs, is_coroutine=is_coroutine)
         if task.process:
             call = in_process(self._processes_for(task), timeout_secs)
+            if codec is not None:
+                call = _opened_first(call, codec)
         elif is_coroutine:
             call = on_loop(called, timeout_secs)
         else:
@@ -212,16 +219,34 @@ class UnknownNames:
         logger.warning("%s on this worker: job %s and others like it are put back for another worker", text, job.id)
 
 
+def _opened_first(call: Caller, codec: QueueCodec) -> Caller:
+    """Return a caller that opens the payload here: the keys stay in the worker, the process gets a plain payload."""
+
+    async def opened(job: Job[Any]) -> Any:
+        try:
+            slot = codec.open_slot(job.payload_slot, job.name)
+        except DecodeError as error:
+            error.job_id = job.id
+            raise
+        return await call(job._replaced(_slot=slot))
+
+    return opened
+
+
 class TaskCall:
     """Calls a task's function with the arguments in a job."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Arguments) -> None:
+    def __init__(self, function: Callable[..., Any], arguments: Arguments, codec: QueueCodec | None = None) -> None:
         self._function = function
         self._arguments = arguments
+        self._codec = codec
 
     def __call__(self, job: Job[Any]) -> Any:
+        slot = job._slot
         try:
-            arguments = self._arguments.decode(job._slot)
+            if self._codec is not None:
+                slot = self._codec.open_slot(slot, job.name)
+            arguments = self._arguments.decode(slot)
         except DecodeError as error:
             error.job_id = job.id
             raise

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import socket
-import time
 from typing import TYPE_CHECKING
 
-from tampu.base.clock import wall_clock_ms
-from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, RunningJob
+from tampu.base.clock import boot_clock_ns, wall_clock_ms
+from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, QueueShare, RunningJob
 
 if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
+    from tampu.consume.pool import Pool
+    from tampu.consume.shares import Share, Shares
     from tampu.wire.keys import QueueKeys
 
 #: How often a worker publishes its heartbeat, in seconds.
@@ -22,11 +23,16 @@ INTERVAL_SECS = 2.0
 class Heartbeats:
     """The heartbeats of this worker for one queue."""
 
-    def __init__(self, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
+    def __init__(
+        self, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight, pool: Pool, shares: Shares, share: Share
+    ) -> None:
         from tampu import version  # here: the package's own module imports this one
 
         self._config = config
         self._inflight = inflight
+        self._pool = pool
+        self._shares = shares
+        self._share = share
         self._key = keys.heartbeat(config.group, config.consumer_id)
         self._version = version()
         self._host = socket.gethostname()
@@ -43,7 +49,7 @@ class Heartbeats:
         return ("DEL", self._key)
 
     def _heartbeat(self) -> Heartbeat:
-        now_ns = time.perf_counter_ns()
+        now_ns = boot_clock_ns()
         running = self._inflight.running_deliveries()
         # The longest first: a handler that hangs is listed, however many others run.
         running.sort(key=lambda delivery: delivery.started_ns)
@@ -59,4 +65,12 @@ class Heartbeats:
                 RunningJob(one.job.id, one.job.name, (now_ns - one.started_ns) // 1_000_000, one.job.attempt + 1)
                 for one in running[:MAX_LISTED]
             ],
+            share=QueueShare(
+                queues=self._shares.queues,
+                used_by_all=self._pool.occupied,
+                used=self._share.occupied,
+                weight=self._share.weight,
+                reserve=self._share.reserve,
+                limit=self._share.limit or 0,
+            ),
         )

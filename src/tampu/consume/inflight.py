@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_ID_BYTES, MAX_NAME_BYTES, is_short
@@ -22,10 +23,12 @@ from tampu.metrics import DlqRouted, RetryScheduled, tell
 from tampu.redis import calls
 from tampu.redis.calls import START_MARK
 from tampu.redis.codes import OutcomeKind, SettleCode
+from tampu.wire.codec import QueueCodec
 from tampu.wire.dlq import MISSING_PAYLOAD, DlqReason
 from tampu.wire.entry import first_values, read_job_fields, text_or_empty
 from tampu.wire.envelope import decode_job
 from tampu.wire.job import Cancellation, Job
+from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     import asyncio
@@ -48,6 +51,8 @@ MAX_DEATHS = 3 + LONE_DEATHS
 HAND_BACK_BATCH = 100
 #: Pending entries of this consumer that are checked, beyond those it holds.
 MAX_UNDELIVERED = 1000
+#: Names and IDs of up to this many characters are short in any encoding: nearly all are, and need no call to find out.
+SHORT_TEXT = min(MAX_NAME_BYTES, MAX_ID_BYTES) // 4
 #: How much a server's count of idle time may differ from the local one, in milliseconds.
 CLOCK_MARGIN_MS = 50
 
@@ -78,9 +83,9 @@ class Delivery:
         "when_done",
     )
 
-    #: The queue's part of the worker's places. Set when the entry may run.
+    #: The queue's part of the worker's slots. Set when the entry may run.
     share: Share
-    #: When the handler started, by `time.perf_counter_ns`, and the task that runs it. Set when it starts.
+    #: When the handler started, by `boot_clock_ns`, and the task that runs it. Set when it starts.
     started_ns: int
     task: asyncio.Task[None]
 
@@ -141,6 +146,7 @@ class InFlight:
         #: Takes the dead letter of an entry that may not run.
         self._reject_with = reject
         self._decode_payload = decode_payload
+        self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._log = log
         self._held: dict[bytes, Delivery] = {}
         self._share = share
@@ -183,13 +189,15 @@ class InFlight:
         except DecodeError as error:
             self._reject(entry_id, DlqReason.DECODE_FAILED, fields, error.with_traceback(None))
             return None
-        if not is_short(name, MAX_NAME_BYTES):
+        if len(name) > SHORT_TEXT and not is_short(name, MAX_NAME_BYTES):
             self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a name of over {MAX_NAME_BYTES} bytes")
             return None
-        if not is_short(job.id, MAX_ID_BYTES):
+        if len(job.id) > SHORT_TEXT and not is_short(job.id, MAX_ID_BYTES):
             self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
             return None
-        if self._decode_payload is not None:
+        if self._codec is not None:
+            job._decode = partial(self._open_and_decode, name)
+        elif self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
         delivery.share = self._share
@@ -199,6 +207,10 @@ class InFlight:
             self._exhausted(delivery)
             return None
         return delivery
+
+    def _open_and_decode(self, name: str, slot: bytes) -> Any:
+        opened = slot if self._codec is None else self._codec.open_slot(slot, name)
+        return (self._decode_payload or decode_slot)(opened)
 
     def _is_over(self, delivery: Delivery, attempts_left: int) -> bool:
         """Return True if a job must not run again: no attempt is left, or it has killed too many workers."""

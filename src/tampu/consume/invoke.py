@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import threading
 import time
 from collections import deque
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     Handler = Callable[[Job[Any]], Any]
     Caller = Callable[[Job[Any]], Awaitable[Any]]
     _Call = tuple[asyncio.Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+logger = logging.getLogger("tampu.worker")
 
 #: Calls that take longer than this on average, in nanoseconds, each get a thread at once.
 SLOW_CALL_NS = 200_000
@@ -124,6 +127,7 @@ class DaemonThreads:
         self._is_waking = False
         self._ticker: asyncio.TimerHandle | None = None
         self._is_collecting = False
+        self._has_complained = False
         self._closed = False
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -166,8 +170,14 @@ class DaemonThreads:
                 self._idle.pop().release()
             elif self._started < self._most:
                 thread = threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # a limit of the system: tried again while calls wait
+                    if not self._has_complained:
+                        logger.error("cannot start a thread for handlers; %d run: %s", self._started, error)
+                        self._has_complained = True
+                    return
                 self._started += 1
-                thread.start()
 
     def _serve(self) -> None:
         calls, clock = self._calls, time.perf_counter_ns

@@ -20,6 +20,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.clock import boot_clock_ns
 from tampu.errors import RedisError
 from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
@@ -85,7 +86,7 @@ class Leases:
         self._member = membership(keys, config)
         self._interval = renewal_secs(config)
         self._confirming: asyncio.Task[None] | None = None
-        #: Until this `time.perf_counter_ns()` every entry held here and not marked as lost is ours.
+        #: Until this `boot_clock_ns()` every entry held here and not marked as lost is ours.
         self.valid_until_ns = 0
         #: Distinguishes this process from another one with the same `consumer_id`.
         self._token = uuid.uuid4().hex
@@ -104,7 +105,7 @@ class Leases:
 
     def start(self) -> None:
         """Note that the thread renews them from now on."""
-        self._extend(time.perf_counter_ns())
+        self._extend(boot_clock_ns())
         self.renewed_at = time.monotonic()
 
     def stop(self) -> None:
@@ -128,7 +129,7 @@ class Leases:
         attempt = 0
         while True:
             try:
-                self.inflight.lost(await self.renew(self._client))
+                self.learn(*await self.renew(self._client))
             except RedisError as error:
                 if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
                     return  # it will never answer: running the jobs is better than waiting forever
@@ -137,9 +138,9 @@ class Leases:
             attempt += 1
             await asyncio.sleep(backoff_secs(attempt))
 
-    async def renew(self, client: Client) -> list[bytes]:
-        """Renew every entry held. Return the ids that this worker no longer owns."""
-        began = time.perf_counter_ns()
+    async def renew(self, client: Client) -> tuple[list[bytes], int]:
+        """Renew every entry held. Return the IDs that this worker no longer owns, and when the renewal began."""
+        began = boot_clock_ns()
         ids = sorted(self.inflight, key=entry_order)
         lost: list[bytes] = []
         for start in range(0, max(len(ids), 1), MAX_IDS):
@@ -150,8 +151,15 @@ class Leases:
                     raise
                 lost = ids  # a flush deleted the stream, and every entry held here with it
                 break
-        self._extend(began)
-        return lost
+        return lost, began
+
+    def learn(self, lost: list[bytes], began_ns: int) -> None:
+        """Mark lost entries, then let the others start for as long as their leases last; called on the event loop.
+
+        In the other order, an entry could start in between that another worker has taken over.
+        """
+        self.inflight.lost(lost)
+        self._extend(began_ns)
 
     async def renew_everything(self, client: Client) -> None:
         """Renew all entries that the server holds for this consumer, received or not."""
@@ -191,6 +199,7 @@ class LeaseThread:
         self._ended = asyncio.Event()
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._renewing: asyncio.Task[None] | None = None
+        self._clients: set[Client] = set()
         self._woken: Callable[[], object] = lambda: None
         self._is_blocked = False
         #: True while the thread has failed and waits to restart.
@@ -206,6 +215,11 @@ class LeaseThread:
         if self._is_blocked or self._has_failed:
             return False
         return all(leases.is_healthy for _, _, site in self._sites for leases in site)
+
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        return sum(client.connection is not None for client in self._clients)
 
     def add(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
         """Renew the leases in `site`, which may grow, over a connection to this server."""
@@ -274,9 +288,11 @@ class LeaseThread:
 
     async def _serve(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
         client = Client(settings, routing_key, (calls.RENEW_LEASES,), response_timeout_secs=max(self._interval, 1.0))
+        self._clients.add(client)
         try:
             await supervise("lease renewal", lambda: self._one_round(client, site), self._stopping.is_set)
         finally:
+            self._clients.discard(client)
             await client.close()
 
     async def _one_round(self, client: Client, site: list[Leases]) -> None:
@@ -303,8 +319,7 @@ class LeaseThread:
             raise result
         leases.failures.clear()
         leases.renewed_at = time.monotonic()
-        if result:
-            self._loop.call_soon_threadsafe(leases.inflight.lost, result)
+        self._loop.call_soon_threadsafe(leases.learn, *result)
 
     def _blocked_for(self) -> float:
         return time.monotonic() - self._last_beat

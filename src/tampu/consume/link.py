@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from tampu.consume.heartbeat import INTERVAL_SECS
 from tampu.consume.leases import renewal_secs
 from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
 from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM
+from tampu.consume.takeover import LATE_MS
 from tampu.errors import RedisError
 from tampu.maintain.leader import LeaderLoop
 from tampu.maintain.supervise import supervise
@@ -47,6 +49,8 @@ SWEEP_INTERVAL_SECS = 60.0
 READ_MARGIN_SECS = 5.0
 #: How often a worker checks which queues are paused and which jobs are to be cancelled, in seconds.
 LOOK_SECS = 1.0
+#: How often the length of queues is measured for metrics, in seconds.
+MEASURE_SECS = 5.0
 #: Longest time between two checks for entries to take over, in seconds.
 TAKEOVER_SECS = 2.0
 
@@ -112,6 +116,8 @@ class ServerLink:
             "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
             "tampu-leader": self._leading.run(self._stopping),
         }
+        if any(queue.measures for queue in self.queues):
+            loops["tampu-depth"] = supervise("measurement of queues", self._measure, is_over)
         self._loops = {name: asyncio.create_task(loop, name=name) for name, loop in loops.items()}
 
     async def _prepare(self) -> None:
@@ -133,6 +139,12 @@ class ServerLink:
         for queue in self.queues:
             queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
 
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        clients = (self.client, self.read_client, self._leader_client)
+        return sum(client.connection is not None for client in clients)
+
     # --- loops
 
     async def _pause(self, secs: float) -> None:
@@ -142,8 +154,12 @@ class ServerLink:
     async def _take_over(self) -> None:
         """Look for expired leases in all queues, and start the takeover of those that have some."""
         queues = [queue for queue in self.queues if queue.takeover.may_look]
+        asked_at = time.monotonic()
         replies = await self.client.call_each([queue.takeover.look for queue in queues])
+        is_late = time.monotonic() - asked_at > LATE_MS / 1000
         for queue, reply in zip(queues, replies, strict=True):
+            if is_late:
+                break  # the server was stalled: the leases of live workers look expired until they renew them
             # An error such as NOGROUP: the reader finds it, too.
             if isinstance(reply, list) and reply and not self._stopping.is_set():
                 queue.takeover.start()
@@ -152,6 +168,13 @@ class ServerLink:
     async def _beat(self) -> None:
         await self.client.call_each([queue.heartbeats.command for queue in self.queues])
         await self._pause(INTERVAL_SECS)
+
+    async def _measure(self) -> None:
+        """Report the length of each queue to its metrics sink, then wait."""
+        for queue in self.queues.copy():
+            if queue.measures:
+                await queue.measure()
+        await self._pause(MEASURE_SECS)
 
     async def _watch(self) -> None:
         """Look, then wait for a second."""

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tampu.errors import DecodeError
-from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -81,7 +80,7 @@ class FailureCalls:
     def _described(self, outcome: Outcome) -> FailedJob:
         job, letter = outcome.delivery.job, outcome.letter
         try:
-            arguments = decode_slot(job.payload_slot)
+            arguments = job.payload
         except DecodeError:
             arguments = None
         return FailedJob(

@@ -1,4 +1,4 @@
-"""Puts jobs of paused tasks back: a stream cannot be read selectively, so workers receive them all the same."""
+"""Puts jobs of paused tasks back: a stream cannot be read selectively, so workers receive them anyway."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LONGEST_DELAY_MS = 60_000
 
 
 class PausedTasks:
-    """The paused tasks of one queue, as of the worker's last look."""
+    """The paused tasks of one queue, as of the worker's last check."""
 
     def __init__(self, queue_name: str, random_below: Callable[[int], int] = random.randrange) -> None:
         self._queue = queue_name

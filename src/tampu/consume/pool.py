@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tampu.base.event_loop import is_in_a_task
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Container, Sequence
 
     from tampu.consume.inflight import Delivery
     from tampu.consume.shares import Share
@@ -63,6 +63,11 @@ class Pool:
         self._waiting.appendleft(delivery)
         self._wake()
 
+    @property
+    def waiting(self) -> int:
+        """Return the number of jobs that wait to be started."""
+        return len(self._waiting)
+
     async def progress(self, timeout_secs: float) -> None:
         """Wait until a job finishes, for up to `timeout_secs`."""
         self._progress.clear()
@@ -80,6 +85,18 @@ class Pool:
         for delivery in unstarted:
             delivery.share.occupied -= 1
         return unstarted
+
+    def take_from(self, shares: Container[Share]) -> list[Delivery]:
+        """Return jobs of these queues that wait, and let them no longer wait here. Suspects stay: they are counted."""
+        taken: list[Delivery] = []
+        kept: list[Delivery] = []
+        for delivery in self._waiting:
+            (taken if delivery.share in shares and not delivery.is_suspect else kept).append(delivery)
+        self._waiting.clear()
+        self._waiting.extend(kept)
+        for delivery in taken:
+            delivery.share.occupied -= 1
+        return taken
 
     async def finish(self, timeout_secs: float) -> None:
         """Wait for the running handlers, for up to `timeout_secs`."""

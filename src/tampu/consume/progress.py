@@ -1,4 +1,4 @@
-"""Publishes the progress of running jobs: an event, and a key for those who look later. At most four times per second.
+"""Publishes the progress of running jobs: an event, and a key that can be read later. At most four times per second.
 
 Of the reports within one interval the latest is sent when the interval ends.
 """

@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
@@ -25,13 +25,14 @@ from tampu.consume.shares import Turns
 from tampu.errors import RedisError
 from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
-from tampu.redis.connection import future_setter, pack_command
+from tampu.redis.connection import pack_command
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.inflight import Delivery
     from tampu.consume.pool import Pool
     from tampu.consume.served_queue import ServedQueue
     from tampu.consume.shares import Share, Shares
@@ -45,14 +46,19 @@ PACE_WINDOW_SECS = 0.02
 #: How long to wait for a free slot in the pool, or for a queue that may be read, before checking again, in seconds.
 SLOT_WATCH_SECS = 0.05
 IDLE_WATCH_SECS = 1.0
+#: After this many waits for a slot without a finished job, jobs that were read ahead are handed back. Not a time: after
+#: this process was suspended, jobs finish at once.
+WAITS_UNTIL_SLOW = 5
 #: While some queues are read in turns, how often the reader checks the others, in seconds: at least, and per queue.
-SWEEP_SECS = 0.005
-SWEEP_SECS_PER_QUEUE = 0.000_05
+SWEEP_SECS = 0.01
+SWEEP_SECS_PER_QUEUE = 0.000_2
 #: Queues that were found empty no longer ago than this are waited for without looking again, in seconds.
 EMPTY_FOR_SECS = 0.02
 #: How long the reader may take to stop, and how often it unblocks a blocked read meanwhile, in seconds.
 STOP_PATIENCE_SECS = 1.0
 UNBLOCK_SECS = 0.2
+#: How often the reader looks for queues that are drained, in seconds.
+REPORT_SECS = 0.05
 #: How much earlier than its BLOCK time a read may return by the local clock, in seconds.
 CLOCK_MARGIN_SECS = 0.005
 #: How long a read that follows an ASK redirect may block, in ms: CLIENT UNBLOCK does not reach its connection.
@@ -80,14 +86,20 @@ class Reader:
         self._queues = queues
         self._turns = Turns(shares)
         self._by_share: dict[Share, ServedQueue] = {}
+        #: True if a queue may be failing or have no group.
+        self._has_trouble = False
         self._stopping = asyncio.Event()
         self._budget = ReadBudget(config.max_read_bytes)
         #: Entries and bytes of the replies to the current read.
         self._entries_read = self._bytes_read = 0
         self._pace: deque[tuple[float, int]] = deque()
+        #: How often in a row no job finished while the reader waited for room.
+        self._waits = 0
         #: When all queues that take no turns were last found empty, and when to check them next.
         self._empty_at = 0.0
         self._sweep_at = 0.0
+        #: When to look next for queues that are drained.
+        self._report_at = 0.0
         self._sweep_from = 0
         self._client_id: int | None = None
         #: The ID and address of the read connection, as the server sees them.
@@ -152,7 +164,7 @@ class Reader:
 
     def _note_failure(self, queue: ServedQueue, error: RedisError) -> None:
         """Do not read a queue for a while: one that cannot be read must not stop the others."""
-        queue.is_failing = True
+        self._has_trouble = queue.is_failing = True
         queue.retry_at = time.monotonic() + queue.read_failures.note(error)
         self._turns.end(queue.share)
 
@@ -162,8 +174,9 @@ class Reader:
         """Wait for room in the pool, read once and pass the entries on."""
         room = self._budget.count(self._room())
         if room <= 0:
-            await self._pool.progress(SLOT_WATCH_SECS)
+            await self._wait_for_room()
             return
+        self._waits = 0
         await self.hand_back_missed()
         now = time.monotonic()
         if len(self._turns) and now < self._sweep_at:
@@ -174,6 +187,22 @@ class Reader:
         self._reading_since = None
         self._budget.note(self._entries_read, self._bytes_read)
         self._entries_read = self._bytes_read = 0
+
+    async def _wait_for_room(self) -> None:
+        """Wait until a job finishes. If none does for a while, hand back those that were read ahead.
+
+        They would wait here while another worker may be idle.
+        """
+        finished = self._pool.finished
+        await self._pool.progress(SLOT_WATCH_SECS)
+        self._waits = self._waits + 1 if self._pool.finished == finished else 0
+        if self._waits >= WAITS_UNTIL_SLOW and self._pool.waiting and not self._stopping.is_set():
+            self._waits = 0
+            by_share: dict[Share, list[Delivery]] = defaultdict(list)
+            for delivery in self._pool.take_from(self._by_share):
+                by_share[delivery.share].append(delivery)
+            for share, deliveries in by_share.items():
+                await self._by_share[share].inflight.hand_back(deliveries)
 
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
@@ -194,6 +223,9 @@ class Reader:
 
     async def _recover(self, now: float) -> None:
         """Create groups that are missing, and try queues again whose reads failed."""
+        if not self._has_trouble and len(self._by_share) == len(self._queues):
+            return
+        self._has_trouble = any(queue.is_failing or queue.group_since is None for queue in self._queues)
         if any(queue.group_since is None and queue.retry_at <= now for queue in self._queues):
             await self.make_groups()
         failing = [queue for queue in self._queues if queue.is_failing and queue.retry_at <= now]
@@ -202,6 +234,8 @@ class Reader:
 
     def _retry_secs(self) -> float:
         """Return the seconds until a queue that cannot be read is tried again."""
+        if not self._has_trouble:
+            return float("inf")
         soonest = min((queue.retry_at for queue in self._queues if queue.is_failing), default=float("inf"))
         return max(soonest - time.monotonic(), 0.001)
 
@@ -211,12 +245,15 @@ class Reader:
         `is_short` if another queue may soon be read, too.
         """
         count = min(room, self._config.batch)
+        # Without a free place it reads ahead of jobs that finish now: not for long, as they may get slow.
+        is_short = is_short or self._pool.occupied >= self._pool.concurrency
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
         block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)
         try:
             (reply,) = await self._read(
-                [self._command(queues, count, block_ms)], [self._command(queues, count, min(block_ms, ASK_BLOCK_MS))]
+                [self._command(queues, count, block_ms)],
+                lambda: self._command(queues, count, min(block_ms, ASK_BLOCK_MS)),
             )
         finally:
             self._blocked_on = set()
@@ -230,13 +267,14 @@ class Reader:
             return
         self._empty_at = self.last_read_at = now = time.monotonic()
         self._sweep_at = now + SWEEP_SECS
-        if len(queues) == 1:
-            await self._take_in(queues[0], reply[0][1] if reply else [])
+        if not reply:
+            self._report_drained()
+        elif len(queues) == 1:
+            await self._take_in(queues[0], reply[0][1])
         else:
             by_stream = {queue.keys.stream.encode(): queue for queue in queues}
-            for stream, entries in reply or ():
+            for stream, entries in reply:
                 await self._take_in(by_stream[stream], entries, count)
-        self._report_drained()
 
     async def _read_in_turns(self, room: int) -> None:
         """Read full batches of a few of the queues that have more entries."""
@@ -311,6 +349,7 @@ class Reader:
                 'consumer group %r of queue "%s" is gone (a flush?); creating it again',
                 *(self._config.group, queue.name),
             )
+            self._has_trouble = True
             queue.group_since = None
             self._turns.end(queue.share)
         else:
@@ -340,9 +379,11 @@ class Reader:
 
     def _report_drained(self) -> None:
         """Report queues that had entries and then none for the time of a blocking read."""
-        if self._stopping.is_set():
+        now = time.monotonic()
+        if self._stopping.is_set() or now < self._report_at:
             return
-        before = time.monotonic() - self._config.block_ms / 1000 + CLOCK_MARGIN_SECS
+        self._report_at = now + REPORT_SECS
+        before = now - self._config.block_ms / 1000 + CLOCK_MARGIN_SECS
         for queue in self._queues:
             if queue.delivered_at is not None and queue.delivered_at <= before and not queue.is_paused:
                 queue.delivered_at = None
@@ -357,10 +398,10 @@ class Reader:
             ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, *block, "STREAMS", *streams, *ids)
         )
 
-    async def _read(self, requests: Sequence[bytes], when_asked: Sequence[bytes] | None = None) -> list[Reply]:
+    async def _read(self, requests: Sequence[bytes], when_asked: Callable[[], bytes] | None = None) -> list[Reply]:
         """Send reads in one request and return their replies, refusals as values.
 
-        `when_asked` replaces them where an ASK redirect is followed. Raises errors that are not about the queues.
+        `when_asked` returns what to send instead after an ASK redirect. Raises errors that are not about the queues.
         """
         connection = await self._read_client.up(patience_secs=3600)
         if self._stopping.is_set():
@@ -368,13 +409,14 @@ class Reader:
         sent_at = self._reading_since = time.monotonic()
         received = connection.bytes_received
         try:
-            replies = await asyncio.gather(*(_sent(connection, packed) for packed in requests), return_exceptions=True)
+            futures = [_sent(connection, packed) for packed in requests]
+            replies = [await future for future in futures]
             for number, reply in enumerate(replies):
                 if isinstance(reply, ConnectionLost):
                     raise reply
                 if isinstance(reply, ServerError) and reply.kind == "ASK":
                     asking = await self._read_client.asking(reply)
-                    replies[number] = await _sent(asking, (when_asked or requests)[number])
+                    replies[number] = await _sent(asking, requests[number] if when_asked is None else when_asked())
         except (ConnectionLost, asyncio.CancelledError):
             self._missed_since = self._missed_since or sent_at
             self._missed_on = self._identity
@@ -388,7 +430,10 @@ class Reader:
         return replies
 
     def _room(self) -> int:
-        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate."""
+        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate.
+
+        If fewer jobs finished in the last 20 ms than are running, those may be slow: then nothing is read ahead.
+        """
         pool = self._pool
         now = time.monotonic()
         pace = self._pace
@@ -397,7 +442,9 @@ class Reader:
             pace.popleft()
         if pool.takeovers_waiting:
             return pool.concurrency - 1 - pool.occupied
-        lately = pool.finished - pace[0][1] if self._shares.may_read_ahead else 0
+        lately = pool.finished - pace[0][1]
+        if lately <= pool.running or not self._shares.may_read_ahead:
+            lately = 0
         return pool.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
     async def note_pause(self, queue: ServedQueue, is_paused: bool) -> None:
@@ -480,8 +527,9 @@ _ABOUT_QUEUES = (Remedy.NONE, Remedy.MAKE_GROUP, Remedy.LOAD_SCRIPTS)
 
 
 def _sent(connection: Connection, packed: bytes) -> asyncio.Future[Reply]:
+    """Send one packed command and return a future of its reply, errors as values."""
     future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-    connection.request(packed, future_setter(future))
+    connection.request(packed, lambda reply: None if future.done() else future.set_result(reply))
     return future
 
 

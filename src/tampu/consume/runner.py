@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-import time
 from typing import TYPE_CHECKING, Any
 
-from tampu.base.clock import wall_clock_ms
+from tampu.base.clock import boot_clock_ns, wall_clock_ms
 from tampu.base.event_loop import is_in_a_task
 from tampu.consume import outcomes
 from tampu.consume.forks import ForkGuard, leave
@@ -26,6 +25,7 @@ from tampu.consume.paused_tasks import PausedTasks
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
 from tampu.redis.codes import OutcomeKind
+from tampu.wire.codec import QueueCodec
 from tampu.wire.dlq import DlqReason
 from tampu.wire.retry import backoff_ms
 
@@ -73,6 +73,7 @@ class Runner:
         self._random_below = random_below
         self._events = config.events_enabled
         self._metrics = config.metrics
+        self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
         #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
@@ -87,11 +88,11 @@ class Runner:
 
     async def run(self, delivery: Delivery) -> None:
         """Run one delivery and pass its outcome to the settler."""
-        started = time.perf_counter_ns()
+        started = boot_clock_ns()
         if started > self._leases.valid_until_ns:
             # This process was suspended or the server unreachable: another worker may have taken over waiting entries.
             await self._leases.confirm()
-            started = time.perf_counter_ns()
+            started = boot_clock_ns()
         if delivery.is_lost:
             # Another worker took it over while it waited here.
             delivery.done()
@@ -111,7 +112,7 @@ class Runner:
                 delivery.has_outcome = True
                 self._settler.add(self._cancelled(delivery, 0, reason, ran=False))
                 return
-            started = time.perf_counter_ns()
+            started = boot_clock_ns()
         if delivery.is_last_attempt:
             try:
                 is_ours = await self._starts.begin(delivery)
@@ -121,7 +122,7 @@ class Runner:
             if not is_ours:
                 delivery.done()
                 return
-            started = time.perf_counter_ns()
+            started = boot_clock_ns()
         delivery.is_running = True
         delivery.started_ns = started
         if self._logs_starts:
@@ -173,8 +174,10 @@ class Runner:
         return outcomes.cancelled(delivery, self._now_ms(), duration_us, reason, ran=ran)
 
     def _returned(self, delivery: Delivery, started_ns: int, result: Any) -> Outcome:
-        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        duration_us = (boot_clock_ns() - started_ns) // 1000
         if result.__class__ is bytes and result and self._config.store_results:
+            if self._codec is not None:
+                result = self._codec.seal_result(result, delivery.job.id)
             outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
         elif result is None:
             outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
@@ -193,7 +196,10 @@ class Runner:
         elif not result:
             outcome = outcomes.success(delivery, self._now_ms(), duration_us)
         else:
-            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, bytes(result))
+            packed = bytes(result)
+            if self._codec is not None:
+                packed = self._codec.seal_result(packed, delivery.job.id)
+            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, packed)
         if self._observes:
             # A handler that returns Retry or Cancel has not succeeded.
             is_success = outcome.kind in (_SUCCESS, _RESULT)
@@ -203,7 +209,7 @@ class Runner:
     def _raised(self, delivery: Delivery, started_ns: int, error: BaseException) -> Outcome:
         if self._fork_guard.is_child:
             leave(error)
-        duration_us = (time.perf_counter_ns() - started_ns) // 1000
+        duration_us = (boot_clock_ns() - started_ns) // 1000
         job = delivery.job
         if job._cancellation is not None and job._cancellation.reason is not None:
             return self._cancelled(delivery, duration_us, job._cancellation.reason, ran=True)
@@ -249,7 +255,9 @@ class Runner:
 
     def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
         job = delivery.job
-        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name))
+        entered_ms = int(delivery.entry_id.partition(b"-")[0])
+        wait_ms = max(self._now_ms() - duration_us // 1000 - entered_ms, 0)
+        tell(self._metrics.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name, wait_ms))
 
 
 def _is_for_the_process(error: BaseException) -> bool:

@@ -1,4 +1,4 @@
-"""The runtime of a worker: its places, its lease thread and its links to servers, shared by all its queues."""
+"""The runtime of a worker: its slots, its lease thread and its links to servers, shared by all its queues."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
     from tampu.redis.settings import ConnectionSettings
+    from tampu.wire.codec import PayloadCodec
     from tampu.wire.job import Job
 
 logger = logging.getLogger("tampu.worker")
@@ -73,6 +74,11 @@ class Runtime:
         """Return False while a handler blocks the event loop for over `max_block_ms`, or leases cannot be renewed."""
         return self._lease_thread.is_healthy
 
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections to servers."""
+        return sum(link.connections for link in self._links.values()) + self._lease_thread.connections
+
     def link(self, settings: ConnectionSettings, queue_name: str) -> ServerLink:
         """Return the link to the server that holds a queue. Queues on a Cluster each have their own."""
         provider = settings.credential_provider
@@ -92,11 +98,12 @@ class Runtime:
         queue_name: str,
         handler: Callable[[Job[Any]], Awaitable[Any]],
         share: Share | None = None,
+        codec: PayloadCodec | None = None,
     ) -> ServedQueue:
-        """Serve one more queue. It may be added while the runtime runs."""
+        """Serve one more queue. It may be added while the runtime runs. `codec` replaces that of the settings."""
         share = share or Share()
         self._shares.add(share)
-        config = replace(self._config, queue_name=queue_name)
+        config = replace(self._config, queue_name=queue_name, codec=codec or self._config.codec)
         queue = ServedQueue(link.client, config, self.pool, self._shares, share, handler, self._decode_payload)
         link.add(queue)
         if self._is_running and link not in self._starting:
@@ -118,6 +125,8 @@ class Runtime:
         finally:
             self._is_running = False
             stopping.cancel()
+            if not self._failed.done():
+                self._failed.cancel()
             await self._stop()
 
     def _start(self, link: ServerLink) -> None:

@@ -15,9 +15,11 @@ from tampu.consume.runner import Runner
 from tampu.consume.settle import Settler
 from tampu.consume.starts import StartMarks
 from tampu.consume.takeover import Takeover
+from tampu.inspect.snapshot import read_depth
 from tampu.maintain.promoter import PromoterDuty
 from tampu.maintain.scheduler import SchedulerDuty
 from tampu.maintain.supervise import Failures
+from tampu.metrics import MetricsSink, tell
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -54,9 +56,11 @@ class ServedQueue:
         self.inflight = InFlight(client, keys, config, self.settler.add, decode_payload, self.log, share)
         self.settler.on_settled = self.inflight.settled
         self.settler.on_all_succeeded = self.inflight.all_succeeded
+        #: True if the metrics sink wants to know the length of the queue.
+        self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
         #: The calls of `on_failure`; None if no task of the queue has one.
         self.failure_calls: FailureCalls | None = None
-        self.heartbeats = Heartbeats(keys, config, self.inflight)
+        self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
         starts = StartMarks(client, keys, config, self.inflight)
@@ -75,6 +79,12 @@ class ServedQueue:
         self.group_since: float | None = None
         #: When it last delivered entries, until it is reported as drained.
         self.delivered_at: float | None = None
+
+    async def measure(self) -> None:
+        """Report the length of the queue to the metrics sink."""
+        running = len(self.inflight.running_deliveries())
+        depth = await read_depth(self._client, self.keys, running=running, concurrency=self.config.concurrency)
+        tell(self.config.metrics.queue_depth, depth)
 
     def call_on_failure(self, calls: FailureCalls) -> None:
         """Start these calls for jobs that are dead-lettered."""

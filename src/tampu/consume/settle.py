@@ -136,7 +136,9 @@ class Settler:
         """Add one outcome; it is sent with the next window."""
         outcomes = self._outcomes
         outcomes.append(outcome)
-        if outcome.extra:
+        if outcome.kind is _RESULT:
+            self._outcome_bytes += len(outcome.extra[0])
+        elif outcome.extra:
             self._outcome_bytes += _size_of(outcome)
         if outcome.kind is _RETRY:
             self.unsettled_retries += 1
@@ -319,14 +321,15 @@ class Settler:
                 continue
             delivery = outcome.delivery
             job = delivery.job
-            job_id = job.id
+            job_id, created_at_ms = job.id, job.created_at_ms
             result = b""
             if kind is _RESULT:
                 keys.append(prefix + job_id)
                 result = outcome.extra[0]
             successes += (
                 *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
-                *(outcome.runs, outcome.duration_us, _for_lua(job.created_at_ms), result),
+                *(outcome.runs, outcome.duration_us),
+                *(created_at_ms if created_at_ms < MAX_LUA_NUMBER else str(created_at_ms), result),
             )
             delivery.started_at_ms = 0  # sent once: the window may have been written before it is sent again
         others: list[tuple[Any, ...]] = []

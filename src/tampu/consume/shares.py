@@ -1,9 +1,9 @@
-"""Divides the places of a worker among its queues.
+"""Divides the slots of a worker among its queues.
 
-Each queue with waiting jobs gets places in proportion to its `weight`. `reserve` keeps places free for a queue, `limit`
-is the most it may have. Shares are kept across reads by deficit round robin: in its turn a queue gets
-`quantum * weight` jobs, in as many reads as that takes, and then the next queue has its turn. (Dividing the free places
-of each single read would give a queue of low weight nothing as long as one place at a time is free.)
+Each queue with waiting jobs gets slots in proportion to its `weight`. `reserve` keeps slots free for a queue, `limit`
+is the maximum it may use. Shares are kept across reads by deficit round robin: in its turn a queue gets
+`quantum * weight` jobs, in as many reads as that takes, and then the next queue has its turn. (Dividing the free slots
+of each single read would give a queue of low weight nothing as long as one slot at a time is free.)
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ MAX_READS = 8
 
 
 class Share:
-    """One queue's part of the places."""
+    """One queue's part of the slots."""
+
+    __slots__ = ("deficit", "has_more", "limit", "occupied", "reserve", "run", "settle_soon", "weight")
 
     #: Runs one of its jobs.
     run: Callable[[Delivery], Awaitable[None]]
@@ -45,21 +47,24 @@ class Share:
 
 
 class Shares:
-    """The places of one worker."""
+    """The slots of one worker."""
 
     def __init__(self) -> None:
         self._reserving: list[Share] = []
-        #: False if jobs may only be read into free places: one that waits could take a place kept for another queue.
+        #: Number of queues.
+        self.queues = 0
+        #: False if jobs may only be read into free slots: one that waits could take a slot kept for another queue.
         self.may_read_ahead = True
 
     def add(self, share: Share) -> None:
         """Add a queue."""
+        self.queues += 1
         if share.reserve:
             self._reserving.append(share)
         self.may_read_ahead = self.may_read_ahead and not share.reserve and share.limit is None
 
     def room_of(self, share: Share, room: int) -> int:
-        """Return how many of `room` places a queue may get: less those kept for others, and no more than its limit."""
+        """Return how many of `room` slots a queue may get: less those kept for others, and no more than its limit."""
         kept = sum(max(other.reserve - other.occupied, 0) for other in self._reserving if other is not share)
         return room - kept if share.limit is None else min(room - kept, share.limit - share.occupied)
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import TYPE_CHECKING
 
+from tampu.base.clock import boot_clock_ns
 from tampu.errors import RedisError
 from tampu.redis import calls
 from tampu.redis.client import backoff_secs
@@ -47,21 +47,21 @@ class StartMarks:
         self._unconfirmed: list[bytes] = []
         self._confirming: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
-        #: How old the answer may be that an entry is ours, in seconds.
-        self._fresh_secs = config.claim_min_idle_ms / 2000
+        #: How old the answer may be that an entry is ours, in nanoseconds.
+        self._fresh_ns = config.claim_min_idle_ms * 500_000
         self._last_refusal = ""
 
     async def begin(self, delivery: Delivery) -> bool:
         """Record a start; the caller then runs the handler at once. Return False if another worker owns the entry."""
         while True:
-            asked_at = time.monotonic()
+            asked_at = boot_clock_ns()
             await self._confirm(delivery)
             if delivery.is_lost:
                 return False
             await self._turn.acquire()
             try:
                 # If the process was suspended while this waited for its turn, ask again: the lease may have expired.
-                if time.monotonic() - asked_at < self._fresh_secs and await self._mark(delivery):
+                if boot_clock_ns() - asked_at < self._fresh_ns and await self._mark(delivery):
                     return True
             finally:
                 # Runs when the handler first waits or has ended.

@@ -152,7 +152,7 @@ class Takeover:
         self._pool.takeovers_waiting += 1
         try:
             while not self._is_stopping and not self.is_paused and not self._settler.is_behind:
-                if not self._could_take_more():
+                if time.monotonic() < self._from or not self._could_take_more():
                     break
                 if max(self._room()[1]) > 0:
                     return True
@@ -225,6 +225,7 @@ class Takeover:
 
         One that waited in a socket through an outage would find the leases of live workers expired.
         """
+        asked_at_ms = time.monotonic() * 1000
         if self._server_ahead_ms is None:
             self._server_ahead_ms = await self._client.server_time_ms() - time.monotonic() * 1000
-        return int(time.monotonic() * 1000 + self._server_ahead_ms + LATE_MS)
+        return int(asked_at_ms + self._server_ahead_ms + LATE_MS)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tampu.redis.client import Client
+    from tampu.wire.codec import QueueCodec
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
@@ -68,15 +69,16 @@ class JobState:
     entry_id: str | None = None
 
 
-async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
-    """Return the state of a job, checking the cheapest places first."""
+async def find_job(client: Client, keys: QueueKeys, job_id: str, codec: QueueCodec | None = None) -> JobState:
+    """Return the state of a job, checking the cheapest places first. `codec` opens its result."""
     result, member, mark = await client.call_many(
         [("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id)), ("GET", keys.cancel_mark(job_id))]
     )
     if result is not None:
-        return JobState(id=job_id, state="done", result=_decoded(result))
+        return JobState(id=job_id, state="done", result=_decoded(result, job_id, codec))
     if mark is not None and mark.startswith(b"c"):
         return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
+    member = None if member is None else await indexed_member(client, keys, job_id, member)
     delayed = None if member is None else await _delayed(client, keys, job_id, member)
     if delayed is not None:
         return delayed
@@ -94,7 +96,7 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str) -> JobState:
         return delayed
     # A job that finished during the search had left each place before it was checked.
     result = await client.call("GET", keys.result(job_id))
-    return JobState(id=job_id, state="unknown" if result is None else "done", result=_decoded(result))
+    return JobState(id=job_id, state="unknown" if result is None else "done", result=_decoded(result, job_id, codec))
 
 
 async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str) -> DlqEntry | None:
@@ -118,11 +120,11 @@ def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
     return job if job.id == job_id else None
 
 
-def _decoded(result: bytes | None) -> Any:
+def _decoded(result: bytes | None, job_id: str, codec: QueueCodec | None) -> Any:
     if result is None:
         return None
     try:
-        return decode_result(result)
+        return decode_result(result if codec is None else codec.open_result(result, job_id))
     except DecodeError:
         return result
 
@@ -227,6 +229,17 @@ async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) 
         created_at_ms=job.created_at_ms,
         run_at_ms=run_at_ms,
     )
+
+
+async def indexed_member(client: Client, keys: QueueKeys, job_id: str, value: bytes) -> bytes | None:
+    """Return the member that the value of an index key leads to: itself, or that with this score and job ID."""
+    if not value.isdigit():
+        return value
+    for member in await client.call("ZRANGEBYSCORE", keys.delayed, value, value, "LIMIT", 0, PAGE):
+        with contextlib.suppress(DecodeError):
+            if job_of(decode_delayed_member(member)[1], job_id) is not None:
+                return bytes(member)
+    return None
 
 
 async def find_delayed_member(

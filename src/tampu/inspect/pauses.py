@@ -20,12 +20,12 @@ class TaskPause(NamedTuple):
     """The pause of one task. Times are in epoch milliseconds, by the server's clock."""
 
     since_ms: int
-    #: When it ends by itself; None if it does not.
+    #: When it ends automatically; None if it does not.
     until_ms: int | None
     reason: str
 
     def is_over(self, now_ms: int) -> bool:
-        """Return True if it has ended by itself."""
+        """Return True if it has ended automatically."""
         return self.until_ms is not None and now_ms >= self.until_ms
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tampu.inspect.pauses import decode_pauses, reason_of
+from tampu.metrics import QueueDepth
 from tampu.redis.faults import ServerError
 from tampu.wire.entry import first_values, score_ms
 from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS
@@ -138,7 +139,7 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
     views = await _groups(client, keys, now_ms) if groups else []
     added, oldest, due, recent = await asyncio.gather(
         _added_in_all(client, keys) if groups else _nothing(),
-        _oldest_waiting_ms(client, keys, views, now_ms) if length else _nothing(),
+        _oldest_waiting_ms(client, keys, [view.last_delivered_id for view in views], now_ms) if length else _nothing(),
         client.call("ZCOUNT", keys.delayed, "-inf", now_ms),
         client.call("XREVRANGE", keys.events, "+", now_ms - RATE_WINDOW_MS, "COUNT", RATE_EVENTS),
     )
@@ -226,9 +227,24 @@ async def _added_in_all(client: Client, keys: QueueKeys) -> int | None:
     return fields.get("entries-added")
 
 
-async def _oldest_waiting_ms(client: Client, keys: QueueKeys, groups: list[GroupView], now_ms: int) -> int | None:
-    """Return the age of the oldest entry not delivered to a group (without groups, of the oldest), or None."""
-    starts = [f"({group.last_delivered_id}" for group in groups] or ["-"]
+async def read_depth(client: Client, keys: QueueKeys, *, running: int, concurrency: int) -> QueueDepth:
+    """Return the length of a queue, for metrics: a few commands, whatever its length."""
+    now_ms = await client.server_time_ms()
+    length, delayed, dead = await client.call_many([("XLEN", keys.stream), ("ZCARD", keys.delayed), ("XLEN", keys.dlq)])
+    [groups] = await ask_each(client, [("XINFO", "GROUPS", keys.stream)])
+    # An error: there is no stream, such as after a flush.
+    known = [] if isinstance(groups, ServerError) else [as_dict(flat) for flat in groups]
+    pending = min(max((group["pending"] for group in known), default=0), length)
+    oldest_ms = None
+    if length > pending:
+        delivered = [text(group["last-delivered-id"]) for group in known]
+        oldest_ms = await _oldest_waiting_ms(client, keys, delivered, now_ms)
+    return QueueDepth(length - pending, oldest_ms or 0, pending, delayed, dead, running, concurrency)
+
+
+async def _oldest_waiting_ms(client: Client, keys: QueueKeys, delivered: list[str], now_ms: int) -> int | None:
+    """Return the age of the oldest entry behind the last delivered ones (without groups, of the oldest), or None."""
+    starts = [f"({last}" for last in delivered] or ["-"]
     ages = []
     for start in starts:
         found = await client.call("XRANGE", keys.stream, start, "+", "COUNT", 1)

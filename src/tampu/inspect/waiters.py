@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
     from tampu.redis.client import Client
+    from tampu.wire.codec import QueueCodec
     from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.queue")
@@ -55,8 +56,11 @@ class EventFeed(Protocol):
 class Waiters:
     """The callers in one event loop that wait for results of one queue."""
 
-    def __init__(self, client: Client, keys: QueueKeys, follow: Callable[[], EventFeed]) -> None:
+    def __init__(
+        self, client: Client, keys: QueueKeys, follow: Callable[[], EventFeed], codec: QueueCodec | None = None
+    ) -> None:
         self._client = client
+        self._codec = codec
         self._keys = keys
         self._follow = follow
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -168,6 +172,14 @@ class Waiters:
 
     def _resolve(self, job_id: str, packed: bytes) -> None:
         try:
+            if self._codec is not None:
+                packed = self._codec.open_result(packed, job_id)
+        except DecodeError as error:
+            for future in self._waiting.get(job_id, ()):
+                if not future.done():
+                    future.set_exception(DecodeError(f"the result of job {job_id} is refused: {error}"))
+            return
+        try:
             result = decode_result(packed)
         except DecodeError:
             result = packed  # a `Consumer` stores its handler's bytes, MessagePack or not
@@ -197,9 +209,14 @@ class Waiters:
     async def _start(self) -> None:
         newest = await self._client.call("XREVRANGE", self._keys.dlq, "+", "-", "COUNT", 1)
         self._last_letter = newest[0][0].decode() if newest else "0-0"
+        if self._starting is not asyncio.current_task():
+            return  # stopped meanwhile: nothing would end what is started now
         self._events = events = self._follow()
         with contextlib.suppress(Error):  # then polling has to find the results
             await events.pin()
+        if self._starting is not asyncio.current_task():
+            await events.close()
+            return
         self._spawn(self._read(events), "tampu-waiters-read")
         self._spawn(self._poll(), "tampu-waiters-poll")
 

@@ -1,4 +1,4 @@
-"""Says in one sentence what a job is doing: for callers that waited for its result in vain."""
+"""Describes in one sentence what a job is doing, for callers whose wait for its result timed out."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tampu.inspect.snapshot import as_dict, is_alive, text
 from tampu.redis.faults import ServerError
-from tampu.wire.heartbeat import KEPT_MS, RunningJob, decode_heartbeat
+from tampu.wire.heartbeat import KEPT_MS, QueueShare, RunningJob, decode_heartbeat
 
 if TYPE_CHECKING:
     from tampu.redis.client import Client
@@ -37,6 +37,8 @@ class WorkerInfo:
     running_count: int | None = None
     #: Its running jobs, at most 100, longest-running first.
     running: list[RunningJob] = field(default_factory=list)
+    #: The queue's share of the worker's slots, and how many queues it serves.
+    share: QueueShare | None = None
 
 
 async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -> list[WorkerInfo]:
@@ -77,6 +79,7 @@ async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -
                         started_at_ms=beat.started_at_ms,
                         running_count=beat.running_count,
                         running=beat.running,
+                        share=beat.share,
                     )
                 )
     return sorted((one for one in found if dead or one.is_alive), key=lambda one: (one.group, one.name))

@@ -30,6 +30,7 @@ RENEW_SHARE = 0.5
 STANDBY_SECS = 0.25
 #: How long the current round may take at shutdown, in seconds.
 LAST_ROUND_SECS = 1.0
+_NEVER = float("inf")
 
 
 class Leader:
@@ -83,14 +84,16 @@ class Duty(Protocol):
     leader: Leader
     #: The key of the sorted set.
     watched: str
-    #: True if the set had no members at the end of the last round.
-    is_empty: bool
+    #: How often the set is checked, in seconds.
+    poll_secs: float
+    #: The lowest score at the end of the last round; infinity if the set was empty, None before the first round.
+    earliest: float | None
 
     async def one_round(self) -> float:
-        """Do what is due. Return the seconds until the next round; 0 for at once."""
+        """Do what is due. Return the seconds until more is due, or should be tried again; 0 for at once."""
 
-    def nothing_to_do(self) -> float:
-        """Note that the set has no members. Return the seconds until the next look."""
+    def nothing_to_do(self) -> None:
+        """Note that the set has no members."""
 
 
 class _Post:
@@ -103,6 +106,8 @@ class _Post:
         #: When to check the sorted set again, and not before when to try again after an error: monotonic times.
         self.look_at = 0.0
         self.retry_at = 0.0
+        #: When the next round is due, if the set does not change.
+        self.due_at = 0.0
         self.working: asyncio.Task[None] | None = None
 
 
@@ -173,29 +178,44 @@ class LeaderLoop:
             post.look_at = 0.0
 
     async def _look(self, now: float) -> None:
-        """Look at all sets whose time has come. Those that were empty cost one command together."""
+        """Check all sets whose time has come, in one request. Those that were empty cost one command together."""
         looking = [
             post
             for post in self._posts
             if post.leader.is_ours and post.working is None and max(post.look_at, post.retry_at) <= now
         ]
-        empty = [post for post in looking if post.duty.is_empty]
-        found = await calls.existing(self._client, [post.duty.watched for post in empty])
-        for post, has_members in zip(empty, found, strict=True):
-            if has_members is False:
-                poll_secs = post.duty.nothing_to_do()
-                # On a common grid, so that one request checks all sets.
-                post.look_at = (now // poll_secs + 1) * poll_secs
-                post.failures.clear()
-                looking.remove(post)
+        empty = [post for post in looking if post.duty.earliest == _NEVER]
+        ahead = [post for post in looking if post.due_at > now and post.duty.earliest not in (None, _NEVER)]
+        found, firsts = await asyncio.gather(
+            calls.existing(self._client, [post.duty.watched for post in empty]),
+            self._client.call_each([("ZRANGE", post.duty.watched, 0, 0, "WITHSCORES") for post in ahead]),
+        )
+        unchanged = {post for post, has_members in zip(empty, found, strict=True) if has_members is False}
+        for post in unchanged:
+            post.duty.nothing_to_do()
+        for post, first in zip(ahead, firsts, strict=True):
+            if isinstance(first, list) and len(first) == 2 and float(first[1]) == post.duty.earliest:
+                unchanged.add(post)
         for post in looking:
-            post.working = asyncio.create_task(self._supervised(post, self._work(post)), name="tampu-leader")
+            if post in unchanged:
+                post.failures.clear()
+                post.look_at = self._next_look_at(post, now)
+            else:
+                post.working = asyncio.create_task(self._supervised(post, self._work(post)), name="tampu-leader")
+
+    def _next_look_at(self, post: _Post, now: float) -> float:
+        """Return when to check a set again: when more is due, or on a common grid, so that one request checks all."""
+        poll_secs = post.duty.poll_secs
+        on_grid = (now // poll_secs + 1) * poll_secs
+        return on_grid if post.duty.earliest == _NEVER else min(on_grid, post.due_at)
 
     async def _work(self, post: _Post) -> None:
         wait_secs = 0.0
         while wait_secs <= 0 and post.leader.is_ours:
             wait_secs = await post.duty.one_round()
-        post.look_at = time.monotonic() + wait_secs
+        now = time.monotonic()
+        post.due_at = now + wait_secs
+        post.look_at = self._next_look_at(post, now)
         post.failures.clear()
 
     async def _supervised(self, post: _Post, work: Awaitable[None]) -> None:

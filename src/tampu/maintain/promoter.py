@@ -28,6 +28,8 @@ logger = logging.getLogger("tampu.promoter")
 
 #: Batches that are read ahead and promoted at a time. With more, reads and promotions alternate instead of overlapping.
 BATCHES_AHEAD = 2
+#: Longest time between two rounds, in seconds: the server's clock may be set, and each one reports the delayed jobs.
+ROUND_SECS = 1.0
 
 
 class PromoterDuty:
@@ -41,16 +43,15 @@ class PromoterDuty:
         self.role = f'promoter of queue "{config.queue_name}"'
         self.leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
         self.watched = keys.delayed
-        self.is_empty = False
-        self._poll_secs = config.poll_interval_ms / 1000
+        self.poll_secs = config.poll_interval_ms / 1000
+        self.earliest: float | None = None
         self._last_failure = ""
         #: The due jobs that were read along with the last promotion.
         self._found: Due | None = None
 
-    def nothing_to_do(self) -> float:
-        """Report that no job is delayed. Return the seconds until the next look."""
+    def nothing_to_do(self) -> None:
+        """Report that no job is delayed."""
         tell(self._metrics.promoter_tick, PromoterTick(0, 0, 0))
-        return self._poll_secs
 
     async def one_round(self) -> float:
         """Promote a few batches of due jobs. Return the seconds until the next round, 0 for at once."""
@@ -64,11 +65,11 @@ class PromoterDuty:
             moving = asyncio.gather(*map(self._promote, batches))
             due, moves = await asyncio.gather(self._look(), moving)
         self._report(moves, due)
-        self.is_empty = not due.depth
+        self.earliest = due.earliest_ms
         if not due.lag_ms:
-            return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, self._poll_secs)
+            return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, max(self.poll_secs, ROUND_SECS))
         if any(move.is_full for move in moves) or not any(move.promoted or move.buried for move in moves):
-            return self._poll_secs
+            return self.poll_secs
         self._found = due
         return 0.0
 

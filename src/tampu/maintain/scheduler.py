@@ -135,8 +135,8 @@ class SchedulerDuty:
         self.role = f'scheduler of queue "{config.queue_name}"'
         self.leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
         self.watched = keys.repeat
-        self.is_empty = False
-        self._tick_secs = config.tick_interval_ms / 1000
+        self.poll_secs = config.tick_interval_ms / 1000
+        self.earliest: float | None = None
         self._has_stood_by = False
         self._has_taken_over = False
         #: While catching up after a takeover: fires since this server time are all written.
@@ -147,11 +147,10 @@ class SchedulerDuty:
         self._skipped: dict[bytes, int] = {}
         self._skips_logged_at = float("-inf")
 
-    def nothing_to_do(self) -> float:
-        """Return the seconds until the next look: no repeatable job is registered."""
+    def nothing_to_do(self) -> None:
+        """Note that no repeatable job is registered: there is nothing to catch up on."""
         self._all_since_ms = None
         self._has_taken_over = False
-        return self._tick_secs
 
     def _note_leader(self, is_ours: bool) -> None:
         self._has_taken_over = is_ours and self._has_stood_by
@@ -202,8 +201,9 @@ class SchedulerDuty:
             self._all_since_ms = None
         # Read after the fires: one of those may be the next again.
         soonest = await self._client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
-        self.is_empty = not soonest and not spec_keys
-        return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, self._tick_secs) if soonest else self._tick_secs
+        # A fire that failed is still due: it is tried again after a tick.
+        self.earliest = None if failures else float(soonest[1]) if soonest else float("inf")
+        return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, self.poll_secs) if soonest else self.poll_secs
 
     def _log_error(self, spec_key: bytes, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"

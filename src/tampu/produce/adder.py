@@ -16,9 +16,19 @@ import msgspec
 
 from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import ConfigError, EncodeError
-from tampu.produce.window import BulkResults, BulkWindow, SharedWindow, SingleWindow, pack_part
+from tampu.produce.window import (
+    LARGE_ALONE_BYTES,
+    LARGE_BYTES,
+    BulkResults,
+    BulkWindow,
+    LargeJobs,
+    SharedWindow,
+    SingleWindow,
+    Window,
+    pack_part,
+)
 from tampu.redis.codes import AddKind
-from tampu.wire.envelope import fresh_envelope, fresh_envelopes
+from tampu.wire.envelope import fresh_envelope, fresh_envelope_ends, fresh_envelopes, packed_envelopes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -94,6 +104,9 @@ class Adder:
         else:
             job_id = str(explicit)  # a plain str, also from a subclass such as JobId
             now_ms = self._minter.now_ms()
+        if len(body) >= LARGE_ALONE_BYTES and explicit is None and due is None:
+            self._add_large(job_id, body, now_ms, options, future)
+            return future
         name = options.name.encode()
         envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
         if options.tail:
@@ -117,6 +130,18 @@ class Adder:
         if sends_at_once:
             self._chain.submit(window)
         return future
+
+    def _add_large(
+        self, job_id: str, body: bytes, now_ms: int, options: AddOptions, future: asyncio.Future[JobId]
+    ) -> None:
+        jobs = self._large_jobs([job_id], [body], now_ms, options)
+        size = len(jobs.heads[0]) + len(body) + len(jobs.tail)
+        if size > self._max_bytes:
+            raise _too_large(size, self._max_bytes)
+        window = SharedWindow()
+        window.put_large([job_id], jobs)
+        window.futures.append(future)
+        self._submit(window)
 
     def _kind(self, job_id: str, is_explicit: bool, due: Due | None) -> tuple[bytes, bytes, tuple[bytes, ...]]:
         """Return (kind, due time, keys) of a job; due time and keys are packed."""
@@ -228,8 +253,8 @@ class Adder:
             for number, body in enumerate(bodies, position):
                 self.check_size(body, options.retry, f" {number} of this bulk")
 
-    def _submit(self, window: BulkWindow) -> None:
-        self.flush()  # jobs added before this bulk go first
+    def _submit(self, window: Window) -> None:
+        self.flush()  # jobs added before it go first
         self._chain.submit(window)
 
     def _windows_of(self, bodies: Sequence[bytes], options: AddOptions, due: Due | None = None) -> Iterator[BulkWindow]:
@@ -238,6 +263,16 @@ class Adder:
         for start, end in _slices(bodies):
             window = BulkWindow(asyncio.get_running_loop())
             ids, now_ms = self._minter.mint_many(end - start)
+            if due is None and len(bodies[start]) >= LARGE_BYTES and min(map(len, bodies[start:end])) >= LARGE_BYTES:
+                window.put_large(ids, self._large_jobs(ids, bodies[start:end], now_ms, options))
+                yield window
+                continue
+            if due is None and options.retry is None and not options.tail and self._slot_of is bytes:
+                joined = packed_envelopes(ids, bodies[start:end], now_ms)
+                if joined is not None:
+                    window.put_many(ids, name, [joined])
+                    yield window
+                    continue
             envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
             if options.tail:
                 envelopes = [envelope + options.tail for envelope in envelopes]
@@ -249,6 +284,14 @@ class Adder:
                     kind, due_packed, keys = self._kind(job_id, False, due)
                     window.put(job_id, kind, name, envelope, due_packed, keys)
             yield window
+
+    def _large_jobs(self, ids: list[str], bodies: Sequence[bytes], now_ms: int, options: AddOptions) -> LargeJobs:
+        inline = self._slot_of is msgspec.Raw
+        ends = [
+            fresh_envelope_ends(job_id, len(body), now_ms, options.retry, inline=inline)
+            for job_id, body in zip(ids, bodies, strict=True)
+        ]
+        return LargeJobs(options.name.encode(), [head for head, _ in ends], [*bodies], ends[0][1] + options.tail)
 
 
 def _too_large(size: int, limit: int, which: str = "") -> ConfigError:

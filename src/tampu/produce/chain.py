@@ -6,6 +6,7 @@ reply are sent again in order, with the same numbers, and each is applied exactl
 | reply to a window | meaning | then |
 |---|---|---|
 | ok | applied, now or when it was first sent | its adds return |
+| taken back | the transaction of a window of large jobs was not applied | sent again through the script |
 | gap | an earlier window is missing | sent again, numbered after the last one applied |
 | full | overflow="wait" and no room | sent again a little later, with the same number |
 | a transient error (LOADING, BUSY, MOVED ...) | not applied | sent again after the remedy |
@@ -70,6 +71,9 @@ class Chain:
         #: Sent and not answered, in order, all on `_connection`.
         self._sent: deque[Window] = deque()
         self._connection: Connection | None = None
+        #: The connection that was last asked whether transactions may be used, and the answer.
+        self._probed: Connection | None = None
+        self._transacts = False
         #: Answered, but to be sent again, in order.
         self._again: list[Window] = []
         #: True while the first window waits for room in the queue; those behind it are not sent meanwhile.
@@ -189,6 +193,11 @@ class Chain:
         # window sent again may only fetch its reply; the TTL makes it a write, which WAIT needs to wait for.
         if window.may_be_applied or now - self._ttl_set_at > TTL_RENEWAL_SECS:
             window.chain_ttl_secs = CHAIN_TTL_SECS
+        if window.large is not None and self._is_plain and self._transacts_on(connection) and not window.was_transacted:
+            window.was_transacted = True
+            pieces, count = self._header.pieces(window, window.large)
+            connection.request_pieces(pieces, count, partial(self._on_transaction, window))
+            return
         packed = window.packed(self._header)
         if self._min_replicas:
             window.replicas = 0
@@ -196,6 +205,40 @@ class Chain:
             connection.request(self._wait, lambda count: self._on_replicas(window, count))
         else:
             connection.request(packed, partial(self._on_reply, window))
+
+    def _transacts_on(self, connection: Connection) -> bool:
+        """Return True if large jobs may be sent in transactions. An ACL or a proxy may forbid what they need.
+
+        Asked once for each connection; until the answer arrives, the script sends them.
+        """
+        if self._probed is not connection:
+            self._probed, self._transacts = connection, False
+
+            def learn(replies: list[Reply]) -> None:
+                self._transacts = self._probed is connection and replies[-1] == [1]
+
+            if connection is self._client.connection:  # not one that follows an ASK redirect
+                connection.request_pieces([self._header.transaction_probe], 3, learn)
+        return self._transacts
+
+    def _on_transaction(self, window: Window, replies: list[Reply]) -> None:
+        """Handle the replies to a window of large jobs; the last one is that of EXEC."""
+        last = replies[-1]
+        if isinstance(last, ConnectionLost):
+            self._on_reply(window, last)
+            return
+        added, committed = (last[:-1], last[-1]) if isinstance(last, list) else ([], 0)
+        are_added = [isinstance(entry_id, bytes) for entry_id in added]
+        if committed == 1 and all(are_added):
+            self._on_reply(window, b"")
+        elif committed == 0 or (committed != 1 and not any(are_added)):
+            # Nothing was applied: the transaction was refused or taken back. The script's reply will say why.
+            self._on_reply(window, [b"gap", self._confirmed])
+        else:
+            # Part of it may be applied, and sending it again would add that twice.
+            window.may_be_applied = True
+            why = next((reply for reply in last if isinstance(reply, Exception)), committed)
+            self._on_reply(window, RedisError(f"the server did not carry out the whole transaction: {why}"))
 
     def _on_replicas(self, window: Window, count: Reply) -> None:
         """Handle the reply to WAIT, which follows the window's own."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
 import weakref
 from collections.abc import AsyncIterable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tampu.base.checks import check_delay_ms, check_instant_ms, check_int, check_job_id, check_text, invalid
 from tampu.config import ProducerConfig
-from tampu.errors import ConfigError, EncodeError, NotSupportedError, ShutdownError
+from tampu.errors import ConfigError, DecodeError, EncodeError, NotSupportedError, ShutdownError
 from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
 from tampu.inspect.purge import cancel_delayed, purge
 from tampu.inspect.repeatables import Repeatables
@@ -25,9 +27,11 @@ from tampu.redis.capabilities import probe_capabilities
 from tampu.redis.client import Client
 from tampu.redis.scripts import load_script
 from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
+from tampu.wire.codec import QueueCodec
 from tampu.wire.keys import QueueKeys
-from tampu.wire.payload import encode_value, wrap_bin
-from tampu.wire.repeat import RepeatableMeta, RepeatableSpec
+from tampu.wire.payload import encode_value, encode_values, wrap_bin
+from tampu.wire.repeat import RepeatableMeta, RepeatableSpec, decode_spec
+from tampu.wire.scan import bin_content
 from tampu.wire.typed import TypedPayload, inline_only
 
 if TYPE_CHECKING:
@@ -87,6 +91,7 @@ class Producer(Generic[T]):
         )
         self._dead_letters = DeadLetters(self._client, self._keys, config.max_stream_len)
         self._repeatables = Repeatables(self._client, self._keys)
+        self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         _producers.add(self)
@@ -187,7 +192,10 @@ class Producer(Generic[T]):
         """Add one job and return its ID."""
         if asyncio.get_running_loop() is not self._loop:  # skips a call in the common case
             self._bind_to_loop()
-        return await self._adder.add(self._encode(payload), _NO_OPTIONS)
+        packed = self._encode(payload)
+        if self._codec is not None:
+            packed = self._sealed(packed, "")
+        return await self._adder.add(packed, _NO_OPTIONS)
 
     async def add_with_id(self, id: str, payload: T) -> JobId:  # noqa: A002 - the field's name everywhere
         """Add one job, unless one with this ID was added within `dedup_ttl_secs`: then `.is_new` of the ID is False."""
@@ -208,7 +216,7 @@ class Producer(Generic[T]):
         """Add one job whose payload is already MessagePack. It runs after `delay`, at `run_at`, or now."""
         due = None if delay is None and run_at is None else self._due(delay, run_at)
         self._bind_to_loop()
-        return await self._adder.add(packed, opts, due)
+        return await self._adder.add(packed if self._codec is None else self._sealed(packed, opts.name), opts, due)
 
     async def add_packed_bulk(
         self,
@@ -221,7 +229,7 @@ class Producer(Generic[T]):
         """Add many jobs whose payloads are already MessagePack, with the same options. Return their IDs in order."""
         due = self._due(delay, run_at)
         self._bind_to_loop()
-        return await self._adder.add_list(packed, opts, due)
+        return await self._adder.add_list(self._all_sealed(packed, opts.name), opts, due)
 
     def _due(self, delay: timedelta | float | None, run_at: datetime | float | None) -> Due | None:
         if delay is not None:
@@ -242,31 +250,43 @@ class Producer(Generic[T]):
         if isinstance(payloads, AsyncIterable):
             if opts.id is not None:
                 raise ConfigError("an asynchronous bulk cannot have an ID: call add_with_id for each payload")
-            return await self._adder.add_stream(aiter(payloads), self._encode_many, opts)
+            return await self._adder.add_stream(aiter(payloads), partial(self._encode_many, name=opts.name), opts)
         payloads = _checked_bulk("payloads", payloads)
         if opts.id is not None:
             found = [*payloads]
             if len(found) > 1:
                 raise ConfigError(f"one ID cannot be used for {len(found)} payloads: call add_with_id for each payload")
-            return [await self._adder.add(self._encode(payload), opts) for payload in found]
+            return [await self.add_packed(self._encode(payload), opts) for payload in found]
         if isinstance(payloads, Sequence):
-            return await self._adder.add_list(self._encode_many(payloads), opts)
-        return await self._adder.add_stream(iter(payloads), self._encode_many, opts)
+            return await self._adder.add_list(self._encode_many(payloads, name=opts.name), opts)
+        return await self._adder.add_stream(iter(payloads), partial(self._encode_many, name=opts.name), opts)
 
     async def add_bulk_named(self, items: Iterable[tuple[str, T]]) -> list[JobId]:
         """Add many jobs given as (name, payload). All are checked and encoded before any is sent."""
         pairs = _checked_pairs("(name, payload)", items)
         self._bind_to_loop()
-        return await self._adder.add_each([(self._encode(payload), AddOptions(name=name)) for name, payload in pairs])
+        return await self._adder.add_each(
+            [(self._sealed(self._encode(payload), name), AddOptions(name=name)) for name, payload in pairs]
+        )
 
-    def _encode_many(self, payloads: Sequence[Any], position: int = 0) -> list[bytes]:
+    def _sealed(self, packed: bytes, name: str) -> bytes:
+        return packed if self._codec is None else self._codec.seal_payload(packed, name)
+
+    def _all_sealed(self, packed: Sequence[bytes], name: str) -> Sequence[bytes]:
+        codec = self._codec
+        return packed if codec is None else [codec.seal_payload(one, name) for one in packed]
+
+    def _encode_many(self, payloads: Sequence[Any], position: int = 0, name: str = "") -> list[bytes]:
         """Encode payloads. The error of one that cannot be encoded names its position, counted from `position`."""
+        if self._encode is encode_value:
+            with contextlib.suppress(EncodeError):  # raised again below, with the position
+                return list(self._all_sealed(encode_values(payloads), name))
         bodies: list[bytes] = []
         try:
             bodies.extend(map(self._encode, payloads))
         except EncodeError as error:
             raise EncodeError(f"payload {position + len(bodies)} of this bulk: {error}") from error
-        return bodies
+        return list(self._all_sealed(bodies, name))
 
     # --- adding for later
 
@@ -306,7 +326,7 @@ class Producer(Generic[T]):
         due = self._due_after(delay)
         pairs = _checked_pairs("(id, payload)", items)
         self._bind_to_loop()
-        bodies = [(self._encode(payload), AddOptions(id=job_id)) for job_id, payload in pairs]
+        bodies = [(self._sealed(self._encode(payload), ""), AddOptions(id=job_id)) for job_id, payload in pairs]
         return await self._adder.add_each(bodies, due)
 
     def _due_after(self, delay: timedelta | float) -> Due | None:
@@ -368,11 +388,23 @@ class Producer(Generic[T]):
 
     async def register_packed(self, spec: RepeatableSpec[Any], packed: bytes, *, keep_identical: bool) -> str:
         """Register a repeatable job whose payload is already MessagePack; `spec.payload` is ignored. Return its key."""
-        self._adder.check_size(packed, which=f" of {spec.job_name!r}")
-        stored = spec.stored_with(wrap_bin(packed) if self._config.payload_format == "bin" else packed)
         self._bind_to_loop()
+        body = packed
+        if self._codec is not None:
+            body = await self._sealed_before(spec, packed) if keep_identical else self._sealed(packed, spec.job_name)
+        self._adder.check_size(body, which=f" of {spec.job_name!r}")
+        stored = spec.stored_with(wrap_bin(body) if self._config.payload_format == "bin" else body)
         await self._repeatables.upsert(stored, keep_identical=keep_identical)
         return stored.key
+
+    async def _sealed_before(self, spec: RepeatableSpec[Any], packed: bytes) -> bytes:
+        """Return the sealed payload of a stored schedule if it holds this payload: a new one never looks identical."""
+        stored = await self._client.call("HGET", self._keys.repeat_spec(spec.resolved_key()), "spec")
+        with contextlib.suppress(DecodeError):
+            sealed = bin_content(decode_spec(stored or b"").payload_slot)
+            if self._codec is not None and sealed and self._codec.open_payload(sealed, spec.job_name) == packed:
+                return sealed
+        return self._sealed(packed, spec.job_name)
 
     async def list_repeatable(self, limit: int = 100) -> list[RepeatableMeta]:
         """Return up to `limit` repeatable jobs without their payloads, the next to fire first."""
@@ -403,11 +435,14 @@ class Producer(Generic[T]):
     # --- results
 
     async def get_result(self, id: str) -> bytes | None:  # noqa: A002
-        """Return the stored result as MessagePack; None if there is none yet, or it has expired."""
+        """Return the stored result as MessagePack; None if there is none yet, or it has expired.
+
+        Raises `DecodeError` if the queue has a codec that cannot open it.
+        """
         check_job_id(id)
         self._bind_to_loop()
         result: bytes | None = await self._client.call("GET", self._keys.result(id))
-        return result
+        return result if result is None or self._codec is None else self._codec.open_result(result, id)
 
     async def get_result_bulk(self, ids: Sequence[str]) -> list[bytes | None]:
         """Return several stored results, in the order of the IDs."""

@@ -8,13 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
 from tampu.redis.codes import AddCode, AddKind
 from tampu.redis.faults import ServerError
+from tampu.redis.scripts import load_script
 from tampu.wire.job import DuplicateJobId, JobId
+
+#: Jobs of this size, in bytes, are sent as plain XADDs in a transaction: a script would copy each of them three times.
+#: Smaller ones cost the server less in a script. A job that is added alone has to be larger.
+LARGE_BYTES = 2048
+LARGE_ALONE_BYTES = 32 * 1024
+#: Ends such a transaction. Sent with its text: if the server did not know it by its SHA, it would keep the XADDs.
+COMMIT = load_script("commit_window")
 
 #: Windows of one bulk that are packed or in flight; the rest stays in the caller's iterable.
 BULK_WINDOWS_AHEAD = 4
@@ -30,6 +39,16 @@ def pack_part(part: bytes) -> bytes:
 def pack_number(number: int) -> bytes:
     """Return a number as one argument of a command."""
     return pack_part(b"%d" % number)
+
+
+@dataclass(frozen=True, slots=True)
+class LargeJobs:
+    """Large immediate jobs with one name: their payloads, and what their envelopes have around them."""
+
+    name: bytes
+    heads: list[bytes]
+    bodies: list[bytes]
+    tail: bytes
 
 
 class Window:
@@ -62,6 +81,9 @@ class Window:
     run_kind = b""
     run_name = b""
     run_count = 0
+    #: Set if all its jobs are large, and whether they were sent in a transaction: sent again, the script adds them.
+    large: LargeJobs | None = None
+    was_transacted = False
 
     def __init__(self) -> None:
         self.ids: list[str] = []
@@ -96,14 +118,27 @@ class Window:
         self.arguments += 1
 
     def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes]) -> None:
-        """Append a run of immediate jobs without explicit ids."""
+        """Append a run of immediate jobs without explicit ids. The packed envelopes may be joined."""
         if self.run_kind != _NOW or name != self.run_name:
             self._begin_run(_NOW, name)
-        count = len(envelopes)
+        count = len(ids)
         self.ids.extend(ids)
         self.run_count += count
         self.arguments += count
         self.body.extend(envelopes)
+
+    def put_large(self, ids: list[str], jobs: LargeJobs) -> None:
+        """Make this the window of large jobs."""
+        self.ids.extend(ids)
+        self.large = jobs
+
+    def for_script(self) -> None:
+        """Pack large jobs like any others."""
+        if self.large is not None:
+            jobs, self.large = self.large, None
+            ids, self.ids = self.ids, []
+            pairs = zip(jobs.heads, jobs.bodies, strict=True)
+            self.put_many(ids, jobs.name, [pack_part(b"%b%b%b" % (head, body, jobs.tail)) for head, body in pairs])
 
     def _begin_run(self, kind: bytes, name: bytes) -> None:
         self._end_run()
@@ -124,6 +159,7 @@ class Window:
 
     def packed(self, header: WindowHeader) -> bytes:
         """Return the whole command with the current number."""
+        self.for_script()
         if self.run_at == 0 and self.run_kind == _NOW and self.number and header.has_short_form:
             self.body[0] = b""
             return header.packed_short(self, self.run_name, self.run_count) + b"".join(self.body)
@@ -134,7 +170,16 @@ class Window:
 class WindowHeader:
     """The arguments that all windows of one chain share, packed once."""
 
-    __slots__ = ("_after_ttl", "_before_keys", "_shared_keys", "_short", "has_short_form")
+    __slots__ = (
+        "_after_ttl",
+        "_before_keys",
+        "_commit",
+        "_shared_keys",
+        "_short",
+        "_stream",
+        "has_short_form",
+        "transaction_probe",
+    )
 
     def __init__(
         self,
@@ -154,6 +199,13 @@ class WindowHeader:
         self._shared_keys = chain + stream + delayed
         plain_call = b"$7\r\nEVALSHA\r\n" + pack_part(plain_sha.encode())
         self._short = plain_call + pack_number(2) + chain + stream + pack_number(cap)
+        self._stream = stream
+        self._commit = b"$4\r\nEVAL\r\n" + pack_part(COMMIT.text.encode()) + pack_number(2) + chain + stream
+        self._commit += pack_number(cap)
+        text = b"redis.call('XREVRANGE', KEYS[1], '+', '-', 'COUNT', 0) redis.call('XDEL', KEYS[1], '0-1') return 1"
+        probe = b"*4\r\n$4\r\nEVAL\r\n" + pack_part(text) + pack_number(1) + stream
+        #: Succeeds, and changes nothing, if this user may send and take back a transaction: the reply to EXEC is [1].
+        self.transaction_probe = b"*1\r\n$5\r\nMULTI\r\n%b*1\r\n$4\r\nEXEC\r\n" % probe
         #: True if numbered windows of immediate jobs with one name may be sent in the short form.
         self.has_short_form = overflow == "reject" and not idmp_producer
         fixed = (pack_number(cap), pack_part(overflow.encode()), pack_number(dedup_ttl_secs))
@@ -170,6 +222,24 @@ class WindowHeader:
         digits = b"%d" % number
         values = (self._short, len(digits), digits, len(name), name, len(envelope), envelope)
         return b"*10\r\n%b$%d\r\n%b\r\n$1\r\n0\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % values
+
+    def pieces(self, window: Window, jobs: LargeJobs) -> tuple[list[bytes], int]:
+        """Return a window of large jobs as (pieces of packed commands, number of commands): a transaction of XADDs."""
+        name = b"$1\r\nn\r\n" + pack_part(jobs.name) if jobs.name else b""
+        add = b"*%d\r\n$4\r\nXADD\r\n%b$1\r\n*\r\n$1\r\nd\r\n" % (7 if name else 5, self._stream)
+        end = b"%b\r\n%b" % (jobs.tail, name)
+        pieces: list[bytes] = []
+        before = b"*1\r\n$5\r\nMULTI\r\n"
+        for head, body in zip(jobs.heads, jobs.bodies, strict=True):
+            size = len(head) + len(body) + len(jobs.tail)
+            pieces += (b"%b%b$%d\r\n%b" % (before, add, size, head), body)
+            before = end
+        ids = b"".join(pack_part(job_id.encode()) for job_id in window.ids)
+        place = pack_number(window.number) + pack_number(window.chain_ttl_secs)
+        # EVAL, text, number of keys, 2 keys, cap, number, TTL, the ids.
+        commit = b"*%d\r\n%b%b%b" % (8 + len(window.ids), self._commit, place, ids)
+        pieces.append(b"%b%b*1\r\n$4\r\nEXEC\r\n" % (before, commit))
+        return pieces, len(window.ids) + 3
 
     def packed(self, window: Window) -> bytes:
         """Return everything before the window's body: command, keys and the fixed arguments."""

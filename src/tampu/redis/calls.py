@@ -220,12 +220,14 @@ async def replay(
     return moved, bool(is_full)
 
 
-async def cancel(client: Client, delayed: str, index: str, marker: str, *, member: bytes | None = None) -> bool | None:
+async def cancel(
+    client: Client, delayed: str, index: str, marker: str, *, job_id: str, member: bytes | None = None
+) -> bool | None:
     """Cancel a delayed job and return whether it was still delayed; None if it has no index and `member` is needed.
 
     Not resent after a lost connection: a second call could not know whether the first one cancelled the job.
     """
-    reply = await client.run(CANCEL, (delayed, index, marker), (_or_empty(member),), resend=False)
+    reply = await client.run(CANCEL, (delayed, index, marker), (_or_empty(member), job_id), resend=False)
     return None if reply == -1 else bool(reply)
 
 

@@ -108,6 +108,24 @@ class Connection(asyncio.Protocol):
                 self._watchdog = self._loop.call_later(self._response_timeout / LOOKS_PER_TIMEOUT, self._watch)
         self._waiting.append(on_reply)
 
+    def request_pieces(self, pieces: list[bytes], count: int, on_replies: Callable[[list[Reply]], None]) -> None:
+        """Send `count` packed commands given in pieces, without joining them; `on_replies` gets all replies at once."""
+        replies: list[Reply] = []
+
+        def last(reply: Reply) -> None:
+            replies.append(reply)
+            on_replies(replies)
+
+        if not self.is_up or self._transport is None:
+            last(self.loss or ConnectionLost("the connection is closed"))
+            return
+        self._flush()  # requests that were gathered before go first
+        self._transport.writelines(pieces)
+        self._written += sum(map(len, pieces))
+        self.request(b"", replies.append)  # all is sent; only the replies are to come
+        self._waiting.extend([replies.append] * (count - 2))
+        self._waiting.append(last)
+
     def request_now(self, packed: bytes, on_reply: Callable[[Reply], None]) -> bool:
         """As `request`, but hand the bytes to the kernel before returning, so that they outlive this process.
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 #: Fields whose values are integers.
-INTEGER_FIELDS = frozenset({"attempt", "backoff_ms", "created_at_ms", "delay_ms", "duration_us", "ts"})
+INTEGER_FIELDS = frozenset({"attempt", "backoff_ms", "count", "created_at_ms", "delay_ms", "duration_us", "ts"})
 
 
 class EventName(StrEnum):
@@ -28,6 +28,7 @@ class EventName(StrEnum):
     CANCELLED = "cancelled"
     DRAINED = "drained"
     PROGRESS = "progress"
+    AUDIT = "audit"
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,6 +25,20 @@ class RunningJob(NamedTuple):
     attempt: int
 
 
+class QueueShare(NamedTuple):
+    """A queue's share of the slots of a worker."""
+
+    #: Queues that the worker serves, and its slots that jobs of all of them occupy.
+    queues: int
+    used_by_all: int
+    #: Slots that jobs of this queue occupy.
+    used: int
+    weight: int
+    reserve: int
+    #: The most slots that it may have; 0 = all.
+    limit: int
+
+
 class Heartbeat(NamedTuple):
     """A worker's state, as it publishes it every two seconds."""
 
@@ -39,21 +53,25 @@ class Heartbeat(NamedTuple):
     running_count: int
     #: The first `MAX_LISTED` running jobs.
     running: list[RunningJob]
+    #: How the worker's queues share its slots; None from older workers.
+    share: QueueShare | None = None
 
     def encode(self) -> bytes:
         """Return the heartbeat as bytes."""
-        packed: bytes = msgpack.packb([*self[:-1], [list(job) for job in self.running]])
+        running = [list(job) for job in self.running]
+        packed: bytes = msgpack.packb([*self[:7], running, *(() if self.share is None else (list(self.share),))])
         return packed
 
 
 def decode_heartbeat(packed: bytes) -> Heartbeat | None:
     """Return a heartbeat; None for bytes that are not one, so that one bad key does not hide the others."""
     try:
-        host, pid, version, concurrency, started_at_ms, held, count, running, *_ = msgpack.unpackb(packed)
+        host, pid, version, concurrency, started_at_ms, held, count, running, *later = msgpack.unpackb(packed)
         return Heartbeat(
             *(_text(host), _number(pid), _text(version), _number(concurrency), _number(started_at_ms)),
             *(_number(held), _number(count)),
             [RunningJob(_text(job[0]), _text(job[1]), _number(job[2]), _number(job[3])) for job in running],
+            QueueShare(*map(_number, later[0][:6])) if later else None,
         )
     except (ValueError, TypeError, IndexError, msgpack.UnpackException):
         return None

@@ -11,7 +11,7 @@ import gc
 import reprlib
 import threading
 from itertools import chain
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgpack
 import msgspec
@@ -20,6 +20,9 @@ from tampu.base.checks import invalid
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire.scan import REFUSALS, has_more_containers_than
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 PayloadFormat = Literal["bin", "inline"]
 
 #: Deepest nesting of lists and dicts that is accepted when it may exhaust a reader's stack: on Python 3.11 decoding
@@ -27,8 +30,8 @@ PayloadFormat = Literal["bin", "inline"]
 MAX_NESTING = 512
 _LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
-#: A large payload with at most this many children is checked one by one.
-FEW_CHILDREN = 32
+#: Types of values that hold no others.
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 #: All bytes except those that start a list or dict that is not empty.
 _OPENS_NO_LEVEL = bytes({*range(256)} - {*range(0x81, 0x90), *range(0x91, 0xA0), *range(0xDC, 0xE0)})
 
@@ -81,16 +84,44 @@ def encode_value(value: Any) -> bytes:
             f"payload {_shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, 64-bit int, "
             "float, str, bytes, list, dict and aware datetime; for other types set payload_type"
         ) from error
-    if len(packed) > MAX_NESTING and isinstance(value, _CONTAINERS) and _is_nested_too_deeply(packed, value):
+    if isinstance(value, _CONTAINERS) and not _is_flat(value):
+        _check_container(value, packed)
+    return packed
+
+
+def encode_values(values: Sequence[Any]) -> list[bytes]:
+    """Encode many values, with one look at all of them if they are flat dicts. Raises `EncodeError` for any of them."""
+    try:
+        bodies = [*map(_packers.pack, values)]
+    except (TypeError, ValueError, OverflowError, RecursionError, BufferError):
+        return [*map(encode_value, values)]  # its error says why
+    if {dict}.issuperset(map(type, values)):
+        children = chain(chain.from_iterable(map(dict.values, values)), chain.from_iterable(values))
+        if _PLAIN.issuperset(map(type, children)):
+            return bodies
+    for value, packed in zip(values, bodies, strict=True):
+        if isinstance(value, _CONTAINERS) and not _is_flat(value):
+            _check_container(value, packed)
+    return bodies
+
+
+def _check_container(value: Any, packed: bytes) -> None:
+    """Raise `EncodeError` for a list or dict that readers would refuse."""
+    if len(packed) > MAX_NESTING and _is_nested_too_deeply(packed, value):
         raise EncodeError(
             f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"
         )
-    if isinstance(value, _CONTAINERS):
-        try:
-            refuse_array_keys(packed)
-        except DecodeError as error:
-            raise EncodeError(f"payload {_shown(value)} has no faithful MessagePack form: {error}") from None
-    return packed
+    try:
+        refuse_array_keys(packed)
+    except DecodeError as error:
+        raise EncodeError(f"payload {_shown(value)} has no faithful MessagePack form: {error}") from None
+
+
+def _is_flat(value: Any) -> bool:
+    """Return True if keys and values are plain: such a payload, the usual one, needs no closer look."""
+    if isinstance(value, dict):
+        return _PLAIN.issuperset(map(type, value.values())) and _PLAIN.issuperset(map(type, value))
+    return _PLAIN.issuperset(map(type, value))
 
 
 def refuse_array_keys(packed: bytes) -> None:
@@ -102,13 +133,9 @@ def refuse_array_keys(packed: bytes) -> None:
 
 
 def _is_nested_too_deeply(packed: bytes, value: Any) -> bool:
-    # Fast checks, one for small payloads and two for large ones, clear nearly all before the slow one below.
+    # Two fast checks in C, one for small payloads and one for large ones, clear nearly all before the slow one below.
     if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
         return False
-    if len(value) <= FEW_CHILDREN:  # a few long values: no copy of them is needed
-        children = value.values() if isinstance(value, dict) else value
-        if not any(isinstance(child, _CONTAINERS) for child in children):
-            return False
     try:
         _skip(_LEVELS_TO_SPARE + packed)
     except RecursionError:

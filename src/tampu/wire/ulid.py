@@ -5,6 +5,8 @@ Pure: the time and random bytes are arguments. Not monotonic within a millisecon
 
 from __future__ import annotations
 
+import struct
+
 from tampu.errors import DecodeError
 
 ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
@@ -50,9 +52,13 @@ def encode_ulids(time_ms: int, random: bytes) -> list[str]:
     """Return one ULID for every `RANDOM_BYTES` bytes of `random`. Faster than `encode_ulid` for each."""
     if len(random) % RANDOM_BYTES:
         raise ValueError(f"ULIDs need a multiple of {RANDOM_BYTES} random bytes; got {len(random)}")
-    time_part = encode_time(time_ms)
-    text = random_text(random)
-    return [time_part + text[start : start + RANDOM_BYTES] for start in range(0, len(text), RANDOM_BYTES)]
+    count = len(random) // RANDOM_BYTES
+    if not count:
+        return []
+    # One format and one split for all, without a line of Python for each.
+    parts = struct.unpack(f"{RANDOM_BYTES}s" * count, random.translate(_RANDOM_TO_CHARACTER))
+    lines = "\n".join([f"{encode_time(time_ms)}%b"] * count).encode()
+    return (lines % parts).decode("ascii").split("\n")
 
 
 def ulid_from_bits(time_ms: int, entropy: int) -> str:

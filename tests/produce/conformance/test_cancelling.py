@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,10 +23,12 @@ if TYPE_CHECKING:
     from tampu.produce.producer import Producer
 
 
-def add_as_a_peer(view: QueueView, job_id: str, *, name: str = "", payload: Any = None, attempt: int = 0) -> bytes:
+def add_as_a_peer(
+    view: QueueView, job_id: str, *, name: str = "", payload: Any = None, attempt: int = 0, due_ms: int | None = None
+) -> bytes:
     """Add a delayed job without an index, as other implementations do."""
     member = encode_delayed_member(name, encode_job(Job(job_id, name, payload, attempt, 1)))
-    view.client.zadd(view.keys.delayed, {member: view.now_ms() + 60_000})
+    view.client.zadd(view.keys.delayed, {member: view.now_ms() + 60_000 if due_ms is None else due_ms})
     return member
 
 
@@ -47,6 +50,18 @@ async def test_finding_26_a_job_with_a_generated_id_is_cancelled(producer: Produ
     assert await producer.cancel_delayed(single)
     assert sorted(view.delayed_ids()) == sorted([ids[0], ids[2]])
     assert sorted(key for key in view.all_keys() if "didx" in key) == sorted(f":didx:{ids[rank]}" for rank in (0, 2))
+
+
+@pytest.mark.servers
+async def test_one_of_many_jobs_with_the_same_due_time_is_cancelled(producer: Producer[Any], view: QueueView) -> None:
+    due = time.time() + 600
+    ids = [await producer.add_at(due, number) for number in range(20)]
+    for number in range(1500):  # more than the script searches
+        add_as_a_peer(view, f"other {number}", payload=ids[7], due_ms=round(due * 1000))
+    assert await producer.cancel_delayed(ids[7]) is True
+    assert await producer.cancel_delayed(ids[7]) is False
+    assert ids[7] not in view.delayed_ids()
+    assert len(view.delayed()) == 1519
 
 
 @pytest.mark.servers

@@ -65,13 +65,17 @@ _TABLE = {
             "Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.",
         ),
         "queue": ("queue:app", "List, pause, resume, drain, purge or delete queues."),
-        "dlq": ("dlq:app", "Summarize, show, replay or remove dead letters."),
+        "dlq": ("dlq:app", "Summarize, show, repair, replay or remove dead letters."),
         "repeatable": ("repeatable:app", "List, remove or fire schedules (repeatable jobs)."),
     },
     "Other": {
         "pipeline": (
             "pipeline:app",
             "Build a lake of Delta tables from the events of queues with Spark; query it and report on it.",
+        ),
+        "acl": (
+            "acl:acl",
+            "Print the ACL SETUSER command of a user that may do what its role needs, and nothing else.",
         ),
         "rsmq": ("rsmq:app", "Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients."),
     },

@@ -10,6 +10,7 @@ from tampu.cli.options import DryRun, QueueName, Yes, confirm
 from tampu.cli.output import progress_bar, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import parse_duration, plural
+from tampu.inspect.audit import operator_name, record
 from tampu.inspect.cancel import CancelOutcome
 from tampu.inspect.jobs import ListedState
 
@@ -89,4 +90,8 @@ async def _cancel(session: Session, queue: str, ids: list[str], reason: str) -> 
         for number, job_id in enumerate(ids, 1):
             outcomes[job_id] = await jobs.cancel(job_id, reason=reason)
             done(number)
+    affected = sum(outcome in ("cancelled", "requested") for outcome in outcomes.values())
+    if affected:
+        client = jobs.producer.ready_client()
+        await record(client, jobs.keys, "cancel", operator_name(), count=affected, detail=reason)
     return outcomes

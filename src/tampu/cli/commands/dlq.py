@@ -13,10 +13,12 @@ from tampu.cli.errors import ERROR, check_choice
 from tampu.cli.options import DryRun, QueueName, Raw, Yes, confirm
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of
+from tampu.cli.redact import redacted, redacted_cluster, redacted_letter
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable, fact_table
 from tampu.cli.units import iso, parse_duration, plural, time_of_day
 from tampu.config import DEFAULT_MAX_STREAM_LEN
+from tampu.inspect.audit import operator_name, record
 from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
 from tampu.inspect.dlq_summary import LetterCluster, summarize_letters
 from tampu.inspect.snapshot import entry_ms
@@ -76,7 +78,7 @@ def summary(common: CommonOptions, queue: QueueName) -> None:
     if common.as_json:
         found = [asdict(cluster) for cluster in clusters]
         for told, cluster in zip(found, clusters, strict=True):
-            told["sample"] = letter_to_json(cluster.sample, raw=False)
+            told["sample"] = letter_to_json(cluster.sample, queue, raw=False)
         write_json(found)
         return
     if not clusters:
@@ -103,7 +105,7 @@ def summary(common: CommonOptions, queue: QueueName) -> None:
 
 async def _summary(session: Session, queue: str) -> list[LetterCluster]:
     [(client, keys)] = await session.views(queue)
-    return await summarize_letters(client, keys)
+    return list(map(redacted_cluster, await summarize_letters(client, keys)))
 
 
 @app.command()
@@ -124,13 +126,13 @@ def peek(
     wanted = _filter(ids, reason, name, error_type, match, older_than)
     found, total = common.run(_peek, queue, wanted, limit or 20)
     if common.as_json:
-        write_json([letter_to_json(letter, raw=raw) for letter in found])
+        write_json([letter_to_json(letter, queue, raw=raw) for letter in found])
         return
     if not found:
         say("no dead letters" if wanted == DlqFilter() else "no matching dead letters")
         return
     for letter in found:
-        show(_letter_view(letter, raw=raw, full=full))
+        show(_letter_view(letter, queue, raw=raw, full=full))
     if len(found) < total:
         matching = "" if wanted == DlqFilter() else "matching "
         say(f"showing {len(found):,} of {plural(total, f'{matching}dead letter')}; raise --limit to see more")
@@ -138,10 +140,11 @@ def peek(
 
 async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> tuple[list[DlqEntry], int]:
     dead_letters = await _dead_letters(session, queue)
-    return await dead_letters.peek(limit, wanted), await dead_letters.count(wanted)
+    found = await dead_letters.peek(limit, wanted)
+    return list(map(redacted_letter, found)), await dead_letters.count(wanted)
 
 
-def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
+def letter_to_json(letter: DlqEntry, queue: str, *, raw: bool) -> dict[str, Any]:
     """Return a dead letter for JSON output. `payload` is the job's payload, or None if it cannot be decoded."""
     job = envelope_of(letter.payload, letter.name)
     return {
@@ -157,15 +160,15 @@ def letter_to_json(letter: DlqEntry, *, raw: bool) -> dict[str, Any]:
         "died_at": iso(letter.failed_at_ms or entry_ms(letter.dlq_id.encode())),
         "created_at": None if job is None else iso(job.created_at_ms),
         "source_id": letter.source_id,
-        "payload": None if job is None else payload_of(job, raw=raw),
-        "envelope": letter.payload if job is None else None,
-        "original": letter.original,
+        "payload": None if job is None else payload_of(job, queue, raw=raw),
+        "envelope": redacted("payload", letter.payload) if job is None else None,
+        "original": redacted("payload", letter.original),
         "traceback": letter.traceback,
     }
 
 
-def _letter_view(letter: DlqEntry, *, raw: bool, full: bool) -> Group:
-    told: dict[str, Any] = letter_to_json(letter, raw=raw)
+def _letter_view(letter: DlqEntry, queue: str, *, raw: bool, full: bool) -> Group:
+    told: dict[str, Any] = letter_to_json(letter, queue, raw=raw)
     died_ms = letter.failed_at_ms or int(letter.dlq_id.partition("-")[0])
     head = Text.assemble(
         cell(letter.name or "(no name)", "bold"),
@@ -181,7 +184,7 @@ def _letter_view(letter: DlqEntry, *, raw: bool, full: bool) -> Group:
         ("error", f"{letter.error_type}: {letter.error}" if letter.error_type else letter.error or letter.detail),
         ("payload", one_line(payload)),
         ("worker", letter.worker),
-        ("fields", None if letter.original is None else repr(letter.original)),
+        ("fields", None if letter.original is None else repr(told["original"])),
     ]
     parts: list[Any] = [head, Padding(fact_table(facts), (0, 0, 0, 2))]
     if full and letter.traceback:
@@ -232,7 +235,10 @@ async def _replay(session: Session, queue: str, wanted: DlqFilter, total: int) -
     found = await session.queue(queue)  # its client loads scripts; a client for reading does not
     dead_letters = DeadLetters(found.producer.ready_client(), found.keys, DEFAULT_MAX_STREAM_LEN)
     with progress_bar("replaying", total) as done:
-        return await dead_letters.replay(total, wanted, done)
+        moved = await dead_letters.replay(total, wanted, done)
+    if moved:
+        await record(found.producer.ready_client(), found.keys, "replay", operator_name(), count=int(moved))
+    return moved
 
 
 @app.command()
@@ -264,4 +270,7 @@ def remove(
 async def _remove(session: Session, queue: str, wanted: DlqFilter, total: int) -> int:
     dead_letters = await _dead_letters(session, queue)
     with progress_bar("removing", total) as done:
-        return await dead_letters.remove(total, wanted, done)
+        removed = await dead_letters.remove(total, wanted, done)
+    if removed:
+        await record(*await session.view(queue), "remove", operator_name(), count=removed)
+    return removed

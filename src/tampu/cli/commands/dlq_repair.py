@@ -26,26 +26,26 @@ MAX_SHOWN = 10
 def repair(
     queue: QueueName,
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="ID", help="The letters to repair: a cluster of `tampu dlq summary`.")
+        str, typer.Option("--cluster", metavar="ID", help="Letters to repair: a cluster of `tampu dlq summary`.")
     ],
     sql: Annotated[
         str,
         typer.Option(
             "--sql",
             metavar="SQL",
-            help='How: "SELECT * REPLACE (CAST(amount AS DOUBLE) AS amount) FROM letters". Each field of the payloads '
-            "is a column.",
+            help='SQL query: "SELECT * REPLACE (CAST(amount AS DOUBLE) AS amount) FROM letters". Each field of the '
+            "payloads is a column.",
         ),
     ],
     canary: Annotated[
-        int, typer.Option("--canary", min=0, metavar="N", help="Replay this many first; stop if one dies again.")
+        int, typer.Option("--canary", min=0, metavar="N", help="Replay this many first; stop if one fails again.")
     ] = 10,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the first ones to end.")
+        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for these jobs to end.")
     ] = "60s",
     lake: Annotated[
         Path | None,
-        typer.Option("--lake", metavar="DIR", file_okay=False, help="Note the repair in this lake, for gold_repairs."),
+        typer.Option("--lake", metavar="DIR", file_okay=False, help="Record the repair in this lake (gold_repairs)."),
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Repair at most this many letters.")] = None,
     yes: Yes = False,

@@ -8,6 +8,7 @@ import typer
 
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import while_read, write_json_line, write_line
+from tampu.cli.redact import redacted_event
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import duration, instant, iso
 from tampu.inspect.snapshot import entry_ms
@@ -86,7 +87,7 @@ async def newest_events(client: Client, keys: QueueKeys, last_id: str, matches: 
     while True:
         entries = await client.call("XREVRANGE", keys.events, end, "-", "COUNT", PAGE)
         for entry_id, fields in entries:
-            event = decode_event_fields(fields)
+            event = redacted_event(decode_event_fields(fields))
             if matches(event):
                 found.append((keys.queue_name, entry_id.decode(), event))
                 if len(found) >= limit:
@@ -110,7 +111,7 @@ async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, w
         async with session.follow(name, last_id) as source:
             async for entry_id, event in source.entries():
                 if wanted.matches(event):
-                    await arrived.put((name, entry_id, event))
+                    await arrived.put((name, entry_id, redacted_event(event)))
 
     async with asyncio.TaskGroup() as group:
         for name, last_id in last_ids.items():
@@ -184,7 +185,9 @@ def details(event: QueueEvent) -> str:
         found.append(f"attempt {fields['attempt']}")
     if "progress" in fields:
         found.append(_percent(fields["progress"]))
-    found += [str(fields[name]) for name in ("reason", "note") if fields.get(name)]
+    if event.name == EventName.AUDIT:
+        found.append(f"{fields.get('action', '')} of {fields.get('count', 1)} by {fields.get('operator', '')}")
+    found += [str(fields[name]) for name in ("reason", "note", "detail") if fields.get(name)]
     if isinstance(duration_us := fields.get("duration_us"), int):
         found.append(f"took {duration(duration_us / 1000)}")
     if isinstance(backoff_ms := fields.get("backoff_ms"), int):

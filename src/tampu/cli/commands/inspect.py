@@ -12,13 +12,15 @@ from rich.text import Text
 
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, printable, say, show, write_json
+from tampu.cli.output import cell, is_terminal, printable, say, show, stdout_console, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import Facts, FittingTable, table
 from tampu.cli.units import duration, number, parse_duration, rate, size
 from tampu.inspect.snapshot import RATE_EVENTS, RATE_WINDOW_MS, GroupView, QueueSnapshot, take_snapshot
 from tampu.redis.faults import ServerError
 
+#: Columns of the terminal from which the table shows rates.
+WIDTH_OF_RATES = 80
 #: Characters shown of a lock holder's name.
 HOLDER_SHOWN = 12
 
@@ -107,7 +109,8 @@ def inspect(
     elif looks:
         columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
         show(queues_table(looks, columns, spare=("bytes", "due", "failed", "completed", "oldest", "workers")))
-        say(window_note(looks), "dim")  # not into the table, which scripts may read
+        if is_terminal() and stdout_console().width >= WIDTH_OF_RATES:
+            say(window_note(looks), "dim")
     elif not faults:
         say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
@@ -235,15 +238,16 @@ def _movement(look: Look) -> list[tuple[str, Text]]:
     rates = one.event_rates
     window = duration(one.rate_window_secs * 1000)
     added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (use --sample 1)"
+    largest = sorted(one.bytes_by_key.items(), key=lambda item: -item[1])[:2]
     by_event = {name: rate(rates.get(name, 0.0)) for name in ("completed", "failed", "retry-scheduled", "dlq")}
     return [
         ("added", cell(added)),
-        (f"completed, failed (last {window})", cell(f"{by_event['completed']}, {by_event['failed']}")),
-        (f"retried, dead-lettered (last {window})", cell(f"{by_event['retry-scheduled']}, {by_event['dlq']}")),
-        ("added since the stream exists", cell("-" if one.added_in_all is None else number(one.added_in_all))),
+        (f"completed, failed ({window})", cell(f"{by_event['completed']}, {by_event['failed']}")),
+        (f"retried, died ({window})", cell(f"{by_event['retry-scheduled']}, {by_event['dlq']}")),
+        ("added in all", cell("-" if one.added_in_all is None else number(one.added_in_all))),
         ("schedules", cell(number(one.repeatables))),
         ("promoter, scheduler", cell(f"{_holder(one.promoter)}, {_holder(one.scheduler)}")),
-        ("memory", cell(", ".join([size(one.bytes), *(f"{key} {size(n)}" for key, n in one.bytes_by_key.items())]))),
+        ("memory", cell(", ".join([size(one.bytes), *(f"{key} {size(count)}" for key, count in largest)]))),
     ]
 
 

@@ -12,7 +12,8 @@ from tampu.cli.commands.job_timeline import Step, condensed, explain, read_event
 from tampu.cli.errors import CliError, check_choice
 from tampu.cli.options import QueueName, QueueOption, Raw
 from tampu.cli.output import cell, progress_bar, say, show, write_json
-from tampu.cli.payloads import envelope_of, one_line, payload_of
+from tampu.cli.payloads import envelope_of, one_line, payload_of, queue_codec, shown_value
+from tampu.cli.redact import redacted_state
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable, fact_table
 from tampu.cli.units import duration, instant, iso, parse_duration, plural, time_of_day
@@ -65,7 +66,8 @@ def list_(
 
     async def work(session: Session) -> list[JobState]:
         jobs = await session.queue(queue)
-        return await jobs.jobs(cast("ListedState", state), name=name, older_than=older_than_secs, limit=limit)
+        found = await jobs.jobs(cast("ListedState", state), name=name, older_than=older_than_secs, limit=limit)
+        return list(map(redacted_state, found))
 
     found = common.run(work)
     if common.as_json:
@@ -168,7 +170,7 @@ async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client
         raise CliError(f"there are no queues at {session.place} yet")
     found: tuple[Client, QueueKeys, JobState] | None = None
     for client, keys in views:
-        state = await find_job(client, keys, job_id)
+        state = redacted_state(await find_job(client, keys, job_id, queue_codec(keys.queue_name)))
         if state.state != "unknown":
             return client, keys, state
         found = found or (client, keys, state)
@@ -207,7 +209,7 @@ async def _payload(client: Client, keys: QueueKeys, state: JobState, *, raw: boo
         envelope, name = read_job_fields(fields)
         job = envelope_of(envelope or b"", name)
         if job is not None:
-            return {"payload": payload_of(job, raw=raw)}
+            return {"payload": payload_of(job, keys.queue_name, raw=raw)}
     return {}
 
 
@@ -218,11 +220,11 @@ def _state_to_json(queue: str, state: JobState, *, raw: bool) -> dict[str, Any]:
         fields.pop("result", None)
     told: dict[str, Any] = {"queue": queue, **fields}
     if state.state == "done":
-        told["result"] = state.result
+        told["result"] = shown_value(state.result)
     if state.run_at_ms is not None:
         told["run_at"] = iso(state.run_at_ms)
     if state.dead_letter is not None:
-        told["dead_letter"] = letter_to_json(state.dead_letter, raw=raw)
+        told["dead_letter"] = letter_to_json(state.dead_letter, queue, raw=raw)
         told["payload"] = told["dead_letter"]["payload"]
     return told
 

@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tampu.cli.commands.events import details, event_ms
+from tampu.cli.redact import redacted_event
 from tampu.cli.units import duration, iso, plural
 from tampu.errors import DecodeError
 from tampu.wire.events import EventName, QueueEvent, decode_event_fields
@@ -65,7 +66,7 @@ async def read_events(
             if needle in fields:
                 event = decode_event_fields(fields)
                 if event.job_id == job_id:
-                    found.append((entry_id.decode(), event))
+                    found.append((entry_id.decode(), redacted_event(event)))
         looked_at += len(entries)
         on_progress(looked_at)
         if len(entries) < PAGE:

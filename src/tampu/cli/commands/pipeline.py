@@ -95,7 +95,7 @@ def run(
     keep: Keep = "2h",
     contracts: Annotated[
         str | None,
-        typer.Option("--contracts", metavar="FILE", help="Check payloads too: exit code 1 if one breaks a rule."),
+        typer.Option("--contracts", metavar="FILE", help="Also check payloads; exit with 1 if one breaks a rule."),
     ] = None,
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
@@ -300,7 +300,7 @@ def check(
         typer.Option(
             "--contracts",
             metavar="FILE",
-            help="A TOML or JSON file, or module:name of a mapping: the rules of payloads.",
+            help="Rules for payloads: a TOML or JSON file, or module:name of a mapping.",
         ),
     ],
     lake: Annotated[

@@ -10,6 +10,7 @@ from tampu.cli.options import DryRun, QueueName, Yes, confirm
 from tampu.cli.output import progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import duration, parse_duration, plural
+from tampu.inspect.audit import operator_name, record
 from tampu.inspect.life_cycle import drain_queue, jobs_left
 from tampu.inspect.snapshot import QueueSnapshot, take_snapshot
 
@@ -51,7 +52,10 @@ def pause(
     until = None if for_ is None else parse_duration(for_)
 
     async def work(session: Session) -> None:
-        await (await session.queue(queue)).pause(task=task, reason=reason, until=until)
+        found = await session.queue(queue)
+        await found.pause(task=task, reason=reason, until=until)
+        detail = ": ".join(filter(None, [task and f"task {task}", reason]))
+        await record(found.producer.ready_client(), found.keys, "pause", operator_name(), detail=detail)
 
     common.run(work)
     what, option = (queue, "") if task is None else (f"task {task} of {queue}", f" --task {task}")
@@ -119,7 +123,12 @@ def resume(common: CommonOptions, queue: QueueName, task: Task = None) -> None:
     """Resume a paused queue, or a paused task."""
 
     async def work(session: Session) -> bool:
-        return await (await session.queue(queue)).resume(task=task)
+        found = await session.queue(queue)
+        was_paused = await found.resume(task=task)
+        if was_paused:
+            detail = f"task {task}" if task else ""
+            await record(found.producer.ready_client(), found.keys, "resume", operator_name(), detail=detail)
+        return was_paused
 
     was_paused = common.run(work)
     what = queue if task is None else f"task {task} of {queue}"
@@ -167,4 +176,7 @@ async def _purge(session: Session, name: str, waiting: bool, delayed: bool, tota
         while not (await asyncio.wait([purging], timeout=PROGRESS_SECS))[0]:
             left, later = await client.call_many([("XLEN", keys.stream), ("ZCARD", keys.delayed)])
             done(max(total - left * waiting - later * delayed, 0))
-    return await purging
+    deleted = await purging
+    if deleted:
+        await record(client, keys, "purge", operator_name(), count=deleted)
+    return deleted

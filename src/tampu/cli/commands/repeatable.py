@@ -7,11 +7,14 @@ import typer
 from tampu.cli.errors import CliError
 from tampu.cli.options import DryRun, QueueName, Yes, confirm
 from tampu.cli.output import cell, say, show, write_json
+from tampu.cli.payloads import queue_codec
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable
 from tampu.cli.units import duration, instant, iso, plural
 from tampu.errors import DecodeError
+from tampu.inspect.audit import operator_name, record
 from tampu.queue import Queue
+from tampu.wire.payload import decode_slot
 from tampu.wire.repeat import RepeatableMeta, StoredSpec, decode_spec
 
 app = typer.Typer(help="List, remove or fire schedules (repeatable jobs).", no_args_is_help=True)
@@ -91,7 +94,11 @@ def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, 
         await _packed_spec(await session.queue(queue), key)
 
     async def work(session: Session) -> bool:
-        return await (await session.queue(queue)).remove_repeatable_by_key(key)
+        found = await session.queue(queue)
+        removed = await found.remove_repeatable_by_key(key)
+        if removed:
+            await record(found.producer.ready_client(), found.keys, "delete-schedule", operator_name(), detail=key)
+        return removed
 
     common.run(check)
     is_removed = False
@@ -110,7 +117,9 @@ def fire(common: CommonOptions, queue: QueueName, key: Key) -> None:
     async def work(session: Session) -> tuple[str, str]:
         found = await session.queue(queue)
         spec = await _spec(found, key)
-        job = await found.add(spec.job_name, spec.payload)
+        codec = queue_codec(queue)
+        slot = spec.payload_slot if codec is None else codec.open_slot(spec.payload_slot, spec.job_name)
+        job = await found.add(spec.job_name, decode_slot(slot))
         return spec.job_name, job.id
 
     name, job_id = common.run(work)

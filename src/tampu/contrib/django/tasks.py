@@ -39,6 +39,7 @@ from tampu.base.clock import wall_clock_ms
 from tampu.consume.dispatch import UnknownNames
 from tampu.consume.handlers import is_unrecoverable
 from tampu.contrib.django import fresh_connections
+from tampu.inspect.job_state import indexed_member
 from tampu.queue import Queue
 from tampu.wire.entry import decode_delayed_member, read_job_fields
 from tampu.wire.envelope import decode_job
@@ -284,7 +285,8 @@ async def _read_job(queue: Queue, state: JobState) -> Job[Any] | None:
         entries = await client.call("XRANGE", queue.keys.stream, state.entry_id, state.entry_id)
         envelope = read_job_fields(entries[0][1])[0] if entries else None
     else:
-        member = await client.call("GET", queue.keys.delayed_index(state.id))
+        index = await client.call("GET", queue.keys.delayed_index(state.id))
+        member = None if index is None else await indexed_member(client, queue.keys, state.id, index)
         envelope = None if member is None else decode_delayed_member(member)[1]
     return None if envelope is None else decode_job(envelope)
 

@@ -120,14 +120,15 @@ local function delay(envelope, name, due, index, marker, cancel_mark)
   if code ~= 'a' then
     return code
   end
-  local member = delayed_member(name, envelope)
-  if failed(pcall('ZADD', delayed, string.format('%.0f', due), member)) then
+  local member, score = delayed_member(name, envelope), string.format('%.0f', due)
+  if failed(pcall('ZADD', delayed, score, member)) then
     if marker then
       pcall('DEL', marker)
     end
     return 'e'
   end
-  pcall('SET', index, member, 'EX', seconds + (marker and dedup_ttl or 3600))
+  -- Other implementations read the member of an explicit id here. A score leads to it too, without a second copy.
+  pcall('SET', index, marker and member or score, 'EX', seconds + (marker and dedup_ttl or 3600))
   return 'a'
 end
 

@@ -8,13 +8,15 @@
 -- A mark is 'r' and the reason while cancelling is requested, 'c' and the reason once the job is cancelled. The index
 -- orders marks by a number that only grows, so that a worker reads each new one once, whatever the clock does.
 
+--@include lib/job_id.lua
+--@include lib/indexed_member.lua
 --@include lib/now_ms.lua
 
 local delayed, didx, dlid, mark, index, events = unpack(KEYS)
 local member, job, reason, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 
 if member == '' then
-  member = redis.call('GET', didx)
+  member = indexed_member(delayed, redis.call('GET', didx), job)
 end
 if member and redis.call('ZREM', delayed, member) == 1 then
   redis.call('DEL', didx, dlid)

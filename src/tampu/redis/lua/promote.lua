@@ -26,10 +26,10 @@ local promoted, buried, full = 0, 0, 0
 redis.call('ZREM', delayed, 'no such member')
 
 -- Commands take many keys and members at once: one call per job would cost more than the work itself.
-local moved, refusal = {}, nil
+local moved, refusal, scores = {}, nil, nil
 if jobs > 0 then
   -- Another promoter may have moved some since they were read, or they may have been rescheduled.
-  local scores = redis.call('ZMSCORE', delayed, unpack(ARGV, 5, 4 + jobs))
+  scores = redis.call('ZMSCORE', delayed, unpack(ARGV, 5, 4 + jobs))
   for i = 1, jobs do
     if scores[i] and tonumber(scores[i]) <= due_until then
       if promoted >= room then
@@ -64,7 +64,7 @@ if promoted > 0 then
   for i = 1, jobs do
     if ARGV[4 + i] == moved[next_moved] then
       next_moved = next_moved + 1
-      if indexed[i] == ARGV[4 + i] then
+      if indexed[i] == ARGV[4 + i] or indexed[i] == scores[i] then
         stale_count = stale_count + 1
         stale[stale_count] = KEYS[4 + i]
       end

@@ -23,7 +23,8 @@ if delayed_to_go > 0 then
     local size = #member >= 4 and struct.unpack('<I4', member) or 0
     local id = job_id(string.sub(member, 5 + size))
     -- If the index points to another member with the same id, keep its keys.
-    if id and redis.call('GET', tag .. ':didx:' .. id) == member then
+    local index = id and redis.call('GET', tag .. ':didx:' .. id)
+    if index and (index == member or index == redis.call('ZSCORE', delayed, member)) then
       redis.call('DEL', tag .. ':didx:' .. id, tag .. ':dlid:' .. id)
     end
     deleted = deleted + redis.call('ZREM', delayed, member)

@@ -51,7 +51,7 @@ end
 
 -- Results are written before it is known which entries are pending: the acknowledgement tells, at no cost. The result of
 -- a job that was settled elsewhere is then put back.
-local ids, acked, former = {}, 0, {}
+local ids, acked, result_keys, former = {}, 0, {}, {}
 for i = 1, count do
   local at = (i - 1) * WIDTH
   local result, code = successes[at + 9], 'k'
@@ -59,7 +59,7 @@ for i = 1, count do
     local reply = pcall('SET', KEYS[key], result, 'EX', ARGV[6], 'GET')
     key = key + 1
     if not failed(reply) then
-      former[i] = {KEYS[key - 1], reply}
+      result_keys[i], former[i] = KEYS[key - 1], reply
     elseif may_be_tried_again() then
       code = 'h'
     end
@@ -83,7 +83,8 @@ for i, outcome in ipairs(others) do
       if failed(pcall('ZADD', delayed, due, outcome[12])) then
         code = 'h'
       else
-        failed(pcall('SET', KEYS[key], outcome[12], 'EX', outcome[13]))
+        -- As in add_window.lua: the score for a generated id, which has 26 characters, else the member.
+        failed(pcall('SET', KEYS[key], #job == 26 and due or outcome[12], 'EX', outcome[13]))
       end
     end
     key = key + 1
@@ -125,10 +126,10 @@ for i = 1, count do
     nth = nth + 1
     if answers[nth] < 1 then
       codes[i] = 'l'
-      if former[i] and former[i][2] then
-        failed(pcall('SET', former[i][1], former[i][2], 'KEEPTTL'))
-      elseif former[i] then
-        failed(pcall('DEL', former[i][1]))
+      if former[i] then
+        failed(pcall('SET', result_keys[i], former[i], 'KEEPTTL'))
+      elseif result_keys[i] then
+        failed(pcall('DEL', result_keys[i]))
       end
     end
   end

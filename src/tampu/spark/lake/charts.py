@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from html import escape
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -16,8 +17,16 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 34
 BAR_STEP = 26
 #: Lines with up to this many points show each point.
 FEW_POINTS = 12
-#: Colours by position: the Okabe-Ito palette, which colour-blind people can distinguish.
+#: Charts with up to this many positions on the x axis show their values when the pointer is over them.
+MAX_TOOLTIPS = 400
+#: Colours by position: the Okabe-Ito palette, which colour-blind people can distinguish. A page may replace them by the
+#: style of the classes `s0` to `s5`, for a dark background.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+#: Distances between two marks on a time axis, in seconds: from a second to a month.
+TIME_STEPS = (
+    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200),
+    *(86_400, 2 * 86_400, 7 * 86_400, 14 * 86_400, 30 * 86_400),
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,8 @@ class Chart:
         label = escape(self.title)
         svg = f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{label}">{self.elements}</svg>'
         items = (
-            f'<span><i style="background:{COLOURS[number % len(COLOURS)]}"></i>{escape(name)}</span>'
+            f'<span><i class="s{number % len(COLOURS)}" style="background:{COLOURS[number % len(COLOURS)]}"></i>'
+            f"{escape(name)}</span>"
             for number, name in enumerate(self.names)
         )
         legend = f'<div class="legend">{"".join(items)}</div>' if len(self.names) > 1 else ""
@@ -93,9 +103,11 @@ def line_chart(
         return Chart(title)
     xs = sorted({x for line in series for x, _ in line.points})
     low_x, high_x = xs[0], xs[-1] if xs[-1] > xs[0] else xs[0] + 60
+    marks = xs
+    value_label = x_label
     if x_label is None:
-        x_label = _time_label(high_x - low_x)
-        xs = [low_x + (high_x - low_x) * number / 5 for number in range(6)]
+        x_label, value_label = _time_label(high_x - low_x), _instant_label(high_x - low_x)
+        marks = time_marks(low_x, high_x)
     scale = _Scale(ys, log=log)
 
     def px(x: float) -> float:
@@ -107,12 +119,17 @@ def line_chart(
     parts = [_text(4, TOP - 16, unit)]
     for tick in scale.ticks:
         parts += _line("grid", LEFT, WIDTH - RIGHT, py(tick), py(tick)), _text(LEFT - 8, py(tick) + 4, _si(tick), "end")
-    for x in xs:
+    for x in marks:
         # Centred, the last label would be cut off.
-        parts.append(_text(px(x), HEIGHT - 12, x_label(x), "end" if x == high_x else "middle"))
+        anchor = "end" if px(x) > WIDTH - RIGHT - 24 else "start" if px(x) < LEFT + 4 else "middle"
+        parts.append(_text(px(x), HEIGHT - 12, x_label(x), anchor))
     for number, line in enumerate(series):
         points = [None if y is None else (px(x), py(y)) for x, y in line.points]
-        parts.append(_path(points, COLOURS[number % len(COLOURS)], dashed=line.dashed))
+        if not log and not line.dashed and number == 0:
+            parts.append(_area(points, number, py(0.0)))
+        parts.append(_path(points, number, dashed=line.dashed))
+    if len(xs) <= MAX_TOOLTIPS and value_label is not None:
+        parts += _tooltips(xs, series, unit, px, value_label)
     return Chart(title, "".join(parts), HEIGHT, tuple(line.name for line in series))
 
 
@@ -135,9 +152,10 @@ def bar_chart(title: str, bars: Sequence[Bar], *, log: bool = False, label_width
         low, high = bar.spread or (bar.value, bar.value)
         shown = bar.label if len(bar.label) <= 58 else bar.label[:57] + "…"
         parts += (
-            f"<g><title>{escape(bar.label)}</title>{_text(label_width - 10, y + 15, shown, 'end')}</g>",
-            f'<rect x="{label_width}" y="{y}" width="{max(px(bar.value) - label_width, 1):.1f}" height="20" rx="2" '
-            f'fill="{bar.colour}"/>',
+            f"<g><title>{escape(bar.label)}: {escape(bar.text)}</title>",
+            _text(label_width - 10, y + 15, shown, "end"),
+            f'<rect class="bar" x="{label_width}" y="{y}" width="{max(px(bar.value) - label_width, 1):.1f}" '
+            f'height="20" rx="2" fill="{bar.colour}"/></g>',
             _text(max(px(high), px(bar.value)) + 8, y + 15, bar.text),
         )
         if bar.spread:
@@ -145,17 +163,79 @@ def bar_chart(title: str, bars: Sequence[Bar], *, log: bool = False, label_width
     return Chart(title, "".join(parts), height)
 
 
-def _path(points: Sequence[tuple[float, float] | None], colour: str, *, dashed: bool) -> str:
-    commands: list[str] = []
-    pen = "M"
-    for point in points:
-        if point is not None:
-            commands.append(f"{pen}{point[0]:.1f} {point[1]:.1f}")
-        pen = "M" if point is None else "L"
+def time_marks(low: float, high: float) -> list[float]:
+    """Return round times between two others, at most eight, in epoch seconds."""
+    step = next((step for step in TIME_STEPS if (high - low) / step <= 7), TIME_STEPS[-1])
+    first = math.ceil(low / step) * step
+    return [float(first + number * step) for number in range(int((high - first) // step) + 1)]
+
+
+def _tooltips(
+    xs: Sequence[float],
+    series: Sequence[Series],
+    unit: str,
+    px: Callable[[float], float],
+    label: Callable[[float], str],
+) -> list[str]:
+    """Return an invisible column for each position; its title lists the values there."""
+    values = [dict(line.points) for line in series]
+    edges = [px(xs[0]), *((px(left) + px(right)) / 2 for left, right in pairwise(xs)), px(xs[-1])]
+    columns = []
+    for x, left, right in zip(xs, edges, edges[1:], strict=False):
+        known = [
+            f"{line.name}: {_value(found)} {unit}"
+            for line, at in zip(series, values, strict=True)
+            if (found := at.get(x)) is not None
+        ]
+        title = escape("\n".join([label(x), *known]))
+        width = max(right - left, 1.0)
+        columns.append(
+            f'<rect class="hit" x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - TOP - BOTTOM}" '
+            f'fill="transparent"><title>{title}</title></rect>'
+        )
+    return columns
+
+
+def _value(value: float) -> str:
+    """Return a value with three digits, or all of a whole number."""
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.3g}"
+
+
+def _colour(number: int) -> tuple[str, str]:
+    """Return the class and the colour of a line."""
+    return f"s{number % len(COLOURS)}", COLOURS[number % len(COLOURS)]
+
+
+def _runs(points: Sequence[tuple[float, float] | None]) -> list[list[tuple[float, float]]]:
+    """Return the points without gaps, as several lists."""
+    runs = groupby(points, key=lambda point: point is not None)
+    return [[point for point in run if point is not None] for has_value, run in runs if has_value]
+
+
+def _area(points: Sequence[tuple[float, float] | None], number: int, bottom: float) -> str:
+    style, colour = _colour(number)
+    areas = [
+        f"M{run[0][0]:.1f} {bottom:.1f} "
+        + " ".join(f"L{x:.1f} {y:.1f}" for x, y in run)
+        + f" L{run[-1][0]:.1f} {bottom:.1f}Z"
+        for run in _runs(points)
+    ]
+    return f'<path class="area {style}" d="{" ".join(areas)}" fill="{colour}" fill-opacity="0.12" stroke="none"/>'
+
+
+def _path(points: Sequence[tuple[float, float] | None], number: int, *, dashed: bool) -> str:
+    style, colour = _colour(number)
+    lines = [f"M{' L'.join(f'{x:.1f} {y:.1f}' for x, y in run)}" for run in _runs(points)]
     dash = ' stroke-dasharray="5 4"' if dashed else ""
-    path = f'<path d="{" ".join(commands)}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>'
-    shown = [point for point in points if point is not None] if len(commands) <= FEW_POINTS else []
-    return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown)
+    path = (
+        f'<path class="line {style}" d="{" ".join(lines)}" fill="none" stroke="{colour}" stroke-width="2" '
+        f'stroke-linejoin="round"{dash}/>'
+    )
+    known = [point for point in points if point is not None]
+    # A point between two gaps would not be seen.
+    shown = known if len(known) <= FEW_POINTS and not dashed else [run[0] for run in _runs(points) if len(run) == 1]
+    dots = (f'<circle class="dot {style}" cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in shown)
+    return path + "".join(dots)
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:
@@ -167,7 +247,12 @@ def _line(style: str, x1: float, x2: float, y1: float, y2: float) -> str:
 
 
 def _time_label(seconds: float) -> Callable[[float], str]:
-    form = "%H:%M:%S" if seconds < 600 else "%H:%M" if seconds < 86400 * 2 else "%d %b"
+    form = "%H:%M:%S" if seconds < 420 else "%H:%M" if seconds < 86400 * 2 else "%d %b"
+    return lambda x: datetime.fromtimestamp(x, UTC).strftime(form)
+
+
+def _instant_label(seconds: float) -> Callable[[float], str]:
+    form = "%H:%M:%S" if seconds < 6 * 3600 else "%d %b %H:%M"
     return lambda x: datetime.fromtimestamp(x, UTC).strftime(form)
 
 

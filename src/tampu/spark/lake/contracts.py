@@ -81,23 +81,23 @@ class Rule:
     def parse(cls, where: str, name: str, given: object) -> Rule:
         """Return the rule of a field; `ConfigError` says what is wrong with it."""
         if not isinstance(given, Mapping):
-            raise ConfigError(f'{where} must be rules such as {{type = "number"}}, got {given!r}')
+            raise ConfigError(f'{where} must be rules such as {{type = "number"}}; got {given!r}')
         if unknown := [rule for rule in given if rule not in RULES]:
             raise ConfigError(f"{where} has an unknown rule {unknown[0]!r}; allowed are {', '.join(RULES)}")
         types = given.get("type", ())
         types = (types,) if isinstance(types, str) else tuple(types)
         if unknown := [kind for kind in types if kind not in TYPES]:
-            raise ConfigError(f"type of {where} must be one of {', '.join(TYPES)}, got {unknown[0]!r}")
+            raise ConfigError(f"type of {where} must be one of {', '.join(TYPES)}; got {unknown[0]!r}")
         for limit in ("min", "max"):
             if limit in given and not TYPES["number"](given[limit]):
-                raise ConfigError(f"{limit} of {where} must be a number, got {given[limit]!r}")
+                raise ConfigError(f"{limit} of {where} must be a number; got {given[limit]!r}")
         try:
             pattern = re.compile(given["pattern"]) if "pattern" in given else None
         except (re.error, TypeError) as error:
             raise ConfigError(f"pattern of {where} is not a regular expression: {error}") from error
         one_of = given.get("one_of")
         if one_of is not None and not isinstance(one_of, list | tuple):
-            raise ConfigError(f"one_of of {where} must be a list, got {one_of!r}")
+            raise ConfigError(f"one_of of {where} must be a list; got {one_of!r}")
         return cls(
             name,
             types,
@@ -153,11 +153,11 @@ class Contracts:
     def of(cls, declared: Mapping[str, Any], where: str = "contracts") -> Contracts:
         """Return the contracts in a mapping of job names to fields to rules."""
         if not isinstance(declared, Mapping) or not declared:
-            raise ConfigError(f"{where} must map names of jobs to the rules of their fields, got {declared!r}")
+            raise ConfigError(f"{where} must map names of jobs to the rules of their fields; got {declared!r}")
         found: dict[str, list[Rule]] = {}
         for name, fields in declared.items():
             if not isinstance(fields, Mapping):
-                raise ConfigError(f"{where}: {name} must map fields to rules, got {fields!r}")
+                raise ConfigError(f"{where}: {name} must map fields to rules; got {fields!r}")
             found[name] = [Rule.parse(f"{where}: {name}.{key}", key, rule) for key, rule in fields.items()]
         return cls(found)
 

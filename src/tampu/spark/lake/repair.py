@@ -166,7 +166,7 @@ def _repair(letter: Letter, before: dict[str, Any], after: dict[str, Any]) -> Re
             try:
                 payload = json.loads(value)
             except (TypeError, ValueError):
-                raise ConfigError(f"_payload of letter {letter.entry_id} must be JSON, got {value!r}") from None
+                raise ConfigError(f"_payload of letter {letter.entry_id} must be JSON; got {value!r}") from None
             changes["(payload)"] = (letter.payload, payload)
         elif column in META:
             raise ConfigError(f"the SQL changes {column}, which cannot be changed")

@@ -10,9 +10,9 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tampu.spark.lake.charts import Bar, Series, bar_chart, line_chart
+from tampu.spark.lake.charts import TIME_STEPS, Bar, Series, bar_chart, line_chart
 from tampu.spark.lake.folder import lake_folder
-from tampu.spark.lake.rows import count_by_minute, published, read_rows
+from tampu.spark.lake.rows import PERCENTILES, count_by_time, ends_by_time, published, read_rows, span_of_ends
 from tampu.spark.lake.versions import LakeVersion
 
 if TYPE_CHECKING:
@@ -22,26 +22,45 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 #: Columns of the table of clusters that are numbers.
 NUMBERS = ("letters", "still dead")
-#: Minutes that the forecast looks back, and ahead.
-FORECAST_MINUTES = 15
+#: Most points of a line over time, and the lengths of time that a point may stand for, in seconds.
+BUCKETS = 90
+BUCKET_STEPS = (0.1, 0.2, 0.5, *TIME_STEPS)
+#: Buckets that the forecast looks back, and ahead.
+FORECAST_BUCKETS = 15
 
 STYLE = """
-:root{color-scheme:light dark;--ink:#1a1d21;--soft:#5b6470;--paper:#fff;--line:#d9dee4;--card:#f6f8fa}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--paper:#14171a;--line:#30363d;--card:#1c2126}}
+:root{color-scheme:light dark;--ink:#1a1d21;--soft:#5b6470;--paper:#fff;--line:#e3e7ec;--card:#f6f8fa;--hit:#8b98a81f;
+  --s0:#0072b2;--s1:#d55e00;--s2:#009e73;--s3:#cc79a7;--s4:#e69f00;--s5:#56b4e9}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ed;--soft:#9aa4b0;--paper:#14171a;--line:#2b3138;--card:#1c2126;
+  --hit:#9aa4b026;--s0:#4aa8e0;--s1:#f08a3c;--s2:#2fc896;--s3:#e39cc6;--s4:#f0b83f;--s5:#8fd0f5}}
 body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);
-  max-width:920px;margin:0 auto;padding:24px}
-h1{font-size:24px;margin:0}h2{font-size:18px;margin:36px 0 8px;border-bottom:1px solid var(--line);padding-bottom:4px}
-.sub{color:var(--soft);margin:2px 0 18px}.tiles{display:flex;flex-wrap:wrap;gap:10px}
-.tile{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 16px;min-width:110px}
-.tile b{display:block;font-size:22px}.tile span{color:var(--soft);font-size:13px}
-figure{margin:18px 0}figcaption{font-weight:600;margin-bottom:4px}svg{width:100%;height:auto;display:block}
-svg text{fill:var(--soft);font-size:12px}.grid{stroke:var(--line)}.empty{color:var(--soft)}
+  max-width:960px;margin:0 auto;padding:28px 24px 60px}
+h1{font-size:26px;margin:0;letter-spacing:-.01em}h2{font-size:18px;margin:40px 0 4px}
+.sub{color:var(--soft);margin:2px 0 20px;font-size:13px}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:12px}
+.tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:12px 16px}
+.tile b{display:block;font-size:24px;line-height:1.25;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:13px}
+figure{margin:12px 0 0;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:14px 16px 12px}
+figcaption{font-weight:600;margin-bottom:6px}svg{width:100%;height:auto;display:block}
+svg text{fill:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}.grid{stroke:var(--line)}
+.empty{color:var(--soft);margin:0}
+.line.s0{stroke:var(--s0)}.line.s1{stroke:var(--s1)}.line.s2{stroke:var(--s2)}
+.line.s3{stroke:var(--s3)}.line.s4{stroke:var(--s4)}.line.s5{stroke:var(--s5)}
+.area.s0,.dot.s0{fill:var(--s0)}.dot.s1,.bar{fill:var(--s1)}.dot.s2{fill:var(--s2)}
+.dot.s3{fill:var(--s3)}.dot.s4{fill:var(--s4)}.dot.s5{fill:var(--s5)}
+.hit:hover{fill:var(--hit)}
 .legend{display:flex;gap:18px;flex-wrap:wrap;font-size:13px;color:var(--soft);padding-left:64px}
-.legend i{display:inline-block;width:12px;height:3px;margin-right:6px;vertical-align:middle}
-table{border-collapse:collapse;width:100%;font-size:13px}
-td,th{text-align:left;padding:5px 8px;border-bottom:1px solid var(--line)}
-td.n,th.n{text-align:right}code{font-size:12px;word-break:break-word}.wide{overflow-x:auto}
-.warn{background:#d55e0022;border:1px solid #d55e00;border-radius:6px;padding:8px 12px;margin:12px 0}
+.legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}
+.legend .s0{background:var(--s0)!important}.legend .s1{background:var(--s1)!important}
+.legend .s2{background:var(--s2)!important}.legend .s3{background:var(--s3)!important}
+table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
+td,th{text-align:left;padding:6px 10px;border-bottom:1px solid var(--line);vertical-align:top}
+th{color:var(--soft);font-weight:600;white-space:nowrap}tr:last-child td{border-bottom:0}
+td.n,th.n{text-align:right;white-space:nowrap}code{font-size:12px;word-break:break-word}
+.wide{overflow-x:auto;background:var(--card);border:1px solid var(--line);border-radius:10px;padding:4px 8px;
+  margin-top:12px}
+.warn{background:#d55e0022;border:1px solid #d55e00;border-radius:8px;padding:8px 12px;margin:12px 0}
 """
 
 
@@ -77,7 +96,16 @@ def render(lake: Path, now: datetime) -> str:
     repairs = read_rows(lake, "gold/repairs", state)
     violations = read_rows(lake, "gold/violations", state)
     queues = sorted({row["queue"] for rows in (throughput, clusters, failures) for row in rows})
-    backlog, forecast = backlog_of(lake, state)
+    minutes = {row["minute"] for row in throughput}
+    span_secs = (max(minutes) - min(minutes)).total_seconds() + 60 if minutes else 60.0
+    bucket_secs = max(bucket_of(span_secs), 60)
+    if span_secs <= 60 * BUCKETS and (exact_secs := span_of_ends(lake, state)) is not None:
+        # The gold tables count by the minute: too coarse for such a time.
+        bucket_secs = bucket_of(exact_secs)
+        throughput = latency = ends_by_time(lake, state, bucket_secs)
+    per = _unit(bucket_secs)
+    ended = _rates(throughput, ("completed", "dead", "cancelled"), bucket_secs)
+    backlog, forecast = backlog_of(lake, state, bucket_secs)
     body = [
         f"<h1>{escape(', '.join(queues) or 'no jobs yet')}</h1>",
         f'<p class="sub">tampu, {now:%Y-%m-%d %H:%M} UTC, round {state.round} of the lake '
@@ -85,16 +113,19 @@ def render(lake: Path, now: datetime) -> str:
         _warning(state, undecodable),
         _tiles(slo, failures, clusters),
         "<h2>Throughput</h2>",
-        line_chart("Ended jobs per minute", "jobs/min", _sums(throughput, ("completed", "dead", "cancelled"))).figure(),
+        line_chart(f"Ended jobs per {per}", "jobs/s" if per == "second" else "jobs/min", ended).figure(),
         "<h2>Latency</h2>",
-        line_chart("Wait for a worker", "ms", _percentiles(latency, "wait"), log=True).figure(),
-        line_chart("Run time", "ms", _percentiles(latency, "run"), log=True).figure(),
+        line_chart("Wait for a worker", "ms", _percentiles(latency, "wait", bucket_secs), log=True).figure(),
+        line_chart("Run time", "ms", _percentiles(latency, "run", bucket_secs), log=True).figure(),
         "<h2>Backlog</h2>",
         f"<p>{escape(forecast.sentence)}</p>",
         line_chart(
             "Jobs created and not ended, by their events",
             "jobs",
-            [Series("backlog", backlog), Series("at the current rates", forecast.points, dashed=True)],
+            [
+                Series("backlog", backlog),
+                *([Series("at the current rates", forecast.points, dashed=True)] if forecast.points else []),
+            ],
         ).figure(),
         "<h2>Failures</h2>",
         bar_chart("Failed runs by error", _top(failures, "fingerprint", "(no text)")).figure(),
@@ -119,11 +150,22 @@ def render(lake: Path, now: datetime) -> str:
     )
 
 
-def backlog_of(lake: Path, state: LakeVersion) -> tuple[list[tuple[float, float | None]], Forecast]:
-    """Return the backlog per minute, and its forecast."""
+def bucket_of(span_secs: float) -> float:
+    """Return the length of a bucket, in seconds, that shows this time with at most `BUCKETS` points."""
+    return next((step for step in BUCKET_STEPS if span_secs / step <= BUCKETS), BUCKET_STEPS[-1])
+
+
+def _unit(bucket_secs: float) -> str:
+    return "second" if bucket_secs < 60 else "minute"
+
+
+def backlog_of(
+    lake: Path, state: LakeVersion, bucket_secs: float = 60
+) -> tuple[list[tuple[float, float | None]], Forecast]:
+    """Return the backlog per bucket, and its forecast."""
     changes: dict[datetime, list[int]] = defaultdict(lambda: [0, 0])
     for side, column in enumerate(("created_at", "done_at")):
-        for minute, count in count_by_minute(lake, "silver/jobs", column, state):
+        for minute, count in count_by_time(lake, "silver/jobs", column, state, bucket_secs=bucket_secs):
             changes[minute][side] += count
     if not changes:
         return [], Forecast("No jobs yet.", [])
@@ -132,24 +174,28 @@ def backlog_of(lake: Path, state: LakeVersion) -> tuple[list[tuple[float, float 
     for minute in sorted(changes):
         size += changes[minute][0] - changes[minute][1]
         line.append((minute.timestamp(), float(size)))
-    return line, forecast_of(changes, size)
+    return line, forecast_of(changes, size, bucket_secs)
 
 
-def forecast_of(changes: dict[datetime, list[int]], size: int) -> Forecast:
-    """Extrapolate the rates of the last minutes."""
+def forecast_of(changes: dict[datetime, list[int]], size: int, bucket_secs: float = 60) -> Forecast:
+    """Extrapolate the rates of the last buckets."""
     last = max(changes)
-    recent = [counts for minute, counts in changes.items() if minute > last - timedelta(minutes=FORECAST_MINUTES)]
-    span = min(FORECAST_MINUTES, max((last - min(changes)).total_seconds() / 60 + 1, 1))
-    came, went = (sum(counts[side] for counts in recent) / span for side in (0, 1))
-    rates = f"{came:,.1f} jobs created and {went:,.1f} ended per minute recently"
-    ahead = [(last + timedelta(minutes=m)).timestamp() for m in range(FORECAST_MINUTES + 1)]
-    points: list[tuple[float, float | None]] = [
-        (x, max(size + (came - went) * number, 0.0)) for number, x in enumerate(ahead)
-    ]
+    bucket = timedelta(seconds=bucket_secs)
+    recent = [counts for start, counts in changes.items() if start > last - bucket * FORECAST_BUCKETS]
+    span = min(FORECAST_BUCKETS, max((last - min(changes)) / bucket + 1, 1))
+    per_bucket = [sum(counts[side] for counts in recent) / span for side in (0, 1)]
+    unit = _unit(bucket_secs)
+    came, went = (count * (1 if unit == "second" else 60) / bucket_secs for count in per_bucket)
+    rates = f"{came:,.1f} jobs created and {went:,.1f} ended per {unit} recently"
     if size == 0:
-        return Forecast(f"No backlog: {rates}.", points)
+        return Forecast(f"No backlog: {rates}.", [])
+    growth = per_bucket[0] - per_bucket[1]
+    ahead = min(FORECAST_BUCKETS, max(len(changes) // 3, 1))  # not longer than what it is made from
+    points: list[tuple[float, float | None]] = [
+        ((last + bucket * number).timestamp(), max(size + growth * number, 0.0)) for number in range(ahead + 1)
+    ]
     if went > came:
-        return Forecast(f"Backlog of {size:,}: {rates}; empty in about {size / (went - came):,.0f} minutes.", points)
+        return Forecast(f"Backlog of {size:,}: {rates}; empty in about {size / (went - came):,.0f} {unit}s.", points)
     return Forecast(f"Backlog of {size:,}: {rates}; at these rates it does not shrink.", points)
 
 
@@ -189,31 +235,42 @@ def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: 
     )
 
 
-def _by_minute(rows: Iterable[dict[str, Any]]) -> dict[datetime, list[dict[str, Any]]]:
-    found: dict[datetime, list[dict[str, Any]]] = defaultdict(list)
+def _by_bucket(rows: Iterable[dict[str, Any]], bucket_secs: float) -> dict[float, list[dict[str, Any]]]:
+    """Return the rows by the start of their bucket, in epoch seconds, from the first to the last without a gap."""
+    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
-        found[row["minute"]].append(row)
-    return dict(sorted(found.items()))
+        # A float of today has a precision of some microseconds of a bucket.
+        found[int(row["minute"].timestamp() / bucket_secs + 1e-4)].append(row)
+    if not found:
+        return {}
+    return {number * bucket_secs: found.get(number, []) for number in range(min(found), max(found) + 1)}
 
 
-def _sums(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> list[Series]:
-    by_minute = _by_minute(rows)
+def _rates(rows: list[dict[str, Any]], columns: tuple[str, ...], bucket_secs: float) -> list[Series]:
+    unit_secs = 1 if _unit(bucket_secs) == "second" else 60
+    by_bucket = _by_bucket(rows, bucket_secs)
     return [
-        Series(column, [(minute.timestamp(), sum(row[column] for row in found)) for minute, found in by_minute.items()])
+        Series(
+            column,
+            [
+                (start, sum(row[column] for row in found) * unit_secs / bucket_secs)
+                for start, found in by_bucket.items()
+            ],
+        )
         for column in columns
     ]
 
 
-def _percentiles(rows: list[dict[str, Any]], what: str) -> list[Series]:
-    """Return the highest percentile of all names per minute: percentiles cannot be averaged."""
-    by_minute = _by_minute(rows)
+def _percentiles(rows: list[dict[str, Any]], what: str, bucket_secs: float) -> list[Series]:
+    """Return the highest percentile of all names and minutes per bucket: percentiles cannot be averaged."""
+    by_bucket = _by_bucket(rows, bucket_secs)
     lines = []
-    for percentile in (50, 95, 99):
+    for percentile in PERCENTILES:
         column = f"{what}_p{percentile}_ms"
         points: list[tuple[float, float | None]] = []
-        for minute, found in by_minute.items():
-            values = [row[column] for row in found if row[column] is not None]
-            points.append((minute.timestamp(), max(values) if values else None))
+        for start, found in by_bucket.items():
+            values = [row[column] for row in found if row.get(column) is not None]
+            points.append((start, max(values) if values else None))
         lines.append(Series(f"p{percentile}", points))
     return lines
 

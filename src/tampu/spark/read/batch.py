@@ -124,6 +124,7 @@ class Batch:
         self._schema = arrow_schema(stream, payload)
         self._rows = rows
         self._columns: dict[str, pa.Array] = {"queue": pa.repeat(pa.scalar(queue, pa.string()), rows)}
+        self.queue = queue
         self.payload = payload
         self.errors: list[str | None] = [None] * rows
         self.raws: list[bytes | None] = [None] * rows

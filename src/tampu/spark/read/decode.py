@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from tampu.errors import DecodeError, Error
 from tampu.spark.read.batch import Batch, Payloads
+from tampu.wire.codec import QueueCodec, codec_from_environment
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, first_values, read_job_fields
 from tampu.wire.envelope import decode_bin_envelopes, decode_job
@@ -53,6 +54,11 @@ _EVENT_FIELD_NAMES = frozenset(field for field, _, _ in _EVENT_FIELDS)
 _JOB_ATTRIBUTES = (("job_id", "id"), ("name", "name"), ("attempt", "attempt"), ("created_at", "created_at_ms"))
 
 
+def queue_codec(queue: str) -> QueueCodec | None:
+    """Return the codec of the executor's environment (`TAMPU_CODEC`) for a queue; None if it is not set."""
+    return QueueCodec.of(codec_from_environment(), queue)
+
+
 # --- streams
 
 
@@ -70,7 +76,8 @@ def _set_jobs(
 ) -> None:
     """Set the columns from the (envelope, name) of each row; `raw_of` returns the bytes of a row without a job."""
     payloads = Payloads(batch)
-    envelopes = decode_bin_envelopes([envelope for envelope, _ in pairs])
+    codec = queue_codec(batch.queue)
+    envelopes = None if codec is not None else decode_bin_envelopes([envelope for envelope, _ in pairs])
     overrides: list[Any]
     if envelopes is not None:
         payloads.all_packed([envelope.payload for envelope in envelopes])
@@ -100,7 +107,8 @@ def _job(
         if envelope is None:
             raise DecodeError("no field d")
         job = decode_job(envelope, name)
-        payloads.slot(job._slot)
+        codec = queue_codec(batch.queue)
+        payloads.slot(job._slot if codec is None else codec.open_slot(job._slot, name))
     except DecodeError as error:
         batch.fail(row, error, raw_of(row))
         payloads.packed(None)
@@ -241,7 +249,8 @@ def decode_repeatables(
             if spec_bytes is None:
                 raise DecodeError("the repeatable has no spec")
             spec = decode_spec(spec_bytes)
-            payloads.slot(spec.payload_slot)
+            codec = queue_codec(queue)
+            payloads.slot(spec.payload_slot if codec is None else codec.open_slot(spec.payload_slot, spec.job_name))
             stored.append(spec)
         except (Error, *REFUSALS) as error:
             batch.fail(row, error, spec_bytes or b"")
@@ -270,10 +279,12 @@ def decode_results(queue: str, results: Sequence[tuple[str, bytes, int | None]],
     """Decode results: job ID, MessagePack, expiry in ms."""
     batch = Batch("results", payload, queue, len(results))
     payloads = Payloads(batch)
-    for row, (_, packed, _) in enumerate(results):
+    codec = queue_codec(queue)
+    for row, (job_id, packed, _) in enumerate(results):
         try:
-            decode_value(packed)
-            payloads.packed(packed)
+            plain = packed if codec is None else codec.open_result(packed, job_id)
+            decode_value(plain)
+            payloads.packed(plain)
         except DecodeError as error:
             batch.fail(row, error, packed)
             payloads.packed(None)

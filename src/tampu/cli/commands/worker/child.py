@@ -31,6 +31,7 @@ from tampu.cli.logs import fields, set_up_logs
 from tampu.cli.output import use_lenient_streams
 from tampu.consume.processes import kill_group
 from tampu.errors import RedisError
+from tampu.metrics import noop_sink
 from tampu.redis.client import Client
 from tampu.redis.faults import Unreachable
 from tampu.redis.settings import parse_url
@@ -92,6 +93,8 @@ def build_worker(plan: WorkerPlan, number: int = 1) -> Worker:
             # A fixed consumer_id must name a single process.
             consumer_id = f"{found.config.consumer_id}-{number}"
             found._config = replace(found.config, consumer_id=consumer_id)
+        if plan.metrics and found.config.metrics is noop_sink() and (sink := _metrics_sink()) is not None:
+            found._config = replace(found.config, metrics=sink)
         return found
     settings = dict(plan.settings)
     if plan.metrics and (sink := _metrics_sink()) is not None:
@@ -207,6 +210,9 @@ class _Serving:
             block_secs=config.block_ms / 1000,
             deadline_secs=config.shutdown_deadline_secs,
             queues=self._worker.name.split(","),
+            connections=self._worker.connections,
+            slots=config.concurrency,
+            slots_used={name: used for name, used in self._worker.slots_used.items() if used},
         )
 
 
@@ -222,7 +228,7 @@ def _metrics_text() -> str:
 async def _say_if_no_server(worker: Worker) -> None:
     """Log a warning if a server is not reachable: the worker waits for it indefinitely."""
     started = time.monotonic()
-    for queue in worker.queues:
+    for queue in {queue.url: queue for queue in worker.queues}.values():  # one of each server
         await _say_if_unreachable(queue, started)
 
 

@@ -50,13 +50,15 @@ def worker(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option("--weights", metavar="QUEUE=N,...", show_default="1", help="Jobs of a queue relative to others."),
+        typer.Option(
+            "--weights", metavar="QUEUE=N,...", show_default="1", help="Share of a queue, relative to others."
+        ),
     ] = None,
     reserve: Annotated[
-        str | None, typer.Option("--reserve", metavar="QUEUE=N,...", help="Places kept free for a queue.")
+        str | None, typer.Option("--reserve", metavar="QUEUE=N,...", help="Slots kept free for a queue.")
     ] = None,
     limit: Annotated[
-        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Most places that a queue may have.")
+        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Maximum slots that a queue may use.")
     ] = None,
     reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file in this folder changes.")] = False,
     health_port: Annotated[
@@ -94,7 +96,7 @@ def worker(
         _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts of jobs that set none."),
     ] = None,
     batch: Annotated[
-        int | None, _tuning("--batch", min=1, show_default="64", help="Maximum jobs fetched per read.")
+        int | None, _tuning("--batch", min=1, show_default="256", help="Maximum jobs fetched per read.")
     ] = None,
     claim_after: Annotated[
         str | None,

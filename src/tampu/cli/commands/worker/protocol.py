@@ -64,6 +64,10 @@ class Report(msgspec.Struct, kw_only=True):
     block_secs: float = 5.0
     deadline_secs: float = 30.0
     queues: list[str] = []
+    #: Its connections to servers, its slots, and those that jobs of each queue occupy.
+    connections: int = 0
+    slots: int = 0
+    slots_used: dict[str, int] = {}
     #: Answer to a request for metrics, in the Prometheus text format.
     metrics: str | None = None
 

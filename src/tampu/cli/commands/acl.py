@@ -1,0 +1,54 @@
+"""`tampu acl --role worker --queue emails`: prints the ACL SETUSER command of a user with the least privilege."""
+
+from typing import Annotated, cast
+
+import typer
+
+from tampu.cli.errors import check_choice
+from tampu.cli.options import complete_queue
+from tampu.cli.output import say, write_json, write_line
+from tampu.cli.session import CommonOptions, Session, parse_info
+from tampu.errors import Error
+from tampu.redis.acl import OPTIONAL, PURPOSES, ROLES, Role, acl_line, acl_rules
+
+#: Oldest version whose ACL can restrict a key to reading.
+READ_KEYS_VERSION = 7
+
+
+def acl(
+    common: CommonOptions,
+    role: Annotated[str, typer.Option("--role", metavar="|".join(ROLES), help="What the user does.")],
+    queue: Annotated[
+        str | None,
+        typer.Option("--queue", "-q", metavar="QUEUE", help="Default: all queues.", autocompletion=complete_queue),
+    ] = None,
+    user: Annotated[str | None, typer.Option("--user", help="Default: QUEUE-ROLE, or all-ROLE.")] = None,
+) -> None:
+    """Print the ACL SETUSER command of a user that may do what its role needs, and nothing else.
+
+    The rules are made for the server at --url. If it cannot be reached, they load on every supported server.
+    """
+    check_choice("--role", role, ROLES)
+    lacks, read_keys = set(OPTIONAL), False
+    try:
+        lacks, read_keys = common.run(_ask)
+    except (Error, OSError) as error:
+        say(f"the server cannot be asked ({error}): these rules load on Redis 6.2 and newer, and on Valkey", "yellow")
+    kind = cast("Role", role)
+    rules = acl_rules(kind, queue, lacks=lacks, read_keys=read_keys)
+    name = user or f"{queue or 'all'}-{role}"
+    if common.as_json:
+        write_json({"user": name, "role": role, "purpose": PURPOSES[kind], "queue": queue, "rules": rules})
+    else:
+        write_line(acl_line(name, rules))
+
+
+async def _ask(session: Session) -> tuple[set[str], bool]:
+    """Return the optional commands that the server lacks, and whether its ACL can restrict a key to reading."""
+    client = await session.client()
+    names = sorted(OPTIONAL)
+    infos = await client.call("COMMAND", "INFO", *names)
+    server = parse_info(await client.call("INFO", "server"))
+    major = server.get("redis_version", "0").partition(".")[0]
+    lacks = {name for name, info in zip(names, infos, strict=True) if not info}
+    return lacks, major.isdigit() and int(major) >= READ_KEYS_VERSION

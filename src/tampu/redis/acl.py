@@ -1,0 +1,89 @@
+"""ACL rules with the least privilege for each role: what a user of one queue, or of all queues, may do.
+
+The rules load on every supported server: commands that older servers lack are left out unless the server has them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, get_args
+
+from tampu.base.checks import check_queue_name, check_text, invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+Role = Literal["producer", "worker", "operator", "inspector", "dashboard", "doctor"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+#: What each role is for.
+PURPOSES: dict[Role, str] = {
+    "producer": "adds jobs and schedules, waits for results",
+    "worker": "runs jobs; the promoter and the scheduler are part of it",
+    "operator": "cancels, replays, removes, purges, pauses and deletes",
+    "inspector": "reads the state of jobs and queues on the command line",
+    "dashboard": "reads the state and follows events",
+    "doctor": "runs `tampu doctor`, which also reads the server's settings",
+}
+
+#: Commands that some supported servers lack; tampu does without them.
+OPTIONAL = frozenset({"xackdel"})
+
+# Logging in, finding the server through Sentinel or Cluster, and the client's name.
+_CONNECT = "auth select client|setname role asking cluster|slots"
+_SCRIPTS = "script|load evalsha"
+_READ = """
+    exists get hget hgetall hlen hmget mget pttl time ttl type scan memory|usage
+    xinfo|consumers xinfo|groups xinfo|stream xlen xpending xrange xrevrange
+    zcard zcount zrange zrangebyscore zscan zscore
+"""
+_COMMANDS: dict[Role, str] = {
+    "producer": f"""
+        {_SCRIPTS} wait time
+        del expire get hdel hexists hget hgetall hincrby hlen hmget hset hsetnx mget pexpire set exists
+        xadd xlen xread xrange xrevrange zadd zrem
+    """,
+    "worker": f"""
+        {_SCRIPTS} eval client|id client|info client|unblock time
+        del exists expire pexpire get mget set hdel hexists hget hgetall hincrby hlen hmget hset hsetnx pttl
+        xack xackdel xadd xclaim xdel xgroup|create xgroup|createconsumer xgroup|delconsumer
+        xinfo|consumers xinfo|groups xlen xpending xrange xrevrange xreadgroup
+        zadd zcard zcount zmscore zrange zrangebyscore zrem zremrangebyscore zscore
+    """,
+    "operator": f"""
+        {_SCRIPTS} {_READ}
+        del expire hdel hincrby hset set unlink xack xadd xclaim xdel xread xtrim
+        zadd zrem zremrangebyscore
+    """,
+    "inspector": f"script|load {_READ}",
+    "dashboard": f"script|load {_READ} xread",
+    "doctor": f"script|load {_READ} info config|get eval",
+}
+#: Roles that change nothing: their keys can be restricted to reading (`%R~`) on Redis 7 and Valkey.
+READ_ONLY: frozenset[Role] = frozenset({"inspector", "dashboard", "doctor"})
+
+
+def acl_rules(
+    role: Role, queue: str | None = None, *, lacks: Collection[str] = OPTIONAL, read_keys: bool = False
+) -> list[str]:
+    """Return the rules of a role for one queue, or for all queues, as arguments of ACL SETUSER.
+
+    `lacks` names commands that the server does not have. `read_keys` restricts a role that only reads to reading its
+    keys, which Redis 6.2 cannot.
+    """
+    if role not in ROLES:
+        raise invalid("role", role, f"one of {', '.join(ROLES)}")
+    keys = "{chasqui:*" if queue is None else f"{{chasqui:{_literal(check_queue_name(queue))}}}*"
+    is_reader = read_keys and role in READ_ONLY
+    commands = sorted({*_CONNECT.split(), *_COMMANDS[role].split()} - set(lacks))
+    return [f"{'%R~' if is_reader else '~'}{keys}", "resetchannels", "-@all", *(f"+{one}" for one in commands)]
+
+
+def acl_line(user: str, rules: list[str], password: str = "PASSWORD") -> str:  # noqa: S107 - a place to fill in
+    """Return the ACL SETUSER command, with a place for the password."""
+    quoted = (f'"{rule}"' if any(character in rule for character in " \"'") else rule for rule in rules)
+    return f"ACL SETUSER {check_text('user', user)} reset on >{password} {' '.join(quoted)}"
+
+
+def _literal(text: str) -> str:
+    """Return a glob pattern that matches exactly this text."""
+    return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)

@@ -1,0 +1,231 @@
+"""The ACL rules of each role allow all that the role does, and nothing that would harm others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import redis
+
+from cli.lab import invoke
+from support.users import acl_user
+from support.waiting import until
+from tampu import JobCancelled, JobFailed, Queue, Worker, current_job
+from tampu.redis.acl import OPTIONAL, READ_ONLY, ROLES, Role, acl_line, acl_rules
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from servers.process import Server
+
+pytestmark = pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
+
+#: Commands that no role may run.
+FORBIDDEN = [
+    ("FLUSHALL",),
+    ("FLUSHDB",),
+    ("SWAPDB", 0, 1),
+    ("SHUTDOWN", "NOSAVE"),
+    ("CONFIG", "SET", "maxmemory", "1"),
+    ("CLIENT", "KILL", "TYPE", "normal"),
+    ("CLIENT", "LIST"),
+    ("ACL", "LIST"),
+    ("KEYS", "*"),
+    ("MONITOR",),
+    ("REPLICAOF", "NO", "ONE"),
+    ("PUBLISH", "c", "m"),
+    ("GET", "another:key"),
+    ("GET", "{chasqui:other}:paused"),
+]
+
+
+def lacks(server: Server) -> set[str]:
+    lacking = set()
+    for name in OPTIONAL:
+        try:
+            with acl_user(server, "probe", "pw", f"+{name}"):
+                pass
+        except redis.ResponseError:
+            lacking.add(name)
+    return lacking
+
+
+@contextlib.contextmanager
+def user(server: Server, role: Role, queue: str | None = "q") -> Iterator[str]:
+    """Create a user with the rules of a role, and yield its URL; nothing may have been denied in the end."""
+    client: Any = server.client()
+    rules = acl_rules(role, queue, lacks=lacks(server), read_keys=client.info("server")["redis_version"] >= "7")
+    with acl_user(server, role, "pw", *rules):
+        client.acl_log_reset()
+        yield server.url.replace("redis://", f"redis://{role}:pw@")
+        denied = {entry["object"] for entry in client.acl_log() if entry["username"] == role}
+        # `doctor` tries which optional commands the server has; it changes nothing, so it may not run them.
+        assert (
+            denied - ({"xackdel", "xreadgroup", "xadd", "echo"} if role == "doctor" else {"echo", "xackdel"}) == set()
+        )
+
+
+@contextlib.asynccontextmanager
+async def tasks_of(url: str) -> AsyncIterator[Queue]:
+    async with Queue("q", url=url) as queue:
+
+        @queue.task(attempts=2, backoff=1)
+        async def work(how: str = "") -> str:
+            current_job().progress(1.0)
+            if how == "fail":
+                raise ValueError(how)
+            if how == "hang":
+                await asyncio.sleep(3600)
+            return "done"
+
+        yield queue
+
+
+async def test_a_producer_and_a_worker_can_do_their_work(server: Server) -> None:
+    with user(server, "producer") as producer_url, user(server, "worker") as worker_url:
+        async with tasks_of(producer_url) as queue, tasks_of(worker_url) as served:
+            task = queue.tasks["work"]
+            await task.every(3600)
+            async with Worker(served, claim_min_idle_ms=1000, read_block_ms=100):
+                assert await (await task.add()).result(20) == "done"
+                assert await (await task.add_in(0.05)).result(20) == "done"
+                assert await (await task.add_unique("once")).result(20) == "done"
+                assert len(await task.add_bulk(["", "", ""])) == 3
+                with pytest.raises(JobFailed):
+                    await (await task.add("fail")).result(20)
+                assert await queue.get_job_result("none") is None
+                hanging = await task.add("hang")
+                async with Queue("q", url=server.url) as admin:
+                    await until(lambda: is_running(admin, hanging.id), "it runs")
+                    assert await admin.cancel(hanging.id) == "requested"
+                    with pytest.raises(JobCancelled):
+                        await hanging.result(20)
+                    await admin.pause()
+                    await asyncio.sleep(1.2)  # the worker looks once a second
+                    await admin.resume()
+                server.client().client_kill_filter(_type="normal", skipme=True)  # both reconnect
+                assert await (await task.add()).result(20) == "done"
+            [schedule] = await admin_schedules(server)
+            assert schedule.job_name == "work"
+
+
+async def is_running(queue: Queue, job_id: str) -> bool:
+    return (await queue.get_job(job_id)).state == "running"
+
+
+async def admin_schedules(server: Server) -> list[Any]:
+    async with Queue("q", url=server.url) as admin:
+        return await admin.get_repeatable_jobs()
+
+
+async def filled(server: Server) -> dict[str, str]:
+    """Fill the queue with jobs in every state, and return their IDs."""
+    async with tasks_of(server.url) as queue:
+        task = queue.tasks["work"]
+        await task.every(3600)
+        done = await task.add()
+        dead = await task.add("fail")
+        async with Worker(queue):
+            await done.result(20)
+            with pytest.raises(JobFailed):
+                await dead.result(20)
+        delayed = await task.add_in(3600)
+        return {"done": done.id, "dead": dead.id, "delayed": delayed.id, "waiting": (await task.add()).id}
+
+
+async def test_an_operator_can_cancel_replay_remove_purge_pause_and_delete(server: Server) -> None:
+    ids = await filled(server)
+    with user(server, "operator") as url:
+        async with tasks_of(url) as queue:
+            await queue.pause(reason="upgrade")
+            assert await queue.pause_reason() == "upgrade"
+            assert await queue.resume()
+            assert await queue.cancel(ids["delayed"]) == "cancelled"
+            assert await queue.cancel(ids["waiting"]) == "requested"
+            assert len(await queue.peek_dlq()) == 1
+            assert await queue.dlq_summary()
+            assert await queue.replay_dlq() == 1
+            assert await queue.purge() == 2
+            assert await queue.remove_dlq() == 0
+            [schedule] = await queue.get_repeatable_jobs()
+            assert await queue.remove_repeatable_by_key(schedule.key)
+            await queue.drain(timeout=5)
+            for state in ("waiting", "running", "delayed", "dead"):
+                await queue.jobs(state)  # type: ignore[arg-type]  # each is one of the literals
+            assert await queue.workers() == []
+            assert await queue.delete(force=True)
+
+
+@pytest.mark.parametrize("role", ["inspector", "dashboard", "doctor"])
+def test_a_reader_can_read_everything(server: Server, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    ids = asyncio.run(filled(server))
+    commands = [
+        ("inspect",),
+        ("inspect", "q"),
+        ("top", "--rounds", "1"),
+        ("watch", "q", "--rounds", "1"),
+        ("workers",),
+        ("events", "q"),
+        ("queue", "list"),
+        ("dlq", "peek", "q"),
+        ("dlq", "summary", "q"),
+        *(("job", "show", one) for one in ids.values()),
+        *(("job", "why", one) for one in ids.values()),
+        *(("job", "list", "q", "--state", state) for state in ("waiting", "running", "delayed", "dead")),
+        *([("doctor",)] if role == "doctor" else []),
+    ]
+    with user(server, role, None) as url:
+        monkeypatch.setenv("TAMPU_URL", url)
+        for command in commands:
+            done = invoke(*command)
+            assert done.code in (0, 3), (command, done)
+            assert "NOPERM" not in done.out + done.err, (command, done)
+        if role == "dashboard":
+            asyncio.run(follow(url))
+
+
+async def follow(url: str) -> None:
+    async with Queue("q", url=url) as queue, queue.events(last_event_id="0-0") as events:
+        async for event in events:
+            assert event.name
+            break
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_can_harm_others(server: Server, role: Role) -> None:
+    client: Any = server.client()
+    rules = acl_rules(role, "q", lacks=lacks(server), read_keys=client.info("server")["redis_version"] >= "7")
+    with acl_user(server, role, "pw", *rules), redis.Redis(port=server.port, username=role, password="pw") as ours:
+        for command in FORBIDDEN:
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                ours.execute_command(*command)
+        if role in READ_ONLY:
+            for command in (("SET", "{chasqui:q}:paused", "1"), ("XADD", "{chasqui:q}:stream", "*", "d", "x")):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    ours.execute_command(*command)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_command_prints_rules_that_load(server: Server, role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAMPU_URL", server.url)
+    done = invoke("acl", "--role", role, "--queue", "q")
+    assert done.code == 0
+    line = done.out.strip()
+    assert line.startswith(f"ACL SETUSER q-{role} reset on >PASSWORD ")
+    has_xackdel = "xackdel" not in lacks(server)
+    assert ("+xackdel" in line) == (role == "worker" and has_xackdel)
+    assert ("%R~" in line) == (role in READ_ONLY and server.client().info("server")["redis_version"] >= "7")
+    server.client().execute_command(*line.split())
+    server.client().execute_command("ACL", "DELUSER", f"q-{role}")
+    portable = invoke("acl", "--role", role, "--url", "redis://127.0.0.1:9")
+    assert portable.code == 0
+    assert "~{chasqui:*" in portable.out
+    server.client().execute_command(*portable.out.strip().split())
+    server.client().execute_command("ACL", "DELUSER", f"all-{role}")
+
+
+def test_a_name_with_wildcards_matches_only_itself(server: Server) -> None:
+    assert acl_rules("inspector", "a*")[0] == "~{chasqui:a\\*}*"
+    assert '"~{chasqui:a b}*"' in acl_line("u", acl_rules("inspector", "a b"))
