@@ -63,9 +63,10 @@ def count_by_time(
     table = open_table(lake, name, state)
     if table is None:
         return []
+    bucket = f"CAST(arrow_cast({column}, 'Timestamp(Millisecond, None)') AS BIGINT) / {round(1000 * bucket_secs)}"
     counts = query_table(
         table,
-        f"SELECT floor(date_part('epoch', {column}) / {bucket_secs}) AS bucket, count(*) AS jobs FROM rows "  # noqa: S608 - our own column
+        f"SELECT {bucket} AS bucket, count(*) AS jobs FROM rows "  # noqa: S608 - our own columns
         f"WHERE created_at IS NOT NULL AND {column} IS NOT NULL GROUP BY 1 ORDER BY 1",
     )
     return [(datetime.fromtimestamp(row["bucket"] * bucket_secs, UTC), row["jobs"]) for row in counts.to_pylist()]
