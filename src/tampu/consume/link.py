@@ -52,7 +52,7 @@ LOOK_SECS = 1.0
 #: How often the length of queues is measured for metrics, in seconds.
 MEASURE_SECS = 5.0
 #: Longest time between two checks for entries to take over, in seconds.
-TAKEOVER_SECS = 2.0
+TAKEOVER_SECS = 1.0
 
 
 class ServerLink:
