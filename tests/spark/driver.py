@@ -28,30 +28,10 @@ def slowly(batches: Any) -> Any:
         yield batch
 
 
-#: Batches of 256 rows that each partition of the sink's program writes before it waits.
-BATCHES_BEFORE_WAIT = 25
-
-
-def held(flag: str) -> Any:
-    """Let some batches pass, and the others once a file exists: what the test does meanwhile happens in the middle."""
-    most = BATCHES_BEFORE_WAIT
-
-    def pass_on(batches: Any) -> Any:
-        import os
-        import time
-
-        for number, batch in enumerate(batches):
-            while number >= most and not os.path.exists(flag):
-                time.sleep(0.05)
-            yield batch
-
-    return pass_on
-
-
-def sink(spark: Any, url: str, rows: str, flag: str) -> None:
-    """Adds jobs 0 to rows; halfway it waits for a file."""
+def sink(spark: Any, url: str, rows: str) -> None:
+    """Adds jobs 0 to rows, slowly."""
     frame = spark.range(0, int(rows), numPartitions=6).selectExpr("to_json(struct(id AS n)) AS payload")
-    frame = frame.mapInArrow(held(flag), "payload string")
+    frame = frame.mapInArrow(slowly, "payload string")
     frame.write.format("tampu").options(url=url, queue="q").mode("append").save()
 
 
