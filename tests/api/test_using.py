@@ -134,6 +134,28 @@ async def test_a_job_that_did_not_start_in_time_is_dead(queue: Queue, seen: Queu
     assert ran == [2]
     (letter,) = seen.dead_letters()
     assert (letter.reason, letter.attempts) == ("expired", 0)
+    assert await queue.replay_dlq() == 1
+    async with working(queue):
+        await until(lambda: ran == [2, 1], "the replayed job runs, although its time is over")
+
+
+async def test_a_late_cancel_does_not_cancel_the_replay(queue: Queue, seen: QueueView) -> None:
+    ran: list[int] = []
+
+    @queue.task(attempts=1)
+    async def mail(number: int) -> None:
+        ran.append(number)
+        raise ValueError("no")
+
+    job = await mail.add(1)
+    async with working(queue):
+        await until(seen.dead_letters, "it is dead")
+    # As if the cancel had been requested just before it failed.
+    seen.client.set(queue.keys.cancel_mark(job.id), "r")
+    seen.client.zadd(queue.keys.cancel_marks, {job.id: 1})
+    assert await queue.replay_dlq() == 1
+    async with working(queue):
+        await until(lambda: ran == [1, 1], "the replayed job runs")
 
 
 async def test_headers_survive_retries_delays_and_replays(queue: Queue, seen: QueueView) -> None:

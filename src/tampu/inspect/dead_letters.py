@@ -158,7 +158,7 @@ class DeadLetters:
                 except DecodeError:
                     skipped += 1
                     continue
-                letters.append((entry.dlq_id, encode_job(job.with_attempt(0)), entry.name, job.id))
+                letters.append((entry.dlq_id, encode_job(job.for_replay()), entry.name, job.id))
             for some in split_into_calls((letter, len(letter[1])) for letter in letters):
                 count, queue_is_full = await self._move(some)
                 moved += count
@@ -174,6 +174,8 @@ class DeadLetters:
         return result
 
     async def _move(self, letters: list[tuple[str, bytes, str, str]]) -> tuple[int, bool]:
+        # A cancel that came too late, when the job had failed for good, must not cancel the replayed job.
+        await self._client.call("DEL", *(self._keys.cancel_mark(job_id) for _, _, _, job_id in letters))
         return await calls.replay(
             self._client,
             *(self._keys.dlq, self._keys.stream, self._keys.replays),

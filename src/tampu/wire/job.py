@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cas
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
 from tampu.errors import DecodeError, JobCancelled, SoftTimeout
-from tampu.wire.extras import JobExtras, decode_extras
+from tampu.wire.extras import JobExtras, decode_extras, encode_extras
 from tampu.wire.payload import PayloadFormat, check_payload_format, decode_slot, encode_slot, slot_format
 from tampu.wire.retry import JobRetryOverride
 from tampu.wire.ulid import RANDOM_BYTES, encode_ulid
@@ -260,6 +260,11 @@ class Job(Generic[T]):
     def with_attempt(self, attempt: int) -> Job[T]:
         """Return a copy that has failed `attempt` times."""
         return self._replaced(attempt=check_int("attempt", attempt, high=MAX_U32))
+
+    def for_replay(self) -> Job[T]:
+        """Return a copy with no failed attempts and no expiry: a replayed job is wanted now."""
+        tail = encode_extras(self.extras._replace(expires_at_ms=None)) if self._tail else b""
+        return self._replaced(attempt=0, _tail=tail)
 
     def _replaced(self, **changes: Any) -> Job[T]:
         job = type(self).__new__(type(self))

@@ -316,6 +316,6 @@ def _replayed(row: LetterRow, fields: list[bytes], codec: QueueCodec | None) -> 
         return None
     if row.packed is not None and codec is None:
         slot = row.packed if job.payload_format == "inline" else wrap_bin(row.packed)
-    # Behind it: headers, timeout and expiry.
-    envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry) + job._tail
+    # Behind it: headers and timeouts.
+    envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry) + job.for_replay()._tail
     return scripts.Replayed(row.entry_id, envelope, letter.name if row.name is None else row.name, job.id)
