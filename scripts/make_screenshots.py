@@ -104,6 +104,7 @@ def frame_at(moment: str, printed: str) -> str:
 
 def save_report(report: Path) -> None:
     """Save the top of the report as it looks in a browser."""
+    report.write_text(report.read_text().replace(str(report.parent), "."))  # not the path of a temporary folder
     picture = ASSETS / "report.png"
     options = ["--headless", "--no-sandbox", "--hide-scrollbars", "--window-size=1100,1100"]
     subprocess.run(["chromium", *options, f"--screenshot={picture}", report.as_uri()], check=True, capture_output=True)
