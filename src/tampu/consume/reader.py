@@ -245,7 +245,7 @@ class Reader:
         `is_short` if another queue may soon be read, too.
         """
         count = min(room, self._config.batch)
-        # Without a free place it reads ahead of jobs that finish now: not for long, as they may get slow.
+        # Without a free slot it reads ahead, because jobs finish quickly; only for a short time, as they may get slow.
         is_short = is_short or self._pool.occupied >= self._pool.concurrency
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
         block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)

@@ -1,4 +1,4 @@
-"""Pauses a queue, or single tasks of it, and reads what is paused."""
+"""Pauses and resumes queues and single tasks, and reads their pauses."""
 
 from __future__ import annotations
 

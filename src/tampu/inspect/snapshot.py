@@ -232,7 +232,7 @@ async def read_depth(client: Client, keys: QueueKeys, *, running: int, concurren
     now_ms = await client.server_time_ms()
     length, delayed, dead = await client.call_many([("XLEN", keys.stream), ("ZCARD", keys.delayed), ("XLEN", keys.dlq)])
     [groups] = await ask_each(client, [("XINFO", "GROUPS", keys.stream)])
-    # An error: there is no stream, such as after a flush.
+    # An error means that the stream does not exist, for example after a flush.
     known = [] if isinstance(groups, ServerError) else [as_dict(flat) for flat in groups]
     pending = min(max((group["pending"] for group in known), default=0), length)
     oldest_ms = None

@@ -210,7 +210,7 @@ class Waiters:
         newest = await self._client.call("XREVRANGE", self._keys.dlq, "+", "-", "COUNT", 1)
         self._last_letter = newest[0][0].decode() if newest else "0-0"
         if self._starting is not asyncio.current_task():
-            return  # stopped meanwhile: nothing would end what is started now
+            return  # closed meanwhile: a reader that starts now would never be stopped
         self._events = events = self._follow()
         with contextlib.suppress(Error):  # then polling has to find the results
             await events.pin()

@@ -138,7 +138,7 @@ class _Work:
     def _replay(self, repairs: list[Repair], *, canary: bool) -> None:
         from tampu.spark.lake.repair import record
 
-        if self._lake is not None:  # before the replay: what is replayed and not noted would never be found again
+        if self._lake is not None:  # before the replay: a repair that is not recorded could not be found later
             record(self._lake, self.id, *self._about, repairs, self._repairer.started_ms, canary=canary)
         self.replayed += self._repairer.replay(repairs).added
 
