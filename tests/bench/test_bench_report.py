@@ -71,6 +71,12 @@ def test_only_the_table_of_the_readme_is_replaced(record: Record) -> None:
     assert "Could not be installed for this run: streaq" in made
 
 
+def test_the_readme_marks_the_peer_that_is_faster(record: Record) -> None:
+    record.add("queue-add-delayed", "tampu", 0, {}, {"rate": 3_000.0})
+    record.add("queue-add-delayed", "huey", 0, {}, {"rate": 4_000.0})
+    assert "| `queue-add-delayed` | 3,000 | - | **4,000 (huey, 0.8)** |" in report.readme_table(record)
+
+
 def test_plots_are_well_formed(record: Record) -> None:
     for number in (1, 2):
         record.add(f"processes-{number}", "tampu", 0, {}, {"rate": 80_000.0 * number})
