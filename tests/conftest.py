@@ -4,6 +4,7 @@
 |------------------|--------------------------------------------------------------------------------------------------|
 | `server`         | a server shared by the whole run, up, empty and with its initial configuration: embedded Valkey   |
 |                  | with `@pytest.mark.servers`: each kind in turn; `@pytest.mark.servers("redis86")`: only that kind |
+|                  | kinds: valkey, redis62, redis70, redis86, cluster86                                              |
 | `server_kind`    | the name of that kind, for a test that starts its own servers                                     |
 | `fresh_server`   | `fresh_server(kind="valkey", tls=False, **settings)`: a private server, to kill or reconfigure    |
 | `fresh_sentinel` | `fresh_sentinel(sentinels=1)`: a master, its replica and sentinels of Redis 8.6                   |

@@ -1,4 +1,4 @@
-"""Settings of the parts of tampu, with unit and default, checked when they are created.
+"""Settings of producers, consumers, promoters and schedulers, with unit and default, checked on creation.
 
 All are frozen and keyword-only; use `dataclasses.replace` to change a copy. An invalid value raises `ConfigError`
 with the name of the field.

@@ -1,4 +1,4 @@
-"""Limits that several parts share. A script must not block the server for more than a few milliseconds."""
+"""Limits of script calls: a script must not block the server for more than a few milliseconds."""
 
 from __future__ import annotations
 

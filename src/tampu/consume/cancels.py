@@ -1,8 +1,8 @@
 """Carries out cancels: reads new marks once a second, drops marked jobs that wait here and cancels those that run.
 
-An `async def` handler's task is cancelled, a handler's process is killed, and a `def` handler in a thread finds the
-request with `job.check_cancelled()`. A mark is checked at the server before a job is dropped for it: adding the job's
-ID again removes it.
+`Delivery.cancel` does it: an `async def` handler's task is cancelled, a handler's process killed, and a `def` handler
+in a thread finds the request with `job.check_cancelled()`. A mark is checked at the server before a job is dropped for
+it: adding the job's ID again removes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The consumer: runs the jobs of one queue with a handler that takes and returns bytes. `Worker` is built like it."""
+"""The consumer: runs the jobs of one queue with a handler that takes and returns bytes, on the runtime of `Worker`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ends processes that a handler forks, once they leave the handler.
+"""Ends a process that a handler has forked as soon as it returns from the handler.
 
 The child of a fork is a copy of the worker: `sys.exit` in it would only fail the job there, and the copy would continue
 as a second worker with the same name, sockets and event loop.

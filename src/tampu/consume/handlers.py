@@ -1,4 +1,4 @@
-"""Errors that a handler may raise and outcomes that it may return."""
+"""Errors that a handler may raise, outcomes that it may return, and the verdicts of retry rules on its errors."""
 
 from __future__ import annotations
 

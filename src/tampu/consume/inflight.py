@@ -45,7 +45,7 @@ logger = logging.getLogger("tampu.worker")
 
 #: Worker deaths with an entry running alone, before it becomes a dead letter.
 LONE_DEATHS = 3
-#: Worker deaths in total: two while other suspects ran (see `takeover.py`), the first one alone, then `LONE_DEATHS`.
+#: Worker deaths in total: in its first run, in parallel, in a small group (see `takeover.py`), then `LONE_DEATHS`.
 MAX_DEATHS = 3 + LONE_DEATHS
 #: Entries handed back in one call.
 HAND_BACK_BATCH = 100
@@ -91,7 +91,7 @@ class Delivery:
 
     def __init__(self, entry_id: bytes, job: Job[Any], earlier_deliveries: int) -> None:
         self.entry_id = entry_id
-        #: `job.attempt` counts the runs before this one: the envelope's, plus earlier deliveries of this entry.
+        #: `job.attempt` counts the failed runs before this one; worker deaths are only added when the job is given up.
         self.job = job
         self.earlier_deliveries = earlier_deliveries
         #: No attempt is left after this one, so its start is recorded on the server.

@@ -1,4 +1,4 @@
-"""The parts of a worker that each of its queues has: entries in flight, the runner, the settler and others."""
+"""Connects the parts that a worker has once per queue: entries in flight, runner, settler, takeover, leases."""
 
 from __future__ import annotations
 

@@ -6,10 +6,11 @@ A worker that dies leaves all entries it held. Usually at most one of them kille
 |---|---|
 | 1 | in parallel, in every free slot of one worker |
 | 2 | in groups of a tenth of the worker's slots |
-| more | alone: no other suspect runs at the same time |
+| more | alone: no other suspect of the queue runs in this worker |
 
-Worker deaths use up no attempts. An entry whose worker died three times while it ran alone becomes a dead letter; see
-`InFlight.receive`. New jobs run alongside suspects. An entry that has run for a minute is no longer a suspect.
+Worker deaths use up no attempts. An entry becomes a dead letter after as many deaths as attempts are left plus three,
+and after six at the latest; see `InFlight.receive`. New jobs run alongside suspects. A minute after its takeover, an
+entry that still runs is no longer a suspect.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ SLOT_WATCH_SECS = 0.05
 LATE_MS = 1000
 #: How long the entries of a dead consumer are reserved for one worker, in milliseconds.
 ALONE_MS = 10_000
-#: An entry that has run this long is no longer suspected of killing its worker, in seconds.
+#: This long after its takeover, an entry is no longer suspected of killing its worker, in seconds.
 QUARANTINE_SECS = 60.0
 #: The class of entries that run alone.
 LONE = 3

@@ -1,4 +1,4 @@
-"""Removes jobs that no worker holds: cancels one delayed job, or purges the queue."""
+"""Removes jobs that no worker holds: one delayed job, or all of a queue. `cancel.py` cancels a job in any state."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keeps a worker's background loops running, whatever one round raises."""
+"""Keeps background loops running, whatever one round raises; `Failures` logs an error once, with a backoff."""
 
 from __future__ import annotations
 

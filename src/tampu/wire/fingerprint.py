@@ -1,4 +1,4 @@
-"""Fingerprints of errors: what is the same about errors that differ only in numbers, IDs and quoted values."""
+"""Fingerprints of errors: equal for errors that differ only in numbers, IDs and quoted values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
 """The payload slot: a value as MessagePack, wrapped in a bin (the Python and Node form) or inline (Rust-typed).
 
+The limits that protect a worker from hostile payloads are here too: nesting, number of containers, and keys of maps.
+
 Encoding is strict: a value that would not decode to an equal value (Decimal, UUID, set, naive datetime, dataclass ...)
 raises `EncodeError`. Tuples decode to lists, as always in MessagePack. Lists, tuples and dicts are refused as keys of a
 dict, in both directions; see `refuse_array_keys`.

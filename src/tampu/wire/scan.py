@@ -1,4 +1,4 @@
-"""Read MessagePack that strict decoders reject: bytes after a value, and every form that Rust's serde accepts.
+"""Split hostile or unusual MessagePack safely: bytes after a value, and every form that Rust's serde accepts.
 
 It finds the end of a value and splits arrays and maps into slots without building values. It is safe for hostile input:
 no recursion, no allocation for claimed lengths, time linear in the input. Long input is walked by msgpack's C code.

@@ -1,4 +1,4 @@
-"""`tampu worker list`: the workers of all queues, or of one, and what they are running."""
+"""`tampu workers`, also `tampu worker list`: the workers of all queues, or of one, and what they are running."""
 
 from dataclasses import asdict
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Fingerprints of errors: errors that differ only in numbers, IDs and quoted values have the same."""
+"""Clusters of dead letters: groups letters in Spark by the fingerprint of their error (`wire/fingerprint.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gold: what people look at, per queue, name and minute or day. Percentiles are exact, so a second run gives the same.
+"""Defines the gold tables: figures per queue, name and minute or day. Percentiles are exact, so runs agree.
 
 Every table counts what happened on a day, not what became of a job later: a job that died on Monday and completed after
 a replay on Tuesday is a dead job of Monday and a completed one of Tuesday.
