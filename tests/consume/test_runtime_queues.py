@@ -260,6 +260,32 @@ async def test_a_stream_that_turns_into_another_type_does_not_stop_the_others(
         await until(lambda: shop.started["bad"] == 2, "it runs once it is a stream again")
 
 
+@pytest.mark.servers("valkey", "redis62", "cluster86")
+@pytest.mark.parametrize("key", ["dlq", "delayed"])
+async def test_failures_that_cannot_be_written_do_not_stop_the_others(server: Server | Cluster, key: str) -> None:
+    shop = Shop(server, "bad", "good")
+    view = shop.views["bad"]
+    view.client.set(getattr(view.keys, key), "of a wrong type")
+    bad = shop.queues[0]
+
+    @bad.task(name="fails", attempts=1 if key == "dlq" else 2, backoff=60)
+    async def fails() -> None:
+        shop.started["fails"] += 1
+        raise ValueError
+
+    for _ in range(150):
+        await fails.add()
+    async with shop.working(concurrency=2, delayed_enabled=False):
+        await until(lambda: shop.started["fails"] == 150, "more have failed than may wait to be written")
+        for number in range(3):
+            shop.add("good")
+            await shop.has_run("good", number + 1, within_secs=3)
+        view.client.delete(getattr(view.keys, key))
+        written = view.dead_letters if key == "dlq" else view.delayed
+        await until(lambda: len(written()) == 150, "they are written once the key is removed")
+    await bad.close()
+
+
 @pytest.mark.servers
 async def test_a_group_that_is_gone_is_created_again_and_does_not_stop_the_others(server: Server | Cluster) -> None:
     shop = Shop(server, "bad", "good")

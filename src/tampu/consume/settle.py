@@ -55,6 +55,8 @@ MAX_LOSSES = 3
 MAX_LUA_NUMBER = 2**53
 #: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
 MAX_UNWRITTEN = 1000
+#: Bytes of outcomes that the server could not write, at which reading stops.
+MAX_PUT_OFF_BYTES = 32 * 1024 * 1024
 
 ACK = load_script("ack")
 #: The settle script, and its form for servers with script flags, which let it write above maxmemory.
@@ -104,7 +106,9 @@ class Settler:
         self._max_unwritten = max(MAX_UNWRITTEN, 2 * MAX_IN_FLIGHT * config.ack_batch)
         self._timer: asyncio.TimerHandle | None = None
         self._again: list[SettleWindow] = []
+        #: Outcomes that the server could not write, to be sent again after `HELD_RETRY_SECS`, and their bytes.
         self._put_off: list[Outcome] = []
+        self._put_off_bytes = 0
         self._put_off_timer: asyncio.TimerHandle | None = None
         self._recovery = Recovery(client, "settler", self._resume, self._on_hopeless)
         self._last_failure = ""
@@ -140,10 +144,8 @@ class Settler:
             self._outcome_bytes += len(outcome.extra[0])
         elif outcome.extra:
             self._outcome_bytes += _size_of(outcome)
-        if outcome.kind is _RETRY:
-            self.unsettled_retries += 1
-        elif outcome.kind is _DEAD_LETTER:
-            self.unsettled_letters += 1
+        if outcome.kind is _RETRY or outcome.kind is _DEAD_LETTER:
+            self._count(outcome, 1)
         if len(outcomes) >= self._config.ack_batch:
             self._pump()
         elif self._timer is None:
@@ -225,6 +227,7 @@ class Settler:
             bool(self._again)
             or self._recovery.is_active
             or len(self._outcomes) + self._outcomes_in_flight + len(self._put_off) >= self._max_unwritten
+            or self._put_off_bytes >= MAX_PUT_OFF_BYTES
         )
 
     # --- sending
@@ -244,8 +247,11 @@ class Settler:
             self._put_off_timer.cancel()
             self._put_off_timer = None
         held, self._put_off = self._put_off, []
+        for outcome in held:
+            self._count(outcome, 1)
         self._outcomes = held + self._outcomes
-        self._outcome_bytes += sum(map(_size_of, held))
+        self._outcome_bytes += self._put_off_bytes
+        self._put_off_bytes = 0
         self._pump(partial=True)
 
     def _pump(self, *, partial: bool = False) -> None:
@@ -420,12 +426,15 @@ class Settler:
             self._last_failure = failure
 
     def _settled(self, outcome: Outcome, code: str) -> None:
-        if outcome.kind is _RETRY:
-            self.unsettled_retries -= 1
-        elif outcome.kind is _DEAD_LETTER:
-            self.unsettled_letters -= 1
+        self._count(outcome, -1)
         outcome.delivery.done()
         self.on_settled(outcome, code)
+
+    def _count(self, outcome: Outcome, number: int) -> None:
+        if outcome.kind is _RETRY:
+            self.unsettled_retries += number
+        elif outcome.kind is _DEAD_LETTER:
+            self.unsettled_letters += number
 
     def _check_idle(self) -> None:
         if not (self._outcomes or self._started or self._again or self._put_off or self._in_flight):
@@ -457,12 +466,18 @@ class Settler:
         if is_too_large or (is_large and isinstance(error, ConnectionLost)):
             logger.error("the server refused the result of job %s: %s", outcome.delivery.job.id, error)
             outcome = without_result(outcome, self._config.consumer_id, error)
-            self.unsettled_letters += 1
+            self._count(outcome, 1)
         self._hold(outcome)
 
     def _hold(self, outcome: Outcome) -> None:
-        """Send an outcome again after `HELD_RETRY_SECS`."""
+        """Send an outcome again after `HELD_RETRY_SECS`.
+
+        Meanwhile no handler waits for it: its queue's dead letters may have the wrong type, and a slot that waits for an
+        operator would be missing to the other queues.
+        """
+        self._count(outcome, -1)
         self._put_off.append(outcome)
+        self._put_off_bytes += _size_of(outcome)
         outcome.delivery.done()
         if self._put_off_timer is None and not self._closed:
             self._put_off_timer = self._loop.call_later(HELD_RETRY_SECS, self._retry_put_off)
