@@ -5,6 +5,7 @@ python examples/retries.py
 
 import asyncio
 import os
+from datetime import timedelta
 
 from tampu import BackoffSpec, JobFailed, Queue, UnrecoverableError, Worker, current_job
 
@@ -12,7 +13,7 @@ queue = Queue("payments", url=os.environ.get("TAMPU_URL", "embedded://"))
 bank_is_open = False
 
 
-@queue.task(attempts=3, backoff=BackoffSpec.fixed(50, jitter_ms=0))
+@queue.task(attempts=3, backoff=BackoffSpec.fixed(timedelta(milliseconds=50), jitter_ms=0))
 async def pay(amount: int) -> str:
     if amount < 0:
         raise UnrecoverableError("the amount must be positive")

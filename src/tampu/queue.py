@@ -2,7 +2,7 @@
 
 queue = Queue("emails")
 
-@queue.task(attempts=5, backoff=BackoffSpec.exponential(200))
+@queue.task(attempts=5, backoff=timedelta(seconds=1))
 async def welcome(to: str, subject: str = "hi") -> dict: ...
 
 job = await welcome.add("ada@example.com")
@@ -246,13 +246,13 @@ class Queue:
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function as a task of this queue. Use it as a decorator, with or without options.
 
-            @queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
+            @queue.task(attempts=5, backoff=BackoffSpec.exponential(timedelta(seconds=1)), timeout=30)
             async def welcome(to: str, subject: str = "hi") -> None: ...
 
         Args:
             function: The function. `async def` runs on the event loop, `def` in a thread.
             **options: `name` of the task, by default the function's name; `attempts`, the maximum number of attempts,
-                and `backoff`, the delay between them (milliseconds, a `BackoffSpec` or a dict of its fields), which are
+                and `backoff`, the delay between them (a timedelta, a `BackoffSpec` or a dict of its fields), which are
                 stored with each job; `timeout`, the maximum duration of a run in seconds, and `soft_timeout`, after
                 which `SoftTimeout` is raised inside it; `process=True` to run it in a separate process, for CPU-bound
                 work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
@@ -348,8 +348,8 @@ class Queue:
             delay_ms: Run it after this many milliseconds, or at a datetime.
             delay: Run it after this timedelta.
             attempts: Maximum number of attempts. Defaults to the task's, then to the worker's `max_attempts`.
-            backoff: Delay between attempts: milliseconds, a `BackoffSpec` or a dict of its fields. Defaults to the
-                task's, then to the worker's `retry`.
+            backoff: Delay between attempts: a timedelta or milliseconds, a `BackoffSpec` or a dict of its fields.
+                Defaults to the task's, then to the worker's `retry`.
             job_id: Explicit ID; a second add with the same ID within `dedup_ttl_secs` is ignored.
             repeat: Register a schedule with this pattern instead of adding a job.
             missed_fires: What the schedule does about fires missed while no worker was running.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
 from tampu.base.checks import check_bool, check_delay_ms, check_job_id, check_job_name, invalid
@@ -97,6 +98,13 @@ class Task(Generic[P, R]):
         self.queue = queue
         self.function = function = check_function(function)
         self.name = check_job_name(name or function.__name__, "task name")
+        if isinstance(backoff, int) and not isinstance(backoff, bool):
+            warnings.warn(
+                f"backoff={backoff} means {backoff} milliseconds; pass timedelta(milliseconds={backoff}), because all "
+                "other durations of a task are in seconds",
+                DeprecationWarning,
+                stacklevel=4,
+            )
         #: Options of each job: name, attempts and backoff.
         self.add_options = add_options(self.name, None, attempts, backoff)
         #: Maximum duration of a run, in seconds.

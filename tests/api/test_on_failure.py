@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -24,7 +25,7 @@ async def test_a_function_is_called_once_the_attempts_are_used_up(queue: Queue) 
         letters.append(len(await queue.peek_dlq()))
         seen.append(failed)
 
-    @queue.task(attempts=2, backoff=1, on_failure=alert)
+    @queue.task(attempts=2, backoff=timedelta(milliseconds=1), on_failure=alert)
     async def charge(amount: int) -> None:
         raise ConnectionError("the bank does not answer")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -232,7 +233,7 @@ async def test_invalid_progress_of_a_handler_fails_its_job(queue: Queue, server:
 async def test_the_state_of_a_running_job_shows_its_progress(queue: Queue) -> None:
     ends = asyncio.Event()
 
-    @queue.task(attempts=2, backoff=1)
+    @queue.task(attempts=2, backoff=timedelta(milliseconds=1))
     async def resize(fraction: float) -> None:
         job = current_job()
         if job.attempt == 0:

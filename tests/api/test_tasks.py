@@ -268,7 +268,7 @@ async def test_a_timeout_is_a_failure_with_a_clear_message(queue: Queue) -> None
 async def test_a_tasks_own_attempts_and_backoff_apply(queue: Queue) -> None:
     attempts: list[int] = []
 
-    @queue.task(attempts=3, backoff=1)
+    @queue.task(attempts=3, backoff=timedelta(milliseconds=1))
     async def flaky() -> str | Retry:
         attempts.append(current_job().attempt)
         if len(attempts) == 1:
@@ -374,3 +374,26 @@ def test_an_unknown_option_of_a_task_is_named() -> None:
     wrong: Any = {"tmeout": 5}
     with pytest.raises(TypeError, match="a task has no option 'tmeout'; it has name, attempts, backoff, timeout"):
         Queue("q").task(**wrong)(lambda: None)
+
+
+def test_a_backoff_without_a_unit_is_deprecated() -> None:
+    queue = Queue("q", url="redis://127.0.0.1:1")
+    with pytest.warns(
+        DeprecationWarning, match=r"backoff=50 means 50 milliseconds; pass timedelta\(milliseconds=50\)"
+    ) as caught:
+
+        @queue.task(backoff=50)
+        async def by_number() -> None: ...
+
+    assert caught[0].filename == __file__, "the warning points at the task"
+
+    @queue.task(backoff=timedelta(milliseconds=50))
+    async def by_timedelta() -> None: ...
+
+    assert by_number.add_options.retry == by_timedelta.add_options.retry
+
+
+def test_backoff_specs_accept_timedeltas() -> None:
+    given = BackoffSpec.exponential(timedelta(seconds=1), max_ms=timedelta(minutes=5), jitter_ms=timedelta(0))
+    assert given == BackoffSpec.exponential(1000, max_ms=300_000, jitter_ms=0)
+    assert BackoffSpec.fixed(timedelta(seconds=2)) == BackoffSpec.fixed(2000)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import tomllib
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -146,7 +147,7 @@ async def test_jobs_added_by_jobs_are_run_too(queue: Queue, server: Server) -> N
 async def test_delayed_jobs_are_left_or_run_at_once(queue: Queue) -> None:
     done: list[str] = []
 
-    @queue.task(backoff=3_600_000)
+    @queue.task(backoff=timedelta(seconds=3600))
     async def work(name: str) -> Any:
         done.append(name)
         return Retry(after=3600) if len(done) == 2 else None
@@ -160,7 +161,7 @@ async def test_delayed_jobs_are_left_or_run_at_once(queue: Queue) -> None:
 
 
 async def test_a_dead_lettered_job_raises_its_own_error(queue: Queue) -> None:
-    @queue.task(attempts=2, backoff=3_600_000)
+    @queue.task(attempts=2, backoff=timedelta(seconds=3600))
     async def work() -> None:
         raise ZeroDivisionError("in the task")
 
@@ -184,7 +185,7 @@ async def test_a_malformed_job_raises_too(queue: Queue, server: Server) -> None:
 
 
 async def test_an_error_fixed_by_a_retry_is_not_raised(queue: Queue) -> None:
-    @queue.task(backoff=3_600_000)
+    @queue.task(backoff=timedelta(seconds=3600))
     async def work() -> None:
         attempts.append(1)
         if len(attempts) < 3:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from datetime import timedelta
 
 from support.waiting import until
 from tampu import Queue, UnrecoverableError, Worker
@@ -30,11 +31,11 @@ def fill(url: str) -> Filled:
 async def _fill(url: str) -> Filled:
     async with Queue(QUEUE, url=url) as queue:
 
-        @queue.task(attempts=2, backoff=1)
+        @queue.task(attempts=2, backoff=timedelta(milliseconds=1))
         async def pack(order: int) -> dict[str, int]:
             return {"packed": order}
 
-        @queue.task(attempts=2, backoff=1)
+        @queue.task(attempts=2, backoff=timedelta(milliseconds=1))
         async def pay(order: int, card: str = "") -> None:
             if card == "none":
                 raise UnrecoverableError("no card")

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -268,7 +269,7 @@ async def test_failures_that_cannot_be_written_do_not_stop_the_others(server: Se
     view.client.set(getattr(view.keys, key), "of a wrong type")
     bad = shop.queues[0]
 
-    @bad.task(name="fails", attempts=1 if key == "dlq" else 2, backoff=60)
+    @bad.task(name="fails", attempts=1 if key == "dlq" else 2, backoff=timedelta(milliseconds=60))
     async def fails() -> None:
         shop.started["fails"] += 1
         raise ValueError

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,7 +70,7 @@ async def _do_everything(url: str) -> None:
             await queue.producer.add_bulk(["x" * 5000] * 3)
     async with Queue("q", url=url, min_replicas=0) as queue:
 
-        @queue.task(attempts=2, backoff=1)
+        @queue.task(attempts=2, backoff=timedelta(milliseconds=1))
         async def work(fails: bool = False) -> str:
             current_job().progress(1.0)
             if fails:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -46,7 +47,7 @@ async def test_workers_need_none_of_the_restricted_commands(managed: Any) -> Non
     url = managed.url.replace("redis://", "redis://app:secret@")
     async with Queue("q", url=url) as queue:
 
-        @queue.task(attempts=2, backoff=1)
+        @queue.task(attempts=2, backoff=timedelta(milliseconds=1))
         async def work(fails: bool = False) -> str:
             if fails:
                 raise ValueError("no")

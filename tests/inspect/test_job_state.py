@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -97,7 +98,7 @@ async def test_a_finished_job_without_a_result_is_unknown(queue: Queue, server: 
 
 
 async def test_a_job_that_waits_for_its_retry(queue: Queue) -> None:
-    @queue.task(backoff=60_000)
+    @queue.task(backoff=timedelta(seconds=60))
     async def flaky() -> None:
         raise ValueError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -71,7 +72,7 @@ def user(server: Server, role: Role, queue: str | None = "q") -> Iterator[str]:
 async def tasks_of(url: str) -> AsyncIterator[Queue]:
     async with Queue("q", url=url) as queue:
 
-        @queue.task(attempts=2, backoff=1)
+        @queue.task(attempts=2, backoff=timedelta(milliseconds=1))
         async def work(how: str = "") -> str:
             current_job().progress(1.0)
             if how == "fail":

@@ -472,8 +472,8 @@ class Settler:
     def _hold(self, outcome: Outcome) -> None:
         """Send an outcome again after `HELD_RETRY_SECS`.
 
-        Meanwhile no handler waits for it: its queue's dead letters may have the wrong type, and a slot that waits for an
-        operator would be missing to the other queues.
+        Meanwhile no handler waits for it. The key may have the wrong type until an operator removes it, and the slot of
+        a handler that waits would be missing to the other queues.
         """
         self._count(outcome, -1)
         self._put_off.append(outcome)

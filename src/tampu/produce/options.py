@@ -11,12 +11,12 @@ from typing import Any, Self
 from tampu.base.checks import check_job_id, check_job_name, invalid
 from tampu.errors import ConfigError
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableSpec, RepeatPattern
-from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
+from tampu.wire.retry import BackoffSpec, JobRetryOverride
 
 #: Milliseconds from now, or an absolute time; a timedelta is accepted too.
 DelayMs = int | float | datetime | timedelta
-#: Milliseconds between retries, a `BackoffSpec`, or a dict of its fields.
-Backoff = int | BackoffSpec | Mapping[str, Any]
+#: Time between retries: a timedelta or milliseconds, a `BackoffSpec`, or a dict of its fields.
+Backoff = timedelta | int | BackoffSpec | Mapping[str, Any]
 Repeat = RepeatPattern | Mapping[str, Any]
 MissedFires = MissedFiresPolicy | Mapping[str, Any]
 
@@ -95,9 +95,9 @@ def backoff_spec(backoff: Backoff) -> BackoffSpec:
             return BackoffSpec(**backoff)
         except TypeError as error:
             raise ConfigError(f"backoff must have the fields of a BackoffSpec: {error}") from None
-    if isinstance(backoff, bool) or not isinstance(backoff, int):
-        raise wrong_type("backoff", backoff, "milliseconds, a BackoffSpec or a dict of its fields")
-    return BackoffSpec(BackoffKind.FIXED, backoff)
+    if isinstance(backoff, bool) or not isinstance(backoff, int | timedelta):
+        raise wrong_type("backoff", backoff, "a timedelta, milliseconds, a BackoffSpec or a dict of its fields")
+    return BackoffSpec.fixed(backoff)
 
 
 def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Backoff | None) -> AddOptions:

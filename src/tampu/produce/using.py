@@ -102,7 +102,9 @@ def _backoff(value: object) -> BackoffSpec:
         return value
     if isinstance(value, timedelta):
         return BackoffSpec(BackoffKind.FIXED, _positive_ms(value, "backoff"))
-    raise invalid("backoff", value, "a timedelta or a BackoffSpec, such as BackoffSpec.exponential(200)")
+    raise invalid(
+        "backoff", value, "a timedelta or a BackoffSpec, such as BackoffSpec.exponential(timedelta(seconds=1))"
+    )
 
 
 def _positive_ms(value: Any, field: str) -> int:

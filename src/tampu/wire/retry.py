@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import msgspec
 
@@ -78,26 +79,37 @@ class BackoffSpec:
             check_int("backoff.jitter_ms", self.jitter_ms)
 
     @classmethod
-    def fixed(cls, delay_ms: int, jitter_ms: int | None = None) -> Self:
-        """Wait `delay_ms` before every retry."""
-        return cls(BackoffKind.FIXED, delay_ms, jitter_ms=jitter_ms)
+    def fixed(cls, delay_ms: int | timedelta, jitter_ms: int | timedelta | None = None) -> Self:
+        """Wait `delay_ms` (milliseconds or a timedelta) before every retry."""
+        return cls(BackoffKind.FIXED, _ms(delay_ms), jitter_ms=_ms(jitter_ms))
 
     @classmethod
     def exponential(
         cls,
-        initial_ms: int,
+        initial_ms: int | timedelta,
         *,
         multiplier: float = DEFAULT_MULTIPLIER,
-        max_ms: int | None = None,
-        jitter_ms: int | None = None,
+        max_ms: int | timedelta | None = None,
+        jitter_ms: int | timedelta | None = None,
     ) -> Self:
-        """Wait `initial_ms` before the first retry and `multiplier` times longer before each next, up to `max_ms`."""
-        return cls(BackoffKind.EXPONENTIAL, initial_ms, max_ms, multiplier, jitter_ms)
+        """Wait `initial_ms` before the first retry and `multiplier` times longer before each next, up to `max_ms`.
+
+        Each is a timedelta or a number of milliseconds.
+        """
+        return cls(BackoffKind.EXPONENTIAL, _ms(initial_ms), _ms(max_ms), multiplier, _ms(jitter_ms))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not None."""
         fields = asdict(self) | {"kind": str(self.kind)}
         return {name: value for name, value in fields.items() if value is not None}
+
+
+@overload
+def _ms(duration: int | timedelta) -> int: ...
+@overload
+def _ms(duration: int | timedelta | None) -> int | None: ...
+def _ms(duration: int | timedelta | None) -> int | None:
+    return duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """The queue and its tasks. Programs import this module to add jobs, workers to run them."""
 
 from collections import Counter
+from datetime import timedelta
 
 from tampu import BackoffSpec, Queue
 
@@ -8,7 +9,7 @@ from tampu import BackoffSpec, Queue
 queue = Queue("sample-project")
 
 
-@queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
+@queue.task(attempts=5, backoff=BackoffSpec.exponential(timedelta(seconds=1)), timeout=30)
 async def send_welcome(email: str) -> str:
     """Send a welcome email. If it fails, it is retried; after 5 attempts the job becomes a dead letter."""
     return f"welcome sent to {email}"

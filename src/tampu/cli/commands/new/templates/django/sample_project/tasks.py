@@ -12,7 +12,7 @@ from sample_project.models import Signup
 queue = Queue("sample-project")
 
 
-@queue.task(attempts=5, backoff=BackoffSpec.exponential(200), timeout=30)
+@queue.task(attempts=5, backoff=BackoffSpec.exponential(timedelta(seconds=1)), timeout=30)
 @fresh_connections
 def send_welcome(signup_id: int) -> str:
     """Send a welcome email. If it fails, it is retried; after 5 attempts the job becomes a dead letter."""
