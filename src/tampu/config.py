@@ -134,6 +134,8 @@ class ProducerConfig(_Checked):
     payload_type: Any = None
     #: Encrypts or signs payloads and results: `EncryptedCodec` or `SignedCodec`. Defaults to None: plain MessagePack.
     codec: PayloadCodec | None = _checked(_codec, None)
+    #: Name in the audit events of changes such as a pause; "" = `TAMPU_OPERATOR`, or `user@host`. Defaults to "".
+    operator: str = _checked(lambda name, value: check_text(name, value, blank_ok=True), "")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -275,6 +277,7 @@ class ProducerSettings(TypedDict, total=False):
     max_payload_bytes: int
     payload_format: PayloadFormat
     payload_type: Any
+    operator: str
 
 
 class ConsumerSettings(TypedDict, total=False):

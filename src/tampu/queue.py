@@ -28,7 +28,7 @@ from tampu.inspect.cancel import cancel_job
 from tampu.inspect.dlq_summary import summarize_letters
 from tampu.inspect.job_state import JobState, find_job
 from tampu.inspect.jobs import LISTED_STATES, list_jobs
-from tampu.inspect.life_cycle import delete_queue, drain_queue
+from tampu.inspect.life_cycle import check_unused, delete_queue, drain_queue
 from tampu.inspect.pauses import pause, pause_reason, paused_tasks, resume
 from tampu.inspect.waiters import Waiters
 from tampu.inspect.workers import list_workers
@@ -502,7 +502,10 @@ class Queue:
         A running `async def` task gets `asyncio.CancelledError`, and a `process=True` task is killed. A `def` task in
         a thread continues until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
         """
-        return await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
+        outcome = await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
+        if outcome in ("cancelled", "requested"):
+            await self._producer.audit("cancel", detail=": ".join(filter(None, [job_id, reason])))
+        return outcome
 
     async def cancel_delayed(self, job_id: str) -> bool:
         """Cancel a delayed job, or one that waits for a retry. Return False if there is no such delayed job."""
@@ -642,6 +645,7 @@ class Queue:
             until: When to resume automatically: a datetime (naive means UTC), or a timedelta or seconds from now.
         """
         await pause(self._producer.ready_client(), self._keys, task, reason, until)
+        await self._producer.audit("pause", detail=": ".join(filter(None, [task and f"task {task}", reason])))
 
     async def pause_reason(self, *, task: str | None = None) -> str | None:
         """Return why the queue, or this task, is paused, "" if no reason was given; None if it is not paused."""
@@ -654,7 +658,10 @@ class Queue:
 
     async def resume(self, *, task: str | None = None) -> bool:
         """Tell the workers to take jobs again, or those of this task. Return False if it was not paused."""
-        return await resume(self._producer.ready_client(), self._keys, task)
+        was_paused = await resume(self._producer.ready_client(), self._keys, task)
+        if was_paused:
+            await self._producer.audit("resume", detail=f"task {task}" if task else "")
+        return was_paused
 
     async def is_paused(self) -> bool:
         """Return True while the queue is paused."""
@@ -674,14 +681,21 @@ class Queue:
         added all the time never drains.
         """
         timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
-        await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)
+        drained = await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)
+        if drained:
+            await self._producer.audit("drain", count=drained)
 
     async def delete(self, *, force: bool = False) -> int:
         """Delete the queue with everything in it, results and events too. Return how many keys were deleted.
 
         Raises `ConfigError` if the queue still has jobs, dead letters, schedules or live workers, unless `force`.
         """
-        return await delete_queue(self._producer.ready_client(), self._keys, force=force)
+        client = self._producer.ready_client()
+        if not force:
+            await check_unused(client, self._keys)
+        # Before its events are deleted, for those who follow them; and not if it has none.
+        await self._producer.audit("delete", create=False)
+        return await delete_queue(client, self._keys)
 
 
 def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:

@@ -186,6 +186,15 @@ def test_capabilities_are_named() -> None:
     assert checks.capability(Capabilities(False, False, False, False)).level is Level.NOTE
 
 
+def test_a_command_that_the_user_may_not_run_is_not_reported_as_emulated() -> None:
+    found = checks.capability(Capabilities(False, False, False, False, frozenset({"xackdel", "script_flags"})))
+    assert found.level is Level.OK
+    assert found.text == (
+        "native: none; emulated by scripts: XREADGROUP CLAIM, XADD IDMP; "
+        "not checked, because this user may not run them: XACKDEL, script flags"
+    )
+
+
 @pytest.mark.parametrize(("timeout", "found"), [("0", 0), ("10", 1), ("3600", 0), (None, 0)])
 def test_idle_timeouts(timeout: str | None, found: int) -> None:
     assert len(checks.idle_timeout(timeout)) == found

@@ -179,7 +179,7 @@ def test_why_names_the_worker_of_a_running_job(url: str) -> None:
             return job.id
 
     job_id = asyncio.run(take())
-    assert "it is held by worker me of group default" in invoke("job", "why", job_id).out
+    assert "it is running on worker me of group default" in invoke("job", "why", job_id).out
     assert invoke("job", "show", job_id, "--json").json["worker"] == "me"
 
 

@@ -200,6 +200,33 @@ async def test_a_new_add_takes_the_mark_of_its_id_with_it(seen: QueueView) -> No
             assert await queue.cancel(job.id) == "finished"
 
 
+@pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
+@pytest.mark.parametrize("score", ["+inf", "1e300", str(2**52 + 1)])
+async def test_a_mark_with_a_score_beyond_all_others_delays_no_cancel(seen: QueueView, score: str) -> None:
+    """A worker reads on from the newest mark that it knows; once an infinite one is gone, all others are older."""
+
+    def looks() -> int:
+        return int(seen.client.info("commandstats").get("cmdstat_zrangebyscore", {}).get("calls", 0))
+
+    async with Queue("q", url=seen.server.url) as queue:
+
+        @queue.task
+        async def hang() -> None:
+            await asyncio.sleep(3600)
+
+        jobs = [await hang.add() for _ in range(2)]
+        seen.client.execute_command("ZADD", seen.keys.cancel_marks, score, "poison")
+        async with working(queue):
+            await until(lambda: all("active" in seen.event_names(job.id) for job in jobs), "both run")
+            before = looks()
+            await until(lambda: looks() >= before + 2, "the worker has read the marks")
+            for job in jobs:
+                assert await queue.cancel(job.id) == "requested"
+                with pytest.raises(JobCancelled):
+                    await job.result(timeout=10)
+                seen.client.zrem(seen.keys.cancel_marks, "poison")
+
+
 async def test_unknown_and_finished_jobs_are_told_apart(seen: QueueView) -> None:
     async with Queue("q", url=seen.server.url) as queue:
 

@@ -62,6 +62,8 @@ async def test_jobs_are_listed_by_state_name_and_age(seen: QueueView) -> None:
 
             # In the order of their entries: one that the worker has read ahead and handed back is the last.
             await until(wait_their_turn, "three wait")
+            for state, listed in (("waiting", waiting), ("running", running)):
+                assert {(await queue.get_job(one)).state for one in listed} == {state}, "as in the lists"
             assert await ids("waiting", limit=1) == (await ids("waiting"))[:1]
             assert await ids("waiting", name="fail") == []
             assert await ids("waiting", older_than=3600) == []
@@ -143,6 +145,37 @@ def test_a_heartbeat_of_an_earlier_version_is_understood() -> None:
     beat = Heartbeat("host", 1, "0.1", 4, 5, 6, 1, [RunningJob("a", "mail", 7, 1)])
     assert beat.encode()[0] == 0x98  # eight elements, as before
     assert decode_heartbeat(beat.encode()) == beat
+
+
+async def test_a_fetched_job_has_one_state_everywhere(seen: QueueView) -> None:
+    async with Queue("q", url=seen.server.url) as queue:
+        jobs = await queue.add_bulk([{"name": "mail", "data": number} for number in range(3)])
+        seen.client.xgroup_create(seen.keys.stream, "default", "0")
+        seen.client.xreadgroup("default", "w", {seen.keys.stream: ">"}, count=3)
+
+        def publish(held: int, running_count: int, *running: str) -> None:
+            listed = [RunningJob(job_id, "mail", 7, 1) for job_id in running]
+            beat = Heartbeat("host", 1, "0.2", 1, 5, held, running_count, listed)
+            seen.client.set(seen.keys.heartbeat("default", "w"), beat.encode(), px=KEPT_MS)
+
+        async def states() -> list[str]:
+            found = [await queue.get_job(job.id) for job in jobs]
+            assert {job.worker for job in found} == {"w"}
+            for state in ("waiting", "running"):
+                listed = {job.id for job in await queue.jobs(state)}
+                assert listed == {job.id for job in found if job.state == state}
+            return [job.state for job in found]
+
+        assert await states() == ["running"] * 3, "without a heartbeat"
+        publish(3, 1, jobs[0].id)
+        assert await states() == ["running", "waiting", "waiting"]
+        publish(1, 1, jobs[0].id)
+        assert await states() == ["running"] * 3, "fetched since, when slots were free"
+        publish(300, 101, jobs[0].id)
+        assert await states() == ["running"] * 3, "more run than a heartbeat lists"
+        publish(3, 1, jobs[0].id)
+        seen.client.set(seen.keys.progress(jobs[1].id), "0 0.5 half")
+        assert (await queue.get_job(jobs[1].id)).state == "running", "it reports progress"
 
 
 @pytest.mark.parametrize("packed", [b"", b"\xc0", b"\x91\x01", b"\x98" + b"\xc0" * 8, b"\xff" * 40])

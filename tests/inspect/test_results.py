@@ -261,7 +261,7 @@ async def test_a_timeout_error_says_what_the_job_is_doing(queue: Queue, server: 
     slow = RetryConfig(initial_backoff_ms=60_000, max_backoff_ms=60_000)
     async with working("q", busy, url=server.url, concurrency=1, read_count=1, consumer_id="w1", retry=slow):
         await until(lambda: server.client().xpending(queue.keys.stream, "default")["pending"] == 1, "it runs")
-        assert await said(job) == "it is held by worker w1"
+        assert await said(job) == "it is running on worker w1"
         failing = await queue.add("fail", 1)
         assert await said(failing) == "it is waiting; jobs in the queue: 2, workers: 1"
         ends.set()

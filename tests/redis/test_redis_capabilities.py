@@ -64,7 +64,9 @@ async def test_a_forbidden_command_counts_as_not_supported(server: Server) -> No
     with acl_user(server, "ada", "pw", "~*", "+@all", "-xackdel"):
         async with open_client(server.url.replace("redis://", "redis://ada:pw@")) as client:
             found = await probe_capabilities(await client.up(), TAG)
-    assert found == Capabilities(xackdel=False, read_claim=True, xadd_idmp=True, script_flags=True)
+    assert found == Capabilities(
+        False, read_claim=True, xadd_idmp=True, script_flags=True, denied=frozenset({"xackdel"})
+    )
 
 
 async def test_a_connection_lost_while_probing_raises(server: Server) -> None:

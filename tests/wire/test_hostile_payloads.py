@@ -11,7 +11,8 @@ import pytest
 
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_job, decode_result, decode_spec
-from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, wrap_bin
+from tampu.wire.map_keys import MAX_NUMBER_KEYS, MAX_WORK, UNCOUNTED_KEYS
+from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, encode_values, wrap_bin
 from tampu.wire.retry import (
     BackoffKind,
     BackoffSpec,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 SIZE = 1 << 20
-#: Ten times what the slowest takes on a busy machine; a quadratic decoder needs minutes.
+#: Ten times what the slowest takes; a quadratic decoder needs seconds.
 LIMIT_SECS = 0.5
 ARRAY_KEY = b"\x81\x91\x01\x02"
 MAP_KEY = b"\x81\x80\x02"
@@ -51,7 +52,38 @@ def array_of(item: bytes) -> bytes:
     return b"\xdd" + count.to_bytes(4, "big") + item * count
 
 
+def colliding(count: int, log2: int) -> list[int]:
+    """Return integers that follow one path through a dict's table of 2**log2 slots: each is compared to all before it.
+
+    Half of them occupy the slots i, 5i + 1, ... in turn; the others enter that path near its beginning.
+    """
+    mask = (1 << log2) - 1
+    path = [0]
+    while len(path) < count:
+        path.append(5 * path[-1] + 1 & mask)
+    order = {slot: number for number, slot in enumerate(path)}
+    keys = path[: count // 2 + 1]
+    candidate = 0
+    while len(keys) < count:
+        candidate += 1 << log2
+        slot, perturb = candidate & mask, candidate
+        while perturb and order.get(slot, count) < len(keys):
+            perturb >>= 5
+            slot = 5 * slot + perturb + 1 & mask
+        if order.get(slot, count) < len(keys) // 2:
+            keys.append(candidate)
+    return keys
+
+
+def integer_map(keys: Iterable[int]) -> bytes:
+    """Return a map with these keys, however many there are."""
+    pairs = [b"\xcf" + struct.pack(">Q", key) + b"\xc0" for key in keys]
+    return b"\xdf" + len(pairs).to_bytes(4, "big") + b"".join(pairs)
+
+
 HOSTILE = {
+    "integers on one path": integer_map(colliding(43_000, 16)),
+    "several maps of integers on one path": array_of(integer_map(colliding(MAX_NUMBER_KEYS, 12))),
     # hash(-1) == hash(-2): arrays of them all collide.
     "array keys": map_of(
         b"\xdc\x00\x12" + bytes(0xFF if bit == "0" else 0xFE for bit in f"{number:018b}") for number in range(1 << 18)
@@ -117,6 +149,48 @@ def test_a_type_does_not_allow_array_keys(kind: Any) -> None:
 def test_keys_that_are_plain_values_keep_their_types() -> None:
     value = {1: "a", "b": 2, b"c": 3, 1.5: 4, None: 5, False: 6}
     assert decode_value(encode_value(value)) == value
+
+
+def spread(count: int) -> dict[int, None]:
+    return dict.fromkeys(range(0, 1000 * count, 1000))
+
+
+def test_the_number_of_keys_that_are_not_text_is_limited() -> None:
+    most = spread(MAX_NUMBER_KEYS)
+    assert decode_value(encode_value(most)) == most
+    too_many = spread(MAX_NUMBER_KEYS + 1)
+    packed = integer_map(too_many)
+    for refuse, error in (
+        (lambda: encode_value(too_many), EncodeError),
+        (lambda: encode_value([too_many]), EncodeError),
+        (lambda: encode_values([{}, too_many]), EncodeError),
+        (lambda: TypedPayload(dict[int, None]).encode(too_many), EncodeError),
+        (lambda: decode_value(packed), DecodeError),
+        (lambda: decode_slot(wrap_bin(packed)), DecodeError),
+        (lambda: TypedPayload(dict[int, None]).decode_slot(packed), DecodeError),
+        (lambda: TypedPayload(dict[float | str, None]).decode_slot(packed), DecodeError),
+    ):
+        with pytest.raises(error, match="a map with 2,049 keys that are not all text; at most 2,048 are allowed"):
+            refuse()
+
+
+def test_text_and_consecutive_integers_are_not_limited_as_keys() -> None:
+    for value in ({str(n): n for n in range(50_000)}, {n.to_bytes(3): n for n in range(50_000)}):
+        assert decode_value(encode_value(value)) == value
+        assert [decode_value(one) for one in encode_values([value])] == [value]
+    lines = dict.fromkeys(range(7, 50_000))
+    assert decode_value(encode_value(lines)) == lines
+    assert TypedPayload(dict[int, None]).decode_slot(encode_value(lines)) == lines
+
+
+def test_the_keys_of_all_maps_of_a_payload_are_limited_together() -> None:
+    one = spread(256)
+    most = MAX_WORK // 256**2
+    assert decode_value(encode_value([one] * most)) == [one] * most
+    with pytest.raises(EncodeError, match="fewer if there are several such maps"):
+        encode_value([one] * (most + 1))
+    small = [spread(UNCOUNTED_KEYS)] * 5000
+    assert decode_value(encode_value(small)) == small
 
 
 def test_the_number_of_containers_is_limited() -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 PAGE = 1000
 #: Marks remembered. When there are more, all are read again.
 MAX_MARKS = 100_000
+#: Highest score of a mark, as in `cancel_job.lua`: scores are epoch milliseconds, and no clock reaches higher ones.
+MAX_SCORE = 2**52
 #: After this many checks, all marks are read again, and those that no longer exist are dropped.
 LOOKS_PER_REFRESH = 60
 
@@ -48,7 +50,7 @@ class Cancels:
             self._looks, self._cursor = 0, 0.0
             self.marked.clear()
         return (
-            *("ZRANGEBYSCORE", self._keys.cancel_marks, f"{self._cursor:.0f}", "+inf"),
+            *("ZRANGEBYSCORE", self._keys.cancel_marks, f"{self._cursor:.0f}", str(MAX_SCORE)),
             *("WITHSCORES", "LIMIT", "0", str(PAGE)),
         )
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError
+from tampu.inspect.snapshot import text
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
+from tampu.wire.heartbeat import decode_heartbeat
 from tampu.wire.payload import decode_result
 from tampu.wire.ulid import decode_ulid_time
 
@@ -50,7 +52,8 @@ class JobState:
     created_at_ms: int | None = None
     #: Delayed: when it runs, in epoch milliseconds.
     run_at_ms: int | None = None
-    #: Running: the consumer group, the worker, and how long ago it last renewed the lease, in milliseconds.
+    #: Running, or waiting in a worker that has fetched it: the consumer group, the worker, and how long ago it last
+    #: renewed the lease, in milliseconds.
     group: str | None = None
     worker: str | None = None
     idle_ms: int | None = None
@@ -187,14 +190,19 @@ async def _waiting_or_running(client: Client, keys: QueueKeys, entry_id: bytes, 
         pending = await client.call("XPENDING", keys.stream, group, entry_id, entry_id, 1)
         if pending:
             _, consumer, idle_ms, _ = pending[0]
-            progress, note = _progress(await client.call("GET", keys.progress(job.id)), job.attempt)
+            stored, packed = await client.call_many(
+                [("GET", keys.progress(job.id)), ("GET", keys.heartbeat(text(group), text(consumer)))]
+            )
+            progress, note = _progress(stored, job.attempt)
+            beat = None if packed is None else decode_heartbeat(packed)
+            is_waiting = progress is None and beat is not None and beat.keeps_waiting(job.id)
             return JobState(
                 **known,
-                state="running",
+                state="waiting" if is_waiting else "running",
                 progress=progress,
                 progress_note=note,
-                group=group.decode(errors="replace"),
-                worker=consumer.decode(errors="replace"),
+                group=text(group),
+                worker=text(consumer),
                 idle_ms=idle_ms,
             )
     return JobState(**known, state="waiting")

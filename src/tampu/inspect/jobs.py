@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tampu.errors import DecodeError
 from tampu.inspect.job_state import JobState
 from tampu.inspect.snapshot import as_dict, entry_ms, text
-from tampu.inspect.workers import list_workers
+from tampu.inspect.workers import heartbeat_age_ms, read_heartbeats
 from tampu.redis.faults import ServerError
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from tampu.redis.client import Client
+    from tampu.wire.heartbeat import Heartbeat
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
 
@@ -83,30 +84,28 @@ async def _running(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterato
 
 
 async def _pending(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[tuple[JobState, bool]]:
-    """Walk the pending entries, each with whether it runs: a heartbeat lists what its worker runs.
+    """Walk the pending entries, each with whether it runs, by the heartbeat of its worker.
 
-    Without a heartbeat, and behind the jobs that a heartbeat has room for, every pending entry counts as running.
+    Without a heartbeat, every pending entry counts as running.
     """
-    workers = {(one.group, one.name): one for one in await list_workers(client, keys, dead=True)}
     for group in await _groups(client, keys):
         group_name = text(group["name"])
+        beats: dict[str, tuple[Heartbeat | None, int]] = {}
         position = "-"
         while True:
             pending = await client.call("XPENDING", keys.stream, group_name, position, "+", PAGE)
             entries = await client.call_many([("XRANGE", keys.stream, one[0], one[0]) for one in pending])
+            new = sorted({text(consumer) for _, consumer, _, _ in pending} - beats.keys())
+            beats |= zip(new, await read_heartbeats(client, keys, group_name, new), strict=True)
             for (entry_id, consumer, idle_ms, _), found in zip(pending, entries, strict=True):
                 if not found:
                     continue  # deleted, and not yet swept
                 known = {"group": group_name, "worker": text(consumer), "idle_ms": idle_ms}
                 job = _in_stream(entry_id, found[0][1], "running", now_ms, **known)
-                worker = workers.get((group_name, text(consumer)))
-                listed = {} if worker is None else {one.id: one for one in worker.running}
-                if worker is not None and job.id in listed:
-                    age_ms = listed[job.id].running_ms + (worker.heartbeat_ms or 0)
-                    yield replace(job, age_ms=age_ms), True
-                else:
-                    is_known = worker is not None and worker.running_count == len(listed)
-                    yield job, not is_known
+                beat, ttl_ms = beats[text(consumer)]
+                if beat is not None and (running := beat.find_running(job.id)) is not None:
+                    job = replace(job, age_ms=running.running_ms + heartbeat_age_ms(ttl_ms))
+                yield job, beat is None or not beat.keeps_waiting(job.id)
             if len(pending) < PAGE:
                 break
             position = f"({text(pending[-1][0])}"

@@ -26,20 +26,18 @@ async def jobs_left(client: Client, keys: QueueKeys) -> int:
     return snapshot.length + snapshot.due
 
 
-async def drain_queue(client: Client, keys: QueueKeys, timeout_secs: float | None) -> None:
-    """Wait until no job is waiting, running or due. Raises `TimeoutError`."""
+async def drain_queue(client: Client, keys: QueueKeys, timeout_secs: float | None) -> int:
+    """Wait until no job is waiting, running or due. Return how many there were. Raises `TimeoutError`."""
     async with asyncio.timeout(timeout_secs):
-        while await jobs_left(client, keys):  # noqa: ASYNC110 - the state is the server's
+        total = left = await jobs_left(client, keys)
+        while left:
             await asyncio.sleep(DRAIN_POLL_SECS)
+            left = await jobs_left(client, keys)
+    return total
 
 
-async def delete_queue(client: Client, keys: QueueKeys, *, force: bool) -> int:
-    """Delete every key of a queue and return how many there were.
-
-    Without `force`, a queue that still has jobs, dead letters, schedules or live workers is refused.
-    """
-    if not force:
-        await _check_unused(client, keys)
+async def delete_queue(client: Client, keys: QueueKeys) -> int:
+    """Delete every key of a queue and return how many there were."""
     deleted, cursor = 0, b"0"
     pattern = re.sub(r"([\[\]*?\\^])", r"\\\1", keys.tag) + ":*"
     while True:
@@ -50,7 +48,8 @@ async def delete_queue(client: Client, keys: QueueKeys, *, force: bool) -> int:
             return deleted
 
 
-async def _check_unused(client: Client, keys: QueueKeys) -> None:
+async def check_unused(client: Client, keys: QueueKeys) -> None:
+    """Raise `ConfigError` if a queue still has jobs, dead letters, schedules or live workers."""
     snapshot = await take_snapshot(client, keys, sizes=False)
     counts = {
         "waiting": snapshot.waiting,

@@ -18,10 +18,10 @@ async def whereabouts(client: Client, keys: QueueKeys, job_id: str) -> str:
     """Return what a job is doing, such as `it is waiting, and no worker serves queue 'emails'`."""
     state = await find_job(client, keys, job_id)
     if state.state == "waiting":
-        return await _waiting(client, keys)
+        return await _waiting(client, keys, state)
     if state.state == "running":
         done = "" if state.progress is None else f" ({state.progress:.0%})"
-        return f"it is held by worker {state.worker}{done}"
+        return f"it is running on worker {state.worker}{done}"
     if state.state == "delayed":
         return _delayed(state, await client.server_time_ms())
     if state.state == "done":
@@ -31,7 +31,9 @@ async def whereabouts(client: Client, keys: QueueKeys, job_id: str) -> str:
     return f"it is {state.state}"
 
 
-async def _waiting(client: Client, keys: QueueKeys) -> str:
+async def _waiting(client: Client, keys: QueueKeys, state: JobState) -> str:
+    if state.worker is not None:
+        return f"it is waiting for a free slot on worker {state.worker}"
     reason = await pause_reason(client, keys)
     if reason is not None:
         return f"queue {keys.queue_name!r} is paused" + (f": {reason}" if reason else "")

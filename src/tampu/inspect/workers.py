@@ -10,7 +10,10 @@ from tampu.redis.faults import ServerError
 from tampu.wire.heartbeat import KEPT_MS, QueueShare, RunningJob, decode_heartbeat
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tampu.redis.client import Client
+    from tampu.wire.heartbeat import Heartbeat
     from tampu.wire.keys import QueueKeys
 
 
@@ -54,10 +57,8 @@ async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -
         consumers = [as_dict(flat) for flat in await client.call("XINFO", "CONSUMERS", keys.stream, group)]
         if not consumers:
             continue
-        beat_keys = [keys.heartbeat(text(group), text(one["name"])) for one in consumers]
-        beats, *ttls = await client.call_many([("MGET", *beat_keys), *(("PTTL", key) for key in beat_keys)])
-        for consumer, packed, ttl_ms in zip(consumers, beats, ttls, strict=True):
-            beat = None if packed is None else decode_heartbeat(packed)
+        beats = await read_heartbeats(client, keys, text(group), [text(one["name"]) for one in consumers])
+        for consumer, (beat, ttl_ms) in zip(consumers, beats, strict=True):
             common = {
                 "name": text(consumer["name"]),
                 "group": text(group),
@@ -71,7 +72,7 @@ async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -
                     WorkerInfo(
                         **common,
                         is_alive=is_alive(ttl_ms, consumer["idle"]),
-                        heartbeat_ms=max(KEPT_MS - ttl_ms, 0),
+                        heartbeat_ms=heartbeat_age_ms(ttl_ms),
                         host=beat.host,
                         pid=beat.pid,
                         version=beat.version,
@@ -83,3 +84,20 @@ async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -
                     )
                 )
     return sorted((one for one in found if dead or one.is_alive), key=lambda one: (one.group, one.name))
+
+
+async def read_heartbeats(
+    client: Client, keys: QueueKeys, group: str, consumers: Sequence[str]
+) -> list[tuple[Heartbeat | None, int]]:
+    """Return the last heartbeat of each consumer, None if it has none, and the TTL of its key in milliseconds."""
+    if not consumers:
+        return []
+    beat_keys = [keys.heartbeat(group, consumer) for consumer in consumers]
+    beats, *ttls = await client.call_many([("MGET", *beat_keys), *(("PTTL", key) for key in beat_keys)])
+    decoded = [None if packed is None else decode_heartbeat(packed) for packed in beats]
+    return list(zip(decoded, ttls, strict=True))
+
+
+def heartbeat_age_ms(ttl_ms: int) -> int:
+    """Return how old a heartbeat is, from the TTL of its key; both in milliseconds."""
+    return max(KEPT_MS - ttl_ms, 0)

@@ -71,7 +71,7 @@ def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) 
         if not isinstance(delay, timedelta):
             raise wrong_type("delay", delay, "a timedelta; delay_ms takes milliseconds")
         if delay < timedelta(0):
-            raise invalid("delay", delay, "a timedelta of 0 or more")
+            raise invalid("delay", delay, "a non-negative timedelta")
         return int(delay.total_seconds() * 1000) / 1000, None
     if delay_ms is None:
         return 0.0, None
@@ -82,7 +82,7 @@ def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) 
     if isinstance(delay_ms, bool) or not isinstance(delay_ms, int | float):
         raise wrong_type("delay_ms", delay_ms, "milliseconds or a datetime")
     if not math.isfinite(delay_ms) or delay_ms < 0:
-        raise invalid("delay_ms", delay_ms, "a finite number of 0 or more")
+        raise invalid("delay_ms", delay_ms, "a finite non-negative number of milliseconds")
     return int(delay_ms) / 1000, None
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from tampu.base.checks import check_delay_ms, check_instant_ms, check_int, check_job_id, check_text, invalid
 from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, DecodeError, EncodeError, NotSupportedError, ShutdownError
+from tampu.inspect.audit import operator_name, record
 from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
 from tampu.inspect.purge import cancel_delayed, purge
 from tampu.inspect.repeatables import Repeatables
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
+    from tampu.inspect.audit import AuditAction
     from tampu.inspect.dead_letters import DlqQuery
     from tampu.redis.settings import CredentialCallback
     from tampu.wire.dlq import DlqEntry
@@ -350,11 +352,20 @@ class Producer(Generic[T]):
         """Cancel a job that waits for its due time or its retry. Return False if there is no such delayed job."""
         check_job_id(id)
         self._bind_to_loop()
-        return await cancel_delayed(self._client, self._keys, id)
+        is_cancelled = await cancel_delayed(self._client, self._keys, id)
+        if is_cancelled:
+            await self.audit("cancel", detail=id)
+        return is_cancelled
 
     async def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
         """Cancel several delayed jobs. Return one bool for each, as `cancel_delayed` does."""
-        return list(await asyncio.gather(*(self.cancel_delayed(job_id) for job_id in ids)))
+        for job_id in ids:
+            check_job_id(job_id)
+        self._bind_to_loop()
+        done = await asyncio.gather(*(cancel_delayed(self._client, self._keys, job_id) for job_id in ids))
+        if any(done):
+            await self.audit("cancel", count=sum(done))
+        return list(done)
 
     # --- dead letters
 
@@ -366,12 +377,18 @@ class Producer(Generic[T]):
     async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
         """Move up to `limit` dead letters back into the queue and reset their attempts. Return how many were moved."""
         self._bind_to_loop()
-        return await self._dead_letters.replay(check_int("limit", limit), DlqFilter.of(wanted))
+        moved = await self._dead_letters.replay(check_int("limit", limit), DlqFilter.of(wanted))
+        if moved:
+            await self.audit("replay", count=int(moved))
+        return moved
 
     async def remove_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> int:
         """Delete up to `limit` dead letters. Return how many were deleted."""
         self._bind_to_loop()
-        return await self._dead_letters.remove(check_int("limit", limit), DlqFilter.of(wanted))
+        removed = await self._dead_letters.remove(check_int("limit", limit), DlqFilter.of(wanted))
+        if removed:
+            await self.audit("remove", count=removed)
+        return removed
 
     # --- repeatable jobs
 
@@ -415,7 +432,10 @@ class Producer(Generic[T]):
         """Remove a repeatable job. Return False if there is none with this key."""
         check_text("spec_key", spec_key)
         self._bind_to_loop()
-        return await self._repeatables.remove(spec_key)
+        is_removed = await self._repeatables.remove(spec_key)
+        if is_removed:
+            await self.audit("delete-schedule", detail=spec_key)
+        return is_removed
 
     def _encode_of(self, spec: RepeatableSpec[T]) -> bytes:
         if not isinstance(spec, RepeatableSpec):
@@ -430,7 +450,15 @@ class Producer(Generic[T]):
         Jobs that a worker holds and jobs added meanwhile are kept. A queue of thousands is purged in steps, each of
         which is atomic.
         """
-        return await purge(self.ready_client(), self._keys, waiting=waiting, delayed=delayed)
+        deleted = await purge(self.ready_client(), self._keys, waiting=waiting, delayed=delayed)
+        if deleted:
+            await self.audit("purge", count=deleted)
+        return deleted
+
+    async def audit(self, action: AuditAction, *, count: int = 1, detail: str = "", create: bool = True) -> None:
+        """Write the audit event of a change; see `inspect.audit.record`."""
+        operator = self._config.operator or operator_name()
+        await record(self._client, self._keys, action, operator, count=count, detail=detail, create=create)
 
     # --- results
 

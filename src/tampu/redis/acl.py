@@ -25,11 +25,11 @@ PURPOSES: dict[Role, str] = {
     "doctor": "runs `tampu doctor`, which also reads the server's settings",
 }
 
-#: Commands that some supported servers lack; tampu does without them.
-OPTIONAL = frozenset({"xackdel"})
+#: Commands that some supported servers lack; tampu does without them. On a Cluster, redis-py tries CLIENT SETINFO.
+OPTIONAL = frozenset({"xackdel", "client|setinfo"})
 
-# Logging in, finding the server through Sentinel or Cluster, and the client's name.
-_CONNECT = "auth select client|setname role asking cluster|slots"
+# Logging in, finding the server through Sentinel or Cluster (redis-py calls COMMAND first), and the client's name.
+_CONNECT = "auth select client|setname client|setinfo role asking command cluster|slots"
 _SCRIPTS = "script|load evalsha"
 # Large jobs are added in a transaction; its script takes them back if the queue is full.
 _TRANSACTIONS = "multi exec eval xrevrange xdel"

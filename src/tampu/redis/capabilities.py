@@ -24,6 +24,8 @@ class Capabilities:
     xadd_idmp: bool
     #: Scripts may declare `flags=allow-oom` (Redis 7.0).
     script_flags: bool
+    #: Fields that are False because the user may not run the command: the server may support it.
+    denied: frozenset[str] = frozenset()
 
 
 async def probe_capabilities(connection: Connection, routing_key: str, *, adds: bool = True) -> Capabilities:
@@ -39,7 +41,9 @@ async def probe_capabilities(connection: Connection, routing_key: str, *, adds: 
         ("EVAL", "#!lua flags=allow-oom\nreturn 1", 0),
     ]
     replies = await asyncio.gather(*(connection.ask(*parts) for parts in attempts), return_exceptions=True)
-    return Capabilities(*(_is_known(reply) for reply in replies))
+    tried = dict(zip(("xackdel", "read_claim", "xadd_idmp", "script_flags"), replies, strict=True))
+    denied = {name for name, reply in tried.items() if isinstance(reply, ServerError) and reply.kind == "NOPERM"}
+    return Capabilities(**{name: _is_known(reply) for name, reply in tried.items()}, denied=frozenset(denied))
 
 
 def _is_known(reply: Reply) -> bool:

@@ -56,6 +56,19 @@ class Heartbeat(NamedTuple):
     #: How the worker's queues share its slots; None from older workers.
     share: QueueShare | None = None
 
+    def find_running(self, job_id: str) -> RunningJob | None:
+        """Return the running job with this ID, or None if it is not listed."""
+        return next((job for job in self.running if job.id == job_id), None)
+
+    def keeps_waiting(self, job_id: str) -> bool:
+        """Return True if a job that was delivered to the worker had not started.
+
+        A job that the worker fetched after this heartbeat counts as started if every job it held then was running: a
+        slot was free. A job also counts as started if more jobs were running than a heartbeat lists.
+        """
+        is_complete = self.running_count <= len(self.running)
+        return is_complete and self.held > self.running_count and self.find_running(job_id) is None
+
     def encode(self) -> bytes:
         """Return the heartbeat as bytes."""
         running = [list(job) for job in self.running]

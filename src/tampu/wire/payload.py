@@ -4,7 +4,7 @@ The limits that protect a worker from hostile payloads are here too: nesting, nu
 
 Encoding is strict: a value that would not decode to an equal value (Decimal, UUID, set, naive datetime, dataclass ...)
 raises `EncodeError`. Tuples decode to lists, as always in MessagePack. Lists, tuples and dicts are refused as keys of a
-dict, in both directions; see `refuse_array_keys`.
+dict, in both directions, and so are thousands of numbers; see `refuse_array_keys` and `map_keys.py`.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import msgspec
 
 from tampu.base.checks import invalid
 from tampu.errors import DecodeError, EncodeError
+from tampu.wire.map_keys import MAX_NUMBER_KEYS, TEXT_TYPES, MapBuilder, may_have_large_maps
 from tampu.wire.scan import REFUSALS, has_more_containers_than
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
         bodies = [*map(_packers.pack, values)]
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError):
         return [*map(encode_value, values)]  # its error says why
-    if {dict}.issuperset(map(type, values)):
+    if {dict}.issuperset(map(type, values)) and max(map(len, values), default=0) <= MAX_NUMBER_KEYS:
         children = chain(chain.from_iterable(map(dict.values, values)), chain.from_iterable(values))
         if _PLAIN.issuperset(map(type, children)):
             return bodies
@@ -122,7 +123,8 @@ def _check_container(value: Any, packed: bytes) -> None:
 def _is_flat(value: Any) -> bool:
     """Return True if keys and values are plain: such a payload, the usual one, needs no closer look."""
     if isinstance(value, dict):
-        return _PLAIN.issuperset(map(type, value.values())) and _PLAIN.issuperset(map(type, value))
+        keys = _PLAIN if len(value) <= MAX_NUMBER_KEYS else TEXT_TYPES
+        return _PLAIN.issuperset(map(type, value.values())) and keys.issuperset(map(type, value))
     return _PLAIN.issuperset(map(type, value))
 
 
@@ -179,8 +181,13 @@ def decode_value(data: bytes) -> Any:
 def _decode(data: bytes) -> Any:
     # msgpack instead of msgspec, which makes tuples of arrays in keys: msgpack makes lists, and stops at the first one.
     # Timestamps become datetimes: msgpack's own type adds seconds and nanoseconds, a hash that is easy to make collide.
+    build = MapBuilder(len(data)).build if may_have_large_maps(data) else None
     try:
-        return msgpack.unpackb(data, strict_map_key=False, timestamp=3, ext_hook=msgspec.msgpack.Ext)
+        return msgpack.unpackb(
+            data, strict_map_key=False, timestamp=3, ext_hook=msgspec.msgpack.Ext, object_pairs_hook=build
+        )
+    except DecodeError:
+        raise  # of the builder
     except TypeError:
         raise DecodeError(
             "payload has an array, a map or an extension as the key of a map; use text or numbers"

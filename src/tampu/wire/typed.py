@@ -13,6 +13,7 @@ import msgspec
 
 from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
+from tampu.wire.map_keys import may_have_large_maps
 from tampu.wire.payload import decode_value, encode_value, refuse_array_keys, slot_format
 from tampu.wire.scan import bin_content
 
@@ -70,13 +71,17 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     except TypeError as error:
         raise ConfigError(f"payload_type {_name(payload_type)} cannot be encoded as MessagePack: {error}") from error
     pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
-    is_checked = _may_have_array_keys(payload_type)
+    is_checked = _has_keys(payload_type, _holds_sequence)
+    is_checked_if_large = is_checked or _has_keys(payload_type, _holds_number)
+
+    def check(packed: bytes) -> None:
+        if is_checked or (is_checked_if_large and may_have_large_maps(packed)):
+            refuse_array_keys(packed)
 
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
-            if is_checked:
-                refuse_array_keys(packed)
+            check(packed)
             # Decode it as a check: a payload that a worker would reject must not be sent.
             read_packed(packed)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -84,8 +89,7 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
         return packed
 
     def read(packed: bytes) -> Any:
-        if is_checked:
-            refuse_array_keys(packed)
+        check(packed)
         try:
             return read_packed(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
@@ -94,15 +98,15 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     return write, read
 
 
-def _may_have_array_keys(payload_type: Any) -> bool:
-    """Return whether a value of this type can hold a map with arrays as keys: it has a part without a type, or one
-    whose keys are not plain values. Types made of plain values are spared the check."""
+def _has_keys(payload_type: Any, is_such: Callable[[msgspec.inspect.Type], bool]) -> bool:
+    """Return whether a value of this type can hold a map with such keys: it has a part without a type, or a map with
+    keys of such a type. Other types are spared the check."""
     seen: set[int] = set()
 
     def look(part: Any) -> bool:
         if isinstance(part, msgspec.inspect.AnyType | msgspec.inspect.CustomType | msgspec.inspect.RawType):
             return True
-        if isinstance(part, msgspec.inspect.DictType) and _holds_sequence(part.key_type):
+        if isinstance(part, msgspec.inspect.DictType) and is_such(part.key_type):
             return True
         if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field):
             if id(part) in seen:
@@ -119,6 +123,11 @@ def _holds_sequence(key: msgspec.inspect.Type) -> bool:
     sequences = (msgspec.inspect.CollectionType, msgspec.inspect.TupleType, msgspec.inspect.NamedTupleType)
     structs = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
     return any(isinstance(kind, (*sequences, *structs)) for kind in kinds)
+
+
+def _holds_number(key: msgspec.inspect.Type) -> bool:
+    kinds = key.types if isinstance(key, msgspec.inspect.UnionType) else (key,)
+    return not all(isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.BytesType) for kind in kinds)
 
 
 def convert(value: Any, payload_type: Any) -> Any:

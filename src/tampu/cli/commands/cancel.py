@@ -5,13 +5,13 @@ from typing import Annotated
 
 import typer
 
+from tampu.base.checks import check_job_id
 from tampu.cli.errors import CliError, UsageError, check_choice
 from tampu.cli.options import DryRun, QueueName, Yes, confirm
 from tampu.cli.output import progress_bar, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import parse_duration, plural
-from tampu.inspect.audit import operator_name, record
-from tampu.inspect.cancel import CancelOutcome
+from tampu.inspect.cancel import CancelOutcome, cancel_job
 from tampu.inspect.jobs import ListedState
 
 #: Maximum number of jobs that one call cancels by filter; call it again for the rest.
@@ -86,12 +86,12 @@ async def _matching(
 async def _cancel(session: Session, queue: str, ids: list[str], reason: str) -> dict[str, CancelOutcome]:
     jobs = await session.queue(queue)
     outcomes: dict[str, CancelOutcome] = {}
+    client = jobs.producer.ready_client()
     with progress_bar("cancelling", len(ids)) as done:
-        for number, job_id in enumerate(ids, 1):
-            outcomes[job_id] = await jobs.cancel(job_id, reason=reason)
+        for number, job_id in enumerate(ids, 1):  # not `Queue.cancel`: one audit event for all of them
+            outcomes[job_id] = await cancel_job(client, jobs.keys, check_job_id(job_id), reason)
             done(number)
     affected = sum(outcome in ("cancelled", "requested") for outcome in outcomes.values())
     if affected:
-        client = jobs.producer.ready_client()
-        await record(client, jobs.keys, "cancel", operator_name(), count=affected, detail=reason)
+        await jobs.producer.audit("cancel", count=affected, detail=reason)
     return outcomes

@@ -141,11 +141,11 @@ def _created_ms(state: JobState, entries: list[tuple[str, QueueEvent]]) -> int |
 def explain(state: JobState, entries: list[tuple[str, QueueEvent]], queue: QueueSnapshot) -> list[str]:
     """Return sentences that explain the job's state and say what to do about it."""
     if state.state == "waiting":
-        return _why_waiting(queue)
+        return _why_waiting(state, queue)
     if state.state == "delayed":
         return _why_delayed(state, entries, queue)
     if state.state == "running":
-        lines = [f"it is held by worker {state.worker} of group {state.group}"]
+        lines = [f"it is running on worker {state.worker} of group {state.group}"]
         if state.idle_ms is not None and state.idle_ms > 60_000:
             lines.append(f"its lease was last renewed {duration(state.idle_ms)} ago; another worker will take it over")
         return lines
@@ -160,7 +160,9 @@ def explain(state: JobState, entries: list[tuple[str, QueueEvent]], queue: Queue
     return ["no such job: it never existed, or its records have expired"]
 
 
-def _why_waiting(queue: QueueSnapshot) -> list[str]:
+def _why_waiting(state: JobState, queue: QueueSnapshot) -> list[str]:
+    if state.worker is not None:
+        return [f"worker {state.worker} of group {state.group} has fetched it and starts it when a slot is free"]
     if queue.is_paused:
         why = f": {queue.pause_reason}" if queue.pause_reason else ""
         return [f"the queue is paused{why}; run `tampu queue resume {queue.queue}` to continue"]

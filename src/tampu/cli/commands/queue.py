@@ -52,10 +52,7 @@ def pause(
     until = None if for_ is None else parse_duration(for_)
 
     async def work(session: Session) -> None:
-        found = await session.queue(queue)
-        await found.pause(task=task, reason=reason, until=until)
-        detail = ": ".join(filter(None, [task and f"task {task}", reason]))
-        await record(found.producer.ready_client(), found.keys, "pause", operator_name(), detail=detail)
+        await (await session.queue(queue)).pause(task=task, reason=reason, until=until)
 
     common.run(work)
     what, option = (queue, "") if task is None else (f"task {task} of {queue}", f" --task {task}")
@@ -88,7 +85,8 @@ async def _drain(session: Session, name: str, within_secs: float | None) -> None
     with progress_bar("draining", total) as done:
         while not (await asyncio.wait([draining], timeout=PROGRESS_SECS))[0]:
             done(max(total - await jobs_left(client, keys), 0))
-    await draining
+    if drained := await draining:
+        await record(client, keys, "drain", operator_name(), count=drained)
 
 
 @app.command()
@@ -123,12 +121,7 @@ def resume(common: CommonOptions, queue: QueueName, task: Task = None) -> None:
     """Resume a paused queue, or a paused task."""
 
     async def work(session: Session) -> bool:
-        found = await session.queue(queue)
-        was_paused = await found.resume(task=task)
-        if was_paused:
-            detail = f"task {task}" if task else ""
-            await record(found.producer.ready_client(), found.keys, "resume", operator_name(), detail=detail)
-        return was_paused
+        return await (await session.queue(queue)).resume(task=task)
 
     was_paused = common.run(work)
     what = queue if task is None else f"task {task} of {queue}"
@@ -176,7 +169,4 @@ async def _purge(session: Session, name: str, waiting: bool, delayed: bool, tota
         while not (await asyncio.wait([purging], timeout=PROGRESS_SECS))[0]:
             left, later = await client.call_many([("XLEN", keys.stream), ("ZCARD", keys.delayed)])
             done(max(total - left * waiting - later * delayed, 0))
-    deleted = await purging
-    if deleted:
-        await record(client, keys, "purge", operator_name(), count=deleted)
-    return deleted
+    return await purging

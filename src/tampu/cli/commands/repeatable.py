@@ -12,7 +12,6 @@ from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable
 from tampu.cli.units import duration, instant, iso, plural
 from tampu.errors import DecodeError
-from tampu.inspect.audit import operator_name, record
 from tampu.queue import Queue
 from tampu.wire.payload import decode_slot
 from tampu.wire.repeat import RepeatableMeta, StoredSpec, decode_spec
@@ -94,11 +93,7 @@ def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, 
         await _packed_spec(await session.queue(queue), key)
 
     async def work(session: Session) -> bool:
-        found = await session.queue(queue)
-        removed = await found.remove_repeatable_by_key(key)
-        if removed:
-            await record(found.producer.ready_client(), found.keys, "delete-schedule", operator_name(), detail=key)
-        return removed
+        return await (await session.queue(queue)).remove_repeatable_by_key(key)
 
     common.run(check)
     is_removed = False

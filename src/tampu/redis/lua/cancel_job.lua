@@ -33,6 +33,9 @@ end
 if ARGV[4] ~= '1' then
   return 0
 end
+-- Scores that no clock reaches are not ours (2^52; workers ignore them too). A worker that had read up to an infinite
+-- one would miss all that come after it is gone.
+redis.call('ZREMRANGEBYSCORE', index, '(4503599627370496', '+inf')
 local newest = redis.call('ZRANGE', index, -1, -1, 'WITHSCORES')
 local now = now_ms()
 local score = math.max(now, (tonumber(newest[2]) or 0) + 1)

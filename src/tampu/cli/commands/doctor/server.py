@@ -91,16 +91,19 @@ def version(info: Info) -> Finding:
 
 def capability(found: Capabilities) -> Finding:
     """Report which optional commands the server has; tampu works without them."""
-    native = {
-        "XACKDEL": found.xackdel,
-        "XREADGROUP CLAIM": found.read_claim,
-        "XADD IDMP": found.xadd_idmp,
-        "script flags": found.script_flags,
+    names = {
+        "xackdel": "XACKDEL",
+        "read_claim": "XREADGROUP CLAIM",
+        "xadd_idmp": "XADD IDMP",
+        "script_flags": "script flags",
     }
-    has = ", ".join(name for name, there in native.items() if there) or "none"
-    lacks = ", ".join(name for name, there in native.items() if not there)
-    text = f"native: {has}" + (f"; emulated by scripts: {lacks}" if lacks else "")
-    if not found.script_flags:
+    has = [name for field, name in names.items() if getattr(found, field)]
+    denied = [names[field] for field in names if field in found.denied]
+    lacks = [name for name in names.values() if name not in (*has, *denied)]
+    text = f"native: {', '.join(has) or 'none'}"
+    text += f"; emulated by scripts: {', '.join(lacks)}" if lacks else ""
+    text += f"; not checked, because this user may not run them: {', '.join(denied)}" if denied else ""
+    if "script flags" in lacks:
         return note("capabilities", f"{text}; jobs cannot be settled at maxmemory", "use Redis 7 or newer, or Valkey")
     return ok("capabilities", text)
 
