@@ -62,7 +62,7 @@ class ServedQueue:
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
         #: The calls of `on_failure`; None if no task of the queue has one.
         self.failure_calls: FailureCalls | None = None
-        self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share)
+        self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share, lambda: self.is_failing)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
         starts = StartMarks(client, keys, config, self.inflight)
