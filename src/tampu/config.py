@@ -151,7 +151,8 @@ class PromoterConfig(_Checked):
     """Settings of a `Promoter`, which moves due jobs from the delayed set into the stream."""
 
     queue_name: str = _queue_name()
-    #: Maximum time between two polls, in milliseconds. Defaults to 100.
+    #: How often to look for delayed jobs that were not announced, in milliseconds. Ten times less often, but at least
+    #: every second, while all jobs are announced (tampu announces its own). Defaults to 100.
     poll_interval_ms: int = _number(100, low=1)
     #: Maximum number of jobs moved per script call. Defaults to 256.
     promote_batch: int = _number(256, low=1)

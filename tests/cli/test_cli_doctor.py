@@ -9,7 +9,9 @@ import pytest
 
 from cli.lab import invoke
 from cli.shop import QUEUE, Filled, fill
-from tampu import Queue
+from support.users import acl_user
+from support.waiting import until
+from tampu import Queue, Worker
 from tampu.cli.commands.doctor import server as checks
 from tampu.cli.commands.doctor.findings import Level
 from tampu.redis.capabilities import Capabilities
@@ -198,3 +200,61 @@ def test_a_command_that_the_user_may_not_run_is_not_reported_as_emulated() -> No
 @pytest.mark.parametrize(("timeout", "found"), [("0", 0), ("10", 1), ("3600", 0), (None, 0)])
 def test_idle_timeouts(timeout: str | None, found: int) -> None:
     assert len(checks.idle_timeout(timeout)) == found
+
+
+async def findings_of(check: str) -> list[dict[str, Any]]:
+    """Run `doctor` beside the event loop's worker, and return its findings of one check."""
+    done = await asyncio.to_thread(invoke, "doctor", "--json")
+    return [one for one in done.json["findings"] if one["check"] == check]
+
+
+@pytest.mark.parametrize(
+    ("settings", "about", "text", "remedy"),
+    [
+        (
+            {},
+            "quiet",
+            "1 job waiting and no free slot in 1 worker: its jobs use 0, jobs of other queues 2",
+            "--reserve",
+        ),
+        ({}, "busy", "2 jobs waiting and no free slot in 1 worker: its own jobs use all 2", "--concurrency"),
+        (
+            {"limit": {"busy": 1}},
+            "busy",
+            "3 jobs waiting and no free slot in 1 worker: the queue uses its limit of 1 slot",
+            "--limit",
+        ),
+    ],
+)
+async def test_jobs_that_wait_because_the_worker_is_full_are_found(
+    url: str, settings: dict[str, Any], about: str, text: str, remedy: str
+) -> None:
+    release = asyncio.Event()
+    queues = [Queue(name, url=url) for name in ("busy", "quiet")]
+    for queue in queues:
+        queue.task(release.wait, name="wait")
+    async with queues[0], queues[1], Worker(queues, concurrency=2, **settings) as worker:
+        for _ in range(4):
+            await queues[0].add("wait", {})
+        await until(lambda: worker.slots_used["busy"] == 2 - len(settings), "it is full")
+        if about == "quiet":
+            await queues[1].add("wait", {})
+
+        async def found() -> dict[str, Any] | None:
+            return next((one for one in await findings_of("slots") if one["about"] == about), None)
+
+        finding = await until(found, "a heartbeat has said so")
+        release.set()
+    assert finding["text"] == text
+    assert remedy in finding["remedy"]
+
+
+async def test_a_worker_that_cannot_read_a_queue_is_found(server: Server, url: str) -> None:
+    with acl_user(server, "blind", "pw", "~*", "+@all", "-xreadgroup"):
+        queue = Queue("hidden", url=url.replace("redis://", "redis://blind:pw@"))
+        queue.task(asyncio.sleep, name="sleep")
+        async with queue, Worker(queue, consumer_id="w1"):
+            [finding] = await until(lambda: findings_of("reads"), "a heartbeat has said so")
+    assert finding["level"] == "wrong"
+    assert finding["text"] == "worker w1 cannot read this queue"
+    assert "ACL" in finding["remedy"]

@@ -76,6 +76,28 @@ async def test_a_job_that_kills_its_workers_ends_as_a_dead_letter(view: WorkerVi
     assert completed == set(innocent)
 
 
+@pytest.mark.servers
+async def test_a_worker_that_dies_before_its_events_are_written_loses_no_job(view: WorkerView, fleet: Fleet) -> None:
+    """A window is acknowledged first: its events may be lost, but its jobs neither are nor run again."""
+    view.client.set(view.keys.events, "not a stream: the window ends with its acknowledgement")
+    acknowledged, unfinished = view.add_many([0.0] * 20), view.add_many([60.0] * 2)
+    victim = fleet.start(view.server.url, "sleeping", claim_min_idle_ms=CLAIM_MS, concurrency=30)
+    await until(lambda: view.length() == len(unfinished), "the others are acknowledged")
+    victim.kill()
+    view.client.delete(view.keys.events)
+    runs: list[str] = []
+
+    async def handler(job: Job[Any]) -> None:
+        runs.append(job.id)
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS):
+        await until(view.is_settled, "all are done")
+    assert sorted(fleet.journal.of("done")) == sorted(acknowledged)
+    assert sorted(runs) == sorted(unfinished)
+    assert {event["id"] for event in view.events() if event["e"] == "completed"} == set(unfinished)
+    assert view.dead_letters() == []
+
+
 @pytest.mark.servers("valkey", "redis86")
 async def test_a_job_whose_worker_died_keeps_all_its_attempts(view: WorkerView, fleet: Fleet) -> None:
     view.add(60.0, retry=JobRetryOverride(4))

@@ -316,3 +316,35 @@ async def test_an_acl_that_forbids_one_queue_does_not_stop_the_others(server: Se
             shop.add("bad")
             server.client().execute_command("ACL", "SETUSER", "half", "~{chasqui:bad}*")
             await until(lambda: shop.started["bad"] == 1, "it runs once it is allowed")
+
+
+@pytest.mark.parametrize(("deaths", "together"), [(2, 2), (3, 1)])
+async def test_suspects_of_two_queues_do_not_run_beside_each_other(server: Server, deaths: int, together: int) -> None:
+    names = ("a", "b", "fresh")
+    shop = Shop(server, *names, secs=0.05)
+    for name in names[:2]:
+        view = shop.views[name]
+        shop.add(name, 5)
+        view.client.xgroup_create(view.keys.stream, "default", "0")
+        [[_, entries]] = view.client.xreadgroup("default", "dead", {view.keys.stream: ">"})
+        ids = [entry_id for entry_id, _ in entries]
+        view.client.xclaim(view.keys.stream, "default", "dead", 0, ids, retrycount=deaths)
+    most = most_beside = 0
+
+    async def watch() -> None:
+        nonlocal most, most_beside
+        while True:
+            suspects = shop.running["a"] + shop.running["b"]
+            most = max(most, suspects)
+            most_beside = max(most_beside, shop.running["fresh"] if suspects else 0)
+            await asyncio.sleep(0.002)
+
+    watching = asyncio.create_task(watch())
+    async with shop.working(concurrency=20, claim_min_idle_ms=300):
+        await until(lambda: shop.running["a"] or shop.running["b"], "the first is taken over")
+        shop.add("fresh", 60)
+        for name, count in zip(names, (5, 5, 60), strict=True):
+            await shop.has_run(name, count, within_secs=40)
+    watching.cancel()
+    assert most == together
+    assert most_beside > together, "new jobs run beside them"

@@ -80,7 +80,7 @@ async def test_a_promoted_job_leaves_no_index_behind(server: Server | Cluster) -
             await until(lambda: view.length() == 2, "both are in the stream")
     assert sorted(view.ids()) == sorted([job_id, "mine"])
     # The marker stays on purpose: the id must not be added again yet.
-    assert set(view.all_keys()) == {":stream", ":dlid:mine"}
+    assert set(view.all_keys()) == {":stream", ":dlid:mine", ":wake"}
 
 
 @pytest.mark.servers

@@ -67,6 +67,7 @@ def header_of(chain_id: str) -> WindowHeader:
         chain_key=chain_id,
         stream_key="stream",
         delayed_key="delayed",
+        wake_key="wake",
         cap=1000,
         overflow="reject",
         dedup_ttl_secs=60,

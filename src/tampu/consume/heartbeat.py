@@ -10,6 +10,8 @@ from tampu.base.clock import boot_clock_ns, wall_clock_ms
 from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, QueueShare, RunningJob
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
     from tampu.consume.pool import Pool
@@ -24,7 +26,14 @@ class Heartbeats:
     """The heartbeats of this worker for one queue."""
 
     def __init__(
-        self, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight, pool: Pool, shares: Shares, share: Share
+        self,
+        keys: QueueKeys,
+        config: ConsumerConfig,
+        inflight: InFlight,
+        pool: Pool,
+        shares: Shares,
+        share: Share,
+        is_failing: Callable[[], bool],
     ) -> None:
         from tampu import version  # here: the package's own module imports this one
 
@@ -33,6 +42,7 @@ class Heartbeats:
         self._pool = pool
         self._shares = shares
         self._share = share
+        self._is_failing = is_failing
         self._key = keys.heartbeat(config.group, config.consumer_id)
         self._version = version()
         self._host = socket.gethostname()
@@ -72,5 +82,6 @@ class Heartbeats:
                 weight=self._share.weight,
                 reserve=self._share.reserve,
                 limit=self._share.limit or 0,
+                is_failing=int(self._is_failing()),
             ),
         )

@@ -82,7 +82,7 @@ class ServerLink:
         #: The leases of its queues, for the lease thread.
         self.leases: list[Leases] = []
         self.reader = Reader(self.read_client, self.client, config, pool, shares, self.queues)
-        self._leading = LeaderLoop(self._leader_client)
+        self._leading = LeaderLoop(self._leader_client, settings, self.routing_key)
         self._stopping = asyncio.Event()
         self._look_now = asyncio.Event()
         self._is_prepared = False
@@ -143,7 +143,7 @@ class ServerLink:
     def connections(self) -> int:
         """Return the number of its open connections."""
         clients = (self.client, self.read_client, self._leader_client)
-        return sum(client.connection is not None for client in clients)
+        return sum(client.connection is not None for client in clients) + self._leading.connections
 
     # --- loops
 

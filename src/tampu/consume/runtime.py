@@ -15,6 +15,7 @@ from tampu.consume.pool import Pool
 from tampu.consume.processes import refuse_inside_starting_child
 from tampu.consume.served_queue import ServedQueue
 from tampu.consume.shares import Share, Shares
+from tampu.consume.takeover import Quarantine
 from tampu.wire.keys import QueueKeys
 from tampu.wire.typed import TypedPayload
 
@@ -44,6 +45,7 @@ class Runtime:
         self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
         self.pool = Pool(config.concurrency)
         self._shares = Shares()
+        self._quarantine = Quarantine(config.concurrency)
         self._lease_thread = LeaseThread(config)
         self._links: dict[Any, ServerLink] = {}
         self._starting: dict[ServerLink, asyncio.Task[None]] = {}
@@ -104,7 +106,8 @@ class Runtime:
         share = share or Share()
         self._shares.add(share)
         config = replace(self._config, queue_name=queue_name, codec=codec or self._config.codec)
-        queue = ServedQueue(link.client, config, self.pool, self._shares, share, handler, self._decode_payload)
+        shared = (self.pool, self._shares, share, self._quarantine)
+        queue = ServedQueue(link.client, config, *shared, handler, self._decode_payload)
         link.add(queue)
         if self._is_running and link not in self._starting:
             self._start(link)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tampu.consume.on_failure import FailureCalls
     from tampu.consume.pool import Pool
     from tampu.consume.shares import Share, Shares
+    from tampu.consume.takeover import Quarantine
     from tampu.redis.client import Client
     from tampu.wire.job import Job
 
@@ -43,6 +44,7 @@ class ServedQueue:
         pool: Pool,
         shares: Shares,
         share: Share,
+        quarantine: Quarantine,
         handler: Callable[[Job[Any]], Awaitable[Any]],
         decode_payload: Callable[[bytes], Any] | None,
     ) -> None:
@@ -60,7 +62,7 @@ class ServedQueue:
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
         #: The calls of `on_failure`; None if no task of the queue has one.
         self.failure_calls: FailureCalls | None = None
-        self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share)
+        self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share, lambda: self.is_failing)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
         starts = StartMarks(client, keys, config, self.inflight)
@@ -68,7 +70,8 @@ class ServedQueue:
         share.run = self.runner.run
         share.settle_soon = self.settler.flush_soon
         self.takeover = Takeover(
-            client, keys, config, pool, lambda room: shares.room_of(share, room), self.settler, self.inflight
+            *(client, keys, config, pool, quarantine, lambda room: shares.room_of(share, room)),
+            *(self.settler, self.inflight),
         )
         #: Failures of its reads and of other checks, and until when it is not read after one.
         self.read_failures = Failures(f'reader of queue "{self.name}"')

@@ -343,6 +343,7 @@ class Settler:
         if failures:
             window.sort(key=_is_failure)  # the reply has the codes of successes first
             others = [self._packed_failure(outcome, keys) for outcome in failures]
+            keys.append(self._keys.wake)
             orders = [entry_order(outcome.delivery.entry_id) for outcome in failures]
             first, last = (f"{ms}-{sequence}" for ms, sequence in (min(orders), max(orders)))
         head = (

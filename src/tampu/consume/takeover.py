@@ -6,11 +6,13 @@ A worker that dies leaves all entries it held. Usually at most one of them kille
 |---|---|
 | 1 | in parallel, in every free slot of one worker |
 | 2 | in groups of a tenth of the worker's slots |
-| more | alone: no other suspect of the queue runs in this worker |
+| more | alone: no other suspect runs in this worker |
 
 Worker deaths use up no attempts. An entry becomes a dead letter after as many deaths as attempts are left plus three,
 and after six at the latest; see `InFlight.receive`. New jobs run alongside suspects. A minute after its takeover, an
 entry that still runs is no longer a suspect.
+
+All of this applies to a worker with all its queues: a suspect of one queue can kill those of the others.
 """
 
 from __future__ import annotations
@@ -59,6 +61,40 @@ def suspect_class(deaths: int) -> int:
     return min(deaths, LONE)
 
 
+class Quarantine:
+    """The suspects of a worker, from all its queues."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._group_size = max(concurrency // 10, 1)
+        #: The entries taken over that run or wait here, and when they were taken over.
+        self._suspects: dict[Delivery, float] = {}
+        #: Held from the question how many more fit until they are added: two queues must not both use the same room.
+        self.lock = asyncio.Lock()
+
+    def add(self, suspect: Delivery) -> None:
+        """Count an entry as a suspect until it is settled or lost."""
+        self._suspects[suspect] = time.monotonic()
+        suspect.when_done = partial(self._suspects.pop, suspect, None)
+
+    def _classes(self) -> list[int]:
+        """Return the class of each suspect that runs or waits here; all are of the same class."""
+        since = time.monotonic() - QUARANTINE_SECS
+        return [suspect_class(one.earlier_deliveries) for one, taken_at in self._suspects.items() if taken_at > since]
+
+    def could_take_more(self) -> bool:
+        """Return True if only the free slots limit how many entries may be taken over."""
+        classes = self._classes()
+        return not classes or classes[0] == 1 or (classes[0] == 2 and len(classes) < self._group_size)
+
+    def room(self, free: int) -> tuple[int, tuple[int, int, int]]:
+        """Return the class that may be taken over now, 0 for any, and how many entries of each fit into free slots."""
+        classes = self._classes()
+        if not classes:
+            return 0, (free, min(free, self._group_size), min(free, 1))
+        # Only one class runs at a time, so that a worker death can be attributed to it.
+        return classes[0], (free, min(free, self._group_size - len(classes)), 0)
+
+
 class Takeover:
     """Takes over entries of dead workers for one queue."""
 
@@ -68,6 +104,7 @@ class Takeover:
         keys: QueueKeys,
         config: ConsumerConfig,
         pool: Pool,
+        quarantine: Quarantine,
         room_of: Callable[[int], int],
         settler: Settler,
         inflight: InFlight,
@@ -75,17 +112,15 @@ class Takeover:
         self._client = client
         self._config = config
         self._pool = pool
-        #: Returns how many of the pool's free slots the queue may use.
+        self._quarantine = quarantine
+        #: Returns how many of that many free slots the queue may use.
         self._room_of = room_of
         self._settler = settler
         self._inflight = inflight
         self._member = membership(keys, config)
-        self._group_size = max(config.concurrency // 10, 1)
         self._from = 0.0
         #: How far the server's clock is ahead of the local monotonic clock, as of the last check.
         self._server_ahead_ms: float | None = None
-        #: The entries taken over that run or wait here, and when they were taken over.
-        self._suspects: dict[Delivery, float] = {}
         self._failures = Failures(f'takeover of jobs of queue "{config.queue_name}"')
         self._retry_at = 0.0
         self._working: asyncio.Task[None] | None = None
@@ -135,9 +170,11 @@ class Takeover:
     async def _supervised(self) -> None:
         self._server_ahead_ms = None  # measured again: either clock may have been set
         try:
-            while await self._has_slot():
-                if not await self._take_over():
-                    break
+            # While this server is unreachable, do not make the queues of other servers wait for the lock.
+            while await self._has_slot() and self._client.connection is not None:
+                async with self._quarantine.lock:
+                    if not await self._take_over():
+                        break
         except Exception as error:
             self._retry_at = time.monotonic() + self._failures.note(error)
         else:
@@ -153,38 +190,25 @@ class Takeover:
         self._pool.takeovers_waiting += 1
         try:
             while not self._is_stopping and not self.is_paused and not self._settler.is_behind:
-                if time.monotonic() < self._from or not self._could_take_more():
+                if time.monotonic() < self._from or not self._quarantine.could_take_more():
                     break
-                if max(self._room()[1]) > 0:
+                if max(self._quarantine.room(self._free())[1]) > 0:
                     return True
                 await self._pool.progress(SLOT_WATCH_SECS)
         finally:
             self._pool.takeovers_waiting -= 1
         return False
 
-    def _quarantined(self) -> list[int]:
-        """Return the class of each suspect that runs or waits here; all are of the same class."""
-        since = time.monotonic() - QUARANTINE_SECS
-        return [suspect_class(one.earlier_deliveries) for one, taken_at in self._suspects.items() if taken_at > since]
-
-    def _could_take_more(self) -> bool:
-        """Return True if only the free slots limit how many entries may be taken over."""
-        classes = self._quarantined()
-        return not classes or classes[0] == 1 or (classes[0] == 2 and len(classes) < self._group_size)
-
-    def _room(self) -> tuple[int, tuple[int, int, int]]:
-        """Return the class that may be taken over now, 0 for any, and how many entries of each class fit."""
-        free = self._room_of(self._pool.concurrency - self._pool.occupied)
-        classes = self._quarantined()
-        if not classes:
-            return 0, (free, min(free, self._group_size), min(free, 1))
-        # Only one class runs at a time, so that a worker death can be attributed to it.
-        return classes[0], (free, min(free, self._group_size - len(classes)), 0)
+    def _free(self) -> int:
+        """Return how many free slots of the pool the queue may use."""
+        return self._room_of(self._pool.concurrency - self._pool.occupied)
 
     async def _take_over(self) -> bool:
         """Take over the entries that fit. Return False if there were none."""
         config = self._config
-        wanted_class, room = self._room()
+        wanted_class, room = self._quarantine.room(self._free())
+        if max(room) <= 0:
+            return True  # another queue has used it meanwhile
         try:
             now_ms, entries, swept = await calls.reclaim(
                 self._client,
@@ -216,8 +240,7 @@ class Takeover:
         for entry_id, fields, deliveries in entries:
             suspect = self._inflight.receive(entry_id, fields, deliveries)
             if suspect is not None:
-                self._suspects[suspect] = time.monotonic()
-                suspect.when_done = partial(self._suspects.pop, suspect, None)
+                self._quarantine.add(suspect)
                 self._pool.put_first(suspect)
         return True
 

@@ -2,7 +2,8 @@
 
 A *duty* is what one process at a time does for a queue: promoting due jobs, or firing repeatable jobs. `LeaderLoop`
 runs all duties of a process on one server: it takes and renews their locks, and looks at all their sorted sets in one
-request. `run_standalone` runs one duty outside of a worker.
+request. It sleeps until the next job is due, or a wake-up (`wake_ups.py`) announces an earlier one. `run_standalone`
+runs one duty outside of a worker.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import uuid
 from typing import TYPE_CHECKING, Protocol
 
 from tampu.maintain.supervise import Failures, supervise
+from tampu.maintain.wake_ups import WakeUps
 from tampu.redis import calls
 from tampu.redis.client import Client
 from tampu.wire.keys import QueueKeys
@@ -25,11 +27,18 @@ if TYPE_CHECKING:
     from tampu.redis.settings import ConnectionSettings
 
 #: The lock is renewed after this share of its TTL.
-RENEW_SHARE = 0.5
+RENEW_SHARE = 0.6
 #: How often a standby checks whether the lock was released, in seconds. It also checks when the lock expires.
 STANDBY_SECS = 0.25
 #: How long the current round may take at shutdown, in seconds.
 LAST_ROUND_SECS = 1.0
+#: A set whose earlier members are announced is polled less often by this factor, at most every `CALM_SECS` (seconds).
+CALM_FACTOR = 10
+CALM_SECS = 1.0
+#: After a member was found that was not announced, its set is polled at the full rate for this long, in seconds.
+PEER_SECS = 3600.0
+#: How long an announcement may take, in seconds: the poll that finds the member may be faster.
+ANNOUNCE_SECS = 0.1
 _NEVER = float("inf")
 
 
@@ -84,7 +93,9 @@ class Duty(Protocol):
     leader: Leader
     #: The key of the sorted set.
     watched: str
-    #: How often the set is checked, in seconds.
+    #: The stream that announces an earlier member of the set; None if there is none.
+    wake: str | None
+    #: How often the set is checked, in seconds, if earlier members are not announced.
     poll_secs: float
     #: The lowest score at the end of the last round; infinity if the set was empty, None before the first round.
     earliest: float | None
@@ -108,38 +119,74 @@ class _Post:
         self.retry_at = 0.0
         #: When the next round is due, if the set does not change.
         self.due_at = 0.0
+        #: True from a wake-up until the next round.
+        self.is_woken = False
+        #: When it was last woken, when its earliest member was last read, and until when peers add unannounced ones.
+        self.woken_at = 0.0
+        self.read_at = 0.0
+        self.peers_until = 0.0
         self.working: asyncio.Task[None] | None = None
 
 
 class LeaderLoop:
     """Runs the duties of one process on one server."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, settings: ConnectionSettings, routing_key: bytes) -> None:
         self._client = client
+        # A blocked read cannot wait for several slots of a Cluster: there, the sets are polled.
+        self._wake_ups = WakeUps(settings, routing_key, self._wake) if settings.kind != "cluster" else None
         self._posts: list[_Post] = []
+        self._by_wake: dict[str, _Post] = {}
         self._check_standby_at = 0.0
         self._woken = asyncio.Event()
 
     def add(self, duty: Duty) -> None:
         """Add a duty. It may be added while the loop runs."""
-        self._posts.append(_Post(duty))
+        self._posts.append(post := _Post(duty))
+        if duty.wake is not None:
+            self._by_wake[duty.wake] = post
         self._woken.set()
+
+    @property
+    def connections(self) -> int:
+        """Return the number of open connections, besides its client's."""
+        return 0 if self._wake_ups is None else self._wake_ups.connections
 
     async def run(self, shutdown: asyncio.Event) -> None:
         """Do what this process leads until shutdown, then release its locks."""
         rounds = asyncio.ensure_future(supervise("promoters and schedulers", self._one_round, shutdown.is_set))
+        listening = asyncio.ensure_future(self._listen(shutdown))
         try:
             await shutdown.wait()
             self._woken.set()
             # Do not wait longer for a round that waits for an unreachable server.
             await asyncio.wait([rounds, *self._working()], timeout=LAST_ROUND_SECS)
         finally:
-            ending = [rounds, *self._working()]
+            ending = [rounds, listening, *self._working()]
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
+            if self._wake_ups is not None:
+                await self._wake_ups.close()
             # A lock that cannot be released expires.
             await asyncio.gather(*(post.leader.resign() for post in self._posts), return_exceptions=True)
+
+    async def _listen(self, shutdown: asyncio.Event) -> None:
+        """Listen to the wake streams of the sets that this process leads."""
+        if (wake_ups := self._wake_ups) is None:
+            return
+
+        async def listen_once() -> None:
+            await wake_ups.listen_once([key for key, post in self._by_wake.items() if post.leader.is_ours])
+
+        await supervise("wake-ups for delayed jobs", listen_once, shutdown.is_set)
+
+    def _wake(self, key: str) -> None:
+        post = self._by_wake[key]
+        post.is_woken = True
+        post.woken_at = time.monotonic()
+        post.look_at = 0.0
+        self._woken.set()
 
     def _working(self) -> list[asyncio.Task[None]]:
         return [post.working for post in self._posts if post.working is not None]
@@ -174,7 +221,9 @@ class LeaderLoop:
         await asyncio.gather(*(self._supervised(post, self._ask(post)) for post in asking))
 
     async def _ask(self, post: _Post) -> None:
-        if await post.leader.lead():
+        was_ours = post.leader.is_ours
+        if await post.leader.lead() and not was_ours:
+            post.duty.earliest = None  # others may have changed the set
             post.look_at = 0.0
 
     async def _look(self, now: float) -> None:
@@ -184,35 +233,68 @@ class LeaderLoop:
             for post in self._posts
             if post.leader.is_ours and post.working is None and max(post.look_at, post.retry_at) <= now
         ]
-        empty = [post for post in looking if post.duty.earliest == _NEVER]
-        ahead = [post for post in looking if post.due_at > now and post.duty.earliest not in (None, _NEVER)]
-        found, firsts = await asyncio.gather(
+        asleep = [post for post in looking if not post.is_woken]
+        empty = [post for post in asleep if post.duty.earliest == _NEVER]
+        ahead = [post for post in asleep if post.due_at > now and post.duty.earliest not in (None, _NEVER)]
+        found, firsts, server_ms = await asyncio.gather(
             calls.existing(self._client, [post.duty.watched for post in empty]),
             self._client.call_each([("ZRANGE", post.duty.watched, 0, 0, "WITHSCORES") for post in ahead]),
+            self._client.server_time_ms() if ahead else _nothing(),
         )
-        unchanged = {post for post, has_members in zip(empty, found, strict=True) if has_members is False}
-        for post in unchanged:
-            post.duty.nothing_to_do()
-        for post, first in zip(ahead, firsts, strict=True):
-            if isinstance(first, list) and len(first) == 2 and float(first[1]) == post.duty.earliest:
+        unchanged: set[_Post] = set()
+        for post, has_members in zip(empty, found, strict=True):
+            if has_members is False:
+                post.duty.nothing_to_do()
                 unchanged.add(post)
+            elif has_members is True:
+                self._note_earlier(post)
+        for post, first in zip(ahead, firsts, strict=True):
+            score = float(first[1]) if isinstance(first, list) and len(first) == 2 else None
+            # The server's clock may have been set since the last round.
+            if score is not None and score == post.duty.earliest and score > (server_ms or 0):
+                unchanged.add(post)
+            elif score is not None and score < (post.duty.earliest or 0.0):
+                self._note_earlier(post)
         for post in looking:
             if post in unchanged:
                 post.failures.clear()
+                post.read_at = now
                 post.look_at = self._next_look_at(post, now)
             else:
                 post.working = asyncio.create_task(self._supervised(post, self._work(post)), name="tampu-leader")
 
     def _next_look_at(self, post: _Post, now: float) -> float:
         """Return when to check a set again: when more is due, or on a common grid, so that one request checks all."""
-        poll_secs = post.duty.poll_secs
+        poll_secs = self._poll_secs(post, now)
         on_grid = (now // poll_secs + 1) * poll_secs
         return on_grid if post.duty.earliest == _NEVER else min(on_grid, post.due_at)
 
+    def _poll_secs(self, post: _Post, now: float) -> float:
+        """Return how often to check a set: rarely, if earlier members are announced."""
+        poll_secs, wake = post.duty.poll_secs, post.duty.wake
+        if wake is None or self._wake_ups is None or wake not in self._wake_ups.heard or now < post.peers_until:
+            return poll_secs
+        return max(poll_secs, min(poll_secs * CALM_FACTOR, CALM_SECS))
+
+    def _note_earlier(self, post: _Post) -> None:
+        """Note that a set has an earlier member than before. If no wake-up announces it, others will not be, either."""
+        since = post.read_at
+
+        def judge() -> None:
+            if post.woken_at < since:
+                post.peers_until = time.monotonic() + PEER_SECS
+
+        asyncio.get_running_loop().call_later(ANNOUNCE_SECS, judge)
+
     async def _work(self, post: _Post) -> None:
         wait_secs = 0.0
-        while wait_secs <= 0 and post.leader.is_ours:
+        while (wait_secs <= 0 or post.is_woken) and post.leader.is_ours:
+            post.is_woken = False
+            before, began = post.duty.earliest, time.monotonic()
             wait_secs = await post.duty.one_round()
+            if before is not None and (post.duty.earliest or before) < before:
+                self._note_earlier(post)
+            post.read_at = began
         now = time.monotonic()
         post.due_at = now + wait_secs
         post.look_at = self._next_look_at(post, now)
@@ -232,6 +314,10 @@ class LeaderLoop:
                 self._woken.set()
 
 
+async def _nothing() -> None:
+    """Return None: a question that need not be asked."""
+
+
 async def run_standalone(
     settings: ConnectionSettings,
     queue_name: str,
@@ -240,10 +326,11 @@ async def run_standalone(
     shutdown: asyncio.Event,
 ) -> None:
     """Run one duty with a dedicated client. Raises `RedisError` if the server cannot be reached at the start."""
-    client = Client(settings, QueueKeys(queue_name).tag.encode(), scripts)
+    routing_key = QueueKeys(queue_name).tag.encode()
+    client = Client(settings, routing_key, scripts)
     try:
         await client.up()
-        loop = LeaderLoop(client)
+        loop = LeaderLoop(client, settings, routing_key)
         loop.add(duty_of(client))
         await loop.run(shutdown)
     finally:

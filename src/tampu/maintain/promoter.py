@@ -28,8 +28,8 @@ logger = logging.getLogger("tampu.promoter")
 
 #: Batches that are read ahead and promoted at a time. With more, reads and promotions alternate instead of overlapping.
 BATCHES_AHEAD = 2
-#: Longest time between two rounds, in seconds: the server's clock may be set, and each one reports the delayed jobs.
-ROUND_SECS = 1.0
+#: Longest time between two rounds, in seconds: each one reports the number of delayed jobs.
+ROUND_SECS = 20.0
 
 
 class PromoterDuty:
@@ -43,6 +43,7 @@ class PromoterDuty:
         self.role = f'promoter of queue "{config.queue_name}"'
         self.leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
         self.watched = keys.delayed
+        self.wake: str | None = keys.wake
         self.poll_secs = config.poll_interval_ms / 1000
         self.earliest: float | None = None
         self._last_failure = ""

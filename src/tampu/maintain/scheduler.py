@@ -135,6 +135,7 @@ class SchedulerDuty:
         self.role = f'scheduler of queue "{config.queue_name}"'
         self.leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
         self.watched = keys.repeat
+        self.wake: str | None = None
         self.poll_secs = config.tick_interval_ms / 1000
         self.earliest: float | None = None
         self._has_stood_by = False
@@ -251,7 +252,7 @@ class SchedulerDuty:
             next_ms = fires[0] if fires else firing.next_ms
             fired, failure = await calls.fire(
                 self._client,
-                *(keys.stream, keys.delayed, keys.repeat, hash_key),
+                *(keys.stream, keys.delayed, keys.repeat, hash_key, keys.wake),
                 score=expected,
                 next_ms=next_ms,
                 max_stream_len=self._config.max_stream_len,

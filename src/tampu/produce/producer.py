@@ -486,6 +486,7 @@ class Producer(Generic[T]):
             chain_key=self._keys.chain(chain_id),
             stream_key=self._keys.stream,
             delayed_key=self._keys.delayed,
+            wake_key=self._keys.wake,
             cap=config.max_stream_len,
             overflow=config.overflow,
             dedup_ttl_secs=config.dedup_ttl_secs,

@@ -189,14 +189,16 @@ class WindowHeader:
         chain_key: str,
         stream_key: str,
         delayed_key: str,
+        wake_key: str,
         cap: int,
         overflow: str,
         dedup_ttl_secs: int,
         idmp_producer: str,
     ) -> None:
         self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
-        chain, stream, delayed = (pack_part(key.encode()) for key in (chain_key, stream_key, delayed_key))
-        self._shared_keys = chain + stream + delayed
+        keys = (chain_key, stream_key, delayed_key, wake_key)
+        chain, stream, delayed, wake = (pack_part(key.encode()) for key in keys)
+        self._shared_keys = chain + stream + delayed + wake
         plain_call = b"$7\r\nEVALSHA\r\n" + pack_part(plain_sha.encode())
         self._short = plain_call + pack_number(2) + chain + stream + pack_number(cap)
         self._stream = stream
@@ -243,11 +245,11 @@ class WindowHeader:
 
     def packed(self, window: Window) -> bytes:
         """Return everything before the window's body: command, keys and the fixed arguments."""
-        # EVALSHA, sha, number of keys, 3 + n keys, 7 fixed arguments, the body's.
+        # EVALSHA, sha, number of keys, 4 + n keys, 7 fixed arguments, the body's.
         parts = (
-            b"*%d\r\n" % (13 + window.keys + window.arguments),
+            b"*%d\r\n" % (14 + window.keys + window.arguments),
             self._before_keys,
-            pack_number(3 + window.keys),
+            pack_number(4 + window.keys),
             self._shared_keys,
             *window.packed_keys,
             pack_number(window.number),

@@ -42,13 +42,13 @@ _COMMANDS: dict[Role, str] = {
     "producer": f"""
         {_SCRIPTS} {_TRANSACTIONS} wait time
         del expire get hdel hexists hget hgetall hincrby hlen hmget hset hsetnx mget pexpire set exists
-        xadd xlen xread xrange zadd zrangebyscore zrem
+        xadd xlen xread xrange zadd zcount zrangebyscore zrem
     """,
     "worker": f"""
         {_SCRIPTS} {_TRANSACTIONS} client|id client|info client|unblock time
         del exists expire pexpire get mget set hdel hexists hget hgetall hincrby hlen hmget hset hsetnx pttl
         xack xackdel xadd xclaim xgroup|create xgroup|createconsumer xgroup|delconsumer
-        xinfo|consumers xinfo|groups xlen xpending xrange xreadgroup
+        xinfo|consumers xinfo|groups xlen xpending xrange xread xreadgroup
         zadd zcard zcount zmscore zrange zrangebyscore zrem zremrangebyscore zscore
     """,
     "operator": f"""

@@ -154,6 +154,7 @@ async def fire(
     delayed: str,
     repeat: str,
     spec_hash: bytes | str,
+    wake: str,
     *,
     score: Part,
     next_ms: int | None,
@@ -171,7 +172,7 @@ async def fire(
     """
     count, _, failure = await client.run(
         FIRE,
-        (stream, delayed, repeat, spec_hash),
+        (stream, delayed, repeat, spec_hash, wake),
         (score, _or_empty(next_ms), max_stream_len, spec_key, limit, spec, job_name, *_flat(fires)),
     )
     return count, failure.decode(errors="replace")

@@ -37,6 +37,8 @@ class QueueShare(NamedTuple):
     reserve: int
     #: The most slots that it may have; 0 = all.
     limit: int
+    #: 1 while the worker cannot read the queue; 0 from older workers.
+    is_failing: int = 0
 
 
 class Heartbeat(NamedTuple):
@@ -84,7 +86,7 @@ def decode_heartbeat(packed: bytes) -> Heartbeat | None:
             *(_text(host), _number(pid), _text(version), _number(concurrency), _number(started_at_ms)),
             *(_number(held), _number(count)),
             [RunningJob(_text(job[0]), _text(job[1]), _number(job[2]), _number(job[3])) for job in running],
-            QueueShare(*map(_number, later[0][:6])) if later else None,
+            QueueShare(*map(_number, later[0][:7])) if later else None,
         )
     except (ValueError, TypeError, IndexError, msgpack.UnpackException):
         return None

@@ -22,6 +22,7 @@ class QueueKeys:
         "scheduler_lock",
         "stream",
         "tag",
+        "wake",
     )
 
     def __init__(self, queue_name: str) -> None:
@@ -38,6 +39,7 @@ class QueueKeys:
         self.paused = f"{tag}:paused"
         self.paused_tasks = f"{tag}:paused-tasks"
         self.cancel_marks = f"{tag}:cancel"
+        self.wake = f"{tag}:wake"
 
     def dedup_marker(self, job_id: str) -> str:
         """Return the key that exists while an explicit id must not be added again."""

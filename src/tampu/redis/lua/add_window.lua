@@ -1,6 +1,7 @@
 -- Adds a window of jobs, once, however often it is sent. add_plain_window.lua adds the most frequent kind of window.
 --
--- KEYS  1 state of the chain, 2 stream, 3 delayed set; then the keys that each job's kind needs: dlid, cancel mark, didx
+-- KEYS  1 state of the chain, 2 stream, 3 delayed set, 4 wake stream; then the keys that each job's kind needs: dlid,
+--       cancel mark, didx
 -- ARGV  1 number of the window in its chain (0: no chain), 2 new TTL of the chain's state in seconds (0: unchanged)
 --       3 maximum length of the stream, 4 overflow: reject, wait or trim, 5 dedup TTL in seconds
 --       6 producer id for XADD IDMP, or '', 7 number of jobs
@@ -19,6 +20,7 @@
 -- 'gap' and cannot overtake it. Errors of single jobs are caught: nothing may raise after the first write, or a resend
 -- would add the first jobs again.
 
+--@include lib/announce.lua
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
 --@include lib/failed.lua
@@ -27,7 +29,7 @@
 --@include lib/reply_out_of_turn.lua
 
 local args, call, pcall = ARGV, redis.call, redis.pcall
-local chain, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
+local chain, stream, delayed, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local number, chain_ttl = tonumber(args[1]), args[2]
 local cap, overflow, dedup_ttl, producer = tonumber(args[3]), args[4], tonumber(args[5]), args[6]
 local total = tonumber(args[7])
@@ -127,6 +129,7 @@ local function delay(envelope, name, due, index, marker, cancel_mark)
     end
     return 'e'
   end
+  note_delayed(due)
   -- Other implementations read the member of an explicit id here. A score leads to it too, without a second copy.
   pcall('SET', index, marker and member or score, 'EX', seconds + (marker and dedup_ttl or 3600))
   return 'a'
@@ -140,7 +143,7 @@ local function due_ms(text)
   return due
 end
 
-local argument, key, job = 8, 4, 0
+local argument, key, job = 8, 5, 0
 local taken, stopped = #earlier, false
 local codes  -- of this run; nil as long as all are 'a'
 while job < total and not stopped do
@@ -187,6 +190,7 @@ while job < total and not stopped do
   end
 end
 
+announce(delayed, wake)
 local text = earlier .. (codes and table.concat(codes) or string.rep('a', taken - #earlier))
 if stopped then
   if number > 0 then

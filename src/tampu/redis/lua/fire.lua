@@ -1,11 +1,12 @@
 -- Fires a repeatable job: writes its next fire, its counter and its jobs atomically.
 --
--- KEYS  1 stream, 2 delayed set, 3 zset of next fires, 4 hash of the spec
+-- KEYS  1 stream, 2 delayed set, 3 zset of next fires, 4 hash of the spec, 5 wake stream
 -- ARGV  1 score that was read, 2 next fire in ms ('' = none), 3 maximum length of the stream, 4 spec key,
 --       5 limit (0 = none), 6 the spec that was read, 7 job name, then per fire: its time in ms, envelope
 -- Reply {fired, 1 if the spec was removed, error}; {-1, 0, ''} if it was fired, changed or removed since it was read.
 --       With an error ('' = none) the first fire that could not be written, and all after it, are due again.
 
+--@include lib/announce.lua
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
 --@include lib/now_ms.lua
@@ -38,7 +39,9 @@ for i = 1, fires do
   local reply
   if i > room then
     -- The stream is full: the promoter moves the job into it later.
-    reply = redis.pcall('ZADD', delayed, string.format('%.0f', now_ms()), delayed_member(name, envelope))
+    local now = now_ms()
+    reply = redis.pcall('ZADD', delayed, string.format('%.0f', now), delayed_member(name, envelope))
+    note_delayed(now)
   else
     reply = append_entry(redis.pcall, stream, envelope, name)
   end
@@ -47,6 +50,7 @@ for i = 1, fires do
     return {i - 1, 0, reply.err}
   end
 end
+announce(delayed, KEYS[5])
 if next_fire == '' or limit > 0 and before + fires >= limit then
   redis.call('ZREM', repeats, spec_key)
   redis.call('DEL', hash)

@@ -3,7 +3,8 @@
 -- it nothing may raise.
 --
 -- KEYS  1 stream, 2 delayed set, 3 dlq, 4 events; then the result key of each success with a result; then, for each
---       other outcome: the didx key (t), the mark of the cancelled job, the index of the marks and dlid (c)
+--       other outcome: the didx key (t), the mark of the cancelled job, the index of the marks and dlid (c); then, if
+--       there are other outcomes, the wake stream
 -- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, 4 events to keep (0: no events), 5 dead letters to
 --       keep, 6 TTL of results in seconds, 7 and 8 the lowest and highest entry id of the other outcomes ('' if there
 --       are none), 9 the window as MessagePack, three lists; one argument for all costs far less than one for each:
@@ -23,6 +24,7 @@
 --       acknowledged, l lost (another consumer owns the entry, or has settled it), h held (could not be written: try
 --       again); error is the text of the last failure
 
+--@include lib/announce.lua
 --@include lib/emit_event.lua
 --@include lib/failed.lua
 --@include lib/now_ms.lua
@@ -79,12 +81,14 @@ for i, outcome in ipairs(others) do
   if kind == 't' then
     if code == 'k' then
       read_ms = read_ms or now_ms()
-      local due = string.format('%.0f', read_ms + outcome[11])
+      local due_ms = read_ms + outcome[11]
+      local due = string.format('%.0f', due_ms)
       if failed(pcall('ZADD', delayed, due, outcome[12])) then
         code = 'h'
       else
         -- As in add_window.lua: the score for a generated id, which has 26 characters, else the member.
         failed(pcall('SET', KEYS[key], #job == 26 and due or outcome[12], 'EX', outcome[13]))
+        note_delayed(due_ms)
       end
     end
     key = key + 1
@@ -104,6 +108,8 @@ for i, outcome in ipairs(others) do
     ids[acked] = id
   end
 end
+
+announce(delayed, KEYS[#KEYS])
 
 -- The acknowledgement. XACKDEL answers for each entry: -1 if it was not pending. Without it, one XACK for each success.
 local answers

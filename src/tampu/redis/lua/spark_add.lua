@@ -1,7 +1,7 @@
 -- Adds a chunk of jobs from Spark, once, however often its task, micro-batch or stage is run again.
 --
--- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set; then the keys of each job by its kind: dlid, cancel
---       mark, didx
+-- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set, 4 wake stream; then the keys of each job by its
+--       kind: dlid, cancel mark, didx
 -- ARGV  1 number of the chunk in its partition, from 0 (-1: no marker)   2 its digest   3 TTL of markers, seconds
 --       4 maximum length of the stream   5 number of jobs
 --       6 'same': all jobs run now, under one name: 7 that name, then their envelopes
@@ -17,11 +17,12 @@
 -- Everything that can fail is checked before the first write: nothing may raise after it, or a resend would add the
 -- first jobs of the chunk again.
 
+--@include lib/announce.lua
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
 --@include lib/now_ms.lua
 
-local marker, stream, delayed = KEYS[1], KEYS[2], KEYS[3]
+local marker, stream, delayed, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local number, ttl, cap, total = tonumber(ARGV[1]), ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
 
 if number >= 0 then
@@ -58,7 +59,7 @@ end
 local call = redis.call
 local function add_each()
   local now = now_ms()
-  local added, at, key = 0, 7, 4
+  local added, at, key = 0, 7, 5
   for _ = 1, total do
     local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -87,11 +88,13 @@ local function add_each()
         local member = delayed_member(name, envelope)
         call('ZADD', delayed, string.format('%.0f', due), member)
         call('SET', index, member, 'EX', seconds + 3600)
+        note_delayed(due)
       else
         append_entry(call, stream, envelope, name)
       end
     end
   end
+  announce(delayed, wake)
   return added
 end
 

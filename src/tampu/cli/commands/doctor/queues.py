@@ -1,4 +1,7 @@
-"""Checks of one queue: lag, overdue jobs, stalled jobs, undecodable entries, keys without a TTL, extra groups."""
+"""Checks of one queue: lag, overdue jobs, stalled jobs, undecodable entries, keys without a TTL, extra groups.
+
+`workers.py` checks its workers.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tampu.cli.commands.doctor.findings import Finding, note, ok, wrong
+from tampu.cli.commands.doctor.workers import check_workers
 from tampu.cli.session import literal_glob, scan_keys
 from tampu.cli.units import duration, plural
 from tampu.config import DEFAULT_DLQ_MAX_STREAM_LEN, DEFAULT_MAX_STREAM_LEN
 from tampu.errors import DecodeError
 from tampu.inspect.snapshot import QueueSnapshot, as_dict, ask_each, take_snapshot, text
-from tampu.inspect.workers import list_workers
 from tampu.redis.faults import ServerError
 from tampu.wire.entry import decode_delayed_member, score_ms
 from tampu.wire.envelope import decode_job
@@ -25,8 +28,6 @@ MOST_MEMBERS = 1000
 MOST_KEYS = 20_000
 #: Delayed jobs and schedules that are overdue by this much are not being processed, in milliseconds.
 OVERDUE_MS = 10_000
-#: A job that has been running for this long is named, in milliseconds.
-LONG_RUNNING_MS = 600_000
 #: Share of a limit above which it counts as nearly reached.
 NEAR_SHARE = 0.8
 #: The highest ID of an entry. A stream that holds it refuses XADD.
@@ -50,7 +51,7 @@ async def check_queue(client: Client, keys: QueueKeys, limits: Limits) -> list[F
         snapshot = await take_snapshot(client, keys, sizes=False)
         findings = [
             *lag(snapshot, limits),
-            *await unserved(client, keys, snapshot, limits),
+            *await check_workers(client, keys, snapshot, is_late=bool(lag(snapshot, limits))),
             *paused_tasks(snapshot),
             *overdue(snapshot),
             *caps(snapshot),
@@ -165,25 +166,6 @@ def groups(one: QueueSnapshot) -> list[Finding]:
             f"use one group for all workers; delete others with XGROUP DESTROY {{chasqui:{one.queue}}}:stream NAME",
         )
     ]
-
-
-async def unserved(client: Client, keys: QueueKeys, snapshot: QueueSnapshot, limits: Limits) -> list[Finding]:
-    """Check that a queue with jobs has a live worker, and name jobs that have been running for long."""
-    workers = await list_workers(client, keys)
-    findings = []
-    is_late = bool(lag(snapshot, limits))
-    if not workers and not is_late and snapshot.length + snapshot.due:
-        what = plural(snapshot.length + snapshot.due, "job")
-        remedy = "start a worker: tampu worker APP; check the queue's name and the server's address"
-        findings.append(wrong("workers", f"{what} and no live worker", remedy))
-    for worker in workers:
-        for job in worker.running:
-            if job.running_ms >= LONG_RUNNING_MS:
-                label = f"{job.name or '(no name)'} {job.id}"
-                text_ = f"{label} has been running for {duration(job.running_ms)} on {worker.name}"
-                findings.append(note("long-running", text_))
-                break
-    return findings
 
 
 async def stalled(client: Client, keys: QueueKeys, one: QueueSnapshot, limits: Limits) -> list[Finding]:

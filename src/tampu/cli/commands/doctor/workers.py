@@ -1,0 +1,91 @@
+"""Checks of the workers of one queue: none at all, no free slots, reads that fail, jobs that run for long."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tampu.cli.commands.doctor.findings import Finding, note, wrong
+from tampu.cli.session import literal_glob, scan_keys
+from tampu.cli.units import duration, plural
+from tampu.inspect.snapshot import ask_each, is_alive, text
+from tampu.inspect.workers import list_workers
+from tampu.wire.heartbeat import decode_heartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tampu.inspect.snapshot import QueueSnapshot
+    from tampu.inspect.workers import WorkerInfo
+    from tampu.redis.client import Client
+    from tampu.wire.keys import QueueKeys
+
+#: A job that has been running for this long is named, in milliseconds.
+LONG_RUNNING_MS = 600_000
+
+
+async def check_workers(client: Client, keys: QueueKeys, snapshot: QueueSnapshot, *, is_late: bool) -> list[Finding]:
+    """Run all checks of a queue's workers. `is_late` if jobs that wait for too long are reported already."""
+    workers = await list_workers(client, keys)
+    failing = await unreadable(client, keys)
+    findings = [*failing, *occupied(snapshot, workers), *long_running(workers)]
+    if not workers and not failing and not is_late and snapshot.length + snapshot.due:
+        what = plural(snapshot.length + snapshot.due, "job")
+        remedy = "start a worker: tampu worker APP; check the queue's name and the server's address"
+        findings.append(wrong("workers", f"{what} and no live worker", remedy))
+    return findings
+
+
+async def unreadable(client: Client, keys: QueueKeys) -> list[Finding]:
+    """Find workers that serve the queue and cannot read it. They may not be in its group, so look for heartbeats."""
+    prefix = keys.heartbeat("", "").removesuffix(":")
+    found = [key async for key in scan_keys(client, f"{literal_glob(prefix)}*")]
+    beats = await ask_each(client, [("GET", key) for key in found])
+    ttls = await ask_each(client, [("PTTL", key) for key in found])
+    findings = []
+    for key, packed, ttl_ms in zip(found, beats, ttls, strict=True):
+        beat = decode_heartbeat(packed) if isinstance(packed, bytes) else None
+        is_failing = beat is not None and beat.share is not None and beat.share.is_failing
+        if not is_failing or not isinstance(ttl_ms, int) or not is_alive(ttl_ms, 0):
+            continue
+        _, _, worker = text(key).removeprefix(prefix).partition(":")
+        remedy = "its log has the error: check its ACL user (`tampu acl worker`) and the types of the queue's keys"
+        findings.append(wrong("reads", f"worker {worker} cannot read this queue", remedy))
+    return findings
+
+
+def occupied(snapshot: QueueSnapshot, workers: Sequence[WorkerInfo]) -> list[Finding]:
+    """Find jobs that wait because their workers have no slot for them, and the reason."""
+    if not snapshot.waiting or snapshot.is_paused or not workers:
+        return []
+    used = others = 0
+    are_limited = True
+    for worker in workers:
+        share, slots = worker.share, worker.concurrency
+        if share is None or slots is None:
+            return []  # an older worker, or one of ChasquiMQ: it does not report its slots
+        is_limited = 0 < share.limit <= share.used
+        if share.used_by_all < slots and not is_limited:
+            return []
+        are_limited = are_limited and is_limited
+        used += share.used
+        others += share.used_by_all - share.used
+    found = f"{plural(snapshot.waiting, 'job')} waiting and no free slot in {plural(len(workers), 'worker')}"
+    if are_limited:
+        return [note("slots", f"{found}: the queue uses its limit of {plural(used, 'slot')}", "raise its --limit")]
+    if not others:
+        return [note("slots", f"{found}: its own jobs use all {used}", "raise --concurrency or add workers")]
+    remedy = f"keep slots for it (--reserve {snapshot.queue}=N), raise --concurrency or give it its own worker"
+    return [note("slots", f"{found}: its jobs use {used}, jobs of other queues {others}", remedy)]
+
+
+def long_running(workers: Sequence[WorkerInfo]) -> list[Finding]:
+    """Name the job that has been running for the longest time on each worker, if that is long."""
+    findings = []
+    for worker in workers:
+        for job in worker.running:
+            if job.running_ms >= LONG_RUNNING_MS:
+                label = f"{job.name or '(no name)'} {job.id}"
+                text_ = f"{label} has been running for {duration(job.running_ms)} on {worker.name}"
+                findings.append(note("long-running", text_))
+                break
+    return findings

@@ -1,0 +1,96 @@
+"""Wake-ups: the scripts that delay jobs announce the earliest one, so that the promoter need not poll for it.
+
+Each queue has a wake stream of one entry. A script that adds the earliest job of the delayed set appends an entry, and
+one blocked read waits for the wake streams of all queues that this process leads. A lost wake-up costs time, never a
+job: the leader loop polls, too, only less often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tampu.errors import RedisError
+from tampu.redis.client import Client
+from tampu.redis.faults import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tampu.redis.settings import ConnectionSettings
+
+#: How long one read waits for wake-ups, in seconds. A queue that is led since is listened to with the next read.
+BLOCK_SECS = 5.0
+#: How long a read may take beyond that before the connection counts as lost, in seconds.
+MARGIN_SECS = 5.0
+#: Shortest time between two reads, in seconds: a flood of delayed jobs must not become a flood of reads.
+PAUSE_SECS = 0.005
+#: How long to wait while there is nothing to listen to, and until a refused stream is tried again, in seconds.
+IDLE_SECS = 0.25
+REFUSED_SECS = 60.0
+
+
+class WakeUps:
+    """Listens to wake streams over a dedicated connection. `on_wake` is called with the key of each that has news."""
+
+    def __init__(self, settings: ConnectionSettings, routing_key: bytes, on_wake: Callable[[str], None]) -> None:
+        self._client = Client(settings, routing_key, response_timeout_secs=BLOCK_SECS + MARGIN_SECS)
+        self._client.on_loss(self._note_loss)
+        self._on_wake = on_wake
+        #: The keys whose wake-ups arrive: all others must be polled.
+        self.heard: frozenset[str] = frozenset()
+        #: The last entry seen of each stream. From the first one on: a wake-up between two reads is not missed.
+        self._last_ids: dict[str, bytes] = {}
+        #: Streams that cannot be read, and when to try again, by the event loop's clock.
+        self._refused_until: dict[str, float] = {}
+
+    @property
+    def connections(self) -> int:
+        """Return the number of its open connections."""
+        return int(self._client.connection is not None)
+
+    def _note_loss(self) -> None:
+        self.heard = frozenset()
+
+    async def listen_once(self, keys: Sequence[str]) -> None:
+        """Wait for wake-ups of these streams, for `BLOCK_SECS` at most."""
+        now = asyncio.get_running_loop().time()
+        keys = [key for key in keys if self._refused_until.get(key, 0.0) <= now]
+        if not keys:
+            self.heard = frozenset()
+            await asyncio.sleep(IDLE_SECS)
+            return
+        await self._client.up()
+        self.heard = frozenset(keys)
+        try:
+            self._note(await self._client.call(*self._command(keys, "BLOCK", int(BLOCK_SECS * 1000))))
+        except ServerError:
+            await self._find_refused(keys)
+        except RedisError:
+            self.heard = frozenset()
+            raise
+        await asyncio.sleep(PAUSE_SECS)
+
+    def _command(self, keys: Sequence[str], *options: str | int) -> tuple[str | int | bytes, ...]:
+        return ("XREAD", *options, "STREAMS", *keys, *(self._last_ids.get(key, b"0-0") for key in keys))
+
+    def _note(self, reply: list[tuple[bytes, list[tuple[bytes, object]]]] | None) -> None:
+        for key, entries in reply or ():
+            name = key.decode()
+            self._last_ids[name] = entries[-1][0]
+            self._on_wake(name)
+
+    async def _find_refused(self, keys: Sequence[str]) -> None:
+        """Read each stream alone: one that an ACL forbids, or of the wrong type, fails the read of all."""
+        self.heard = frozenset()
+        replies = await self._client.call_each([self._command([key]) for key in keys])
+        for key, reply in zip(keys, replies, strict=True):
+            if isinstance(reply, RedisError):
+                self._refused_until[key] = asyncio.get_running_loop().time() + REFUSED_SECS
+            else:
+                self._note(reply)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self.heard = frozenset()
+        await self._client.close()
