@@ -136,14 +136,13 @@ class Settler:
         """Add one outcome; it is sent with the next window."""
         outcomes = self._outcomes
         outcomes.append(outcome)
-        if outcome.kind is _RESULT:
-            self._outcome_bytes += len(outcome.extra[0])
-        elif outcome.extra:
-            self._outcome_bytes += _size_of(outcome)
-        if outcome.kind is _RETRY:
-            self.unsettled_retries += 1
-        elif outcome.kind is _DEAD_LETTER:
-            self.unsettled_letters += 1
+        kind = outcome.kind
+        if kind is not _SUCCESS:
+            self._outcome_bytes += len(outcome.extra[0]) if kind is _RESULT else _size_of(outcome)
+            if kind is _RETRY:
+                self.unsettled_retries += 1
+            elif kind is _DEAD_LETTER:
+                self.unsettled_letters += 1
         if len(outcomes) >= self._config.ack_batch:
             self._pump()
         elif self._timer is None:

@@ -243,7 +243,7 @@ class Producer(Generic[T]):
         """
         if payloads.__class__ is list:  # the usual case, without the checks for others
             self._bind_to_loop()
-            return await self._adder.add_list(self._encode_many(payloads), _NO_OPTIONS)  # type: ignore[arg-type]
+            return await self._adder.add_list(self._encode_many(payloads), _NO_OPTIONS)
         return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
 
     async def add_bulk_with_options(self, payloads: Iterable[T] | AsyncIterable[T], opts: AddOptions) -> list[JobId]:

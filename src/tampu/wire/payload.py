@@ -32,9 +32,7 @@ MAX_NESTING = 512
 _LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
 #: All bytes except those that start a list, a dict or an extension.
-_STARTS_PLAIN = bytes(
-    {*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)}
-)
+_STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
 #: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. One look at
 #: all payloads of a bulk takes 0.05 us for each of 100 bytes, their types 0.35 us; at this size, both take as long.
 SHORT_BYTES = 384
@@ -119,7 +117,7 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
 
 
 def _are_short_and_flat(bodies: list[bytes]) -> bool:
-    """Return True if no payload holds a list, a dict or an extension; it may itself be one. False if that is unclear."""
+    """Return True if no payload holds a list, dict or extension (it may itself be one); False if that is unclear."""
     joined = b"".join(bodies)
     if len(joined) > SHORT_BYTES * len(bodies):
         return False
