@@ -58,6 +58,7 @@ def run_quick(arguments: argparse.Namespace) -> Record:
         measures = plan.core(programs, server, scenarios) + plan.payloads(programs, plan.QUICK_PAYLOADS)
         measures += plan.latencies(programs[:1], (100, 1000), 2.0, rounds=2)
         measures += plan.server_memory(programs) + plan.rsmq(programs, slices=6, rounds=3)
+        measures += plan.cold_starts(programs)
         if arguments.scenarios:
             measures = [measure for measure in measures if measure.scenario in wanted]
         reset = server.client().flushall
@@ -75,7 +76,7 @@ def run_full(arguments: argparse.Namespace) -> Record:
         measures = plan.core(programs, server, plan.SCENARIOS)
         if not arguments.only:
             measures += plan.payloads(programs) + plan.latencies(programs) + plan.processes(ours) + plan.memory(ours)
-            measures += plan.server_memory(programs)
+            measures += plan.server_memory(programs) + plan.cold_starts(programs)
             measures += plan.rsmq(programs)
         deadline = time.monotonic() + arguments.minutes * 60
         interleave(measures, arguments.rounds or 5, record, server.client().flushall, deadline)

@@ -210,6 +210,20 @@ def server_memory(programs: list[Program], total: int = 10_000) -> list[Measure]
     ]
 
 
+def cold_starts(programs: list[Program]) -> list[Measure]:
+    """Return the measures from the start of a worker program until its first job has run."""
+    measures = []
+    for program in programs:
+        if "cold-start" in program.about["scenarios"]:
+            hows = (
+                {"tampu": {}, "tampu, program": {"how": "program"}} if program.name == "tampu" else {program.name: {}}
+            )
+            for label, more in hows.items():
+                run = partial(program.ask, "cold-start", **more)
+                measures.append(Measure("cold-start", label, run, more))
+    return measures
+
+
 def rsmq(programs: list[Program], messages: int = 150, slices: int = 10, rounds: int = 5) -> list[Measure]:
     """Return RSMQ measures: contestants alternate in short slices, so that a busy moment affects all."""
     many = max(messages * 20 // 100, 1) * 100

@@ -72,6 +72,13 @@ ROUND_TRIP_TEXT = (
 )
 
 
+COLD_START_TEXT = (
+    "Milliseconds from starting a worker program until its first job, which already waits, has run; and the CPU time "
+    "of the program until then. tampu, Celery, Dramatiq, arq, SAQ and taskiq start by their command lines, with one "
+    "process and default settings; chasquimq, BullMQ and `tampu, program` as a program that runs a worker."
+)
+
+
 def publish(record: Record) -> None:
     """Write everything that is generated from a run."""
     for folder in (PLOTS, PUBLISHED.parent):
@@ -117,6 +124,7 @@ def page(record: Record) -> str:
         _section("Payload size", payload_table(record), "Jobs per second by payload size."),
         _section("Pickup latency", latency_table(record), LATENCY_TEXT),
         _section("Round trips", round_trip_table(record), ROUND_TRIP_TEXT),
+        _section("Cold start", cold_start_table(record), COLD_START_TEXT),
         _section(
             "CPU per job",
             cpu_table(record),
@@ -277,6 +285,15 @@ def round_trip_table(record: Record) -> str:
             if found[0] is not None:
                 rows.append([callers, name, *(f"{value:.2f}" for value in found if value is not None)])
                 rows[-1].append("" if ping is None else f"{ping:.3f}")
+    return _table(rows) if len(rows) > 1 else ""
+
+
+def cold_start_table(record: Record) -> str:
+    rows = [["", "first job", "CPU"]]
+    for name in record.contestants_of("cold-start"):
+        found = [record.median("cold-start", name, figure) for figure in ("first_job_ms", "cpu_ms")]
+        if found[0] is not None:
+            rows.append([name, *(f"{value:,.0f}" for value in found if value is not None)])
     return _table(rows) if len(rows) > 1 else ""
 
 

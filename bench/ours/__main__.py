@@ -11,6 +11,7 @@ from bench.ours.adding import (
     queue_add_delayed_concurrent,
     queue_add_iterator,
 )
+from bench.ours.cold_start import cold_start
 from bench.ours.defaults import one_task_add_beside_one_ping, round_trip, worker_default
 from bench.ours.latency import pickup_latency
 from bench.ours.memory import memory_with_waiting, server_memory
@@ -20,6 +21,7 @@ from bench.ours.working import worker, worker_delayed, worker_many, worker_retry
 from bench.program.driver import serve
 
 SCENARIOS = {
+    "cold-start": cold_start,
     "worker-default": worker_default,
     "round-trip": round_trip,
     "one-task-add-beside-one-ping": one_task_add_beside_one_ping,

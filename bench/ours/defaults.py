@@ -9,24 +9,30 @@ import time
 from typing import Any
 
 from bench.ours.adding import QUEUE, SLICE
-from bench.program.payloads import PAYLOAD
+from bench.program.payloads import PAYLOAD, payload_of
 from bench.program.round_trips import time_round_trips
 from bench.program.stopwatch import Stopwatch
-from tampu import Queue, Worker
+from tampu import EncryptedCodec, Queue, SignedCodec, Worker
 
 #: Calls that are added at once before a worker starts.
 BULK = 10_000
+#: The codecs that are measured, and their key.
+CODECS = {"signed": SignedCodec, "encrypted": EncryptedCodec}
+KEYS = {"bench": bytes(32)}
 #: PINGs whose median is the unit of a round trip.
 PINGS = 200
 
 
-async def worker_default(url: str, total: int, kind: str = "async") -> dict[str, float]:
+async def worker_default(
+    url: str, total: int, kind: str = "async", codec: str = "", payload_bytes: int = 0
+) -> dict[str, float]:
     """Run calls of a task that wait in the queue, from the worker's start to the end of the last call."""
     finished = asyncio.Event()
-    async with Queue(QUEUE, url=url) as queue:
+    payload = payload_of(payload_bytes) if payload_bytes else PAYLOAD
+    async with Queue(QUEUE, url=url, codec=CODECS[codec](KEYS) if codec else None) as queue:
         task = _counted_task(queue, total, finished, kind)
         for start in range(0, total, BULK):
-            await task.add_bulk([PAYLOAD] * min(BULK, total - start))
+            await task.add_bulk([payload] * min(BULK, total - start))
         watch = Stopwatch()
         async with Worker(queue):
             await finished.wait()

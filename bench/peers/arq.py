@@ -2,11 +2,13 @@
 
 import asyncio
 import contextlib
+import os
 
 from arq import create_pool, func
 from arq.connections import RedisSettings
 from arq.worker import Retry, Worker
 
+from bench.program.counter import first_job_of, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
 from bench.program.round_trips import time_round_trips
@@ -97,6 +99,18 @@ async def drained(url, total, name, concurrency=100, **add_options):
     return figures
 
 
+async def _add_one(url):
+    pool = await pool_at(url)
+    await pool.enqueue_job("nothing", PAYLOAD)
+    await pool.aclose()
+
+
+def cold_start(url, total=1):
+    asyncio.run(_add_one(url))
+    os.environ["BENCH_URL"] = url
+    return first_job_of([script_of("arq"), "bench.peers.arq_app.WorkerSettings"])
+
+
 async def round_trip(url, total, callers=1):
     async def send(ctx, payload):
         return {"sent": True}
@@ -139,6 +153,7 @@ if __name__ == "__main__":
             "queue-add": queue_add,
             "queue-add-concurrent": queue_add_concurrent,
             "queue-add-delayed": queue_add_delayed,
+            "cold-start": cold_start,
             "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,

@@ -1,9 +1,12 @@
 """BullMQ's Python port."""
 
 import asyncio
+import os
+import sys
 
 from bullmq import Queue, Worker
 
+from bench.program.counter import first_job_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
 from bench.program.stopwatch import Stopwatch
@@ -86,6 +89,18 @@ async def drained(url, total, concurrency=100, fails_once=False, **options):
     return figures
 
 
+async def _add_one(url):
+    queue = queue_at(url)
+    await queue.add("nothing", PAYLOAD, REMOVED)
+    await queue.close()
+
+
+def cold_start(url, total=1):
+    asyncio.run(_add_one(url))
+    os.environ["BENCH_URL"] = url
+    return first_job_of([sys.executable, "-m", "bench.peers.bullmq_app"])
+
+
 async def worker(url, total, concurrency=100):
     return await drained(url, total, concurrency)
 
@@ -106,6 +121,7 @@ if __name__ == "__main__":
             "queue-add-bulk": queue_add_bulk,
             "queue-add-concurrent": queue_add_concurrent,
             "queue-add-delayed": queue_add_delayed,
+            "cold-start": cold_start,
             "worker": worker,
             "worker-delayed": worker_delayed,
             "worker-retry": worker_retry,

@@ -6,7 +6,7 @@ import sys
 os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
 
 from bench.peers.celery_app import fails_once, nothing, send
-from bench.program.counter import counting, drained_by, running, script_of
+from bench.program.counter import counting, drained_by, first_job_of, running, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
 from bench.program.round_trips import time_round_trips_in_threads
@@ -18,6 +18,12 @@ QUIET = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--logle
 def drained(total, processes=2):
     command = [script_of("celery"), "-A", "bench.peers.celery_app", "worker", "-Q", "bench", "-P", "prefork"]
     return drained_by([*command, "-c", str(processes), *QUIET], total)
+
+
+def cold_start(url, total=1):
+    nothing.delay(PAYLOAD)
+    command = [script_of("celery"), "-A", "bench.peers.celery_app", "worker", "-Q", "bench", "-c", "1"]
+    return first_job_of(command)
 
 
 def round_trip(url, total, callers=1):
@@ -71,6 +77,7 @@ if __name__ == "__main__":
         {
             "queue-add": queue_add,
             "queue-add-delayed": queue_add_delayed,
+            "cold-start": cold_start,
             "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,

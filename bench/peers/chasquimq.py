@@ -1,10 +1,13 @@
 """chasquimq 1.3.0: the Rust original behind its Python API."""
 
 import asyncio
+import os
+import sys
 import time
 
 from chasquimq import BackoffSpec, Queue, Worker
 
+from bench.program.counter import first_job_of
 from bench.program.driver import serve
 from bench.program.latency import percentiles, send_on_time
 from bench.program.payloads import PAYLOAD, payload_of
@@ -95,6 +98,17 @@ async def worker(url, total, concurrency=100, events=False, results=False, paylo
 async def worker_default(url, total):
     """Run jobs with the features that tampu has on by default: events and results."""
     return await worker(url, total, events=True, results=True)
+
+
+async def _add_one(url):
+    async with Queue("bench", redis_url=url) as queue:
+        await queue.add("", PAYLOAD)
+
+
+def cold_start(url, total=1):
+    asyncio.run(_add_one(url))
+    os.environ["BENCH_URL"] = url
+    return first_job_of([sys.executable, "-m", "bench.peers.chasquimq_app"])
 
 
 async def round_trip(url, total, callers=1):
@@ -188,6 +202,7 @@ if __name__ == "__main__":
             "queue-add-delayed": queue_add_delayed,
             "queue-add-delayed-concurrent": queue_add_delayed_concurrent,
             "worker-default": worker_default,
+            "cold-start": cold_start,
             "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,

@@ -7,7 +7,7 @@ os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
 os.environ["dramatiq_queue_prefetch"] = "256"  # noqa: SIM112 - dramatiq reads this name
 
 from bench.peers.dramatiq_app import fails_once, nothing, send
-from bench.program.counter import counting, drained_by, running, script_of
+from bench.program.counter import counting, drained_by, first_job_of, running, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
 from bench.program.round_trips import time_round_trips_in_threads
@@ -33,6 +33,11 @@ def queue_add_delayed(url, total):
     for _ in range(total):
         nothing.send_with_options(args=(PAYLOAD,), delay=3_600_000)
     return watch.stop(total)
+
+
+def cold_start(url, total=1):
+    nothing.send(PAYLOAD)
+    return first_job_of([script_of("dramatiq"), "bench.peers.dramatiq_app", "--processes", "1"])
 
 
 def round_trip(url, total, callers=1):
@@ -70,6 +75,7 @@ if __name__ == "__main__":
         {
             "queue-add": queue_add,
             "queue-add-delayed": queue_add_delayed,
+            "cold-start": cold_start,
             "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,

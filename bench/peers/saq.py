@@ -1,10 +1,12 @@
 """SAQ."""
 
 import asyncio
+import os
 import time
 
 from saq import Queue, Worker
 
+from bench.program.counter import first_job_of, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
 from bench.program.round_trips import time_round_trips
@@ -79,6 +81,18 @@ async def drained(url, total, name, concurrency=100, **options):
     return figures
 
 
+async def _add_one(url):
+    queue = await queue_at(url)
+    await queue.enqueue("nothing", payload=PAYLOAD)
+    await queue.disconnect()
+
+
+def cold_start(url, total=1):
+    asyncio.run(_add_one(url))
+    os.environ["BENCH_URL"] = url
+    return first_job_of([script_of("saq"), "bench.peers.saq_app.settings"])
+
+
 async def round_trip(url, total, callers=1):
     async def send(ctx, *, payload):
         return {"sent": True}
@@ -121,6 +135,7 @@ if __name__ == "__main__":
             "queue-add": queue_add,
             "queue-add-concurrent": queue_add_concurrent,
             "queue-add-delayed": queue_add_delayed,
+            "cold-start": cold_start,
             "round-trip": round_trip,
             "worker": worker,
             "worker-delayed": worker_delayed,

@@ -9,7 +9,7 @@ os.environ["BENCH_URL"] = sys.argv[1] if len(sys.argv) > 1 else ""
 from taskiq_redis import RedisStreamBroker
 
 from bench.peers.taskiq_app import fails_once, nothing, replying, send
-from bench.program.counter import counting, drained_by, running, script_of
+from bench.program.counter import counting, drained_by, first_job_of, running, script_of
 from bench.program.driver import serve
 from bench.program.payloads import PAYLOAD
 from bench.program.round_trips import time_round_trips
@@ -63,6 +63,11 @@ async def _fill(task, total):
     await broker.shutdown()
 
 
+def cold_start(url, total=1):
+    asyncio.run(_fill(nothing, 1))
+    return first_job_of([script_of("taskiq"), "worker", "bench.peers.taskiq_app:broker", "--workers", "1"])
+
+
 async def round_trip(url, total, callers=1):
     command = [script_of("taskiq"), "worker", "bench.peers.taskiq_app:replying", "--workers", "1"]
     with counting(), running([*command, "--max-async-tasks", "100", "--log-level", "CRITICAL", "--no-parse"]):
@@ -94,6 +99,7 @@ if __name__ == "__main__":
         {
             "queue-add": queue_add,
             "queue-add-concurrent": queue_add_concurrent,
+            "cold-start": cold_start,
             "round-trip": round_trip,
             "worker": worker,
             "worker-retry": worker_retry,

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.program.stopwatch import Stopwatch
+from bench.program.stopwatch import Stopwatch, cpu_ns, with_children
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +72,19 @@ def drained_by(command: list[str], total: int, cwd: str | None = None) -> dict[s
             _check(worker, deadline, command)
             time.sleep(0.001)
         return watch.stop(max(total - before, 1))
+
+
+def first_job_of(command: list[str]) -> dict[str, float]:
+    """Start a worker program and measure until its first job has run: `first_job_ms`, and its CPU time, `cpu_ms`."""
+    with counting() as counts:
+        began = time.perf_counter()
+        with running(command) as worker:
+            deadline = time.monotonic() + PATIENCE_SECS
+            while not total_of(counts):
+                _check(worker, deadline, command)
+                time.sleep(0.001)
+            took_ms = (time.perf_counter() - began) * 1e3
+            return {"first_job_ms": took_ms, "cpu_ms": cpu_ns(with_children([worker.pid])) / 1e6}
 
 
 def _check(worker: subprocess.Popen[bytes], deadline: float, command: list[str]) -> None:

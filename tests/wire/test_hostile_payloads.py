@@ -164,6 +164,7 @@ def test_the_number_of_keys_that_are_not_text_is_limited() -> None:
         (lambda: encode_value(too_many), EncodeError),
         (lambda: encode_value([too_many]), EncodeError),
         (lambda: encode_values([{}, too_many]), EncodeError),
+        (lambda: encode_values([*[{}] * 1000, too_many]), EncodeError),  # short on average
         (lambda: TypedPayload(dict[int, None]).encode(too_many), EncodeError),
         (lambda: decode_value(packed), DecodeError),
         (lambda: decode_slot(wrap_bin(packed)), DecodeError),

@@ -147,6 +147,9 @@ class InFlight:
         self._reject_with = reject
         self._decode_payload = decode_payload
         self._codec = QueueCodec.of(config.codec, config.queue_name)
+        #: Opens and decodes payloads of jobs with the name `_opens_for`: nearly always that of the job before.
+        self._opens_for = ""
+        self._open_named = partial(self._open_and_decode, "")
         self._log = log
         self._held: dict[bytes, Delivery] = {}
         self._share = share
@@ -196,7 +199,9 @@ class InFlight:
             self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
             return None
         if self._codec is not None:
-            job._decode = partial(self._open_and_decode, name)
+            if name != self._opens_for:
+                self._opens_for, self._open_named = name, partial(self._open_and_decode, name)
+            job._decode = self._open_named
         elif self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)

@@ -45,6 +45,8 @@ class Pool:
         #: Takeovers that wait for a free slot: while there are some, readers leave one.
         self.takeovers_waiting = 0
         self._progress = asyncio.Event()
+        #: How many callers wait for it: finished jobs are counted, and reported only to them.
+        self._watchers = 0
 
     @property
     def occupied(self) -> int:
@@ -71,11 +73,14 @@ class Pool:
     async def progress(self, timeout_secs: float) -> None:
         """Wait until a job finishes, for up to `timeout_secs`."""
         self._progress.clear()
+        self._watchers += 1
         try:
             async with asyncio.timeout(timeout_secs):
                 await self._progress.wait()
         except TimeoutError:
             pass
+        finally:
+            self._watchers -= 1
 
     def take_back(self) -> list[Delivery]:
         """Start no more jobs. Return those not started; called again, those put since."""
@@ -165,8 +170,9 @@ class Pool:
                         self._waking -= 1
                 in_a_row = 0
             delivery = waiting.popleft()
-            if waiting:
-                # If this handler waits, another coroutine must take the next job.
+            # If this handler waits, another coroutine must take the next job. Quick jobs need no call to find that one
+            # is awake already.
+            if waiting and (not self._waking or self._waking < self.running):
                 self._wake()
             self.running += 1
             delivery.task = task
@@ -180,7 +186,8 @@ class Pool:
                 share.occupied -= 1
                 self.running -= 1
                 self.finished += 1
-                self._progress.set()
+                if self._watchers:
+                    self._progress.set()
             if task.cancelling():
                 # The handler cancelled its own asyncio task: the next handler must not be cancelled by that.
                 with contextlib.suppress(asyncio.CancelledError):

@@ -21,6 +21,7 @@ from tampu.consume.handlers import (
     UnrecoverableError,
     reason_to_give_up,
 )
+from tampu.consume.outcomes import Outcome
 from tampu.consume.paused_tasks import PausedTasks
 from tampu.consume.processes import RemoteError
 from tampu.metrics import JobOutcome, JobOutcomeKind, MetricsSink, tell
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from tampu.consume.inflight import Delivery
     from tampu.consume.job_log import JobLog
     from tampu.consume.leases import Leases
-    from tampu.consume.outcomes import Outcome
     from tampu.consume.settle import Settler
     from tampu.consume.starts import StartMarks
     from tampu.wire.job import Job
@@ -178,9 +178,9 @@ class Runner:
         if result.__class__ is bytes and result and self._config.store_results:
             if self._codec is not None:
                 result = self._codec.seal_result(result, delivery.job.id)
-            outcome = outcomes.success_with_result(delivery, self._now_ms(), duration_us, result)
+            outcome = Outcome(_RESULT, delivery, self._now_ms(), duration_us, (result,))
         elif result is None:
-            outcome = outcomes.success(delivery, self._now_ms() if self._events else 0, duration_us)
+            outcome = Outcome(_SUCCESS, delivery, self._now_ms() if self._events else 0, duration_us, ())
         elif isinstance(result, PutBack):
             return outcomes.retry(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
         elif isinstance(result, Snooze):

@@ -140,11 +140,9 @@ class Settler:
         """Add one outcome; it is sent with the next window."""
         outcomes = self._outcomes
         outcomes.append(outcome)
-        if outcome.kind is _RESULT:
-            self._outcome_bytes += len(outcome.extra[0])
-        elif outcome.extra:
-            self._outcome_bytes += _size_of(outcome)
-        if outcome.kind is _RETRY or outcome.kind is _DEAD_LETTER:
+        kind = outcome.kind
+        if kind is not _SUCCESS:
+            self._outcome_bytes += len(outcome.extra[0]) if kind is _RESULT else _size_of(outcome)
             self._count(outcome, 1)
         if len(outcomes) >= self._config.ack_batch:
             self._pump()

@@ -186,16 +186,19 @@ class Adder:
     async def add_list(self, bodies: Sequence[bytes], options: AddOptions, due: Due | None = None) -> list[JobId]:
         """Add jobs that share their options. Return their ids in order."""
         self._check_sizes(bodies, options)
-        results = BulkResults()
+        windows: list[BulkWindow] = []
         for window in self._windows_of(bodies, options, due):
             # The server works on this window while the next one is packed.
             self._submit(window)
-            results.expect(window)
-        return await results.finish()
+            windows.append(window)
+        if len(windows) == 1:
+            added = await windows[0].all_added()
+            if added is not None:
+                return added
+        return await BulkResults(windows).finish()
 
     async def add_each(self, items: Iterable[tuple[bytes, AddOptions]], due: Due | None = None) -> list[JobId]:
         """Add jobs that each have their own options. All are packed before any is sent."""
-        results = BulkResults()
         window: BulkWindow | None = None
         windows: list[BulkWindow] = []
         for position, (body, options) in enumerate(items):
@@ -211,8 +214,7 @@ class Adder:
             window.put(job_id, kind, options.name.encode(), packed, due_packed, keys)
         for window in windows:
             self._submit(window)
-            results.expect(window)
-        return await results.finish()
+        return await BulkResults(windows).finish()
 
     async def add_stream(
         self,
@@ -261,19 +263,20 @@ class Adder:
         """Yield windows of new jobs with generated ids, each packed only when it is requested."""
         name = options.name.encode()
         for start, end in _slices(bodies):
+            some = bodies if end - start == len(bodies) else bodies[start:end]
             window = BulkWindow(asyncio.get_running_loop())
-            ids, now_ms = self._minter.mint_many(end - start)
-            if due is None and len(bodies[start]) >= LARGE_BYTES and min(map(len, bodies[start:end])) >= LARGE_BYTES:
-                window.put_large(ids, self._large_jobs(ids, bodies[start:end], now_ms, options))
+            ids, now_ms = self._minter.mint_many(len(some))
+            if due is None and len(some[0]) >= LARGE_BYTES and min(map(len, some)) >= LARGE_BYTES:
+                window.put_large(ids, self._large_jobs(ids, some, now_ms, options))
                 yield window
                 continue
             if due is None and options.retry is None and not options.tail and self._slot_of is bytes:
-                joined = packed_envelopes(ids, bodies[start:end], now_ms)
+                joined = packed_envelopes(ids, some, now_ms)
                 if joined is not None:
                     window.put_many(ids, name, [joined])
                     yield window
                     continue
-            envelopes = fresh_envelopes(ids, map(self._slot_of, bodies[start:end]), now_ms, options.retry)
+            envelopes = fresh_envelopes(ids, map(self._slot_of, some), now_ms, options.retry)
             if options.tail:
                 envelopes = [envelope + options.tail for envelope in envelopes]
             packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]

@@ -243,6 +243,9 @@ class Producer(Generic[T]):
 
         A list is encoded as a whole before any job is sent; any other iterable is sent while it is read.
         """
+        if payloads.__class__ is list:  # the usual case, without the checks for others
+            self._bind_to_loop()
+            return await self._adder.add_list(self._encode_many(payloads), _NO_OPTIONS)
         return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
 
     async def add_bulk_with_options(self, payloads: Iterable[T] | AsyncIterable[T], opts: AddOptions) -> list[JobId]:
@@ -281,9 +284,13 @@ class Producer(Generic[T]):
     def _encode_many(self, payloads: Sequence[Any], position: int = 0, name: str = "") -> list[bytes]:
         """Encode payloads. The error of one that cannot be encoded names its position, counted from `position`."""
         if self._encode is encode_value:
-            with contextlib.suppress(EncodeError):  # raised again below, with the position
-                return list(self._all_sealed(encode_values(payloads), name))
-        bodies: list[bytes] = []
+            try:
+                bodies = encode_values(payloads)
+            except EncodeError:
+                pass  # raised again below, with the position
+            else:
+                return bodies if self._codec is None else list(self._all_sealed(bodies, name))
+        bodies = []
         try:
             bodies.extend(map(self._encode, payloads))
         except EncodeError as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
@@ -17,6 +17,9 @@ from tampu.redis.codes import AddCode, AddKind
 from tampu.redis.faults import ServerError
 from tampu.redis.scripts import load_script
 from tampu.wire.job import DuplicateJobId, JobId
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 #: Jobs of this size, in bytes, are sent as plain XADDs in a transaction: a script would copy each of them three times.
 #: Smaller ones cost the server less in a script. A job that is added alone has to be larger.
@@ -327,6 +330,12 @@ class BulkWindow(Window):
         super().__init__()
         self.future: asyncio.Future[None] = loop.create_future()
 
+    async def all_added(self) -> list[JobId] | None:
+        """Wait for the outcome. Return the ids if all jobs were added, else None."""
+        job_ids = [*map(JobId, self.ids)]  # made while the server is busy: nearly always all are added
+        await self.future
+        return None if self.codes or self.error is not None else job_ids
+
     def resolve(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
@@ -365,16 +374,13 @@ def _own_copy(error: Error, ids: list[str]) -> Error:
 class BulkResults:
     """Waits for the windows of one bulk, in order, and combines their outcomes."""
 
-    def __init__(self) -> None:
-        self._windows: deque[BulkWindow] = deque()
+    def __init__(self, windows: Iterable[BulkWindow] = ()) -> None:
+        self._windows = deque(windows)
         self.accepted: list[JobId] = []
         self._refused: list[str] = []
         self._unknown: list[str] = []
         self._unknown_because: OutcomeUnknownError | None = None
         self._failure: Error | None = None
-
-    def expect(self, window: BulkWindow) -> None:
-        self._windows.append(window)
 
     async def keep_ahead(self, window: BulkWindow) -> bool:
         """Add one window and wait until few enough are in flight. Return False once a job was not added."""
@@ -384,14 +390,10 @@ class BulkResults:
             await self._collect_one()
         return self.error() is None
 
-    async def wait_all(self) -> None:
-        """Wait for all windows."""
-        while self._windows:
-            await self._collect_one()
-
     async def finish(self) -> list[JobId]:
         """Wait for all windows and return all ids in order. Raises if any job was refused or failed."""
-        await self.wait_all()
+        while self._windows:
+            await self._collect_one()
         error = self.error()
         if error is not None:
             raise error
@@ -416,10 +418,9 @@ class BulkResults:
 
     async def _collect_one(self) -> None:
         window = self._windows[0]
-        job_ids = [*map(JobId, window.ids)]  # made while the server is busy: nearly always all are added
-        await window.future
+        job_ids = await window.all_added()
         self._windows.popleft()
-        if not window.codes and window.error is None:
+        if job_ids is not None:
             self.accepted.extend(job_ids)
             return
         for position, job_id in enumerate(window.ids):

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from tampu.base.checks import check_bool, invalid
 from tampu.base.targets import load_target
 from tampu.errors import ConfigError, DecodeError
-from tampu.wire.payload import slot_format, wrap_bin
+from tampu.wire.payload import BIN_LEADS, wrap_bin
 from tampu.wire.scan import bin_content
 
 if TYPE_CHECKING:
@@ -116,8 +116,9 @@ class SignedCodec(_Keys):
     def open(self, sealed: bytes, context: bytes) -> bytes:
         """Return the payload. Raises `DecodeError` if the signature does not match."""
         key_id, end = self._key_of(sealed)
-        plain = sealed[end + _MAC_BYTES :]
-        if not hmac.compare_digest(sealed[end : end + _MAC_BYTES], self._macs[key_id].of(sealed[:end], context, plain)):
+        plain_at = end + _MAC_BYTES
+        plain = sealed[plain_at:]
+        if not self._macs[key_id].matches(sealed[end:plain_at], sealed[:end], context, plain):
             raise DecodeError("the signature of the payload does not match: it was changed, or made for another task")
         return plain
 
@@ -183,7 +184,7 @@ class EncryptedCodec(_Keys):
 class QueueCodec:
     """Seals and opens the payloads and results of one queue."""
 
-    __slots__ = ("_accepts_plain", "_codec", "_payload_context", "_result_context")
+    __slots__ = ("_accepts_plain", "_codec", "_last_context", "_payload_context", "_result_context")
 
     def __init__(self, codec: PayloadCodec, queue_name: str) -> None:
         self._codec = codec
@@ -191,6 +192,8 @@ class QueueCodec:
         # A queue's name has no NUL, so that no two contexts are alike.
         self._payload_context = b"payload\0%b\0" % queue_name.encode()
         self._result_context = b"result\0%b\0" % queue_name.encode()
+        #: The last job name and its context: nearly always the same as for the job before.
+        self._last_context = "", self._payload_context
 
     @classmethod
     def of(cls, codec: PayloadCodec | None, queue_name: str) -> QueueCodec | None:
@@ -199,19 +202,26 @@ class QueueCodec:
 
     def seal_payload(self, packed: bytes, name: str) -> bytes:
         """Return MessagePack sealed for jobs of this name, as MessagePack."""
-        return _wrapped(self._codec.seal(packed, self._payload_context + name.encode()))
+        return _wrapped(self._codec.seal(packed, self._context_of(name)))
 
     def open_payload(self, packed: bytes, name: str) -> bytes:
         """Return the MessagePack in a sealed payload. Raises `DecodeError`."""
-        return self._open(packed, self._payload_context + name.encode())
+        return self._open(packed, self._context_of(name))
+
+    def _context_of(self, name: str) -> bytes:
+        last = self._last_context  # replaced as a whole: threads call this too
+        if last[0] != name:
+            last = self._last_context = name, self._payload_context + name.encode()
+        return last[1]
 
     def open_slot(self, slot: bytes, name: str) -> bytes:
         """Return the payload slot that a sealed one stands for. Raises `DecodeError`."""
         # The usual form, a bin in a bin of up to 64 KiB, without copies: this runs once per job.
-        if slot[:1] == b"\xc5" and slot[3:4] == b"\xc5" and slot.startswith(SEALED, 6):
+        if slot.startswith(SEALED, 6) and slot[0] == 0xC5 and slot[3] == 0xC5:
             size = len(slot)
             if slot[1] << 8 | slot[2] == size - 3 and slot[4] << 8 | slot[5] == size - 6:
-                return _as_slot(self._codec.open(slot[9:], self._payload_context + name.encode()))
+                opened = self._codec.open(slot[9:], self._context_of(name))
+                return wrap_bin(opened) if opened[:1] in BIN_LEADS else opened
         packed = bin_content(slot)
         return _as_slot(self.open_payload(slot if packed is None else packed, name))
 
@@ -286,23 +296,38 @@ def _wrapped(sealed: bytes) -> bytes:
 
 def _as_slot(packed: bytes) -> bytes:
     """Return MessagePack as a payload slot; a bin must be wrapped, or it would be taken for the wrapping."""
-    return wrap_bin(packed) if slot_format(packed) == "bin" else packed
+    return wrap_bin(packed) if packed[:1] in BIN_LEADS else packed
 
 
 class _Mac:
     """HMAC-SHA256 with one key. Twice as fast as `hmac.digest`, because the key is hashed once, not for every job."""
 
-    __slots__ = ("_inner", "_outer")
+    __slots__ = ("_inner", "_last", "_outer")
 
     def __init__(self, key: bytes) -> None:
         block = key.ljust(hashlib.sha256().block_size, b"\0")
         self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
         self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
+        #: The header and context that were checked last, and the hash of them: payloads of one task share them.
+        self._last = b"", b"", self._inner
 
     def of(self, header: bytes, context: bytes, plain: bytes) -> bytes:
         """Return the MAC of these parts; the length of the context separates it from what follows."""
+        return self._end(self._begin(header, context), plain)
+
+    def matches(self, mac: bytes, header: bytes, context: bytes, plain: bytes) -> bool:
+        """Return True if `mac` is the MAC of these parts. Fast if header and context are those of the last call."""
+        last = self._last  # replaced as a whole: threads call this too
+        if last[1] != context or last[0] != header:
+            last = self._last = header, context, self._begin(header, context)
+        return hmac.compare_digest(mac, self._end(last[2].copy(), plain))
+
+    def _begin(self, header: bytes, context: bytes) -> hashlib._Hash:
         inner = self._inner.copy()
         inner.update(b"%b%b%b" % (header, len(context).to_bytes(4, "big"), context))
+        return inner
+
+    def _end(self, inner: hashlib._Hash, plain: bytes) -> bytes:
         inner.update(plain)
         outer = self._outer.copy()
         outer.update(inner.digest())

@@ -13,6 +13,7 @@ import gc
 import reprlib
 import threading
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgpack
@@ -33,6 +34,11 @@ PayloadFormat = Literal["bin", "inline"]
 MAX_NESTING = 512
 _LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
+#: All bytes except those that start a list, a dict or an extension.
+_STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
+#: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. One look at
+#: all payloads of a bulk takes 0.05 us for each of 100 bytes, their types 0.35 us; at this size, both take as long.
+SHORT_BYTES = 384
 #: Types of values that hold no others.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 #: All bytes except those that start a list or dict that is not empty.
@@ -51,6 +57,7 @@ LARGE_BYTES = 65_536
 MAX_CONTAINERS = 131_072
 CONTAINER_BYTES = 8
 
+_first_byte = itemgetter(0)
 _decode_bin = msgspec.msgpack.Decoder(bytes).decode
 _skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
@@ -87,17 +94,21 @@ def encode_value(value: Any) -> bytes:
             f"payload {_shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, 64-bit int, "
             "float, str, bytes, list, dict and aware datetime; for other types set payload_type"
         ) from error
+    if len(packed) <= SHORT_BYTES and len(packed.translate(None, _STARTS_PLAIN)) <= 1:
+        return packed  # at most one list or dict, the payload itself
     if isinstance(value, _CONTAINERS) and not _is_flat(value):
         _check_container(value, packed)
     return packed
 
 
 def encode_values(values: Sequence[Any]) -> list[bytes]:
-    """Encode many values, with one look at all of them if they are flat dicts. Raises `EncodeError` for any of them."""
+    """Encode many values, with one look at all of them if they are flat. Raises `EncodeError` for any of them."""
     try:
         bodies = [*map(_packers.pack, values)]
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError):
         return [*map(encode_value, values)]  # its error says why
+    if _are_short_and_flat(bodies):
+        return bodies
     if {dict}.issuperset(map(type, values)) and max(map(len, values), default=0) <= MAX_NUMBER_KEYS:
         children = chain(chain.from_iterable(map(dict.values, values)), chain.from_iterable(values))
         if _PLAIN.issuperset(map(type, children)):
@@ -106,6 +117,18 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
         if isinstance(value, _CONTAINERS) and not _is_flat(value):
             _check_container(value, packed)
     return bodies
+
+
+def _are_short_and_flat(bodies: list[bytes]) -> bool:
+    """Return True if no payload holds a list, dict or extension (it may itself be one); False if that is unclear."""
+    joined = b"".join(bodies)
+    if len(joined) > SHORT_BYTES * len(bodies):
+        return False
+    # Only first bytes may start one: then all payloads have as many of these bytes as their first bytes alone.
+    firsts = bytes(map(_first_byte, bodies))
+    if b"\xde" in firsts or b"\xdf" in firsts:
+        return False  # a dict of more than 15 keys, among payloads that are short on average
+    return len(joined.translate(None, _STARTS_PLAIN)) == len(firsts.translate(None, _STARTS_PLAIN))
 
 
 def _check_container(value: Any, packed: bytes) -> None:

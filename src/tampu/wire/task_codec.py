@@ -50,17 +50,21 @@ class Arguments:
                 self._untyped.append(parameter.name)
             fields.append(_field(parameter, hint))
         self._names = [field[0] for field in fields]
+        self._all_names = set(self._names)
         self._has_optional = any(len(field) > 2 for field in fields)
         self._codec = TypedPayload(msgspec.defstruct(f"call of {name}", fields, kw_only=True))
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode the arguments of a call. Raises `TypeError` for a wrong signature, `EncodeError` for a wrong type."""
-        try:
-            bound = self._signature.bind(*args, **kwargs)
-        except TypeError as error:
-            raise TypeError(f"task {self._name!r}: {error}; nothing was sent") from None
-        bound.apply_defaults()
-        values = dict(bound.arguments)
+        if not args and self._rest is None and kwargs.keys() == self._all_names:
+            values = kwargs  # each argument by its name: the usual call, without the 5 us that `bind` takes
+        else:
+            try:
+                bound = self._signature.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"task {self._name!r}: {error}; nothing was sent") from None
+            bound.apply_defaults()
+            values = dict(bound.arguments)
         rest = values.pop(self._rest, {}) if self._rest is not None else {}
         for name in (*self._untyped, *rest):
             # Without a type there is no way to restore anything but a plain value.
