@@ -103,6 +103,19 @@ def spark_session(
 
 
 @contextlib.contextmanager
+def settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
+    """Change settings of a session within the block."""
+    former = {key: spark.conf.get(key) for key in values}
+    try:
+        for key, value in values.items():
+            spark.conf.set(key, value)
+        yield
+    finally:
+        for key, before in former.items():
+            spark.conf.unset(key) if before is None else spark.conf.set(key, before)
+
+
+@contextlib.contextmanager
 def _stderr_into(path: Path) -> Iterator[None]:
     """Redirect stderr of processes that are started within the block: Java writes dozens of lines of noise."""
     path.parent.mkdir(parents=True, exist_ok=True)

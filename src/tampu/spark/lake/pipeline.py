@@ -23,6 +23,7 @@ from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
 from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
+from tampu.spark.session import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -41,6 +42,13 @@ DEFINED = "tampu.definitions"
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
 #: Days are taken from the statistics of files that span at most this many; others are read.
 MAX_DAYS_OF_FILE = 7
+#: Settings of the session during a run. The session may be the user's own, with other ones.
+SETTINGS = {
+    # Days are days in UTC, as in the statistics that tell which files hold a day.
+    "spark.sql.session.timeZone": "UTC",
+    # INT96, the default, has no statistics and wraps after the year 2262.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+}
 #: Rows of silver files of at least this size, in bytes, are not mixed with those of new jobs: these change again soon.
 LARGE_FILE = 1024 * 1024
 
@@ -87,7 +95,7 @@ class Pipeline:
 
     def run(self) -> Summary:
         """Land everything that is present, compute what it touches, publish."""
-        with sole_writer(self._lake):
+        with sole_writer(self._lake), settings(self._spark, SETTINGS):
             state = LakeVersion.load(self._lake)
             summary = Summary()
             for stream, landing in self._landings.items():
@@ -103,7 +111,7 @@ class Pipeline:
 
     def rebuild(self, first_day: str = "") -> Summary:
         """Compute silver and gold again from bronze, for jobs from this day on; by default for all that bronze has."""
-        with sole_writer(self._lake):
+        with sole_writer(self._lake), settings(self._spark, SETTINGS):
             state = LakeVersion.load(self._lake)
             summary = Summary()
             self._compute(state, summary, rebuild_from=first_day)

@@ -206,21 +206,14 @@ class Table:
             frame = frame.hint("rebalance", *self.by)
         if sort_by:
             frame = frame.sortWithinPartitions(*self.by, sort_by)
-        conf = frame.sparkSession.conf
-        former = conf.get("spark.sql.parquet.outputTimestampType") or "INT96"
-        # INT96, the default, has no statistics and wraps after the year 2262.
-        conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        try:
-            (
-                frame.write.mode("append")
-                .option("mapreduce.output.basename", tag)
-                .option("maxRecordsPerFile", SORTED_ROWS_PER_FILE if sort_by else 0)
-                .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-                .partitionBy(*self.by)
-                .parquet(str(self.path))
-            )
-        finally:
-            conf.set("spark.sql.parquet.outputTimestampType", former)
+        (
+            frame.write.mode("append")
+            .option("mapreduce.output.basename", tag)
+            .option("maxRecordsPerFile", SORTED_ROWS_PER_FILE if sort_by else 0)
+            .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
+            .partitionBy(*self.by)
+            .parquet(str(self.path))
+        )
         # Hadoop writes a checksum next to each file, which only Hadoop reads and vacuum does not delete.
         for checksum in glob.glob(f"{glob.escape(str(self.path))}/{folders}/.{tag}-*.crc"):
             os.remove(checksum)
