@@ -232,7 +232,7 @@ async def test_jobs_that_wait_because_the_worker_is_full_are_found(
     release = asyncio.Event()
     queues = [Queue(name, url=url) for name in ("busy", "quiet")]
     for queue in queues:
-        queue.task(release.wait, name="wait")
+        queue.task(name="wait")(release.wait)
     async with queues[0], queues[1], Worker(queues, concurrency=2, **settings) as worker:
         for _ in range(4):
             await queues[0].add("wait", {})
@@ -252,7 +252,7 @@ async def test_jobs_that_wait_because_the_worker_is_full_are_found(
 async def test_a_worker_that_cannot_read_a_queue_is_found(server: Server, url: str) -> None:
     with acl_user(server, "blind", "pw", "~*", "+@all", "-xreadgroup"):
         queue = Queue("hidden", url=url.replace("redis://", "redis://blind:pw@"))
-        queue.task(asyncio.sleep, name="sleep")
+        queue.task(name="sleep")(asyncio.sleep)
         async with queue, Worker(queue, consumer_id="w1"):
             [finding] = await until(lambda: findings_of("reads"), "a heartbeat has said so")
     assert finding["level"] == "wrong"

@@ -50,6 +50,7 @@ async def test_a_large_result_over_a_slow_link_is_written_once(view: WorkerView)
         proxy.request_bytes_per_sec = 2 * MIB
         async with consuming(f"{proxy.url}?response_timeout=1", handler, store_results=True):
             await reading_link(proxy)
+            await until(lambda: any(b"XREAD" in link.commands for link in proxy.links), "it listens for wake-ups")
             before = len(proxy.links)
             large = view.add(8 * MIB)
             await until(lambda: view.result(large), "its result is stored", within_secs=30)

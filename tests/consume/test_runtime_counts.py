@@ -16,6 +16,7 @@ from tampu import Queue, Worker
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from servers.cluster import Cluster
     from servers.process import Server
     from tampu import Job
 
@@ -28,7 +29,7 @@ async def noop(job: Job[Any]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def working(server: Server, count: int, **settings: Any) -> AsyncIterator[Worker]:
+async def working(server: Server | Cluster, count: int, **settings: Any) -> AsyncIterator[Worker]:
     """Run a worker of `count` queues until the block ends."""
     queues = [Queue(f"q{number}", url=server.url) for number in range(count)]
     async with Worker(queues, noop, **settings) as worker:
@@ -113,3 +114,9 @@ async def test_a_thousand_queues_start_within_five_seconds(server: Server) -> No
         assert len(tampu_threads(threads)) <= 3
     print(f"1,000 queues: reading after {seconds:.2f} s")
     assert seconds < 5
+
+
+@pytest.mark.servers("cluster86")
+async def test_a_queue_on_a_cluster_has_four_connections(server: Cluster) -> None:
+    async with working(server, 5) as worker:
+        await until(lambda: worker.connections == 4 * 5, "all are connected")

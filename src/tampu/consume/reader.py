@@ -6,7 +6,7 @@
 | several, all of them empty | one blocking read of all streams, one entry of each |
 | several, some with more entries | full batches of a few of them, in turns (`shares.py`), and a check of the others |
 
-`takeover.py` reads the entries of workers that died.
+`recovery.py` leaves out queues that cannot be read. `takeover.py` reads the entries of workers that died.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.leases import renewal_secs
 from tampu.consume.read_budget import ReadBudget
+from tampu.consume.recovery import Recovery
 from tampu.consume.shares import Turns
 from tampu.errors import RedisError
 from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
 from tampu.redis.connection import pack_command
-from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -85,9 +86,7 @@ class Reader:
         #: All queues on the server; it may grow.
         self._queues = queues
         self._turns = Turns(shares)
-        self._by_share: dict[Share, ServedQueue] = {}
-        #: True if a queue may be failing or have no group.
-        self._has_trouble = False
+        self._recovery = Recovery(client, config, queues, self._turns)
         self._stopping = asyncio.Event()
         self._budget = ReadBudget(config.max_read_bytes)
         #: Entries and bytes of the replies to the current read.
@@ -129,45 +128,6 @@ class Reader:
         connection.request(pack_command(("CLIENT", "ID")), learn_id)
         connection.request(pack_command(("CLIENT", "INFO")), learn_identity)
 
-    # --- groups
-
-    async def make_groups(self) -> None:
-        """Create missing consumer groups, and streams if need be. Jobs added before are delivered too."""
-        now = time.monotonic()
-        queues = [queue for queue in self._queues if queue.group_since is None and queue.retry_at <= now]
-        group = self._config.group
-        replies = await self._client.call_each(
-            [("XGROUP", "CREATE", queue.keys.stream, group, "0", "MKSTREAM") for queue in queues]
-        )
-        for queue, reply in zip(queues, replies, strict=True):
-            error: RedisError | None = reply if isinstance(reply, RedisError) else None
-            if isinstance(error, ServerError) and error.kind == "OOM":
-                # Out of memory, a group cannot be created, but an existing one can be drained, which frees memory.
-                error = await self._error_of(queue, error)
-            if isinstance(error, ConnectionLost | Unreachable):
-                raise error
-            if isinstance(error, ServerError) and error.kind != "BUSYGROUP":
-                self._note_failure(queue, error)
-                continue
-            queue.group_since = time.monotonic()
-            queue.is_failing = False
-            self._by_share[queue.share] = queue
-            # Healthy from now on: on an empty queue the first reply takes a while.
-            self.last_read_at = time.monotonic()
-
-    async def _error_of(self, queue: ServedQueue, error: ServerError) -> ServerError | None:
-        """Return None if the group exists, otherwise the error with which creating it failed."""
-        (reply,) = await self._client.call_each([("XPENDING", queue.keys.stream, self._config.group)])
-        if isinstance(reply, ServerError):
-            return error if reply.kind == "NOGROUP" else reply
-        return None
-
-    def _note_failure(self, queue: ServedQueue, error: RedisError) -> None:
-        """Do not read a queue for a while: one that cannot be read must not stop the others."""
-        self._has_trouble = queue.is_failing = True
-        queue.retry_at = time.monotonic() + queue.read_failures.note(error)
-        self._turns.end(queue.share)
-
     # --- new entries
 
     async def read_once(self) -> None:
@@ -199,10 +159,10 @@ class Reader:
         if self._waits >= WAITS_UNTIL_SLOW and self._pool.waiting and not self._stopping.is_set():
             self._waits = 0
             by_share: dict[Share, list[Delivery]] = defaultdict(list)
-            for delivery in self._pool.take_from(self._by_share):
+            for delivery in self._pool.take_from(self._recovery.by_share):
                 by_share[delivery.share].append(delivery)
             for share, deliveries in by_share.items():
-                await self._by_share[share].inflight.hand_back(deliveries)
+                await self._recovery.by_share[share].inflight.hand_back(deliveries)
 
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
@@ -212,7 +172,7 @@ class Reader:
         ]
         watch_secs = IDLE_WATCH_SECS if len(queues) == len(ready) else SLOT_WATCH_SECS
         if not queues:
-            await self._pool.progress(min(watch_secs, self._retry_secs()))
+            await self._pool.progress(min(watch_secs, self._recovery.retry_secs()))
         elif len(queues) == 1:
             await self._wait_for(queues, room, len(queues) < len(ready))
         elif len(self._turns) or now - self._empty_at > EMPTY_FOR_SECS:
@@ -223,21 +183,15 @@ class Reader:
 
     async def _recover(self, now: float) -> None:
         """Create groups that are missing, and try queues again whose reads failed."""
-        if not self._has_trouble and len(self._by_share) == len(self._queues):
-            return
-        self._has_trouble = any(queue.is_failing or queue.group_since is None for queue in self._queues)
-        if any(queue.group_since is None and queue.retry_at <= now for queue in self._queues):
+        if self._recovery.is_needed:
             await self.make_groups()
-        failing = [queue for queue in self._queues if queue.is_failing and queue.retry_at <= now]
-        if failing := [queue for queue in failing if queue.group_since is not None]:
-            await self._read_each([(queue, 1) for queue in failing])
+            if failing := self._recovery.to_try(now):
+                await self._read_each([(queue, 1) for queue in failing])
 
-    def _retry_secs(self) -> float:
-        """Return the seconds until a queue that cannot be read is tried again."""
-        if not self._has_trouble:
-            return float("inf")
-        soonest = min((queue.retry_at for queue in self._queues if queue.is_failing), default=float("inf"))
-        return max(soonest - time.monotonic(), 0.001)
+    async def make_groups(self) -> None:
+        """Create missing consumer groups. Jobs added before are delivered too."""
+        if await self._recovery.make_groups():
+            self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
 
     async def _wait_for(self, queues: Sequence[ServedQueue], room: int, is_short: bool) -> None:
         """Wait for entries of any of these queues; read at most `room` of each.
@@ -248,7 +202,7 @@ class Reader:
         # Without a free slot it reads ahead, because jobs finish quickly; only for a short time, as they may get slow.
         is_short = is_short or self._pool.occupied >= self._pool.concurrency
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
-        block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
+        block_ms = max(int(min(block_ms, self._recovery.retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)
         try:
             (reply,) = await self._read(
@@ -261,7 +215,7 @@ class Reader:
             if reply.kind == "UNBLOCKED":
                 return
             if len(queues) == 1:
-                self._note_refusal(queues[0], reply)
+                self._recovery.note_refusal(queues[0], reply)
             else:  # it may not say which of them it is about: the next read is a sweep, which finds out
                 await self._pool.progress(SLOT_WATCH_SECS)
             return
@@ -281,7 +235,7 @@ class Reader:
         jobs_per_sec = (self._pool.finished - self._pace[0][1]) / PACE_WINDOW_SECS
         reads: list[tuple[ServedQueue, int]] = []
         for share, count in self._turns.plan(room, self._config.batch, jobs_per_sec):
-            queue = self._by_share[share]
+            queue = self._recovery.by_share[share]
             if queue.is_ready and not queue.settler.is_behind:
                 reads.append((queue, count))
             else:
@@ -296,9 +250,10 @@ class Reader:
         replies = await self._read([self._command([queue], count, None) for queue, count in plan])
         for (queue, count), reply in zip(plan, replies, strict=True):
             if isinstance(reply, ServerError):
-                self._note_refusal(queue, reply)
+                self._recovery.note_refusal(queue, reply)
                 continue
-            self._note_success(queue)
+            self.last_read_at = time.monotonic()
+            self._recovery.note_success(queue)
             await self._take_in(queue, reply[0][1] if reply else [], count)
 
     async def _sweep(self, queues: Sequence[ServedQueue], room: int) -> None:
@@ -329,31 +284,13 @@ class Reader:
         for number, entries in found:
             queue = queues[number]
             if isinstance(entries, bytes):
-                self._note_refusal(queue, ServerError(entries.decode(errors="replace")))
+                self._recovery.note_refusal(queue, ServerError(entries.decode(errors="replace")))
             else:
                 taken += len(entries)
                 await self._take_in(queue, entries, 1)
         if taken < room:
             self._empty_at = sent_at
         self._report_drained()
-
-    def _note_success(self, queue: ServedQueue) -> None:
-        self.last_read_at = time.monotonic()
-        if queue.is_failing:
-            queue.is_failing = False
-            queue.read_failures.clear()
-
-    def _note_refusal(self, queue: ServedQueue, error: ServerError) -> None:
-        if error.kind == "NOGROUP":
-            logger.warning(
-                'consumer group %r of queue "%s" is gone (a flush?); creating it again',
-                *(self._config.group, queue.name),
-            )
-            self._has_trouble = True
-            queue.group_since = None
-            self._turns.end(queue.share)
-        else:
-            self._note_failure(queue, error)
 
     async def _take_in(self, queue: ServedQueue, entries: Sequence[Any], count: int | None = None) -> None:
         """Pass entries on to the pool. If there are `count`, as many as were asked for, the queue may have more."""
