@@ -215,9 +215,9 @@ def cold_starts(programs: list[Program]) -> list[Measure]:
     measures = []
     for program in programs:
         if "cold-start" in program.about["scenarios"]:
-            hows = (
-                {"tampu": {}, "tampu, program": {"how": "program"}} if program.name == "tampu" else {program.name: {}}
-            )
+            hows: dict[str, dict[str, str]] = {program.name: {}}
+            if program.name == "tampu":
+                hows["tampu, program"] = {"how": "program"}
             for label, more in hows.items():
                 run = partial(program.ask, "cold-start", **more)
                 measures.append(Measure("cold-start", label, run, more))

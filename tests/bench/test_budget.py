@@ -26,6 +26,7 @@ from tampu import (
     Producer,
     ProducerConfig,
     Queue,
+    SignedCodec,
     Worker,
 )
 
@@ -68,6 +69,15 @@ async def in_a_bulk(url: str, meter: Meter) -> int:
         with meter:
             await producer.add_bulk([PAYLOAD] * 1024)
     return 1024
+
+
+async def in_bulks_of_50(url: str, meter: Meter) -> int:
+    async with Producer.connect(url, ProducerConfig(queue_name=QUEUE)) as producer:
+        await producer.add(PAYLOAD)
+        with meter:
+            for _ in range(20):
+                await producer.add_bulk([PAYLOAD] * 50)
+    return 1000
 
 
 async def delayed_in_a_bulk(url: str, meter: Meter) -> int:
@@ -113,7 +123,7 @@ async def large_in_a_bulk(url: str, meter: Meter) -> int:
     return 100
 
 
-def with_defaults(*, plain: bool = False) -> Callable[[str, Meter], Awaitable[int]]:
+def with_defaults(*, plain: bool = False, codec: SignedCodec | None = None) -> Callable[[str, Meter], Awaitable[int]]:
     async def scenario(url: str, meter: Meter) -> int:
         jobs, done = 1024, 0
         finished = asyncio.Event()
@@ -132,7 +142,7 @@ def with_defaults(*, plain: bool = False) -> Callable[[str, Meter], Awaitable[in
         async def send_on_loop(to: str, subject: str, body: str) -> dict[str, bool]:
             return count()
 
-        async with Queue(QUEUE, url=url) as queue:
+        async with Queue(QUEUE, url=url, codec=codec) as queue:
             task: Any = queue.task(send) if plain else queue.task(send_on_loop)
             await task.add_bulk([PAYLOAD] * jobs)
             with meter:
@@ -161,10 +171,12 @@ async def round_trips(url: str, meter: Meter) -> int:
 SCENARIOS: dict[str, Callable[[str, Meter], Awaitable[int]]] = {
     "defaults": with_defaults(),
     "defaults, a plain function": with_defaults(plain=True),
+    "defaults, signed": with_defaults(codec=SignedCodec({"a": bytes(32)})),
     "a round trip": round_trips,
     "one add after the other": one_by_one,
     "adds in a gather": in_a_gather,
     "a bulk": in_a_bulk,
+    "bulks of 50": in_bulks_of_50,
     "a bulk of large jobs": large_in_a_bulk,
     "a delayed bulk": delayed_in_a_bulk,
     "running": worked_off(events_enabled=False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -43,9 +44,11 @@ def test_many_ids_are_the_same_as_one_by_one(count: int) -> None:
         [{"a": {"b": [1, 2]}}, {"a": 1}],
         [1, None, "text", b"bytes", [1, 2], {"a": 1}],
         [{1: 2}, {None: True}],
+        [{"a": "é\x80\u0731"}, {"a": 0x9192, "b": -100}, {"at": datetime(2026, 1, 1, tzinfo=UTC)}],
+        [{datetime(2026, 1, 1, tzinfo=UTC): 1}, {"a": 1}],
         range(5),
     ],
-    ids=["none", "flat", "nested", "mixed", "other keys", "a range"],
+    ids=["none", "flat", "nested", "mixed", "other keys", "bytes that could start a list", "a time as key", "a range"],
 )
 def test_many_values_are_encoded_as_one_by_one(values: Any) -> None:
     assert encode_values(values) == [encode_value(value) for value in values]
@@ -56,7 +59,7 @@ def test_many_values_are_encoded_as_one_by_one(values: Any) -> None:
     [{(1, 2): 3}, {"a": {(1,): 2}}, [{(1,): 2}], {"a": object()}, {"a": {1, 2}}],
     ids=["key", "nested key", "key in a list", "object", "set"],
 )
-@pytest.mark.parametrize("other", [{"a": 1}, 1], ids=["among flat ones", "among others"])
+@pytest.mark.parametrize("other", [{"a": 1}, 1, {"a": "x" * 5000}], ids=["among flat ones", "among others", "large"])
 def test_what_one_value_may_not_be_none_of_many_may_be(refused: Any, other: Any) -> None:
     with pytest.raises(EncodeError):
         encode_value(refused)

@@ -39,6 +39,18 @@ def test_a_payload_opens_in_its_place_only(kind: type[SignedCodec | EncryptedCod
 
 
 @kinds
+def test_one_codec_keeps_the_names_apart_that_it_opens_in_turn(kind: type[SignedCodec | EncryptedCodec]) -> None:
+    codec = QueueCodec(kind({"k": KEY}), "emails")
+    large = encode_value({"body": "x" * 1000})
+    slots = {name: wrap_bin(codec.seal_payload(large, name)) for name in ("welcome", "refund")}
+    for name in ("welcome", "refund", "refund", "welcome"):
+        assert codec.open_slot(slots[name], name) == large
+        codec.seal_result(PLAIN, "job-1")
+        with pytest.raises(DecodeError, match="another task"):
+            codec.open_slot(slots[name], "refund" if name == "welcome" else "welcome")
+
+
+@kinds
 def test_a_result_opens_for_its_job_only_and_is_no_payload(kind: type[SignedCodec | EncryptedCodec]) -> None:
     codec = QueueCodec(kind({"k": KEY}), "q")
     sealed = codec.seal_result(PLAIN, "job-1")
