@@ -197,7 +197,7 @@ class SyncTask(Generic[P, R]):
     ) -> str:
         """Create a schedule and return its key; see `Task.schedule`."""
         queue = self._task.queue.sync
-        packed = self._task.arguments.encode((), dict(kwargs or {}))
+        packed = self._task.pack_arguments(kwargs)
         return queue._run(queue._inner._ensure_repeat(self._task, pattern, packed, **options))
 
     def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
-from tampu.base.checks import check_bool, check_delay_ms, check_job_id, check_job_name, invalid
+from tampu.base.checks import check_bool, check_delay_ms, check_job_id, check_job_name, invalid, shown
 from tampu.consume.invoke import is_coroutine_handler
 from tampu.consume.retry_rules import RetryRules
 from tampu.errors import ConfigError
@@ -18,7 +19,7 @@ from tampu.wire.repeat import RepeatPattern
 from tampu.wire.task_codec import Arguments, Results
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Mapping
+    from collections.abc import Callable, Coroutine, Iterable
     from datetime import datetime, timedelta
     from typing import TypeAlias, Unpack
 
@@ -222,8 +223,16 @@ class Task(Generic[P, R]):
 
         Arguments, options and return value are those of `cron`.
         """
-        packed = self.arguments.encode((), dict(kwargs or {}))
-        return await self.queue._ensure_repeat(self, pattern, packed, **options)
+        return await self.queue._ensure_repeat(self, pattern, self.pack_arguments(kwargs), **options)
+
+    def pack_arguments(self, kwargs: Mapping[str, Any] | None) -> bytes:
+        """Encode the arguments of a schedule. Raises `TypeError` if they are not a dict, or do not fit the function."""
+        if not isinstance(kwargs, Mapping | None):
+            raise TypeError(
+                f"task {self.name!r}: the arguments of a schedule must be a dict by name, got {shown(kwargs)}; "
+                "nothing was sent"
+            )
+        return self.arguments.encode((), dict(kwargs or {}))
 
     @property
     def sync(self) -> SyncTask[P, R]:

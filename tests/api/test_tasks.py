@@ -76,6 +76,7 @@ async def test_a_wrong_argument_is_refused_before_anything_is_sent(queue: Queue,
         (EncodeError, wrong.add_bulk(["a", 5])),
         (TypeError, wrong.add_bulk([("a", "b")])),
         (EncodeError, wrong.cron("0 9 * * *", {"to": 5})),
+        (TypeError, wrong.cron("0 9 * * *", "ada@example.com")),
         (TypeError, wrong.every(5, {"bogus": 5})),
         (TypeError, wrong.schedule(RepeatPattern.every(5))),
     ]:
@@ -84,6 +85,7 @@ async def test_a_wrong_argument_is_refused_before_anything_is_sent(queue: Queue,
     for error, add in [
         (EncodeError, lambda: wrong.sync.add(5)),
         (TypeError, lambda: wrong.sync.add_bulk([("a", "b")])),
+        (TypeError, lambda: wrong.sync.every(5, ["ada@example.com"])),
     ]:
         with pytest.raises(error, match="task 'welcome'"):
             add()
