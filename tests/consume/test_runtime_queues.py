@@ -15,6 +15,7 @@ from consume.views import WorkerView
 from support.users import acl_user
 from support.waiting import until
 from tampu import ConfigError, Queue, Worker, current_job
+from tampu.metrics import MetricsSink, QueueDepth
 from tampu.wire.heartbeat import QueueShare, decode_heartbeat
 
 if TYPE_CHECKING:
@@ -259,6 +260,51 @@ async def test_a_stream_that_turns_into_another_type_does_not_stop_the_others(
         view.client.delete(view.keys.stream)
         shop.add("bad")
         await until(lambda: shop.started["bad"] == 2, "it runs once it is a stream again")
+
+
+async def test_a_queue_that_cannot_be_measured_does_not_hide_the_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tampu.consume.link.MEASURE_SECS", 0.05)
+    depths: Counter[str] = Counter()
+
+    class Depths(MetricsSink):
+        def __init__(self, queue: str = "") -> None:
+            self.queue = queue
+
+        def for_queue(self, queue: str) -> Depths:
+            return Depths(queue)
+
+        def queue_depth(self, depth: QueueDepth) -> None:
+            depths[self.queue] += 1
+
+    shop = Shop(server, "bad", "good")
+    view = shop.views["bad"]
+    view.client.set(view.keys.delayed, "of a wrong type")
+    async with shop.working(delayed_enabled=False, metrics=Depths()):
+        await until(lambda: depths["good"] > 1, "it is measured")
+        assert depths["bad"] == 0
+        view.client.delete(view.keys.delayed)
+        await until(lambda: depths["bad"] > 1, "so is the other one, once it can be")
+
+
+async def test_a_refused_check_for_paused_tasks_is_logged_once_and_recovers(
+    server: Server, troubles: Troubles, caplog: pytest.LogCaptureFixture
+) -> None:
+    shop = Shop(server, "bad")
+    view = shop.views["bad"]
+    view.client.set(view.keys.paused_tasks, "of a wrong type")
+    view.client.zadd(view.keys.cancel_marks, {"some-job": time.time() * 1000})
+    with caplog.at_level("INFO", logger="tampu.worker"):
+        async with shop.working():
+            await until(lambda: troubles.about("WRONGTYPE"), "it is logged")
+            looks = view.client.info("commandstats")["cmdstat_hgetall"]["calls"]
+            await until(
+                lambda: view.client.info("commandstats")["cmdstat_hgetall"]["calls"] > looks + 2, "it is tried again"
+            )
+            assert len(troubles.about("WRONGTYPE")) == 1
+            view.client.delete(view.keys.paused_tasks)
+            await until(lambda: 'pauses and cancels of queue "bad" recovered' in caplog.text, "it recovers")
 
 
 @pytest.mark.servers("valkey", "redis62", "cluster86")

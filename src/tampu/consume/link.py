@@ -111,7 +111,7 @@ class ServerLink:
             "tampu-reader": supervise("reader", self.reader.read_once, is_over),
             "tampu-takeover": supervise("takeover of jobs", self._take_over, is_over),
             "tampu-unheld": supervise("hand-back of late entries", self.reader.watch_unheld, is_over),
-            "tampu-sweeper": supervise("removal of dead consumers", self._sweep_consumers, is_over),
+            "tampu-sweeper": supervise("removal of dead consumers", self._forget_dead_consumers, is_over),
             "tampu-heartbeat": supervise("heartbeat", self._beat, is_over),
             "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
             "tampu-leader": self._leading.run(self._stopping),
@@ -173,7 +173,12 @@ class ServerLink:
         """Report the length of each queue to its metrics sink, then wait."""
         for queue in self.queues.copy():
             if queue.measures:
-                await queue.measure()
+                try:
+                    await queue.measure()
+                except ServerError as error:  # such as a key of the wrong type: the others are measured
+                    queue.measure_failures.note(error)
+                else:
+                    queue.measure_failures.clear()
         await self._pause(MEASURE_SECS)
 
     async def _watch(self) -> None:
@@ -193,43 +198,52 @@ class ServerLink:
             calls.existing(self.client, [queue.keys.paused_tasks for queue in queues]),
             calls.existing(self.client, [queue.keys.cancel_marks for queue in queues]),
         )
+        errors: dict[ServedQueue, RedisError] = {}
         for queue, is_paused, has_paused, has_marks in zip(queues, paused, tasks_paused, marked, strict=True):
             for answer in (is_paused, has_paused, has_marks):
                 if isinstance(answer, RedisError):
-                    queue.watch_failures.note(answer)
+                    errors[queue] = answer
             if isinstance(is_paused, bool):
                 await self.reader.note_pause(queue, is_paused)
             if has_paused is False:
                 queue.runner.paused.learn((), 0)
             if has_marks is False:
                 queue.cancels.forget()
-        await self._learn_pauses(
-            [queue for queue, has_some in zip(queues, tasks_paused, strict=True) if has_some is True]
-        )
-        await self._learn_cancels([queue for queue, has_marks in zip(queues, marked, strict=True) if has_marks is True])
-
-    async def _learn_pauses(self, queues: Sequence[ServedQueue]) -> None:
-        """Read which tasks of these queues are paused."""
-        if not queues:
-            return
-        now_ms = await self.client.server_time_ms()
-        replies = await self.client.call_each([("HGETALL", queue.keys.paused_tasks) for queue in queues])
-        for queue, reply in zip(queues, replies, strict=True):
-            if isinstance(reply, RedisError):
-                queue.watch_failures.note(reply)
-            else:
-                queue.runner.paused.learn(reply, now_ms)
-
-    async def _learn_cancels(self, queues: Sequence[ServedQueue]) -> None:
-        replies = await self.client.call_each([queue.cancels.command for queue in queues])
-        for queue, reply in zip(queues, replies, strict=True):
-            if isinstance(reply, RedisError):
-                queue.watch_failures.note(reply)
+        pausing = [queue for queue, has_some in zip(queues, tasks_paused, strict=True) if has_some is True]
+        cancelling = [queue for queue, has_marks in zip(queues, marked, strict=True) if has_marks is True]
+        errors |= await self._learn_pauses(pausing) | await self._learn_cancels(cancelling)
+        for queue in queues:
+            if queue in errors:
+                queue.watch_failures.note(errors[queue])
             else:
                 queue.watch_failures.clear()
-                await queue.cancels.learn(reply)
 
-    async def _sweep_consumers(self) -> None:
+    async def _learn_pauses(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
+        """Read which tasks of these queues are paused. Return the errors."""
+        if not queues:
+            return {}
+        now_ms = await self.client.server_time_ms()
+        replies = await self.client.call_each([("HGETALL", queue.keys.paused_tasks) for queue in queues])
+        errors: dict[ServedQueue, RedisError] = {}
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, RedisError):
+                errors[queue] = reply
+            else:
+                queue.runner.paused.learn(reply, now_ms)
+        return errors
+
+    async def _learn_cancels(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
+        """Read the new cancel marks of these queues. Return the errors."""
+        replies = await self.client.call_each([queue.cancels.command for queue in queues])
+        errors: dict[ServedQueue, RedisError] = {}
+        for queue, reply in zip(queues, replies, strict=True):
+            if isinstance(reply, RedisError):
+                errors[queue] = reply
+            else:
+                await queue.cancels.learn(reply)
+        return errors
+
+    async def _forget_dead_consumers(self) -> None:
         await self._pause(SWEEP_INTERVAL_SECS)
         if self._stopping.is_set():
             return

@@ -76,6 +76,7 @@ class ServedQueue:
         #: Failures of its reads and of other checks, and until when it is not read after one.
         self.read_failures = Failures(f'reader of queue "{self.name}"')
         self.watch_failures = Failures(f'check for pauses and cancels of queue "{self.name}"')
+        self.measure_failures = Failures(f'measurement of queue "{self.name}"')
         self.retry_at = 0.0
         self.is_failing = False
         #: Since when its group is known to exist; None if it must be created.
