@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 help: ## print this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-20s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## create .venv and install everything the project needs into it
 
@@ -38,16 +38,17 @@ DEFAULT_TESTS := (not spark_session and not spark_cluster) or spark_slice
 # Tests that share a Spark session go to the same process; all others are distributed one by one.
 PYTEST = -m pytest -n 2 --dist loadgroup
 
+# COVERAGE=1 measures the lines and branches of src/ that the tests run, and checks the limits (.ci/uncovered.toml).
 test: setup servers ## run all but the slow Spark tests on real servers, in two processes; pytest arguments: ARGS="-k foo"
-	@$(BIN)/python $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
+	@$(if $(COVERAGE),rm -rf build/coverage)
+	@$(BIN)/python $(if $(COVERAGE),-m coverage run) $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
+	@$(if $(COVERAGE),$(BIN)/python scripts/check_coverage.py)
 
 test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about a minute)
 	@$(BIN)/python $(PYTEST) --fast -q -r fE $(ARGS)
 
-coverage: setup servers ## run the tests with line and branch coverage of src/, and check the limits (.ci/uncovered.toml)
-	@rm -rf build/coverage
-	@$(BIN)/python -m coverage run $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
-	@$(BIN)/python scripts/check_coverage.py
+coverage: ## run the tests with line and branch coverage of src/, and check the limits, as CI does
+	@$(MAKE) test COVERAGE=1
 
 PYTHONS ?= 3.13 3.14
 test-pythons: setup servers ## run all tests that need no Spark under CPython 3.13 and 3.14 (built once, 5 minutes each)
