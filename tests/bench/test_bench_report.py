@@ -130,3 +130,13 @@ def test_a_flame_graph_shows_where_the_samples_are() -> None:
     svg = draw("worker", tree(folded))
     assert "write (libc.so.6): 70.0%" in svg
     ET.fromstring(svg)
+
+
+def test_the_page_shows_cold_starts_with_their_cpu_time(record: Record) -> None:
+    assert "## Cold start" not in report.page(record)
+    for number, ours in enumerate((400.0, 420.0, 900.0)):
+        record.add("cold-start", "tampu", number, {}, {"first_job_ms": ours, "cpu_ms": 250.0})
+        record.add("cold-start", "celery", number, {}, {"error": "celery did not answer within 60 s: cold-start"})
+    section = report.page(record).partition("## Cold start")[2].partition("\n## ")[0]
+    assert "| tampu | 420 | 250 |" in section
+    assert "celery |" not in section
