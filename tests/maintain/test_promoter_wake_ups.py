@@ -203,23 +203,24 @@ async def test_a_set_is_polled_rarely_until_a_peer_adds_a_job_unannounced(
 
 @pytest.mark.untraced
 async def test_jobs_start_on_time(server: Server) -> None:
-    late: list[float] = []
+    late: dict[str, list[float]] = {"delayed": [], "immediate": []}
     queue = Queue("q", url=server.url)
 
     @queue.task
-    async def note(due: float) -> None:
-        late.append(time.time() - due)
+    async def note(kind: str, due: float) -> None:
+        late[kind].append((time.time() - due) * 1000)
 
     chance, count = random.Random(20), 200
     async with queue, Worker(queue):
         await until(lambda: is_listening(server), "it listens")
         for _ in range(count):
             delay_secs = chance.uniform(0.005, 0.3)
-            await note.add_in(delay_secs, time.time() + delay_secs)
+            await note.add_in(delay_secs, "delayed", time.time() + delay_secs)
             await asyncio.sleep(chance.uniform(0.0, 0.02))
-        await until(lambda: len(late) == count, "all have run")
-    late.sort()
-    p50, p99 = late[count // 2] * 1000, late[count * 99 // 100] * 1000
-    print(f"delayed jobs started late by {p50:.1f} ms (p50), {p99:.1f} ms (p99)")
-    # On an idle machine p99 is below 10 ms. By polling, half of the jobs with delays below a second would miss this.
-    assert p50 < 50
+            await note.add("immediate", time.time())  # what every start costs on this machine
+        await until(lambda: sum(map(len, late.values())) == 2 * count, "all have run")
+    for kind, times in late.items():
+        times.sort()
+        print(f"{kind} jobs started after {times[count // 2]:.1f} ms (p50), {times[count * 99 // 100]:.1f} ms (p99)")
+    # On an idle machine the p99 is below 10 ms. By polling, half of these short delays would end later than this.
+    assert late["delayed"][count // 2] < 50
