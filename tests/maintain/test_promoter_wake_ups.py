@@ -30,6 +30,7 @@ from tampu import (
     Worker,
 )
 from tampu.maintain import leader
+from tampu.redis import calls
 from tampu.spark.scripts import ADD, Chunk, NewJob, add_each
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.keys import QueueKeys
@@ -145,6 +146,30 @@ async def test_a_wake_up_while_the_connection_is_down_is_not_missed(server: Serv
             together.xadd(view.keys.wake, {"due": LONG_AGO_MS})
             together.zadd(view.keys.delayed, {member_of("meanwhile"): LONG_AGO_MS})
             together.execute()
+        await until(view.length, "it is promoted")
+
+
+async def test_a_wake_up_during_a_look_is_not_missed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = QueueView(server, "q")
+    existing, wake, woken = calls.existing, leader.LeaderLoop._wake, asyncio.Event()
+
+    def note_wake(self: leader.LeaderLoop, key: str) -> None:
+        wake(self, key)
+        woken.set()
+
+    async def find_nothing_and_be_woken(client: Any, keys: list[str]) -> Any:
+        found = await existing(client, keys)
+        if keys == [view.keys.delayed] and is_listening(server) and not woken.is_set():
+            monkeypatch.setattr(leader, "CALM_FACTOR", 1_000_000)
+            monkeypatch.setattr(leader, "CALM_SECS", 3600.0)  # no poll will find it
+            delay(view, member_of("meanwhile"))
+            view.client.xadd(view.keys.wake, {"due": LONG_AGO_MS})
+            await woken.wait()
+        return found
+
+    monkeypatch.setattr(leader.LeaderLoop, "_wake", note_wake)
+    monkeypatch.setattr(calls, "existing", find_nothing_and_be_woken)
+    async with running(Promoter(server.url, PromoterConfig(queue_name="q", poll_interval_ms=20))):
         await until(view.length, "it is promoted")
 
 
