@@ -124,11 +124,25 @@ def test_a_group_without_a_verb_shows_its_help() -> None:
         assert "Usage" in done.out + done.err
 
 
-def test_help_names_the_variable_of_every_option(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_names_the_variable_of_every_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     text = invoke("dlq", "peek", "--help").out
-    for variable in ("TAMPU_DLQ_PEEK_LIMIT", "TAMPU_URL", "TAMPU_JSON", "TAMPU_RAW", "TAMPU_TIMEOUT"):
+    for variable in ("TAMPU_URL", "TAMPU_JSON", "TAMPU_RAW", "TAMPU_TIMEOUT"):
         assert variable in text
+    assert "TAMPU_WORKER_CONCURRENCY" in invoke("worker", "--help").out
+
+
+def test_no_variable_replaces_the_command_or_selects_what_it_changes(
+    shop: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("VERSION", "HELP", "INSTALL_COMPLETION", "SHOW_COMPLETION", "QUEUE_HELP", "QUEUE_LIST_HELP"):
+        monkeypatch.setenv(f"TAMPU_{variable}", "1")
+    assert invoke("queue", "list").out.split() == [QUEUE]
+    assert "_ENV" not in invoke("--help").out.replace("env var", "_ENV")
+    monkeypatch.setenv("TAMPU_DLQ_REMOVE_NAME", "another")
+    monkeypatch.setenv("TAMPU_CANCEL_STATE", "delayed")
+    assert invoke("dlq", "remove", QUEUE, "--dry-run", "--json").json["matched"] == 2
+    assert invoke("cancel", QUEUE).code == 2, "no filter is given"
 
 
 def test_no_argument_shows_the_help_and_dash_version_the_version() -> None:

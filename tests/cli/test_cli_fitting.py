@@ -42,6 +42,25 @@ def test_a_narrow_terminal_gets_fewer_columns(counts: FittingTable, width: int, 
     assert shown(counts, width) == lines
 
 
+def test_long_words_are_folded_except_in_the_column_that_may_be_cut() -> None:
+    made = FittingTable("id", "name", "error", whole=("id",), cut="error", note=("error", "a note"))
+    made.add_row(
+        Text("01ABCDEF"), Text("a_name_of_thirty_characters_..."), Text("a text of more than sixty characters " * 2)
+    )
+    assert shown(made, 48) == [
+        "id        name               error",
+        "01ABCDEF  a_name_of_thirty_  a text of more tha…",
+        "          characters_...",
+        "a note",
+    ]
+
+
+def test_a_note_is_shown_only_with_its_column(counts: FittingTable) -> None:
+    counts._note = ("done", "done: per second")
+    assert shown(counts, 28)[-1] == "done: per second"
+    assert shown(counts, 20)[-1] == "emails    1,234"
+
+
 def test_facts_are_side_by_side_or_below_each_other() -> None:
     facts = Facts([("waiting", Text("1")), ("dead", Text("2"))], [("added", Text("3/s")), ("memory", Text("4 KiB"))])
     assert shown(facts, 60) == ["waiting  1      added   3/s", "dead     2      memory  4 KiB"]

@@ -36,6 +36,12 @@ class ReaderGone(Exception):  # noqa: N818 - names what happened, not a kind of 
 class RootGroup(TyperGroup):
     """Lists every command by name and help line, and imports only the one that runs."""
 
+    def make_context(self, *args: Any, **extra: Any) -> Any:
+        # TAMPU_VERSION is a likely name for another variable, and TAMPU_INSTALL_COMPLETION=1 would run no command.
+        ignore_environment(self)
+        ignore_help_variable(self)
+        return super().make_context(*args, **extra)
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(COMMANDS[name]) if name in COMMANDS else None, rest
@@ -59,7 +65,32 @@ def load_command(command: Command) -> Any:
         holder.add_typer(found, name=command.name)
     else:
         holder.command(command.name)(spread_options(found))
-    return get_group(holder).commands[command.name]
+    loaded = get_group(holder).commands[command.name]
+    for one in (loaded, *getattr(loaded, "commands", {}).values()):
+        ignore_help_variable(one)
+        if command.panel == "Manage":
+            # What a change applies to is given with the command: a forgotten variable must not select other jobs.
+            ignore_environment(one)
+    return loaded
+
+
+def ignore_help_variable(command: Any) -> None:
+    """Show no help for a variable such as TAMPU_HELP. The option is made when it is first needed."""
+    make = command.get_help_option
+
+    def make_option(context: Any) -> Any:
+        option = make(context)
+        if option is not None:
+            option.allow_from_autoenv = False
+        return option
+
+    command.get_help_option = make_option
+
+
+def ignore_environment(command: Any) -> None:
+    """Take no option of a command from a variable named after it. Variables that an option names are still used."""
+    for parameter in command.params:
+        parameter.allow_from_autoenv = False
 
 
 def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,7 +150,6 @@ def root(
             "--version",
             callback=_print_version,
             is_eager=True,
-            allow_from_autoenv=False,  # TAMPU_VERSION is a likely name for another variable
             help="Print the version and exit.",
         ),
     ] = False,

@@ -1,6 +1,7 @@
 """Options that many commands share, each defined once: flag, environment variable, help.
 
-Options of a single command get their variable from its name: `tampu dlq peek --limit` reads `TAMPU_DLQ_PEEK_LIMIT`.
+Settings of a single command get their variable from its name: `tampu worker --concurrency` reads
+`TAMPU_WORKER_CONCURRENCY`. Commands that change a queue take nothing but these shared options from the environment.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Tables that fit the terminal: a narrow one gets fewer columns, or one list instead of two side by side.
 
-Columns are dropped whole, because a truncated number is wrong. Output to a pipe is never shortened.
+Columns are dropped whole, because a truncated number is wrong, and long words continue on the next line, because a
+truncated ID cannot be copied. Output to a pipe is never shortened.
 """
 
 from __future__ import annotations
@@ -16,14 +17,19 @@ from tampu.cli.output import cell
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
 
-def table(*columns: str, title: str | None = None, numbers: tuple[str, ...] = ()) -> Table:
-    """Return a table in the common style; columns named in `numbers` are right-aligned."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False, header_style="dim")
+#: Width that is kept for a column that may be shortened, in characters.
+SHORTEST = 24
+
+
+def table(*columns: str, numbers: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
+    """Return a table in the common style. Columns in `numbers` are right-aligned; they and `whole` never wrap."""
+    made = Table(box=None, pad_edge=False, header_style="dim")
     for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", no_wrap=column in numbers)
+        justify: JustifyMethod = "right" if column in numbers else "left"
+        made.add_column(column, justify=justify, no_wrap=column in (*numbers, *whole), overflow="fold")
     return made
 
 
@@ -38,12 +44,27 @@ def fact_table(facts: Iterable[tuple[str, object]]) -> Table:
 
 
 class FittingTable:
-    """A table that drops the columns in `spare`, in this order, until the rest fits."""
+    """A table that drops the columns in `spare`, in this order, until the rest fits.
 
-    def __init__(self, *columns: str, numbers: tuple[str, ...] = (), spare: tuple[str, ...] = ()) -> None:
+    Text in the column `cut` is shortened to one line. Columns in `whole` are never wrapped. `note` is a column and a
+    line to show below the table if that column is shown.
+    """
+
+    def __init__(
+        self,
+        *columns: str,
+        numbers: tuple[str, ...] = (),
+        whole: tuple[str, ...] = (),
+        spare: tuple[str, ...] = (),
+        cut: str | None = None,
+        note: tuple[str, str] | None = None,
+    ) -> None:
         self._columns = columns
         self._numbers = numbers
+        self._whole = whole
         self._spare = spare
+        self._cut = cut
+        self._note = note
         self._rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
@@ -52,17 +73,29 @@ class FittingTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for count in range(len(self._spare) + 1):
-            made = self._without(frozenset(self._spare[:count]))
-            if _fits(made, console, options):
+            left_out = frozenset(self._spare[:count])
+            if _fits(self._without(left_out, SHORTEST), console, options):
                 break
-        yield made
+        yield self._without(left_out)
+        if self._note is not None and self._note[0] not in left_out:
+            yield Text(self._note[1], style="dim")
 
-    def _without(self, left_out: frozenset[str]) -> Table:
+    def _without(self, left_out: frozenset[str], most: int | None = None) -> Table:
+        """Return the table without some columns. `most` is the width of the column that may be shortened."""
         shown = [place for place, column in enumerate(self._columns) if column not in left_out]
-        made = table(*(self._columns[place] for place in shown), numbers=self._numbers)
+        made = table(*(self._columns[place] for place in shown), numbers=self._numbers, whole=self._whole)
         for row in self._rows:
-            made.add_row(*(row[place] for place in shown))
+            made.add_row(*(self._cell(row[place], self._columns[place], most) for place in shown))
         return made
+
+    def _cell(self, content: RenderableType, column: str, most: int | None) -> RenderableType:
+        if column != self._cut or not isinstance(content, Text):
+            return content
+        short = content.copy()
+        short.no_wrap, short.overflow = True, "ellipsis"
+        if most is not None:
+            short.truncate(most)
+        return short
 
 
 class Facts:

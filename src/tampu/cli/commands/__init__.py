@@ -39,7 +39,7 @@ _TABLE = {
     "Inspect": {
         "inspect": (
             "inspect:inspect",
-            "Show waiting, running, delayed and dead jobs of all queues, or of one queue with its workers.",
+            "Show waiting, pending, delayed and dead jobs of all queues, or of one queue with its workers.",
         ),
         "watch": ("watch:watch", "Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."),
         "top": ("watch:top", "Watch all queues live, busiest first. Press Ctrl-C to exit."),

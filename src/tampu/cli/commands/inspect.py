@@ -12,17 +12,15 @@ from rich.text import Text
 
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, is_terminal, printable, say, show, stdout_console, write_json
+from tampu.cli.output import cell, is_terminal, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import Facts, FittingTable, table
-from tampu.cli.units import duration, number, parse_duration, rate, size
+from tampu.cli.units import duration, number, parse_duration, plural, rate, size
 from tampu.inspect.snapshot import RATE_EVENTS, RATE_WINDOW_MS, GroupView, QueueSnapshot, take_snapshot
 from tampu.redis.faults import ServerError
 
-#: Columns of the terminal from which the table shows rates.
-WIDTH_OF_RATES = 80
-#: Characters shown of a lock holder's name.
-HOLDER_SHOWN = 12
+#: Characters shown of a lock holder's random name.
+HOLDER_SHOWN = 10
 
 MaxWaiting = Annotated[
     int | None,
@@ -96,7 +94,7 @@ def inspect(
     max_dlq: MaxDlq = None,
     sample: Sample = 0.0,
 ) -> None:
-    """Show waiting, running, delayed and dead jobs of all queues, or of one queue with its workers."""
+    """Show waiting, pending, delayed and dead jobs of all queues, or of one queue with its workers."""
     max_age_secs = None if max_age is None else parse_duration(max_age)
     looks, unusable, faults = common.run(_look, queue, sample)
     breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
@@ -107,10 +105,9 @@ def inspect(
     elif queue:
         show(queue_view(looks[0]))
     elif looks:
-        columns = ("waiting", "oldest", "running", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
-        show(queues_table(looks, columns, spare=("bytes", "due", "failed", "completed", "oldest", "workers")))
-        if is_terminal() and stdout_console().width >= WIDTH_OF_RATES:
-            say(window_note(looks), "dim")
+        columns = ("waiting", "oldest", "pending", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
+        note = ("completed", window_note(looks)) if is_terminal() else None
+        show(queues_table(looks, columns, ("bytes", "due", "failed", "completed", "oldest", "workers"), note))
     elif not faults:
         say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
@@ -169,7 +166,7 @@ def breaches_of(
 _COLUMNS: dict[str, Callable[[Look], RenderableType]] = {
     "waiting": lambda look: number(look.snapshot.waiting),
     "oldest": lambda look: duration(look.snapshot.oldest_waiting_ms),
-    "running": lambda look: number(look.snapshot.pending),
+    "pending": lambda look: number(look.snapshot.pending),
     "delayed": lambda look: number(look.snapshot.delayed),
     "due": lambda look: cell(number(look.snapshot.due), "yellow" if look.snapshot.due else ""),
     "dead": lambda look: cell(number(look.snapshot.dlq), "red" if look.snapshot.dlq else ""),
@@ -182,14 +179,22 @@ _COLUMNS: dict[str, Callable[[Look], RenderableType]] = {
 }
 
 
-def queues_table(looks: list[Look], columns: tuple[str, ...], spare: tuple[str, ...]) -> FittingTable:
+def queues_table(
+    looks: list[Look], columns: tuple[str, ...], spare: tuple[str, ...], note: tuple[str, str] | None = None
+) -> FittingTable:
     """Return a table with one row per queue; a narrow terminal gets it without the columns in `spare`."""
-    made = FittingTable("queue", *columns, numbers=columns, spare=spare)
+    made = FittingTable("queue", *columns, numbers=columns, spare=spare, note=note)
     for look in looks:
         one = look.snapshot
-        name = Text.assemble(cell(one.queue, "bold"), (" paused", "yellow") if one.has_pause else "")
+        name = Text.assemble(cell(one.queue, "bold"), (_pause_mark(one), "yellow"))
         made.add_row(name, *(_COLUMNS[column](look) for column in columns))
     return made
+
+
+def _pause_mark(one: QueueSnapshot) -> str:
+    if one.is_paused:
+        return " paused"
+    return f" {plural(len(one.paused_tasks), 'task')} paused" if one.paused_tasks else ""
 
 
 def window_note(looks: list[Look]) -> str:
@@ -213,7 +218,8 @@ def queue_view(look: Look) -> Group:
     one = look.snapshot
     parts: list[Any] = [cell(one.queue, "bold"), *pause_lines(one), Facts(_depths(one), _movement(look))]
     for group in one.groups:
-        parts += [Text(""), _group_table(group)]
+        oldest = f", oldest {duration(group.oldest_pending_ms)}" if group.oldest_pending_ms is not None else ""
+        parts += [Text(""), cell(f"group {group.name}: {group.pending:,} pending{oldest}", "bold"), _group_table(group)]
     if not one.groups:
         parts += [Text(""), Text("no worker has ever read this queue", style="yellow")]
     return Group(*parts)
@@ -225,7 +231,7 @@ def _depths(one: QueueSnapshot) -> list[tuple[str, Text]]:
     return [
         ("waiting", cell(number(one.waiting))),
         ("oldest waiting", cell(duration(one.oldest_waiting_ms))),
-        ("running or prefetched", cell(number(one.pending))),
+        ("pending (running, or fetched)", cell(number(one.pending))),
         ("delayed", cell(number(one.delayed) + when)),
         ("due now", cell(number(one.due), "yellow" if one.due else "")),
         ("dead letters", cell(number(one.dlq), "red" if one.dlq else "")),
@@ -253,18 +259,14 @@ def _movement(look: Look) -> list[tuple[str, Text]]:
 
 def _holder(name: str | None) -> str:
     """Return the name of a lock holder, without the part that only makes it unique."""
-    return "none" if name is None else name.partition(":")[0][:HOLDER_SHOWN]
+    if name is None:
+        return "none"
+    host, _, rest = name.partition(":")
+    return f"{host}:{rest.partition(':')[0]}" if rest else name[:HOLDER_SHOWN]
 
 
 def _group_table(group: GroupView) -> Table:
-    oldest = f", oldest {duration(group.oldest_pending_ms)}" if group.oldest_pending_ms is not None else ""
-    made = table(
-        "consumer",
-        "pending",
-        "idle",
-        title=printable(f"group {group.name}: {group.pending:,} pending{oldest}"),
-        numbers=("pending", "idle"),
-    )
+    made = table("consumer", "pending", "idle", numbers=("pending", "idle"))
     for consumer in group.consumers:
         style = "" if consumer.is_alive else "dim"
         name = consumer.name if consumer.is_alive else f"{consumer.name} (dead)"

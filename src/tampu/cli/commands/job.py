@@ -84,7 +84,9 @@ def list_(
 def _jobs_table(state: str, found: list[JobState]) -> FittingTable:
     age = {"running": "running for", "dead": "died", "delayed": "added", "waiting": "added"}[state]
     last = {"running": "worker", "dead": "error", "delayed": "due", "waiting": "worker"}[state]
-    rows = FittingTable("id", "name", age, "attempts", last, numbers=("attempts",), spare=("attempts", last))
+    spare = {"running": ("attempts", last), "waiting": ("attempts", last)}.get(state, ("attempts", age))
+    cut = last if state == "dead" else None
+    rows = FittingTable("id", "name", age, "attempts", last, numbers=("attempts",), whole=("id",), spare=spare, cut=cut)
     for job in found:
         letter = job.dead_letter
         value = {

@@ -156,7 +156,7 @@ async def _top(common: CommonOptions, interval: float, rounds: int | None) -> As
 
 
 def _top_view(looks: list[Look]) -> Group:
-    columns = ("waiting", "oldest", "running", "delayed", "dead", "workers", "added", "settled", "bytes")
+    columns = ("waiting", "oldest", "pending", "delayed", "dead", "workers", "added", "settled", "bytes")
     made = queues_table(looks, columns, spare=("bytes", "oldest", "workers", "delayed", "added"))
     when = instant(looks[0].snapshot.taken_at_ms) if looks else ""
     head = Text.assemble(("tampu top  ", "bold"), (when, "dim"), ("  Ctrl-C to exit", "dim"))
@@ -169,7 +169,7 @@ def _line(look: Look) -> str:
     one = look.snapshot
     return (
         f"{time_of_day(one.taken_at_ms)} {one.queue}{' (paused)' if one.has_pause else ''} waiting={one.waiting} "
-        f"oldest={duration(one.oldest_waiting_ms).replace(' ', '')} running={one.pending} delayed={one.delayed} "
+        f"oldest={duration(one.oldest_waiting_ms).replace(' ', '')} pending={one.pending} delayed={one.delayed} "
         f"dead={one.dlq} workers={one.workers} added={rate(look.flow.added_per_sec)} "
         f"settled={rate(look.flow.settled_per_sec)}"
     )

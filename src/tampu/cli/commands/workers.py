@@ -27,9 +27,9 @@ def workers(common: CommonOptions, queue: OptionalQueueName = None, dead: Dead =
     if not found:
         say(f"no worker serves {queue}" if queue else "no workers")
         return
-    spare = ("heartbeat", "version", "held", "longest", "process", "host")
-    numbers = ("process", "places", "running", "held")
-    columns = ("host", "process", "version", "places", "running", "held", "longest", "heartbeat")
+    spare = ("heartbeat", "version", "pending", "longest", "process", "host")
+    numbers = ("process", "slots", "running", "pending")
+    columns = ("host", "process", "version", "slots", "running", "pending", "longest", "heartbeat")
     rows = FittingTable("queue", "worker", *columns, numbers=numbers, spare=spare)
     for name, worker in found:
         rows.add_row(*_row(name, worker))
