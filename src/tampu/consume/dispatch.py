@@ -54,7 +54,7 @@ MAX_REMEMBERED = 10_000
 COMPLAINT_SECS = 60.0
 
 
-class ServedQueue(Protocol):
+class TaskQueue(Protocol):
     """The part of a task's queue that a dispatcher uses."""
 
     @property
@@ -73,7 +73,7 @@ class ServedTask(Protocol):
     @property
     def name(self) -> str: ...
     @property
-    def queue(self) -> ServedQueue: ...
+    def queue(self) -> TaskQueue: ...
     @property
     def function(self) -> Callable[..., Any]: ...
     @property

@@ -49,7 +49,7 @@ SLOT_WATCH_SECS = 0.05
 #: How long after it was sent a takeover may be executed, in milliseconds.
 LATE_MS = 1000
 #: How long the entries of a dead consumer are reserved for one worker, in milliseconds.
-ALONE_MS = 10_000
+EXCLUSIVE_MS = 10_000
 #: This long after its takeover, an entry is no longer suspected of killing its worker, in seconds.
 QUARANTINE_SECS = 60.0
 #: The class of entries that run alone.
@@ -215,7 +215,7 @@ class Takeover:
                 self._member,
                 not_after_ms=await self._soon_ms(),
                 min_idle_ms=config.claim_min_idle_ms,
-                alone_ms=ALONE_MS,
+                exclusive_ms=EXCLUSIVE_MS,
                 wanted_class=wanted_class,
                 room=room,
                 except_ids=self._inflight,

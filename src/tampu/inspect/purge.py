@@ -18,11 +18,11 @@ PURGE_BATCH = 500
 async def cancel_delayed(client: Client, keys: QueueKeys, job_id: str) -> bool:
     """Cancel a job that waits for its due time or its retry. Return False if there is no such delayed job."""
     names = (keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id))
-    is_cancelled = await calls.cancel(client, *names, job_id=job_id)
+    is_cancelled = await calls.cancel_delayed(client, *names, job_id=job_id)
     if is_cancelled is None:
         # No index: another implementation, which writes none, may have added the job. Or many have its score.
         member = await find_delayed_member(client, keys, job_id)
-        is_cancelled = member is not None and await calls.cancel(client, *names, job_id=job_id, member=member)
+        is_cancelled = member is not None and await calls.cancel_delayed(client, *names, job_id=job_id, member=member)
     return bool(is_cancelled)
 
 

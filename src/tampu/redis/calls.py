@@ -27,7 +27,7 @@ SET_ASIDE = load_script("set_aside")
 UPSERT_REPEATABLE = load_script("upsert_repeatable")
 REMOVE_REPEATABLE = load_script("remove_repeatable")
 REPLAY = load_script("replay")
-CANCEL = load_script("cancel")
+CANCEL_DELAYED = load_script("cancel_delayed")
 CANCEL_JOB = load_script("cancel_job")
 PURGE = load_script("purge")
 RENEW_LEASES = load_script("renew_leases")
@@ -43,7 +43,7 @@ START_MARK = 1_000_000_000
 #: The scripts that each of these parts needs.
 PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
 SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
-INSPECT_SCRIPTS = (CANCEL, CANCEL_JOB, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
+INSPECT_SCRIPTS = (CANCEL_DELAYED, CANCEL_JOB, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
 CONSUMER_SCRIPTS = (RENEW_LEASES, RECLAIM, MARK_STARTED, HAND_BACK, FORGET_CONSUMER)
 
 
@@ -221,14 +221,14 @@ async def replay(
     return moved, bool(is_full)
 
 
-async def cancel(
+async def cancel_delayed(
     client: Client, delayed: str, index: str, marker: str, *, job_id: str, member: bytes | None = None
 ) -> bool | None:
     """Cancel a delayed job and return whether it was still delayed; None if it has no index and `member` is needed.
 
     Not resent after a lost connection: a second call could not know whether the first one cancelled the job.
     """
-    reply = await client.run(CANCEL, (delayed, index, marker), (_or_empty(member), job_id), resend=False)
+    reply = await client.run(CANCEL_DELAYED, (delayed, index, marker), (_or_empty(member), job_id), resend=False)
     return None if reply == -1 else bool(reply)
 
 
@@ -345,7 +345,7 @@ async def reclaim(
     *,
     not_after_ms: int,
     min_idle_ms: int,
-    alone_ms: int,
+    exclusive_ms: int,
     wanted_class: int,
     room: tuple[int, int, int],
     except_ids: Iterable[bytes],
@@ -354,7 +354,7 @@ async def reclaim(
 
     `room` is the maximum number of entries of each class; `wanted_class` 0 takes the class of the first entry.
     """
-    times = (not_after_ms, min_idle_ms, START_MARK, alone_ms)
+    times = (not_after_ms, min_idle_ms, START_MARK, exclusive_ms)
     arguments = (*member._arguments, *times, wanted_class, *room, *except_ids)
     return Reclaimed(*await client.run(RECLAIM, (*member._keys, member.takeovers), arguments))
 

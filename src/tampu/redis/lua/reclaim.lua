@@ -17,7 +17,7 @@
 --@include lib/stall.lua
 
 local stream, group, consumer, takeovers = KEYS[1], ARGV[1], ARGV[2], KEYS[4]
-local now, idle_ms, mark, alone_ms = now_ms(), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
+local now, idle_ms, mark, exclusive_ms = now_ms(), ARGV[6], tonumber(ARGV[7]), tonumber(ARGV[8])
 local class, most = tonumber(ARGV[9]), {tonumber(ARGV[10]), tonumber(ARGV[11]), tonumber(ARGV[12])}
 if note_stall(KEYS[2], KEYS[3], ARGV[3], ARGV[4]) or now > tonumber(ARGV[5])
   or redis.pcall('EXISTS', KEYS[3]) == 1 then
@@ -33,11 +33,11 @@ end
 local function may_take(dead)
   local claim = redis.pcall('HGET', takeovers, dead)
   local taker, ends = string.match(type(claim) == 'string' and claim or '', '^(.*) (%d+)$')
-  if taker and now < tonumber(ends) + 9 * alone_ms then
+  if taker and now < tonumber(ends) + 9 * exclusive_ms then
     return taker == consumer or now >= tonumber(ends)
   end
-  redis.pcall('HSET', takeovers, dead, consumer .. string.format(' %.0f', now + alone_ms))
-  redis.pcall('PEXPIRE', takeovers, 10 * alone_ms)
+  redis.pcall('HSET', takeovers, dead, consumer .. string.format(' %.0f', now + exclusive_ms))
+  redis.pcall('PEXPIRE', takeovers, 10 * exclusive_ms)
   return true
 end
 
