@@ -186,7 +186,8 @@ def details(event: QueueEvent) -> str:
     if "progress" in fields:
         found.append(_percent(fields["progress"]))
     if event.name == EventName.AUDIT:
-        found.append(f"{fields.get('action', '')} of {fields.get('count', 1)} by {fields.get('operator', '')}")
+        count = f" of {fields['count']}" if fields.get("count", 1) != 1 else ""
+        found.append(f"{fields.get('action', '')}{count} by {fields.get('operator', '')}")
     found += [str(fields[name]) for name in ("reason", "note", "detail") if fields.get(name)]
     if isinstance(duration_us := fields.get("duration_us"), int):
         found.append(f"took {duration(duration_us / 1000)}")
