@@ -113,7 +113,7 @@ def test_a_key_of_the_wrong_type_hides_no_job_worker_or_event_of_others(key: str
 
 
 def test_a_group_whose_name_is_not_text_hides_no_job(server: Server, shop: Filled) -> None:
-    client = server.client()
+    client: Any = server.client()
     client.xgroup_create(QueueKeys(QUEUE).stream, b"\xff\x1b[31m", "0")
     client.xreadgroup(b"\xff\x1b[31m", b"\xfe", {QueueKeys(QUEUE).stream: ">"})
     for state in ("waiting", "running"):
