@@ -8,7 +8,7 @@ In production, run the worker as a separate process; here it runs in the applica
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -33,7 +33,7 @@ async def ship(order: Order) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
     worker = Worker(queue)
     running = asyncio.create_task(worker.run())
     yield

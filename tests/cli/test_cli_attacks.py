@@ -93,6 +93,34 @@ def test_one_broken_queue_does_not_hide_the_others(server: Server, shop: Filled)
     assert {finding["about"] for finding in invoke("doctor", "--json").json["findings"]} >= {QUEUE, "broken"}
 
 
+@pytest.mark.parametrize("key", ["stream", "delayed", "dlq", "events"])
+def test_a_key_of_the_wrong_type_hides_no_job_worker_or_event_of_others(key: str, server: Server, shop: Filled) -> None:
+    broken = QueueKeys("a-broken-queue")  # comes first: the jobs are searched in the order of the names
+    server.client().xadd(broken.events, {"e": "drained", "ts": "1"})
+    server.client().delete(getattr(broken, key))
+    server.client().set(getattr(broken, key), "not it")
+    for command, text in (
+        (("job", "show", shop.dead), "dead"),
+        (("job", "why", shop.dead), "dead"),
+        (("events",), shop.dead),
+        (("workers", "--dead"), ""),
+    ):
+        done = invoke(*command)
+        assert done.code == 0, (command, done)
+        assert text in done.out
+        reads = {"job": ("stream", "delayed", "dlq"), "events": ("events",), "workers": ("stream",)}[command[0]]
+        assert ("queue a-broken-queue cannot be read: WRONGTYPE" in done.err) == (key in reads)
+
+
+def test_a_group_whose_name_is_not_text_hides_no_job(server: Server, shop: Filled) -> None:
+    client: Any = server.client()
+    client.xgroup_create(QueueKeys(QUEUE).stream, b"\xff\x1b[31m", "0")
+    client.xreadgroup(b"\xff\x1b[31m", b"\xfe", {QueueKeys(QUEUE).stream: ">"})
+    for state in ("waiting", "running"):
+        assert invoke("job", "list", QUEUE, "--state", state).code == 0
+    assert shop.waiting in invoke("job", "list", QUEUE).out
+
+
 async def test_doctor_names_a_stream_that_accepts_no_more_entries_and_the_remedy(server: Server, url: str) -> None:
     client, keys = server.client(), QueueKeys("q")
     async with Queue("q", url=url) as queue:

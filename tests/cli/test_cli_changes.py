@@ -147,7 +147,7 @@ def test_cancel_removes_a_delayed_job(shop: Filled) -> None:
 def test_cancel_marks_waiting_jobs_and_names_unknown_ones(shop: Filled) -> None:
     done = invoke("cancel", QUEUE, shop.waiting, "nobody", "--yes")
     assert done.code == 1
-    assert done.out == "1 job marked; workers drop or cancel them within about two seconds\n"
+    assert done.out == "1 job marked; workers drop or cancel it within about two seconds\n"
     assert "no such job: nobody" in done.err
 
 
@@ -175,7 +175,7 @@ def test_cancel_takes_a_filter_instead_of_ids(shop: Filled) -> None:
         (("cancel", QUEUE, "DELAYED"), "cancel 1 job of shop"),
         (
             ("queue", "delete", QUEUE, "--force"),
-            "delete queue shop permanently, with 5 jobs, dead letters and schedules",
+            "delete queue shop permanently, with everything in it (2 jobs, 2 dead letters, 1 schedule)",
         ),
     ],
 )

@@ -181,3 +181,9 @@ def test_event_rates_cover_only_the_time_of_the_events_read() -> None:
     rates, secs = event_rates(events, 100_000)
     assert secs == pytest.approx(4.999)
     assert rates["completed"] == pytest.approx(1000, rel=0.01)
+
+
+def test_worker_list_takes_the_options_of_workers(shop: Filled) -> None:
+    for form in (("workers",), ("worker", "list")):
+        assert invoke(*form, QUEUE).err == f"no worker serves {QUEUE}\n"
+        assert invoke(*form, QUEUE, "--dead", "--json").json == []

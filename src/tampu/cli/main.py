@@ -43,6 +43,8 @@ class RootGroup(TyperGroup):
         return super().make_context(*args, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[:2] == ["worker", "list"]:  # a subcommand by its form, although `worker` takes targets
+            args = ["workers", *args[2:]]
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(COMMANDS[name]) if name in COMMANDS else None, rest
 

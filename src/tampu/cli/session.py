@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from tampu.cli.errors import CliError
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, Timeout, Url
+from tampu.cli.output import say
 from tampu.errors import ConfigError
 from tampu.events import QueueEvents
 from tampu.queue import Queue
 from tampu.redis.client import Client
+from tampu.redis.faults import ServerError
 from tampu.redis.settings import Address, parse_url, resolve_url
 from tampu.wire.codec import codec_from_environment
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
     from types import TracebackType
 
 P = ParamSpec("P")
@@ -168,6 +170,17 @@ class FoundQueues:
 
     names: list[str]
     unusable: list[bytes]
+
+
+@contextlib.contextmanager
+def skip_if_broken(queue: str, *, is_one_of_many: bool) -> Iterator[None]:
+    """Report a server's error about one of many queues in a line: it must not hide the others."""
+    try:
+        yield
+    except ServerError as error:
+        if not is_one_of_many:
+            raise
+        say(f"queue {queue} cannot be read: {error}; run `tampu doctor`", "yellow")
 
 
 async def find_queues(clients: Sequence[Client]) -> FoundQueues:

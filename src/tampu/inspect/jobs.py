@@ -93,7 +93,7 @@ async def _pending(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterato
         beats: dict[str, tuple[Heartbeat | None, int]] = {}
         position = "-"
         while True:
-            pending = await client.call("XPENDING", keys.stream, group_name, position, "+", PAGE)
+            pending = await client.call("XPENDING", keys.stream, group["name"], position, "+", PAGE)
             entries = await client.call_many([("XRANGE", keys.stream, one[0], one[0]) for one in pending])
             new = sorted({text(consumer) for _, consumer, _, _ in pending} - beats.keys())
             beats |= zip(new, await read_heartbeats(client, keys, group_name, new), strict=True)

@@ -23,7 +23,7 @@ WORK_PER_BYTE = MAX_WORK >> 20
 SAFE_BYTES = 2 * MAX_NUMBER_KEYS
 #: Maps of up to this size, which have a short header, are not counted: their tables are too small to be slow.
 UNCOUNTED_KEYS = 15
-#: Types whose hashes nobody can predict.
+#: Types whose hashes cannot be predicted.
 TEXT_TYPES = frozenset((str, bytes))
 
 _key = itemgetter(0)

@@ -62,12 +62,13 @@ def cancel(
 
 def _summary(outcomes: dict[str, CancelOutcome]) -> str:
     counts = Counter(outcomes.values())
-    said = {
+    them = "it" if counts["requested"] == 1 else "them"
+    said: dict[CancelOutcome, str] = {
         "cancelled": "cancelled",
-        "requested": "marked; workers drop or cancel them within about two seconds",
+        "requested": f"marked; workers drop or cancel {them} within about two seconds",
         "finished": "had already finished",
     }
-    return "\n".join(f"{plural(counts[key], 'job')} {text}" for key, text in said.items() if counts[key]) or "none"  # type: ignore[index]
+    return "\n".join(f"{plural(counts[key], 'job')} {text}" for key, text in said.items() if counts[key]) or "none"
 
 
 async def _matching(

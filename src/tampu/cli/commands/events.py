@@ -9,7 +9,7 @@ import typer
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import while_read, write_json_line, write_line
 from tampu.cli.redact import redacted_event
-from tampu.cli.session import CommonOptions, Session
+from tampu.cli.session import CommonOptions, Session, skip_if_broken
 from tampu.cli.units import duration, instant, iso
 from tampu.inspect.snapshot import entry_ms
 from tampu.redis.client import Client
@@ -63,11 +63,13 @@ class _Wanted:
 async def _show_events(
     session: Session, name: str | None, wanted: _Wanted, limit: int, follows: bool, as_json: bool
 ) -> None:
-    views = await session.views(name)
-    last_ids = {keys.queue_name: await _newest_id(client, keys) for client, keys in views}
+    last_ids: dict[str, str] = {}
     history: list[Entry] = []
-    for client, keys in views if limit else ():
-        history += await newest_events(client, keys, last_ids[keys.queue_name], wanted.matches, limit)
+    for client, keys in await session.views(name):
+        with skip_if_broken(keys.queue_name, is_one_of_many=name is None):
+            last_id = last_ids[keys.queue_name] = await _newest_id(client, keys)
+            if limit:
+                history += await newest_events(client, keys, last_id, wanted.matches, limit)
     history.sort(key=_order)
     for entry in history[-limit:] if limit else ():
         _write(entry, with_queue=name is None, as_json=as_json)
@@ -108,10 +110,11 @@ async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, w
     arrived: asyncio.Queue[Entry] = asyncio.Queue(maxsize=1000)
 
     async def read(name: str, last_id: str) -> None:
-        async with session.follow(name, last_id) as source:
-            async for entry_id, event in source.entries():
-                if wanted.matches(event):
-                    await arrived.put((name, entry_id, redacted_event(event)))
+        with skip_if_broken(name, is_one_of_many=with_queue):
+            async with session.follow(name, last_id) as source:
+                async for entry_id, event in source.entries():
+                    if wanted.matches(event):
+                        await arrived.put((name, entry_id, redacted_event(event)))
 
     async with asyncio.TaskGroup() as group:
         for name, last_id in last_ids.items():
@@ -186,7 +189,8 @@ def details(event: QueueEvent) -> str:
     if "progress" in fields:
         found.append(_percent(fields["progress"]))
     if event.name == EventName.AUDIT:
-        found.append(f"{fields.get('action', '')} of {fields.get('count', 1)} by {fields.get('operator', '')}")
+        count = f" of {fields['count']}" if fields.get("count", 1) != 1 else ""
+        found.append(f"{fields.get('action', '')}{count} by {fields.get('operator', '')}")
     found += [str(fields[name]) for name in ("reason", "note", "detail") if fields.get(name)]
     if isinstance(duration_us := fields.get("duration_us"), int):
         found.append(f"took {duration(duration_us / 1000)}")

@@ -14,7 +14,7 @@ from tampu.cli.options import QueueName, QueueOption, Raw
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of, queue_codec, shown_value
 from tampu.cli.redact import redacted_state
-from tampu.cli.session import CommonOptions, Session
+from tampu.cli.session import CommonOptions, Session, skip_if_broken
 from tampu.cli.tables import FittingTable, fact_table
 from tampu.cli.units import duration, instant, iso, parse_duration, plural, time_of_day
 from tampu.inspect.job_state import JobState, find_job
@@ -170,14 +170,12 @@ async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client
     views = await session.views(name)
     if not views:
         raise CliError(f"there are no queues at {session.place} yet")
-    found: tuple[Client, QueueKeys, JobState] | None = None
     for client, keys in views:
-        state = redacted_state(await find_job(client, keys, job_id, queue_codec(keys.queue_name)))
-        if state.state != "unknown":
-            return client, keys, state
-        found = found or (client, keys, state)
-    assert found is not None  # noqa: S101 - there was at least one queue
-    return found
+        with skip_if_broken(keys.queue_name, is_one_of_many=name is None):
+            state = redacted_state(await find_job(client, keys, job_id, queue_codec(keys.queue_name)))
+            if state.state != "unknown":
+                return client, keys, state
+    return *views[0], JobState(id=job_id, state="unknown")
 
 
 async def _find_events(
@@ -185,8 +183,9 @@ async def _find_events(
 ) -> tuple[Client, QueueKeys, list[tuple[str, QueueEvent]]]:
     """Find the queue whose events mention the job: a job that completed without a result leaves no other record."""
     for client, keys in await session.views(name):
-        if events := await _events(client, keys, job_id):
-            return client, keys, events
+        with skip_if_broken(keys.queue_name, is_one_of_many=name is None):
+            if events := await _events(client, keys, job_id):
+                return client, keys, events
     raise CliError(f"no such job: {job_id!r} never existed, or its records have expired")
 
 

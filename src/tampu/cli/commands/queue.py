@@ -101,8 +101,9 @@ def delete(
 ) -> None:
     """Delete a queue with everything in it: jobs, dead letters, schedules, results and events."""
     before = common.run(_snapshot, queue)
-    held = before.length + before.delayed + before.dlq + before.repeatables
-    question = f"delete queue {queue} permanently, with {held:,} jobs, dead letters and schedules"
+    held = {"job": before.length + before.delayed, "dead letter": before.dlq, "schedule": before.repeatables}
+    contents = ", ".join(plural(count, what) for what, count in held.items() if count) or "results and events only"
+    question = f"delete queue {queue} permanently, with everything in it ({contents})"
     deleted = 0
     if confirm(question, 1, yes=yes, dry_run=dry_run):
 

@@ -8,7 +8,7 @@ from rich.text import Text
 
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import cell, say, show, write_json
-from tampu.cli.session import CommonOptions, Session
+from tampu.cli.session import CommonOptions, Session, skip_if_broken
 from tampu.cli.tables import FittingTable
 from tampu.cli.units import duration, number
 from tampu.inspect.workers import WorkerInfo, list_workers
@@ -54,8 +54,8 @@ def _row(queue: str, worker: WorkerInfo) -> tuple[Text, ...]:
 
 
 async def _workers(session: Session, queue: str | None, dead: bool) -> list[tuple[str, WorkerInfo]]:
-    return [
-        (keys.queue_name, worker)
-        for client, keys in await session.views(queue)
-        for worker in await list_workers(client, keys, dead=dead)
-    ]
+    found: list[tuple[str, WorkerInfo]] = []
+    for client, keys in await session.views(queue):
+        with skip_if_broken(keys.queue_name, is_one_of_many=queue is None):
+            found += [(keys.queue_name, worker) for worker in await list_workers(client, keys, dead=dead)]
+    return found

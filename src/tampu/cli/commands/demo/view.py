@@ -88,7 +88,7 @@ class DayView:
         return Group(grid, cell(f"one day of a shop on {self._place}", "dim"), Text(""))
 
     def _queues(self) -> RenderableType:
-        counts = ("waiting", "running", "delayed", "retries", "dead", "done", "done/s")
+        counts = ("waiting", "pending", "delayed", "retries", "dead", "done", "done/s")
         made = Table(box=ROUNDED, expand=True, border_style="dim", header_style="dim")
         made.add_column("queue")
         for column in counts:

@@ -141,9 +141,6 @@ def worker(
 
     `tampu worker list` lists the running workers.
     """
-    if targets[:1] == ["list"]:
-        _list_workers(targets[1:], url)
-        return
     check_choice("--on", on, PLACES)
     check_log_options(log, log_level)
     check_choice("--log-jobs", log_jobs, JOB_LOGS)
@@ -198,16 +195,6 @@ def _by_queue(option: str, given: str | None) -> dict[str, int] | None:
             raise UsageError(f"{option} takes queue names and numbers such as critical=6,bulk=1; got {part.strip()!r}")
         numbers[name] = int(number)
     return numbers
-
-
-def _list_workers(queues: Sequence[str], url: str | None) -> None:
-    """Run `tampu worker list [QUEUE]`, another name for `tampu workers`."""
-    from tampu.cli.commands.workers import workers  # imported here: a worker does not need it
-    from tampu.cli.session import CommonOptions
-
-    if len(queues) > 1:
-        raise UsageError("tampu worker list takes at most one queue")
-    workers(CommonOptions(url=url), queues[0] if queues else None)
 
 
 def _refuse_with_spark(**given: bool) -> None:

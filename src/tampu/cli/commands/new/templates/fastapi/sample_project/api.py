@@ -1,6 +1,6 @@
 """The API: adds jobs, waits for results, and returns the state of a job."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,7 +15,7 @@ RESULT_TIMEOUT_SECS = 10.0
 
 
 @asynccontextmanager
-async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+async def lifespan(_: FastAPI) -> AsyncGenerator[None, None]:
     yield
     await queue.close()
 
