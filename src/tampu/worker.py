@@ -412,6 +412,8 @@ class Worker:
             limit=self._limit.get(queue.name),
         )
         served = serving.runtime.add(link, queue.name, handler, share, config.codec or queue.codec)
+        if self._handler is None and any(task.process for task in queue.tasks.values()):
+            served.reserve_with(dispatcher.reserve)
         if self._handler is None and any(task.on_failure is not None for task in queue.tasks.values()):
             served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
 

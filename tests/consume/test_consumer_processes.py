@@ -12,9 +12,12 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from consume.workers import Journal, consuming
+from consume.workers import QUEUE, Journal, consuming
 from servers.liveness import is_alive
 from support.waiting import until
+from tampu import Queue
+from tampu.redis.calls import START_MARK
+from tampu.wire.envelope import decode_job
 
 if TYPE_CHECKING:
     from consume.views import WorkerView
@@ -106,3 +109,73 @@ async def test_programs_of_a_handler_end_when_its_worker_is_killed(view: WorkerV
     grandchild = int((await until(lambda: fleet.journal.of("grandchild"), "it runs"))[0])
     worker.kill()
     await until(lambda: not is_alive(grandchild), "the grandchild is gone too")
+
+
+# --- jobs that wait for a process
+
+PROCESSES = os.cpu_count() or 1
+
+
+def has_start_mark(pending: dict[str, Any]) -> bool:
+    return bool(pending["times_delivered"] >= START_MARK)
+
+
+async def fill(view: WorkerView, journal: Journal, secs: float) -> tuple[list[str], list[str]]:
+    """Add a job for each process and three more; return the IDs of those that run and of those that wait."""
+    running = view.add_many([secs] * PROCESSES)
+    await until(lambda: sorted(journal.of("started")) == sorted(running), "each process has a job", 60)
+    waiting = view.add_many([0.01] * 3)
+    await until(lambda: len(view.pending()) == PROCESSES + 3, "the others are delivered")
+    return running, waiting
+
+
+async def test_jobs_that_wait_for_a_process_are_not_dead_lettered(view: WorkerView, fleet: Fleet) -> None:
+    settings = {"claim_min_idle_ms": 1000, "max_attempts": 1, "concurrency": PROCESSES + 10}
+    worker = fleet.start(view.server.url, "in_a_thread", process=True, **settings)
+    running, waiting = await fill(view, fleet.journal, 600)
+    await until(lambda: len([one for one in view.pending() if has_start_mark(one)]) == PROCESSES, "starts are recorded")
+    worker.kill()
+
+    async def handler(job: Job[Any]) -> None:
+        fleet.journal.write("elsewhere", job.id)
+
+    async with consuming(view.server.url, handler, **settings):
+        await until(lambda: len(view.dead_letters()) + len(fleet.journal.of("elsewhere")) == PROCESSES + 3, "all end")
+    assert sorted(fleet.journal.of("elsewhere")) == sorted(waiting)
+    assert sorted(decode_job(letter.payload).id for letter in view.dead_letters()) == sorted(running)
+
+
+async def test_a_suspended_worker_gives_no_process_to_jobs_taken_over(view: WorkerView, fleet: Fleet) -> None:
+    settings = {"claim_min_idle_ms": 1000, "concurrency": PROCESSES + 10}
+    frozen = fleet.start(view.server.url, "in_a_thread", process=True, **settings)
+    _, waiting = await fill(view, fleet.journal, 2)
+    frozen.pause()
+
+    async def handler(job: Job[Any]) -> None:
+        fleet.journal.write("elsewhere", job.id)
+
+    async with consuming(view.server.url, handler, **settings):
+        await until(view.is_settled, "the other worker has run all")
+    frozen.resume()
+    last = view.add(0.01)
+    await until(lambda: last in fleet.journal.of("started"), "it works again", 60)
+    assert set(waiting) <= set(fleet.journal.of("elsewhere"))
+    assert not set(waiting) & set(fleet.journal.of("started"))
+
+
+async def test_a_job_that_waits_for_a_process_can_be_cancelled(view: WorkerView, tmp_path: Path) -> None:
+    queue = Queue(QUEUE, url=view.server.url)
+    journal = Journal(tmp_path / "journal")
+    async with consuming(view.server.url, run_a_program, process=True, concurrency=PROCESSES + 10) as worker:
+        view.add_many([str(journal.path)] * PROCESSES)
+        await until(lambda: len(journal.lines()) == PROCESSES, "each process has a job", 60)
+        job_id = view.add(str(journal.path))
+        await until(lambda: worker.held == PROCESSES + 1, "one more waits")
+        assert await queue.cancel(job_id, reason="not needed") == "requested"
+        await until(lambda: len(view.pending()) == PROCESSES, "it is dropped while the others run")
+        (event,) = [fields for fields in view.events() if fields["e"] == "cancelled"]
+        assert (event["id"], event["reason"]) == (job_id, "not needed")
+        assert len(journal.lines()) == PROCESSES
+        for _, pid in journal.lines():
+            os.kill(int(pid), signal.SIGKILL)
+    await queue.close()

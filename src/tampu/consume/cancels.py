@@ -39,6 +39,8 @@ class Cancels:
         self._inflight = inflight
         #: IDs of jobs that may be marked. Empty nearly always: a job is only looked up when it is not.
         self.marked: set[str] = set()
+        #: Deliveries that wait for what their handlers need to start, such as a process.
+        self.reserving: set[Delivery] = set()
         self._cursor = 0.0
         self._looks = 0
 
@@ -76,6 +78,9 @@ class Cancels:
             reply = await self._client.call(*self.command)
 
     async def _cancel_running(self, ids: set[str]) -> None:
+        for delivery in self.reserving:
+            if delivery.job.id in ids:
+                delivery.task.cancel()  # it stops waiting, and looks its mark up before it starts
         for delivery in self._inflight.running_deliveries():
             if delivery.job.id in ids:
                 reason = await self.reason_for(delivery)

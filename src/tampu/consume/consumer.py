@@ -82,7 +82,9 @@ class Consumer:
         try:
             self._running = runtime = Runtime(self._config)
             link = runtime.link(self._settings, self._config.queue_name)
-            runtime.add(link, self._config.queue_name, caller)
+            served = runtime.add(link, self._config.queue_name, caller)
+            if processes is not None:
+                served.reserve_with(lambda job: processes.reserve())
             await runtime.run(shutdown)
         finally:
             if self._running is not None:

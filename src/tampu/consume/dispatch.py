@@ -28,6 +28,7 @@ from tampu.wire.task_codec import Arguments
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
+    from contextlib import AbstractAsyncContextManager
 
     from tampu.consume.invoke import DaemonThreads
     from tampu.consume.retry_rules import RetryRules
@@ -134,6 +135,11 @@ class Dispatcher:
         if job._tail:
             caller = self._own_caller(job) or caller
         return caller
+
+    def reserve(self, job: Job[Any]) -> AbstractAsyncContextManager[None] | None:
+        """Return the context in which a job that runs in a process has one; None for other jobs."""
+        task = self._tasks.get(job.name)
+        return self._processes_for(task).reserve() if task is not None and task.process else None
 
     async def _put_back(self, job: Job[Any]) -> Any:
         return self._unknown.outcome_of(job)

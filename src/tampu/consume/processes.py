@@ -17,6 +17,7 @@ import socket
 import threading
 import time
 import traceback
+from contextvars import ContextVar
 from functools import cache
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from tampu.wire.job import Job
 from tampu.wire.typed import TypedPayload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
     from types import TracebackType
@@ -249,6 +250,19 @@ def refuse_inside_starting_child() -> None:
         )
 
 
+class _Reservation:
+    """A process that is kept for one job; `child` is None once the job has it."""
+
+    __slots__ = ("child", "processes")
+
+    def __init__(self, processes: Processes, child: _Child) -> None:
+        self.processes = processes
+        self.child: _Child | None = child
+
+
+_reserved: ContextVar[_Reservation | None] = ContextVar("tampu_reserved_process", default=None)
+
+
 class Processes:
     """Handler processes, started on demand and reused; a job waits while all are busy.
 
@@ -275,10 +289,38 @@ class Processes:
         self._slots = asyncio.Semaphore(most or os.cpu_count() or 1)
         self._jobs_each = jobs_each
 
+    @contextlib.asynccontextmanager
+    async def reserve(self) -> AsyncIterator[None]:
+        """Wait for a process, and keep it for the job that is run inside the `async with` block.
+
+        A worker does this before it checks the job's lease and records its start: a job that still waits for a process
+        has not started.
+        """
+        async with self._slots:
+            child = self._take_free()
+            if child is None:
+                child = await self._threads.call(_Child, self._handler)
+            self._busy.add(child)
+            reservation = _Reservation(self, child)
+            _reserved.set(reservation)
+            try:
+                yield
+            finally:
+                _reserved.set(None)
+                if reservation.child is not None:
+                    self._busy.discard(child)
+                    self._free.append(child)
+
     async def run(self, job: Job[Any], timeout_secs: float | None) -> Any:
         """Run one job in a process and return its result. Raises `TimeoutError` once the process was killed."""
-        async with self._slots:
-            return await self._run(job, timeout_secs)
+        reservation = _reserved.get()
+        if reservation is None or reservation.processes is not self or (child := reservation.child) is None:
+            async with self._slots:
+                return await self._run(job, timeout_secs)
+        reservation.child = None
+        with contextlib.suppress(_DiedIdle):
+            return await self._run_in(child, job, timeout_secs)
+        return await self._run(job, timeout_secs)
 
     async def _run(self, job: Job[Any], timeout_secs: float | None) -> Any:
         while (child := self._take_free()) is not None:

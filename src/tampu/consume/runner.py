@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 import threading
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from tampu.wire.retry import backoff_ms
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from tampu.config import ConsumerConfig
     from tampu.consume.cancels import Cancels
@@ -75,6 +77,8 @@ class Runner:
         self._metrics = config.metrics
         self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
+        #: Returns a context in which a job's handler can start at once, such as with a process; None if it always can.
+        self.reserve: Callable[[Job[Any]], AbstractAsyncContextManager[None] | None] = _nothing_to_reserve
         #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
         self._fork_guard = ForkGuard()
@@ -85,6 +89,29 @@ class Runner:
         self._pauses = self.paused.pauses
         #: Deliveries that did not start, though their start may have been recorded: handed back at shutdown.
         self.unstarted: list[Delivery] = []
+
+    async def run_reserved(self, delivery: Delivery) -> None:
+        """Run one delivery once its handler can start at once.
+
+        Until then it has not started: another worker may take it over, and it is not recorded as a last attempt.
+        """
+        async with contextlib.AsyncExitStack() as stack:
+            if (reserved := self.reserve(delivery.job)) is not None:
+                self._cancels.reserving.add(delivery)
+                try:
+                    await stack.enter_async_context(reserved)
+                except asyncio.CancelledError:
+                    if self.is_stopping:
+                        self.unstarted.append(delivery)
+                        raise
+                    # By a cancel mark, which `run` looks up.
+                except BaseException as error:
+                    # A process that cannot be started: the handler meets the same error, which fails the job.
+                    if _is_for_the_process(error):
+                        raise
+                finally:
+                    self._cancels.reserving.discard(delivery)
+            await self.run(delivery)
 
     async def run(self, delivery: Delivery) -> None:
         """Run one delivery and pass its outcome to the settler."""
@@ -276,3 +303,7 @@ def max_attempts_of(job: Job[Any], config: ConsumerConfig) -> int:
     """Return the total number of runs that a job may have, including the first."""
     own = job.retry.max_attempts if job.retry is not None else None
     return config.max_attempts if own is None else own
+
+
+def _nothing_to_reserve(_job: Job[Any]) -> None:
+    return None

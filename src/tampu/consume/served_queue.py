@@ -24,6 +24,7 @@ from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from contextlib import AbstractAsyncContextManager
 
     from tampu.config import ConsumerConfig
     from tampu.consume.on_failure import FailureCalls
@@ -89,6 +90,11 @@ class ServedQueue:
         running = len(self.inflight.running_deliveries())
         depth = await read_depth(self._client, self.keys, running=running, concurrency=self.config.concurrency)
         tell(self.config.metrics.queue_depth, depth)
+
+    def reserve_with(self, reserve: Callable[[Job[Any]], AbstractAsyncContextManager[None] | None]) -> None:
+        """Start each job inside the context that `reserve` returns for it, unless that is None."""
+        self.runner.reserve = reserve
+        self.share.run = self.runner.run_reserved
 
     def call_on_failure(self, calls: FailureCalls) -> None:
         """Start these calls for jobs that are dead-lettered."""
