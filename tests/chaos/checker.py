@@ -4,7 +4,8 @@
 |--------------|------------------------------------------------------------------------------------------------------|
 | `missing`    | a confirmed job ran to its end or is a dead letter; nothing is left on the server                    |
 | `unfinished` | no job was acknowledged without having finished                                                      |
-| `rerun`      | no second start of the same attempt without a cause: a worker that died or lost its lease, a failover |
+| `rerun`      | no second start of the same attempt without a cause: a worker that died, lost its lease or was       |
+|              | stopped during an outage, or a failover                                                              |
 | `attempts`   | an attempt is used up by a failure only; nothing runs more often than promised                       |
 | `dead`       | a dead letter had used up its attempts, had begun its last one, or had killed worker after worker     |
 | `invented`   | nothing runs that was not added, or whose add was refused                                            |
@@ -84,6 +85,11 @@ class _Judge:
                 self._causes[fault.target].append(fault)
             if fault.kind in OUTAGES:
                 self._outages[fault.target].append(fault)
+        for fault in history.faults:
+            # A worker that is stopped gives up at its deadline: what it could not write by then runs again.
+            for outage in (*self._outages.get("*", ()), *self._outages.get(fault.target, ())):
+                if fault.kind == "term" and outage.begin <= fault.end <= outage.end:
+                    self._causes[fault.target].append(Fault("term", fault.target, outage.begin, fault.end))
         for process, at in history.deaths.items():
             self._causes[process].append(Fault("death", process, at, at))
         for causes in self._causes.values():

@@ -57,6 +57,12 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "30 start a 0; 30 end a 0 ok",
         "injector": "20 fault server-kill * 3.5 20; 21 death w",
     },
+    "deployed while the server was away": {
+        "p": ADDED,
+        "w": ONCE,
+        "v": "30 start a 0; 30 end a 0 ok",
+        "injector": "20 fault server-kill * 3.5 20; 10 fault term w 3 10",
+    },
     "run again after a stop": {
         "p": ADDED,
         "w": "3 start a 0; 12 end a 0 ok",
@@ -153,6 +159,11 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "run twice by the same worker at once": (
         "rerun",
         {"p": ADDED, "w": "3 start a 0; 4 start a 0; 8 end a 0 ok; 9 end a 0 ok"},
+    ),
+    "run again although the worker was stopped after the outage": (
+        "rerun",
+        {"p": ADDED, "w": ONCE, "v": "30 start a 0; 30 end a 0 ok",
+         "injector": "5 fault server-kill * 3.5 5; 10 fault term w 3 10"},
     ),
     "run again because the server was away": (
         "rerun",
