@@ -141,8 +141,10 @@ class Settler:
         outcomes = self._outcomes
         outcomes.append(outcome)
         kind = outcome.kind
-        if kind is not _SUCCESS:
-            self._outcome_bytes += len(outcome.extra[0]) if kind is _RESULT else _size_of(outcome)
+        if kind is _RESULT:
+            self._outcome_bytes += len(outcome.extra[0])
+        elif kind is not _SUCCESS:
+            self._outcome_bytes += _size_of(outcome)
             self._count(outcome, 1)
         if len(outcomes) >= self._config.ack_batch:
             self._pump()
@@ -425,7 +427,8 @@ class Settler:
             self._last_failure = failure
 
     def _settled(self, outcome: Outcome, code: str) -> None:
-        self._count(outcome, -1)
+        if outcome.kind is _RETRY or outcome.kind is _DEAD_LETTER:
+            self._count(outcome, -1)
         outcome.delivery.done()
         self.on_settled(outcome, code)
 
