@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 BUDGET = Path(__file__).with_name("budget.json")
-ATTEMPTS = 6
+ATTEMPTS = 12
 QUEUE = "budget"
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
 #: Allowed excess: less than one request or call per job, and about one line's worth of instructions.
