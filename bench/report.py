@@ -73,9 +73,10 @@ ROUND_TRIP_TEXT = (
 
 
 COLD_START_TEXT = (
-    "Milliseconds from starting a worker program until its first job, which already waits, has run; and the CPU time "
-    "of the program until then. tampu, Celery, Dramatiq, arq, SAQ and taskiq start by their command lines, with one "
-    "process and default settings; chasquimq, BullMQ and `tampu, program` as a program that runs a worker."
+    "Milliseconds from starting a worker program until it has run its first job, which is already waiting, and the CPU "
+    "time that the program uses until then. tampu, Celery, Dramatiq, arq, SAQ and taskiq are started from their "
+    "command lines, with one process and default settings; chasquimq, BullMQ and `tampu, program` are programs "
+    "that run a worker."
 )
 
 

@@ -134,7 +134,7 @@ class ProducerConfig(_Checked):
     payload_type: Any = None
     #: Encrypts or signs payloads and results: `EncryptedCodec` or `SignedCodec`. Defaults to None: plain MessagePack.
     codec: PayloadCodec | None = _checked(_codec, None)
-    #: Name in the audit events of changes such as a pause; "" = `TAMPU_OPERATOR`, or `user@host`. Defaults to "".
+    #: Operator name recorded in audit events; "" = `TAMPU_OPERATOR`, or `user@host`. Defaults to "".
     operator: str = _checked(lambda name, value: check_text(name, value, blank_ok=True), "")
 
     def __post_init__(self) -> None:
@@ -151,8 +151,8 @@ class PromoterConfig(_Checked):
     """Settings of a `Promoter`, which moves due jobs from the delayed set into the stream."""
 
     queue_name: str = _queue_name()
-    #: How often to look for delayed jobs that were not announced, in milliseconds. Ten times less often, but at least
-    #: every second, while all jobs are announced (tampu announces its own). Defaults to 100.
+    #: Time between two polls for delayed jobs that were not announced, in milliseconds. Ten times longer, but at most
+    #: a second, while all jobs are announced (tampu announces its own). Defaults to 100.
     poll_interval_ms: int = _number(100, low=1)
     #: Maximum number of jobs moved per script call. Defaults to 256.
     promote_batch: int = _number(256, low=1)

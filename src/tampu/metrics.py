@@ -67,7 +67,7 @@ class JobOutcome:
 
 @dataclass(frozen=True, slots=True)
 class QueueDepth:
-    """The length of a queue, as a worker saw it. All workers of a queue see the same, except for `running`."""
+    """The length of a queue, as a worker saw it. All workers of a queue see the same values, except for `running`."""
 
     #: Jobs that were not delivered to a worker.
     waiting: int

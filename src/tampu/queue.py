@@ -160,7 +160,7 @@ class Queue:
 
     @property
     def codec(self) -> PayloadCodec | None:
-        """The codec of its payloads and results."""
+        """Codec of the queue's payloads and results."""
         return self._config.codec
 
     @property
@@ -256,9 +256,9 @@ class Queue:
                 stored with each job; `timeout`, the maximum duration of a run in seconds, and `soft_timeout`, after
                 which `SoftTimeout` is raised inside it; `process=True` to run it in a separate process, for CPU-bound
                 work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
-                those that are not; or `retry`, a function of the exception and the number of the attempt that returns
+                those that are not; or `retry`, a function of the exception and the attempt number that returns
                 True, False or the time to wait; `on_failure`, a task or a function that is called with a `FailedJob`
-                once a job was dead-lettered.
+                once a job has been dead-lettered.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.
@@ -693,7 +693,7 @@ class Queue:
         client = self._producer.ready_client()
         if not force:
             await check_unused(client, self._keys)
-        # Before its events are deleted, for those who follow them; and not if it has none.
+        # Write it before the events are deleted, for programs that follow them, and only if there are events.
         await self._producer.audit("delete", create=False)
         return await delete_queue(client, self._keys)
 

@@ -229,7 +229,7 @@ class Task(Generic[P, R]):
         """Encode the arguments of a schedule. Raises `TypeError` if they are not a dict, or do not fit the function."""
         if not isinstance(kwargs, Mapping | None):
             raise TypeError(
-                f"task {self.name!r}: the arguments of a schedule must be a dict by name, got {shown(kwargs)}; "
+                f"task {self.name!r}: a schedule's arguments must be a dict of names and values, got {shown(kwargs)}; "
                 "nothing was sent"
             )
         return self.arguments.encode((), dict(kwargs or {}))
@@ -264,7 +264,7 @@ class ConfiguredTask(Generic[P, R]):
         return task._job(await task.queue._add_task(task, task.arguments.encode(args, kwargs), **self._when()))
 
     async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
-        """Add one job per item, as `Task.add_bulk`. `delay` or `at` applies to all; `unique` is not allowed."""
+        """Add one job per item, like `Task.add_bulk`. `delay` or `at` applies to all; `unique` is not allowed."""
         task = self.task
         packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
         return [task._job(job) for job in await task.queue._add_tasks(task, packed, **self._when_bulk())]

@@ -264,7 +264,7 @@ class Worker:
 
     @property
     def slots_used(self) -> dict[str, int]:
-        """Slots that jobs of each queue occupy, by queue name: jobs that run, or wait here to be started."""
+        """Number of slots in use, by queue name. Jobs that run, or wait in this worker to be started, use a slot."""
         queues = [] if self._serving is None else self._serving.runtime.queues
         return {queue.name: queue.share.occupied for queue in queues}
 

@@ -37,13 +37,13 @@ class RootGroup(TyperGroup):
     """Lists every command by name and help line, and imports only the one that runs."""
 
     def make_context(self, *args: Any, **extra: Any) -> Any:
-        # TAMPU_VERSION is a likely name for another variable, and TAMPU_INSTALL_COMPLETION=1 would run no command.
+        # TAMPU_VERSION may be set for another purpose, and with TAMPU_INSTALL_COMPLETION=1 no command would run.
         ignore_environment(self)
         ignore_help_variable(self)
         return super().make_context(*args, **extra)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[:2] == ["worker", "list"]:  # a subcommand by its form, although `worker` takes targets
+        if args[:2] == ["worker", "list"]:  # looks like a subcommand, but `worker` takes targets
             args = ["workers", *args[2:]]
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(COMMANDS[name]) if name in COMMANDS else None, rest
@@ -71,13 +71,13 @@ def load_command(command: Command) -> Any:
     for one in (loaded, *getattr(loaded, "commands", {}).values()):
         ignore_help_variable(one)
         if command.panel == "Manage":
-            # What a change applies to is given with the command: a forgotten variable must not select other jobs.
+            # Only arguments select what a command changes: a forgotten variable must not select other jobs.
             ignore_environment(one)
     return loaded
 
 
 def ignore_help_variable(command: Any) -> None:
-    """Show no help for a variable such as TAMPU_HELP. The option is made when it is first needed."""
+    """Ignore variables such as TAMPU_HELP. The help option is created when it is first needed."""
     make = command.get_help_option
 
     def make_option(context: Any) -> Any:
@@ -90,7 +90,7 @@ def ignore_help_variable(command: Any) -> None:
 
 
 def ignore_environment(command: Any) -> None:
-    """Take no option of a command from a variable named after it. Variables that an option names are still used."""
+    """Ignore variables that are named after a command's options. Variables that an option declares are still read."""
     for parameter in command.params:
         parameter.allow_from_autoenv = False
 

@@ -174,7 +174,7 @@ class FoundQueues:
 
 @contextlib.contextmanager
 def skip_if_broken(queue: str, *, is_one_of_many: bool) -> Iterator[None]:
-    """Report a server's error about one of many queues in a line: it must not hide the others."""
+    """Print a server error about one of many queues as one line, so that it does not hide the others."""
     try:
         yield
     except ServerError as error:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
 
-#: Width that is kept for a column that may be shortened, in characters.
+#: Minimum width of a column that may be shortened, in characters.
 SHORTEST = 24
 
 

@@ -1,8 +1,8 @@
 """Carries out cancels: reads new marks once a second, drops marked jobs that wait here and cancels those that run.
 
 `Delivery.cancel` does it: an `async def` handler's task is cancelled, a handler's process killed, and a `def` handler
-in a thread finds the request with `job.check_cancelled()`. A mark is checked at the server before a job is dropped for
-it: adding the job's ID again removes it.
+in a thread finds the request with `job.check_cancelled()`. Before a job is dropped, its mark is checked on the server:
+adding the job's ID again removes the mark.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Cancels:
         self._inflight = inflight
         #: IDs of jobs that may be marked. Empty nearly always: a job is only looked up when it is not.
         self.marked: set[str] = set()
-        #: Deliveries that wait for what their handlers need to start, such as a process.
+        #: Deliveries whose handlers cannot start yet, for example because no process is free.
         self.reserving: set[Delivery] = set()
         self._cursor = 0.0
         self._looks = 0
@@ -80,7 +80,7 @@ class Cancels:
     async def _cancel_running(self, ids: set[str]) -> None:
         for delivery in self.reserving:
             if delivery.job.id in ids:
-                delivery.task.cancel()  # it stops waiting, and looks its mark up before it starts
+                delivery.task.cancel()  # it stops waiting, and checks its mark before it starts
         for delivery in self._inflight.running_deliveries():
             if delivery.job.id in ids:
                 reason = await self.reason_for(delivery)

@@ -137,7 +137,7 @@ class Dispatcher:
         return caller
 
     def reserve(self, job: Job[Any]) -> AbstractAsyncContextManager[None] | None:
-        """Return the context in which a job that runs in a process has one; None for other jobs."""
+        """Return the context that reserves a process for a job that needs one; None for other jobs."""
         task = self._tasks.get(job.name)
         return self._processes_for(task).reserve() if task is not None and task.process else None
 

@@ -147,7 +147,7 @@ class InFlight:
         self._reject_with = reject
         self._decode_payload = decode_payload
         self._codec = QueueCodec.of(config.codec, config.queue_name)
-        #: Opens and decodes payloads of jobs with the name `_opens_for`: nearly always that of the job before.
+        #: Opens and decodes payloads of jobs with the name `_opens_for`: nearly always that of the previous job.
         self._opens_for = ""
         self._open_named = partial(self._open_and_decode, "")
         self._log = log

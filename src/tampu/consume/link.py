@@ -175,7 +175,7 @@ class ServerLink:
             if queue.measures:
                 try:
                     await queue.measure()
-                except ServerError as error:  # such as a key of the wrong type: the others are measured
+                except ServerError as error:  # such as a key of the wrong type; still measure the others
                     queue.measure_failures.note(error)
                 else:
                     queue.measure_failures.clear()

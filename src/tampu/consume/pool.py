@@ -45,7 +45,7 @@ class Pool:
         #: Takeovers that wait for a free slot: while there are some, readers leave one.
         self.takeovers_waiting = 0
         self._progress = asyncio.Event()
-        #: How many callers wait for it: finished jobs are counted, and reported only to them.
+        #: Number of callers that wait for `_progress`: it is set only if there are any.
         self._watchers = 0
 
     @property
@@ -170,8 +170,8 @@ class Pool:
                         self._waking -= 1
                 in_a_row = 0
             delivery = waiting.popleft()
-            # If this handler waits, another coroutine must take the next job. Quick jobs need no call to find that one
-            # is awake already.
+            # If this handler waits, another coroutine must take the next job. The condition saves quick jobs a call if
+            # one is already awake.
             if waiting and (not self._waking or self._waking < self.running):
                 self._wake()
             self.running += 1

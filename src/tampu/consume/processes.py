@@ -251,7 +251,7 @@ def refuse_inside_starting_child() -> None:
 
 
 class _Reservation:
-    """A process that is kept for one job; `child` is None once the job has it."""
+    """A process reserved for one job; `child` is None once the job uses it."""
 
     __slots__ = ("child", "processes")
 
@@ -291,10 +291,10 @@ class Processes:
 
     @contextlib.asynccontextmanager
     async def reserve(self) -> AsyncIterator[None]:
-        """Wait for a process, and keep it for the job that is run inside the `async with` block.
+        """Wait for a process and reserve it for the job that runs inside the `async with` block.
 
-        A worker does this before it checks the job's lease and records its start: a job that still waits for a process
-        has not started.
+        A worker does this before it checks the job's lease and records its start: a job that is still waiting for a
+        process has not started.
         """
         async with self._slots:
             child = self._take_free()

@@ -1,6 +1,6 @@
-"""Recovery of single queues: creates their groups, and tries those again that cannot be read.
+"""Recovery of single queues: creates missing groups, and retries queues that cannot be read.
 
-A queue whose key has the wrong type, whose group is gone or that an ACL forbids is left out of the reads of the others.
+A queue whose key has the wrong type, whose group is gone or that an ACL denies is left out, so that others can be read.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Recovery:
     def __init__(self, client: Client, config: ConsumerConfig, queues: Sequence[ServedQueue], turns: Turns) -> None:
         self._client = client
         self._config = config
-        #: All queues on the server; it may grow.
+        #: All queues on the server; queues may be added.
         self._queues = queues
         self._turns = turns
         #: The queues that have had a group, by their share.
@@ -43,7 +43,7 @@ class Recovery:
         return self._has_trouble or len(self.by_share) != len(self._queues)
 
     async def make_groups(self) -> bool:
-        """Create missing consumer groups, and streams if need be. Return True if there is a new one."""
+        """Create missing consumer groups, and their streams if necessary. Return True if a group was created."""
         now = time.monotonic()
         queues = [queue for queue in self._queues if queue.group_since is None and queue.retry_at <= now]
         group = self._config.group
@@ -54,7 +54,7 @@ class Recovery:
         for queue, reply in zip(queues, replies, strict=True):
             error: RedisError | None = reply if isinstance(reply, RedisError) else None
             if isinstance(error, ServerError) and error.kind == "OOM":
-                # Out of memory, a group cannot be created, but an existing one can be drained, which frees memory.
+                # Without free memory no group can be created, but existing ones can be drained, which frees memory.
                 error = await self._error_of(queue, error)
             if isinstance(error, ConnectionLost | Unreachable):
                 raise error
@@ -68,7 +68,7 @@ class Recovery:
         return is_new
 
     async def _error_of(self, queue: ServedQueue, error: ServerError) -> ServerError | None:
-        """Return None if the group exists, otherwise the error with which creating it failed."""
+        """Return None if the group exists, otherwise the error from creating it."""
         (reply,) = await self._client.call_each([("XPENDING", queue.keys.stream, self._config.group)])
         if isinstance(reply, ServerError):
             return error if reply.kind == "NOGROUP" else reply
@@ -97,7 +97,7 @@ class Recovery:
         """Note that a queue could not be read: it is left out until its group exists again, or for a while."""
         if error.kind == "NOGROUP":
             logger.warning(
-                'consumer group %r of queue "%s" is gone (a flush?); creating it again',
+                'consumer group %r of queue "%s" is gone (was the server flushed?); recreating it',
                 *(self._config.group, queue.name),
             )
             self._has_trouble = True

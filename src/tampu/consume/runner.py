@@ -77,7 +77,7 @@ class Runner:
         self._metrics = config.metrics
         self._codec = QueueCodec.of(config.codec, config.queue_name)
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
-        #: Returns a context in which a job's handler can start at once, such as with a process; None if it always can.
+        #: Returns a context that waits for what a job's handler needs, such as a process; None if it needs nothing.
         self.reserve: Callable[[Job[Any]], AbstractAsyncContextManager[None] | None] = _nothing_to_reserve
         #: Set before running handlers are cancelled because the worker stops.
         self.is_stopping = False
@@ -91,9 +91,9 @@ class Runner:
         self.unstarted: list[Delivery] = []
 
     async def run_reserved(self, delivery: Delivery) -> None:
-        """Run one delivery once its handler can start at once.
+        """Run one delivery as soon as its handler can start.
 
-        Until then it has not started: another worker may take it over, and it is not recorded as a last attempt.
+        Until then, the job has not started: another worker may take it over, and it is not recorded as a last attempt.
         """
         async with contextlib.AsyncExitStack() as stack:
             if (reserved := self.reserve(delivery.job)) is not None:
@@ -104,9 +104,9 @@ class Runner:
                     if self.is_stopping:
                         self.unstarted.append(delivery)
                         raise
-                    # By a cancel mark, which `run` looks up.
+                    # Cancelled by a cancel mark, which `run` looks up.
                 except BaseException as error:
-                    # A process that cannot be started: the handler meets the same error, which fails the job.
+                    # The process cannot be started: the handler gets the same error, which fails the job.
                     if _is_for_the_process(error):
                         raise
                 finally:

@@ -55,7 +55,7 @@ MAX_LOSSES = 3
 MAX_LUA_NUMBER = 2**53
 #: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
 MAX_UNWRITTEN = 1000
-#: Bytes of outcomes that the server could not write, at which reading stops.
+#: Reading stops when the outcomes that the server could not write reach this size, in bytes.
 MAX_PUT_OFF_BYTES = 32 * 1024 * 1024
 
 ACK = load_script("ack")
@@ -474,8 +474,8 @@ class Settler:
     def _hold(self, outcome: Outcome) -> None:
         """Send an outcome again after `HELD_RETRY_SECS`.
 
-        Meanwhile no handler waits for it. The key may have the wrong type until an operator removes it, and the slot of
-        a handler that waits would be missing to the other queues.
+        No handler waits for it in the meantime: the key may have the wrong type until an operator removes it, and a
+        waiting handler would hold a slot that other queues need.
         """
         self._count(outcome, -1)
         self._put_off.append(outcome)

@@ -50,7 +50,7 @@ SLOT_WATCH_SECS = 0.05
 LATE_MS = 1000
 #: How long the entries of a dead consumer are reserved for one worker, in milliseconds.
 EXCLUSIVE_MS = 10_000
-#: This long after its takeover, an entry is no longer suspected of killing its worker, in seconds.
+#: Time after its takeover until an entry is no longer suspected of killing its worker, in seconds.
 QUARANTINE_SECS = 60.0
 #: The class of entries that run alone.
 LONE = 3
@@ -68,7 +68,7 @@ class Quarantine:
         self._group_size = max(concurrency // 10, 1)
         #: The entries taken over that run or wait here, and when they were taken over.
         self._suspects: dict[Delivery, float] = {}
-        #: Held from the question how many more fit until they are added: two queues must not both use the same room.
+        #: Held while counting the free room and adding entries: two queues must not use the same room.
         self.lock = asyncio.Lock()
 
     def add(self, suspect: Delivery) -> None:
@@ -113,7 +113,7 @@ class Takeover:
         self._config = config
         self._pool = pool
         self._quarantine = quarantine
-        #: Returns how many of that many free slots the queue may use.
+        #: Returns how many of the given number of free slots the queue may use.
         self._room_of = room_of
         self._settler = settler
         self._inflight = inflight
@@ -208,7 +208,7 @@ class Takeover:
         config = self._config
         wanted_class, room = self._quarantine.room(self._free())
         if max(room) <= 0:
-            return True  # another queue has used it meanwhile
+            return True  # another queue has used the room in the meantime
         try:
             now_ms, entries, swept = await calls.reclaim(
                 self._client,

@@ -1,4 +1,4 @@
-"""Audit events: who changed a queue from outside of a worker, and how. Written to its events stream, and logged."""
+"""Audit events: who changed a queue from outside a worker, and how. Written to its events stream and logged."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ async def record(
 ) -> None:
     """Write an audit event for a change and log it. `create=False` writes it only if the queue already has events.
 
-    The change has been made: an event that cannot be written is logged, and does not look like a failed change. A
-    server that refuses it, for lack of memory or by its ACL, is ignored.
+    An event that cannot be written is logged and raises nothing, so that it does not look like a failed change. A
+    refusal by the server, for lack of memory or because of its ACL, is ignored.
     """
     operator, detail = operator[:MAX_TEXT], detail[:MAX_TEXT]
     logger.info("queue %r: %s by %s (count %d)%s", keys.queue_name, action, operator, count, detail and f": {detail}")

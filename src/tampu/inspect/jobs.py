@@ -84,7 +84,7 @@ async def _running(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterato
 
 
 async def _pending(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[tuple[JobState, bool]]:
-    """Walk the pending entries, each with whether it runs, by the heartbeat of its worker.
+    """Yield the pending entries, each with True if it is running, according to its worker's heartbeat.
 
     Without a heartbeat, every pending entry counts as running.
     """

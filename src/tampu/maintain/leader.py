@@ -1,9 +1,9 @@
 """Leader election with locks on the server, and the loop in which a process does what it leads.
 
-A *duty* is what one process at a time does for a queue: promoting due jobs, or firing repeatable jobs. `LeaderLoop`
-runs all duties of a process on one server: it takes and renews their locks, and looks at all their sorted sets in one
-request. It sleeps until the next job is due, or a wake-up (`wake_ups.py`) announces an earlier one. `run_standalone`
-runs one duty outside of a worker.
+A *duty* is work that one process at a time does for a queue: promoting due jobs, or firing repeatable jobs.
+`LeaderLoop` runs all duties of a process on one server: it takes and renews their locks, and checks all their sorted
+sets in one request. It sleeps until the next job is due, or a wake-up (`wake_ups.py`) announces an earlier one.
+`run_standalone` runs one duty outside a worker.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ RENEW_SHARE = 0.6
 STANDBY_SECS = 0.25
 #: How long the current round may take at shutdown, in seconds.
 LAST_ROUND_SECS = 1.0
-#: A set whose earlier members are announced is polled less often by this factor, at most every `CALM_SECS` (seconds).
+#: Factor by which a set is polled less often if its new earliest members are announced, and the maximum interval that
+#: results, in seconds.
 CALM_FACTOR = 10
 CALM_SECS = 1.0
-#: After a member was found that was not announced, its set is polled at the full rate for this long, in seconds.
+#: How long a set is polled at the full rate after an unannounced member was found, in seconds.
 PEER_SECS = 3600.0
 #: How long an announcement may take, in seconds: the poll that finds the member may be faster.
 ANNOUNCE_SECS = 0.1
@@ -149,7 +150,7 @@ class LeaderLoop:
 
     @property
     def connections(self) -> int:
-        """Return the number of open connections, besides its client's."""
+        """Return the number of open connections, not counting its client's."""
         return 0 if self._wake_ups is None else self._wake_ups.connections
 
     async def run(self, shutdown: asyncio.Event) -> None:
@@ -223,7 +224,7 @@ class LeaderLoop:
     async def _ask(self, post: _Post) -> None:
         was_ours = post.leader.is_ours
         if await post.leader.lead() and not was_ours:
-            post.duty.earliest = None  # others may have changed the set
+            post.duty.earliest = None  # other processes may have changed the set
             post.look_at = 0.0
 
     async def _look(self, now: float) -> None:
@@ -256,7 +257,7 @@ class LeaderLoop:
             elif score is not None and score < (post.duty.earliest or 0.0):
                 self._note_earlier(post)
         for post in looking:
-            if post in unchanged and not post.is_woken:  # it may have been woken since the question was sent
+            if post in unchanged and not post.is_woken:  # it may have been woken since the request was sent
                 post.failures.clear()
                 post.read_at = now
                 post.look_at = self._next_look_at(post, now)
@@ -270,14 +271,14 @@ class LeaderLoop:
         return on_grid if post.duty.earliest == _NEVER else min(on_grid, post.due_at)
 
     def _poll_secs(self, post: _Post, now: float) -> float:
-        """Return how often to check a set: rarely, if earlier members are announced."""
+        """Return the seconds between two checks of a set: more if new earliest members are announced."""
         poll_secs, wake = post.duty.poll_secs, post.duty.wake
         if wake is None or self._wake_ups is None or wake not in self._wake_ups.heard or now < post.peers_until:
             return poll_secs
         return max(poll_secs, min(poll_secs * CALM_FACTOR, CALM_SECS))
 
     def _note_earlier(self, post: _Post) -> None:
-        """Note that a set has an earlier member than before. If no wake-up announces it, others will not be, either."""
+        """Note that a set has an earlier member than before. If no wake-up announced it, poll at the full rate."""
         since = post.read_at
 
         def judge() -> None:
@@ -296,7 +297,7 @@ class LeaderLoop:
                 self._note_earlier(post)
             post.read_at = began
         now = time.monotonic()
-        # The server read its clock between the two: on a busy machine they are milliseconds apart.
+        # The server read its clock between `began` and `now`, which are milliseconds apart on a busy machine.
         post.due_at = (began + now) / 2 + wait_secs
         post.look_at = self._next_look_at(post, now)
         post.failures.clear()
@@ -316,7 +317,7 @@ class LeaderLoop:
 
 
 async def _nothing() -> None:
-    """Return None: a question that need not be asked."""
+    """Return None, in place of a request that is not needed."""
 
 
 async def run_standalone(

@@ -28,7 +28,7 @@ logger = logging.getLogger("tampu.promoter")
 
 #: Batches that are read ahead and promoted at a time. With more, reads and promotions alternate instead of overlapping.
 BATCHES_AHEAD = 2
-#: Longest time between two rounds, in seconds: each one reports the number of delayed jobs.
+#: Maximum time between two rounds, in seconds: each round reports the number of delayed jobs.
 ROUND_SECS = 20.0
 
 

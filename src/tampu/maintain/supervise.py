@@ -1,4 +1,4 @@
-"""Keeps background loops running, whatever one round raises; `Failures` logs an error once, with a backoff."""
+"""Keeps background loops running if a round raises an error; `Failures` logs an error once and backs off."""
 
 from __future__ import annotations
 

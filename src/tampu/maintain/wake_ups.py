@@ -1,8 +1,8 @@
-"""Wake-ups: the scripts that delay jobs announce the earliest one, so that the promoter need not poll for it.
+"""Wake-ups: the scripts that delay jobs announce the earliest one, so that the promoter does not have to poll for it.
 
 Each queue has a wake stream of one entry. A script that adds the earliest job of the delayed set appends an entry, and
-one blocked read waits for the wake streams of all queues that this process leads. A lost wake-up costs time, never a
-job: the leader loop polls, too, only less often.
+one blocked read waits for the wake streams of all queues that this process leads. A lost wake-up delays a job
+but never loses it: the leader loop also polls, only less often.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from tampu.redis.settings import ConnectionSettings
 
-#: How long one read waits for wake-ups, in seconds. A queue that is led since is listened to with the next read.
+#: How long one read waits for wake-ups, in seconds. Queues that it begins to lead meanwhile join the next read.
 BLOCK_SECS = 5.0
 #: How long a read may take beyond that before the connection counts as lost, in seconds.
 MARGIN_SECS = 5.0
-#: Shortest time between two reads, in seconds: a flood of delayed jobs must not become a flood of reads.
+#: Minimum time between two reads, in seconds: a flood of delayed jobs must not become a flood of reads.
 PAUSE_SECS = 0.005
 #: How long to wait while there is nothing to listen to, and until a refused stream is tried again, in seconds.
 IDLE_SECS = 0.25
@@ -31,7 +31,7 @@ REFUSED_SECS = 60.0
 
 
 class WakeUps:
-    """Listens to wake streams over a dedicated connection. `on_wake` is called with the key of each that has news."""
+    """Listens to wake streams over a dedicated connection. Calls `on_wake` with the key of each with a new entry."""
 
     def __init__(self, settings: ConnectionSettings, routing_key: bytes, on_wake: Callable[[str], None]) -> None:
         self._client = Client(settings, routing_key, response_timeout_secs=BLOCK_SECS + MARGIN_SECS)
@@ -39,21 +39,21 @@ class WakeUps:
         self._on_wake = on_wake
         #: The keys whose wake-ups arrive: all others must be polled.
         self.heard: frozenset[str] = frozenset()
-        #: The last entry seen of each stream. From the first one on: a wake-up between two reads is not missed.
+        #: ID of the last entry seen in each stream; none at first. Reads continue from it, so they miss no wake-up.
         self._last_ids: dict[str, bytes] = {}
         #: Streams that cannot be read, and when to try again, by the event loop's clock.
         self._refused_until: dict[str, float] = {}
 
     @property
     def connections(self) -> int:
-        """Return the number of its open connections."""
+        """Return the number of open connections."""
         return int(self._client.connection is not None)
 
     def _note_loss(self) -> None:
         self.heard = frozenset()
 
     async def listen_once(self, keys: Sequence[str]) -> None:
-        """Wait for wake-ups of these streams, for `BLOCK_SECS` at most."""
+        """Wait up to `BLOCK_SECS` for wake-ups in these streams."""
         now = asyncio.get_running_loop().time()
         keys = [key for key in keys if self._refused_until.get(key, 0.0) <= now]
         if not keys:
@@ -81,7 +81,7 @@ class WakeUps:
             self._on_wake(name)
 
     async def _find_refused(self, keys: Sequence[str]) -> None:
-        """Read each stream alone: one that an ACL forbids, or of the wrong type, fails the read of all."""
+        """Read each stream alone: a stream that an ACL denies or that has the wrong type fails the read of all."""
         self.heard = frozenset()
         replies = await self._client.call_each([self._command([key]) for key in keys])
         for key, reply in zip(keys, replies, strict=True):

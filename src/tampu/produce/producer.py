@@ -243,7 +243,7 @@ class Producer(Generic[T]):
 
         A list is encoded as a whole before any job is sent; any other iterable is sent while it is read.
         """
-        if payloads.__class__ is list:  # the usual case, without the checks for others
+        if payloads.__class__ is list:  # the usual case: skip the checks for other types
             self._bind_to_loop()
             return await self._adder.add_list(self._encode_many(payloads), _NO_OPTIONS)
         return await self.add_bulk_with_options(payloads, _NO_OPTIONS)
@@ -287,7 +287,7 @@ class Producer(Generic[T]):
             try:
                 bodies = encode_values(payloads)
             except EncodeError:
-                pass  # raised again below, with the position
+                pass  # raised again below, with the item's position
             else:
                 return bodies if self._codec is None else list(self._all_sealed(bodies, name))
         bodies = []

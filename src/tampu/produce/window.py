@@ -332,7 +332,7 @@ class BulkWindow(Window):
 
     async def all_added(self) -> list[JobId] | None:
         """Wait for the outcome. Return the ids if all jobs were added, else None."""
-        job_ids = [*map(JobId, self.ids)]  # made while the server is busy: nearly always all are added
+        job_ids = [*map(JobId, self.ids)]  # created while the server is busy: nearly always, all jobs are added
         await self.future
         return None if self.codes or self.error is not None else job_ids
 

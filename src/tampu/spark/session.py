@@ -104,7 +104,7 @@ def spark_session(
 
 @contextlib.contextmanager
 def settings(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    """Change settings of a session within the block."""
+    """Change settings of a session for the duration of the block."""
     former = {key: spark.conf.get(key) for key in values}
     try:
         for key, value in values.items():

@@ -192,7 +192,7 @@ class QueueCodec:
         # A queue's name has no NUL, so that no two contexts are alike.
         self._payload_context = b"payload\0%b\0" % queue_name.encode()
         self._result_context = b"result\0%b\0" % queue_name.encode()
-        #: The last job name and its context: nearly always the same as for the job before.
+        #: The last job name and its context: nearly always the same as for the previous job.
         self._last_context = "", self._payload_context
 
     @classmethod
@@ -308,7 +308,7 @@ class _Mac:
         block = key.ljust(hashlib.sha256().block_size, b"\0")
         self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
         self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
-        #: The header and context that were checked last, and the hash of them: payloads of one task share them.
+        #: The last header and context that were checked, and their hash: payloads of one task share them.
         self._last = b"", b"", self._inner
 
     def of(self, header: bytes, context: bytes, plain: bytes) -> bytes:

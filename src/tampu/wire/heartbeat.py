@@ -37,7 +37,7 @@ class QueueShare(NamedTuple):
     reserve: int
     #: The most slots that it may have; 0 = all.
     limit: int
-    #: 1 while the worker cannot read the queue; 0 from older workers.
+    #: 1 while the worker cannot read the queue, otherwise 0; always 0 from older workers.
     is_failing: int = 0
 
 

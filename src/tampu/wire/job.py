@@ -187,7 +187,7 @@ class Job(Generic[T]):
     async def result(self, timeout: float = 30.0) -> Any:  # noqa: ASYNC109 - the argument's name on this level
         """Wait for the job to finish and return the handler's return value.
 
-        An event announces the result; a look once a second finds a result whose event was lost.
+        An event announces the result; a check once a second finds results whose event was lost.
         Works for jobs returned by `Queue.add` if the worker stores results. Raises `TimeoutError` after `timeout`
         seconds, `JobFailed` if the job was dead-lettered, and `JobCancelled` if it was cancelled.
         """

@@ -36,8 +36,8 @@ _LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
 #: All bytes except those that start a list, a dict or an extension.
 _STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
-#: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. One look at
-#: all payloads of a bulk takes 0.05 us for each of 100 bytes, their types 0.35 us; at this size, both take as long.
+#: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. In a
+#: bulk of 100-byte payloads, checking the bytes takes 0.05 us each, the types 0.35 us; at this size, both take as long.
 SHORT_BYTES = 384
 #: Types of values that hold no others.
 _PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
@@ -102,7 +102,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def encode_values(values: Sequence[Any]) -> list[bytes]:
-    """Encode many values, with one look at all of them if they are flat. Raises `EncodeError` for any of them."""
+    """Encode many values, checking all of them in one pass if they are flat. Raises `EncodeError` for any of them."""
     try:
         bodies = [*map(_packers.pack, values)]
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError):
@@ -210,7 +210,7 @@ def _decode(data: bytes) -> Any:
             data, strict_map_key=False, timestamp=3, ext_hook=msgspec.msgpack.Ext, object_pairs_hook=build
         )
     except DecodeError:
-        raise  # of the builder
+        raise  # from the map builder
     except TypeError:
         raise DecodeError(
             "payload has an array, a map or an extension as the key of a map; use text or numbers"

@@ -99,8 +99,10 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
 
 
 def _has_keys(payload_type: Any, is_such: Callable[[msgspec.inspect.Type], bool]) -> bool:
-    """Return whether a value of this type can hold a map with such keys: it has a part without a type, or a map with
-    keys of such a type. Other types are spared the check."""
+    """Return True if a value of this type can hold a map with such keys.
+
+    It can if it has a part without a type, or a map with keys of such a type. Other types skip the check.
+    """
     seen: set[int] = set()
 
     def look(part: Any) -> bool:

@@ -162,7 +162,7 @@ def explain(state: JobState, entries: list[tuple[str, QueueEvent]], queue: Queue
 
 def _why_waiting(state: JobState, queue: QueueSnapshot) -> list[str]:
     if state.worker is not None:
-        return [f"worker {state.worker} of group {state.group} has fetched it and starts it when a slot is free"]
+        return [f"worker {state.worker} of group {state.group} has fetched it and will start it when a slot is free"]
     if queue.is_paused:
         why = f": {queue.pause_reason}" if queue.pause_reason else ""
         return [f"the queue is paused{why}; run `tampu queue resume {queue.queue}` to continue"]

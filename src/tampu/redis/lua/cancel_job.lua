@@ -33,8 +33,8 @@ end
 if ARGV[4] ~= '1' then
   return 0
 end
--- Scores that no clock reaches are not ours (2^52; workers ignore them too). A worker that had read up to an infinite
--- one would miss all that come after it is gone.
+-- Remove scores that no clock reaches (2^52; workers ignore them too): tampu did not write them. A worker that has read
+-- up to an infinite score would miss all later marks.
 redis.call('ZREMRANGEBYSCORE', index, '(4503599627370496', '+inf')
 local newest = redis.call('ZRANGE', index, -1, -1, 'WITHSCORES')
 local now = now_ms()

@@ -42,9 +42,9 @@ DEFINED = "tampu.definitions"
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
 #: Days are taken from the statistics of files that span at most this many; others are read.
 MAX_DAYS_OF_FILE = 7
-#: Settings of the session during a run. The session may be the user's own, with other ones.
+#: Session settings during a run. The session may be the user's own, with different settings.
 SETTINGS = {
-    # Days are days in UTC, as in the statistics that tell which files hold a day.
+    # Days are UTC days, as in the file statistics that show which files contain a day.
     "spark.sql.session.timeZone": "UTC",
     # INT96, the default, has no statistics and wraps after the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",

@@ -1,4 +1,4 @@
-"""Checks of the workers of one queue: none at all, no free slots, reads that fail, jobs that run for long."""
+"""Checks of one queue's workers: no workers, no free slots, failing reads, long-running jobs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
-#: A job that has been running for this long is named, in milliseconds.
+#: Jobs that have been running for at least this long are reported, in milliseconds.
 LONG_RUNNING_MS = 600_000
 
 
 async def check_workers(client: Client, keys: QueueKeys, snapshot: QueueSnapshot, *, is_late: bool) -> list[Finding]:
-    """Run all checks of a queue's workers. `is_late` if jobs that wait for too long are reported already."""
+    """Run all checks of a queue's workers. `is_late`: jobs that wait too long are already reported."""
     workers = await list_workers(client, keys)
     failing = await unreadable(client, keys)
     findings = [*failing, *occupied(snapshot, workers), *long_running(workers)]
@@ -36,7 +36,7 @@ async def check_workers(client: Client, keys: QueueKeys, snapshot: QueueSnapshot
 
 
 async def unreadable(client: Client, keys: QueueKeys) -> list[Finding]:
-    """Find workers that serve the queue and cannot read it. They may not be in its group, so look for heartbeats."""
+    """Find workers that serve the queue but cannot read it. They may not be in its group, so search by heartbeat."""
     prefix = keys.heartbeat("", "").removesuffix(":")
     found = [key async for key in scan_keys(client, f"{literal_glob(prefix)}*")]
     beats = await ask_each(client, [("GET", key) for key in found])
@@ -48,7 +48,7 @@ async def unreadable(client: Client, keys: QueueKeys) -> list[Finding]:
         if not is_failing or not isinstance(ttl_ms, int) or not is_alive(ttl_ms, 0):
             continue
         _, _, worker = text(key).removeprefix(prefix).partition(":")
-        remedy = "its log has the error: check its ACL user (`tampu acl worker`) and the types of the queue's keys"
+        remedy = "see its log; check its ACL user (`tampu acl --role worker`) and the types of the queue's keys"
         findings.append(wrong("reads", f"worker {worker} cannot read this queue", remedy))
     return findings
 
@@ -62,7 +62,7 @@ def occupied(snapshot: QueueSnapshot, workers: Sequence[WorkerInfo]) -> list[Fin
     for worker in workers:
         share, slots = worker.share, worker.concurrency
         if share is None or slots is None:
-            return []  # an older worker, or one of ChasquiMQ: it does not report its slots
+            return []  # an older worker or a ChasquiMQ worker, which does not report its slots
         is_limited = 0 < share.limit <= share.used
         if share.used_by_all < slots and not is_limited:
             return []
@@ -79,7 +79,7 @@ def occupied(snapshot: QueueSnapshot, workers: Sequence[WorkerInfo]) -> list[Fin
 
 
 def long_running(workers: Sequence[WorkerInfo]) -> list[Finding]:
-    """Name the job that has been running for the longest time on each worker, if that is long."""
+    """Find the longest-running job of each worker, if it has been running for `LONG_RUNNING_MS`."""
     findings = []
     for worker in workers:
         for job in worker.running:
