@@ -81,7 +81,11 @@ class _Judge:
         self._causes: dict[str, list[Fault]] = defaultdict(list)
         self._outages: dict[str, list[Fault]] = defaultdict(list)
         for fault in history.faults:
-            if fault.kind in EXCUSES and self._is_long_enough(fault):
+            if fault.kind == "failover":
+                # A worker finds out at its next renewal which of its entries the new master does not know as its own.
+                until = fault.end + (RECONNECT_SECS + history.lease_secs / 3) * 1e9
+                self._causes[fault.target].append(Fault(fault.kind, fault.target, fault.begin, until))
+            elif fault.kind in EXCUSES and self._is_long_enough(fault):
                 self._causes[fault.target].append(fault)
             if fault.kind in OUTAGES:
                 self._outages[fault.target].append(fault)
@@ -252,7 +256,9 @@ class _Judge:
         Only one job can be there at a time: one start is excused for each time the worker stood still.
         """
         for cause in self._causes_of(run):
-            if 0 <= run.start - cause.end <= LATE_START_SECS * 1e9 and id(cause) not in self._spent:
+            # It is resumed a moment before the record of its stop ends.
+            begin = cause.begin if cause.kind == "stop" else cause.end
+            if begin <= run.start <= cause.end + LATE_START_SECS * 1e9 and id(cause) not in self._spent:
                 self._spent.add(id(cause))
                 return True
         return False

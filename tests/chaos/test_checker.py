@@ -80,6 +80,17 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "8 start a 0; 9 end a 0 ok",
         "injector": "11 fault stop w 3.5 11",
     },
+    "started in the moment in which it was resumed": {
+        "p": ADDED,
+        "w": "10.99 start a 0; 12 end a 0 ok",
+        "v": "8 start a 0; 9 end a 0 ok",
+        "injector": "11 fault stop w 3.5 11",
+    },
+    "fetched before a failover and started right after it": {
+        "p": ADDED,
+        "w": "5 start a 0; 5 end a 0 ok; 6 start a 0; 6 end a 0 ok",
+        "injector": "4 fault failover * 2.5 4",
+    },
     "the same, and the new owner was later": {
         "p": ADDED,
         "w": "11.05 start a 0; 12 end a 0 ok",
@@ -164,6 +175,15 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         "rerun",
         {"p": ADDED, "w": ONCE, "v": "30 start a 0; 30 end a 0 ok",
          "injector": "5 fault server-kill * 3.5 5; 10 fault term w 3 10"},
+    ),
+    "run twice long after a failover": (
+        "rerun",
+        {"p": ADDED, "w": "9 start a 0; 9 end a 0 ok; 10 start a 0; 10 end a 0 ok",
+         "injector": "4 fault failover * 2.5 4"},
+    ),
+    "run twice after a stop, and neither was the one stopped": (
+        "rerun",
+        {"p": ADDED, "w": "8 start a 0; 8 end a 0 ok", "v": AGAIN, "injector": "11 fault stop u 3.5 11"},
     ),
     "run again because the server was away": (
         "rerun",
