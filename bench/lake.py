@@ -25,7 +25,7 @@ import redis
 from bench.server import fresh_server
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.table import TABLES, Table
-from tampu.spark.session import spark_session
+from tampu.spark.session import SHORT_LIVED, spark_session
 from tampu.wire.events import encode_event_fields
 from tampu.wire.keys import QueueKeys
 from tampu.wire.ulid import encode_ulid
@@ -108,7 +108,8 @@ def main() -> int:
         feed = Feed(redis.Redis.from_url(server.url, protocol=2), arguments.ids)
         lake = Path(folder) / "lake"
         log_file = Path(folder) / "spark.log"
-        conf = {"spark.driver.memory": "1g"}
+        # Java compiles quickly and no further: otherwise early rounds would mostly measure its compiler.
+        conf = {"spark.driver.memory": "1g", **SHORT_LIVED}
         spark = spark_session("tampu-bench-lake", master="local[2,4]", conf=conf, log_file=log_file)
         pipeline = Pipeline(
             spark, server.url, ["q"], lake, keep_hours=0,

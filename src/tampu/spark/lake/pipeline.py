@@ -21,7 +21,7 @@ from tampu.spark.lake.folder import sole_writer, writable_lake
 from tampu.spark.lake.read import read_files
 from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
-from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, group_of, holds_any
+from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_days, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 from tampu.spark.session import settings
 
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 DEFINED = "tampu.definitions"
 #: Tables that are computed from silver, in this order.
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
-#: Days are taken from the statistics of files that span at most this many; others are read.
-MAX_DAYS_OF_FILE = 7
+#: Most rows of changed silver files that are compared to find the days of changed jobs. Of more, the statistics say.
+MAX_COMPARED_ROWS = 1_000_000
 #: Settings of the session during a run. The session may be the user's own, with other ones.
 SETTINGS = {
     # Days are days in UTC, as in the statistics that tell which files hold a day.
@@ -49,8 +49,6 @@ SETTINGS = {
     # INT96, the default, has no statistics and wraps after the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-#: Rows of silver files of at least this size, in bytes, are not mixed with those of new jobs: these change again soon.
-LARGE_FILE = 1024 * 1024
 
 
 @dataclass
@@ -222,7 +220,8 @@ class Pipeline:
             frames.append(silver.jobs_of(silver.only(events, ids, mixed), mixed))
         if rewritten:
             rest = silver.without(self._read(target, rewritten), ids, mixed)
-            if max(file.size for file in rewritten) < LARGE_FILE:
+            # Rows of large files are not mixed with those of new jobs: these change again soon.
+            if max(file.size for file in rewritten) < upkeep.SMALL_JOBS_FILE:
                 frames.append(rest)
             else:
                 adds += target.stage(rest, part="a", sort_by="last_entry_ms")
@@ -303,7 +302,7 @@ class Pipeline:
         return sum(self._replace(self._tables[name], frame, days, transactions) for name, frame in frames.items())
 
     def _changed_days(self, source: Table, files: list[File], stale: list[str]) -> set[QueueDay] | None:
-        """Return the days that jobs of the changed partitions count on, before and after; None for all days."""
+        """Return the days that changed jobs count on, before and after; None for all days."""
         if any(self._tables[name].transaction(DEFINED) != DEFINITIONS for name in stale):
             return None
         done = min(self._tables[name].transaction(source.name) for name in stale)
@@ -314,21 +313,18 @@ class Pipeline:
             former = source.files(done)
         except DeltaError:
             return None  # the log does not go back that far any more
-        touched = [*_changed_files(files, changes.added), *_changed_files(former, changes.removed)]
+        before, after = _changed_files(former, changes.removed), _changed_files(files, changes.added)
+        touched = [*before, *after]
         if not all((source.path / file.path).exists() for file in touched):
             return None  # vacuum has removed the state that gold was computed from
+        if sum(file.rows for file in touched) <= MAX_COMPARED_ROWS:
+            return changed_days(source, before, after)
         found: set[QueueDay] = set()
-        unclear: list[File] = []
         for file in touched:
             days = days_of_file(file)
             if days is None:
-                unclear.append(file)
-            else:
-                found |= {(file.partition[0], day) for day in days}
-        if unclear:
-            jobs = self._read(source, unclear)
-            rows = gold.ends(jobs).select("queue", "day").union(gold.failed_runs(jobs).select("queue", "day"))
-            found |= {(row["queue"], row["day"]) for row in rows.distinct().collect()}
+                return None
+            found |= {(file.partition[0], day) for day in days}
         return found
 
     def _replace(
@@ -453,12 +449,9 @@ class Pipeline:
 
 
 def days_of_file(file: File) -> set[str] | None:
-    """Return the days from the first to the last end, and failure, of a silver file's jobs.
-
-    None if the statistics of the file do not say, or there are too many of them.
-    """
+    """Return the days from the first to the last end, and failure, of a silver file's jobs; None if it does not say."""
     spans = _day_spans(file)
-    if spans is None or any((last - first).days >= MAX_DAYS_OF_FILE for first, last in spans):
+    if spans is None:
         return None
     return {
         (first + timedelta(days=number)).isoformat()
