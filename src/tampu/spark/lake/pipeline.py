@@ -17,6 +17,7 @@ from deltalake.exceptions import DeltaError
 from tampu.errors import ConfigError
 from tampu.spark.lake import bronze, contracts, gold, silver, upkeep
 from tampu.spark.lake.bronze import STREAMS, day_of, is_without_day
+from tampu.spark.lake.fingerprints import clusters_of
 from tampu.spark.lake.folder import sole_writer, writable_lake
 from tampu.spark.lake.read import read_files
 from tampu.spark.lake.rows import read_rows
@@ -378,49 +379,46 @@ class Pipeline:
 
     def _compute_clusters(self) -> None:
         letters_table, jobs_table = self._tables["bronze/dlq"], self._tables["silver/jobs"]
-        target = self._tables["gold/dlq_clusters"]
-        versions = {table.name: version for table in (letters_table, jobs_table) if (version := table.version()) >= 0}
-        if letters_table.name not in versions:
+        if letters_table.version() < 0:
             return
-        letters = letters_table.files()
-        changes = self._changes(target, letters_table)
-        changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
-        queues: set[str] | None = None
-        if changes is not None and changed_jobs is not None:
-            queues = {queue for queue, _ in changes.partitions}
-            queues |= self._queues_with_changed_jobs(letters_table, letters, jobs_table, changed_jobs, queues)
-            queues &= {file.partition[0] for file in letters}
-            if not queues:
-                target.mark(versions)
-                return
-        self._on_step("grouping dead letters")
-        letters = [file for file in letters if queues is None or file.partition[0] in queues]
-        dates = {file.partition for file in letters}
-        jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
-        frame = gold.dlq_clusters(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
-        replaced = None if queues is None else {(queue,) for queue in queues}
-        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+
+        def clusters(letters: list[File]) -> DataFrame:
+            dates = {file.partition for file in letters}
+            jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
+            return clusters_of(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
+
+        self._compute_by_queue("gold/dlq_clusters", "grouping dead letters", letters_table, jobs_table, clusters)
 
     def _compute_repairs(self) -> None:
         repaired_table, ended_table = self._tables["bronze/repairs"], self._tables["gold/ends"]
-        target = self._tables["gold/repairs"]
         if min(repaired_table.version(), ended_table.version()) < 0:
             return
-        versions = {table.name: table.version() for table in (repaired_table, ended_table)}
-        repaired = repaired_table.files()
-        changes, changed_ends = (self._changes(target, table) for table in (repaired_table, ended_table))
+
+        def repairs(repaired: list[File]) -> DataFrame:
+            queues = {file.partition[0] for file in repaired}
+            ended = [file for file in ended_table.files() if file.partition[0] in queues]
+            return gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
+
+        self._compute_by_queue("gold/repairs", "joining repairs to outcomes", repaired_table, ended_table, repairs)
+
+    def _compute_by_queue(
+        self, name: str, step: str, table: Table, jobs_table: Table, compute: Callable[[list[File]], DataFrame]
+    ) -> None:
+        """Compute the queues of which `table` has new rows, or `jobs_table` new rows of its jobs."""
+        target, files = self._tables[name], table.files()
+        versions = {one.name: version for one in (table, jobs_table) if (version := one.version()) >= 0}
+        changes = self._changes(target, table)
+        changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
         queues: set[str] | None = None
-        if changes is not None and changed_ends is not None:
-            queues = {queue for (queue,) in changes.partitions}
-            queues |= self._queues_with_changed_jobs(repaired_table, repaired, ended_table, changed_ends, queues)
+        if changes is not None and changed_jobs is not None:
+            queues = {partition[0] for partition in changes.partitions}
+            queues |= self._queues_with_changed_jobs(table, files, jobs_table, changed_jobs, queues)
+            queues &= {file.partition[0] for file in files}
             if not queues:
                 target.mark(versions)
                 return
-        self._on_step("joining repairs to outcomes")
-        repaired = [file for file in repaired if queues is None or file.partition[0] in queues]
-        of_queues = {file.partition[0] for file in repaired}
-        ended = [file for file in ended_table.files() if file.partition[0] in of_queues]
-        frame = gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
+        self._on_step(step)
+        frame = compute([file for file in files if queues is None or file.partition[0] in queues])
         replaced = None if queues is None else {(queue,) for queue in queues}
         self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
 

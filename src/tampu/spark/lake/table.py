@@ -268,17 +268,14 @@ class Table:
         known = {field.name for field in table.schema().fields}
         if new := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(new)
-        actions: list[AddAction | RemoveAction] = [*adds, *([] if replaces is None else self.removes(replaces))]
-        # `append`, although files are removed: delta-rs takes the actions as they are.
-        table.create_write_transaction(actions, "append", table.schema(), list(self.by), commit_properties=properties)
+        self._write(table, [*adds, *([] if replaces is None else self.removes(replaces))], properties)
         return True
 
     def mark(self, transactions: Mapping[str, int]) -> None:
         """Commit transactions without a change: what they stand for needs none."""
         table = self.open()
         if table is not None and any(_committed(table, app) < number for app, number in transactions.items()):
-            properties = _properties(transactions)
-            table.create_write_transaction([], "append", table.schema(), list(self.by), commit_properties=properties)
+            self._write(table, [], _properties(transactions))
 
     def removes(self, is_removed: Callable[[File], bool]) -> list[RemoveAction]:
         """Return the actions that remove the files for which `is_removed` holds."""
@@ -299,12 +296,12 @@ class Table:
         table = self.open()
         rows = sum(file.rows for file in self.files() if is_removed(file))
         if table is not None and rows:
-            actions: list[AddAction | RemoveAction] = [*self.removes(is_removed)]
-            properties = CommitProperties(custom_metadata={UPKEEP: reason})
-            table.create_write_transaction(
-                actions, "append", table.schema(), list(self.by), commit_properties=properties
-            )
+            self._write(table, [*self.removes(is_removed)], CommitProperties(custom_metadata={UPKEEP: reason}))
         return rows
+
+    def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
+        # `append`, although files may be removed: delta-rs takes the actions as they are.
+        table.create_write_transaction(actions, "append", table.schema(), list(self.by), commit_properties=properties)
 
 
 def _committed(table: DeltaTable, app: str) -> int:
