@@ -318,7 +318,7 @@ class Pipeline:
         touched = [*before, *after]
         if not all((source.path / file.path).exists() for file in touched):
             return None  # vacuum has removed the state that gold was computed from
-        if sum(file.rows for file in touched) <= MAX_COMPARED_ROWS:
+        if not changes.is_rebuild and sum(file.rows for file in touched) <= MAX_COMPARED_ROWS:
             return changed_days(source, before, after)
         found: set[QueueDay] = set()
         for file in touched:
