@@ -1,11 +1,11 @@
 """What a round of the pipeline costs as the lake grows: seconds, CPU and files.
 
-    .venv/bin/python -m bench.lake [--rounds 500] [--events 200] [--ids ulid|other|unknown] [--history 0]
+    .venv/bin/python -m bench.lake [--rounds 500] [--events 200] [--ids ulid other unknown] [--history 0]
 
 Each round adds events of new jobs, of which one in ten ends in the next round, and runs the pipeline; upkeep is part of
-the rounds, as in `run --every`, and keeps no replaced files. IDs that are `other` hold no day; of `unknown` ones the
-time of creation is not known either. `--history` adds that many jobs of the last 30 days first. Prints the medians of
-the first rounds and of the last ones.
+the rounds, as in `run --every`, and keeps no replaced files. Each kind of ID has its own queue: IDs that are `other`
+hold no day; of `unknown` ones the time of creation is not known either. `--history` adds that many jobs of the last 30
+days first. Prints the medians of the first rounds and of the last ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import redis
 from bench.server import fresh_server
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.table import TABLES, Table
-from tampu.spark.session import spark_session
+from tampu.spark.session import SHORT_LIVED, spark_session
 from tampu.wire.events import encode_event_fields
 from tampu.wire.keys import QueueKeys
 from tampu.wire.ulid import encode_ulid
@@ -66,7 +66,7 @@ class Feed:
         if self._ids != "unknown":
             extra["created_at_ms"] = created
         fields = encode_event_fields(event, job_id, at_ms, "work", extra)
-        pipe.execute_command("XADD", QueueKeys("q").events, "*", *fields)
+        pipe.execute_command("XADD", QueueKeys(self._ids).events, "*", *fields)
 
 
 def cpu_secs() -> float:
@@ -99,28 +99,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=500)
     parser.add_argument("--events", type=int, default=200)
-    parser.add_argument("--ids", choices=("ulid", "other", "unknown"), default="ulid")
+    parser.add_argument("--ids", nargs="+", choices=("ulid", "other", "unknown"), default=["ulid"])
     parser.add_argument("--history", type=int, default=0)
     parser.add_argument("--verbose", action="store_true", help="print each 10th round, and the steps of the last one")
     arguments = parser.parse_args()
     steps: list[tuple[float, str]] = []
     with fresh_server() as server, tempfile.TemporaryDirectory() as folder:
-        feed = Feed(redis.Redis.from_url(server.url, protocol=2), arguments.ids)
+        client = redis.Redis.from_url(server.url, protocol=2)
+        feeds = [Feed(client, ids) for ids in arguments.ids]
         lake = Path(folder) / "lake"
         log_file = Path(folder) / "spark.log"
-        conf = {"spark.driver.memory": "1g"}
+        # Java compiles quickly and no further: otherwise early rounds would mostly measure its compiler.
+        conf = {"spark.driver.memory": "1g", **SHORT_LIVED}
         spark = spark_session("tampu-bench-lake", master="local[2,4]", conf=conf, log_file=log_file)
         pipeline = Pipeline(
-            spark, server.url, ["q"], lake, keep_hours=0,
+            spark, server.url, arguments.ids, lake, keep_hours=0,
             on_step=lambda step: steps.append((time.perf_counter(), step)),
         )  # fmt: skip
         now_ms = int(time.time() * 1000)
         for day in range(30 if arguments.history else 0):
-            feed.add(arguments.history // 30, now_ms - day * DAY_MS)
+            for feed in feeds:
+                feed.add(arguments.history // 30, now_ms - day * DAY_MS)
         figures: dict[str, list[float]] = {"seconds": [], "CPU seconds": [], "files": [], "files of tables": []}
         pipeline.run()
         for number in range(arguments.rounds):
-            feed.add(arguments.events // 2, now_ms + number * 1_000)
+            for feed in feeds:
+                feed.add(arguments.events // 2, now_ms + number * 1_000)
             steps.clear()
             used, started = cpu_secs(), time.perf_counter()
             pipeline.run()
@@ -143,7 +147,7 @@ def main() -> int:
     late = slice(-window, None)
     for name, values in figures.items():
         first, last = statistics.median(values[early]), statistics.median(values[late])
-        print(f"{arguments.ids}: {name}: {first:.2f} -> {last:.2f} ({last / first:.2f} x)")
+        print(f"{' '.join(arguments.ids)}: {name}: {first:.2f} -> {last:.2f} ({last / first:.2f} x)")
     return 0
 
 

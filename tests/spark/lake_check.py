@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 #: The last instant of Spark's calendar, in ms; later times are null.
 MAX_MS = 253_402_300_799_999
 PAGE = 5_000
+CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+ULID = re.compile(f"[0-7][{CROCKFORD}]{{25}}")
+YEAR_2000_MS, YEAR_2100_MS = 946_684_800_000, 4_102_444_800_000
 #: Events that end a job.
 ENDS = ["completed", "dlq", "cancelled"]
 TEXTS = {"e": "event", "id": "job_id", "n": "name", "reason": "reason", "worker": "worker"}
@@ -53,14 +58,34 @@ def raw_events(client: Any, queues: list[str]) -> pl.DataFrame:
             row["is_broken"] = b"e" not in flat or any(
                 field.encode() in flat and not is_valid(field, flat[field.encode()]) for field in ALL_NUMBERS
             )
+            row["date"] = date_of(row)
             rows.append(row)
     kinds: dict[str, Any] = {"queue": pl.String, "entry_ms": pl.Int64, "entry_seq": pl.Int64, "is_broken": pl.Boolean}
+    kinds["date"] = pl.String
     kinds |= dict.fromkeys(TEXTS.values(), pl.String) | dict.fromkeys(NUMBERS.values(), pl.Int64)
     events = pl.DataFrame(rows, schema=kinds).with_columns(name=pl.col("name").fill_null(""))
     for column in ("ts", "created_at"):
         in_range = pl.when(pl.col(column).is_between(0, MAX_MS)).then(pl.col(column) * 1000)
         events = events.with_columns(in_range.cast(pl.Datetime("us", "UTC")).alias(column))
     return events
+
+
+def date_of(event: dict[str, Any]) -> str:
+    """Return the partition of an event, by the table in docs/spark.md."""
+    job_id = event["job_id"]
+    if not job_id or event["event"] == "progress":
+        return day(event["entry_ms"]) or "none"
+    if ULID.fullmatch(job_id):
+        ms = sum(CROCKFORD.index(letter) * 32 ** (9 - place) for place, letter in enumerate(job_id[:10]))
+        if YEAR_2000_MS <= ms <= YEAR_2100_MS:
+            return day(ms)
+    created = day(event["created_at"])
+    return f"c{created}" if created else "h00"
+
+
+def day(ms: int | None) -> str:
+    """Return the day of a time; an empty string if it is outside of Spark's calendar."""
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d") if ms is not None and 0 <= ms <= MAX_MS else ""
 
 
 def number(value: bytes | None) -> int | None:
@@ -238,8 +263,9 @@ def differences(client: Any, queues: list[str], lake: Path) -> dict[str, int]:
     landed = pl.scan_delta(str(lake / "bronze/events")).select("queue", "entry_id").collect()
     if not landed.height == landed.unique().height == events.height:
         found["bronze/events"] = abs(landed.height - events.height) + landed.height - landed.unique().height
-    broken = pl.scan_delta(str(lake / "gold/undecodable")).filter(pl.col("stream") == "events")
-    counted = broken.select(pl.col("entries").sum()).collect().item() or 0
-    if counted != events["is_broken"].sum():
-        found["gold/undecodable"] = abs(counted - events["is_broken"].sum())
+    broken = events.filter("is_broken").group_by("queue", day="date").agg(entries=pl.len().cast(pl.Int64))
+    counted = pl.scan_delta(str(lake / "gold/undecodable")).filter(pl.col("stream") == "events")
+    counted = counted.group_by("queue", "day").agg(pl.col("entries").sum())
+    if differing := set(broken.rows()) ^ set(counted.select(broken.columns).collect().rows()):
+        found["gold/undecodable"] = len(differing)
     return found

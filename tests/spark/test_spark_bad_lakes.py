@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-import errno
+import os
+import resource
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,7 +14,9 @@ import pytest
 from cli.lab import invoke
 from spark.lake_check import differences
 from spark.test_spark_lake import NOON, History, jobs_of, ulid
+from tampu.cli.commands.pipeline import _cause_of
 from tampu.spark import session
+from tampu.spark.lake import upkeep
 from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.folder import sole_writer
 from tampu.spark.lake.pipeline import Pipeline
@@ -18,7 +24,7 @@ from tampu.spark.lake.table import Table
 from tampu.spark.lake.versions import LakeVersion
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from spark.filling import Filled
 
@@ -32,6 +38,25 @@ def no_session(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(session, "find_java_home", lambda: "/java")
     monkeypatch.setattr(session, "spark_session", refuse)
+
+
+@pytest.fixture
+def folder_of_all() -> Iterator[Path]:
+    """A folder that all users can reach, unlike those of pytest."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+@contextmanager
+def as_another_user() -> Iterator[None]:
+    """Drop the rights of root, whom permissions do not bind."""
+    former = os.geteuid()
+    if former == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(former)
 
 
 def complaint(lake: Path | str, url: str, *options: str) -> str:
@@ -60,9 +85,29 @@ class TestBeforeSpark:
         with sole_writer(tmp_path):
             assert "another pipeline writes to the lake" in complaint(tmp_path, server.url)
 
-    def test_a_folder_that_cannot_be_written(self, server: Any, tmp_path: Path) -> None:
-        (tmp_path / "file").touch()  # not a matter of permissions, which do not bind root
-        assert "cannot write to the lake" in complaint(tmp_path / "file" / "lake", server.url)
+    def test_a_rebuild_beside_a_pipeline(self, tmp_path: Path) -> None:
+        LakeVersion().publish(tmp_path)
+        with sole_writer(tmp_path):
+            done = invoke("pipeline", "rebuild", "--lake", str(tmp_path))
+        assert done.code == 2
+        assert "another pipeline writes to the lake" in done.err
+
+    def test_a_folder_below_a_file(self, server: Any, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        assert "cannot write to" in complaint(tmp_path / "file" / "lake", server.url)
+
+    @pytest.mark.parametrize("closed", [".", "lake", "lake/silver/jobs", "lake/_offsets"])
+    def test_a_folder_that_the_user_must_not_write(self, closed: str, server: Any, folder_of_all: Path) -> None:
+        lake = folder_of_all / "lake"
+        if closed != ".":  # a new lake
+            for name in ("bronze/events", "silver/jobs", "_offsets"):
+                (lake / name).mkdir(parents=True)
+        for path in (folder_of_all, *folder_of_all.rglob("*")):
+            path.chmod(0o777)
+        (folder_of_all / closed).chmod(0o555)
+        with as_another_user():
+            said = complaint(lake, server.url)
+        assert f"cannot write to {folder_of_all / closed}: check its owner" in said
 
     @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "deltalake"])
     def test_a_missing_extra(self, missing: str, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,39 +121,39 @@ class TestBeforeSpark:
         assert "rules.toml" in complaint(tmp_path / "lake", server.url, "--contracts", str(tmp_path / "rules.toml"))
 
 
+@contextmanager
+def largest_file(size: int, pid: int = 0) -> Iterator[None]:
+    """Let the kernel refuse to write more than `size` bytes to a file: a write fails halfway, as on a full disk."""
+    former = resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+    try:
+        yield
+    finally:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, former)
+
+
 @pytest.mark.spark_session
 @pytest.mark.parametrize("place", ["offsets", "files", "commit"])
-def test_a_disk_that_is_full_loses_nothing(
-    place: str, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_loses_nothing(place: str, spark: Any, filled: Filled, tmp_path: Path) -> None:
     history = History(filled)
     history.completed(ulid(1, NOON), NOON)
     pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
     pipeline.run()
+    landed = Table(tmp_path, "bronze/events")
+    before = landed.version()
     history.completed(ulid(2, NOON), NOON)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    with monkeypatch.context() as patched:
-        if place == "offsets":
-            patched.setattr("tampu.spark.lake.bronze.os.fsync", full)
-        elif place == "files":
-            stage = Table.stage
-
-            def torn(self: Table, *arguments: Any, **options: Any) -> None:
-                """Leave the files, and one that is not complete, as a full disk does."""
-                stage(self, *arguments, **options)
-                next(self.path.glob(f"queue=*/*/v{self.version() + 1:010d}*.parquet")).write_bytes(b"PAR1")
-                full()
-
-            patched.setattr(Table, "stage", torn)
-        else:
-            patched.setattr("tampu.spark.lake.table.DeltaTable.create_write_transaction", full)
-        with pytest.raises(OSError, match="No space left"):
-            pipeline.run()
-        assert len(jobs_of(tmp_path)) == 1  # readers see what was there before
+    java = spark.sparkContext._gateway.proc.pid
+    # The offsets take about 100 bytes, a commit more than 1,000; Java writes the Parquet files.
+    limit = {"offsets": largest_file(50), "files": largest_file(2_000, java), "commit": largest_file(500)}[place]
+    with limit, pytest.raises(Exception, match="File too large") as caught:
+        pipeline.run()
+    assert "File too large" in _cause_of(caught.value)  # what the command prints
+    assert landed.version() == before
+    assert len(jobs_of(tmp_path)) == 1  # readers see what was there before
     assert pipeline.run().landed["events"] == 2
     assert len(jobs_of(tmp_path)) == 2
     assert differences(filled.client, ["q"], tmp_path) == {}
-    assert OffsetLog(tmp_path, "events").read(Table(tmp_path, "bronze/events").transaction("tampu.landing"))
+    assert OffsetLog(tmp_path, "events").read(landed.transaction("tampu.landing"))
+    upkeep.vacuum(tmp_path, keep_hours=0)
+    left = {str(path.relative_to(landed.path)) for path in landed.path.rglob("*") if path.is_file()}
+    assert {path for path in left if not path.startswith("_delta_log/")} == {file.path for file in landed.files()}
+    assert not [path for path in left if "tmp" in path or "#" in path or path.endswith(".crc")], left

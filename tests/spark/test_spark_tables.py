@@ -19,7 +19,7 @@ from spark.test_spark_lake import DAY_MS, NOON, TABLES, History, fill, jobs_of, 
 from tampu.errors import ConfigError
 from tampu.spark import lake, read_table
 from tampu.spark.lake import pipeline as pipelines
-from tampu.spark.lake import silver
+from tampu.spark.lake import silver, upkeep
 from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.pipeline import DEFINED, Pipeline
 from tampu.spark.lake.rows import query, read_rows
@@ -201,7 +201,7 @@ def test_a_lake_that_cannot_be_written_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = invoke("pipeline", "vacuum", "--lake", str(tmp_path / "file" / "lake"))
     assert done.code == 2
-    assert "cannot write to the lake" in done.err
+    assert f"cannot write to {tmp_path / 'file'}: check its owner" in done.err
 
 
 def test_without_deltalake_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,7 +334,7 @@ class TestLake:
             history.tell("active", f"open-{number}", NOON, NOON, attempt=1)
             pipeline.run()
         first, second, third = sorted(silver_table.files(), key=lambda file: file.path)
-        monkeypatch.setattr(pipelines, "LARGE_FILE", 1)  # what is left of the rewritten file gets its own
+        monkeypatch.setattr(upkeep, "SMALL_JOBS_FILE", 1)  # what is left of the rewritten file gets its own
         history.tell("completed", "open-1", NOON + 90, NOON, attempt=1, duration_us=5)
         history.completed("new", NOON)
         pipeline.run()
@@ -352,6 +352,35 @@ class TestLake:
         pipeline.run()
         assert jobs_of(tmp_path)["open-2"]["outcome"] == "completed"
         assert differences(filled.client, ["q"], tmp_path) == {}
+
+    def test_news_of_one_job_computes_only_its_own_days(
+        self, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def tell(event: str, job_id: str, day: int) -> None:
+            filled.xadd(filled.keys().events, "e", event, "id", job_id, "ts", NOON + day * DAY_MS, "attempt", 1)
+
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        for day in range(10):
+            tell("completed", f"job-{day}", day)
+        tell("active", "open", 0)
+        pipeline.run()
+        assert len(Table(tmp_path, "silver/jobs").files()) == 1  # which holds jobs of all these days
+        slo = Table(tmp_path, "gold/slo")
+
+        def computed() -> set[tuple[str, ...]]:
+            version = slo.version()
+            pipeline.run()
+            assert differences(filled.client, ["q"], tmp_path) == {}
+            changes = slo.changes(version, slo.version())
+            return set() if changes is None else changes.partitions
+
+        tell("failed", "open", 2)
+        tell("completed", "open", 3)
+        assert computed() == {("q", "2026-03-03"), ("q", "2026-03-04")}
+        # Of many rows, the statistics of their files say which days it may be.
+        monkeypatch.setattr(pipelines, "MAX_COMPARED_ROWS", 0)
+        tell("completed", "open", 4)
+        assert len(computed()) == 10
 
     def test_old_events_can_be_removed_and_their_jobs_stay(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
         history = History(filled)
@@ -387,7 +416,9 @@ class TestLake:
         assert pipeline.run().landed["events"] == 2
         assert len(jobs_of(moved)) == 43
         before = [sorted_rows(moved, table) for table in TABLES]
-        assert pipeline.rebuild("2026-03-01").silver_partitions > 0
+        rebuilt = pipeline.rebuild("2026-03-01")
+        assert rebuilt.silver_partitions > 0
+        assert rebuilt.gold_partitions > 0  # although no job has new events
         assert [sorted_rows(moved, table) for table in TABLES] == before
 
     def test_a_new_definition_is_computed_for_all_jobs(

@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from tampu.spark.lake import gold, silver
 from tampu.spark.lake.bronze import date_of_job
+from tampu.spark.lake.fingerprints import clusters_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -69,4 +70,4 @@ def gold_slo() -> DataFrame:
 
 @dp.materialized_view
 def gold_dlq_clusters() -> DataFrame:
-    return gold.dlq_clusters(spark.read.table("bronze_dlq"), spark.read.table("silver_jobs"))
+    return clusters_of(spark.read.table("bronze_dlq"), spark.read.table("silver_jobs"))

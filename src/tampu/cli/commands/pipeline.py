@@ -233,8 +233,10 @@ def _cause_of(error: Exception) -> str:
     if isinstance(error, Error | OSError):
         return str(error)
     text = str(error)
-    # The last line of a Python traceback is the original error.
-    found = re.findall(r"^\s*((?:tampu\.|(?=[\w.]+(?:Error|Exception):))[\w.]+): (.+)$", text, re.MULTILINE)
+    # The last line of a Python traceback, and the last cause of a Java one, is the original error.
+    found = re.findall(
+        r"^\s*(?:Caused by: )?((?:tampu\.|(?=[\w.]+(?:Error|Exception):))[\w.]+): (.+)$", text, re.MULTILINE
+    )
     if found:
         name, line = found[-1]
         return f"{name.rpartition('.')[2]}: {line.strip()}"[:500]
@@ -520,21 +522,22 @@ def rebuild(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import writable_lake
+    from tampu.spark.lake.folder import sole_writer, writable_lake
     from tampu.spark.lake.rows import published
 
     if first_day and not re.fullmatch(r"\d{4}-\d\d-\d\d", first_day):
         raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}")
     folder = writable_lake(lake)
     published(folder)
+    with sole_writer(folder):  # a second pipeline is refused before Spark is started
+        pass
     try:
         with _session(master, None, folder / LOG_NAME) as (spark, on_step):
             from tampu.spark.lake.pipeline import Pipeline
 
-            started = time.monotonic()
             # No queue is read, so any URL will do.
-            summary = Pipeline(spark, resolve_url(None), ["default"], folder, on_step=on_step).rebuild(first_day)
-            _show(summary, time.monotonic() - started)
+            pipeline = Pipeline(spark, resolve_url(None), ["default"], folder, on_step=on_step)
+            _rounds(lambda: pipeline.rebuild(first_day), None, lambda: True, folder / LOG_NAME)
     except Stopped as stop:
         say("stopped; run it again, or the pipeline, to continue")
         raise typer.Exit(stop.exit_code) from None

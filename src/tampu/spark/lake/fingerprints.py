@@ -47,10 +47,11 @@ def clusters_of(letters: DataFrame, jobs: DataFrame | None = None) -> DataFrame:
         rows = rows.selectExpr("*", f"job_id IS NULL OR {newest} AS is_newest")
         rows = rows.join(jobs.select("queue", "job_id", "outcome"), ["queue", "job_id"], "left")
         aggregates["dead"] = "count_if(is_newest AND coalesce(outcome, 'dead') = 'dead')"
-    return rows.groupBy("queue", "name", "cluster", "reason", "error_type", "fingerprint").agg(*_named(aggregates))
+    return rows.groupBy("queue", "name", "cluster", "reason", "error_type", "fingerprint").agg(*named(**aggregates))
 
 
-def _named(aggregates: dict[str, str]) -> list[Column]:
+def named(**expressions: str) -> list[Column]:
+    """Return columns by their names."""
     from pyspark.sql import functions as fn
 
-    return [fn.expr(expression).alias(name) for name, expression in aggregates.items()]
+    return [fn.expr(expression).alias(name) for name, expression in expressions.items()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import re
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,17 @@ def writable_lake(lake: str | Path) -> Path:
         and any(not path.name.startswith((".", "_")) for path in folder.iterdir())
     ):
         raise ConfigError(f"{folder} holds other files and is not a lake: use an empty or a new folder")
+    _check_permissions(folder)
     return folder
+
+
+def _check_permissions(folder: Path) -> None:
+    """Refuse a lake with a table that cannot be written, such as one that was created by root."""
+    exists = next(path for path in (folder, *folder.parents) if path.exists())
+    tables = (*folder.glob("*/"), *folder.glob("*/*/"))
+    for path in (exists, *tables):
+        if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            raise ConfigError(f"cannot write to {path}: check its owner, its mode and how its file system is mounted")
 
 
 def is_lake(folder: Path) -> bool:

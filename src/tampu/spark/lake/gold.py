@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tampu.spark.lake.fingerprints import clusters_of, fingerprint_sql
+from tampu.spark.lake.fingerprints import fingerprint_sql, named
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
+    from pyspark.sql import DataFrame
 
 _DAY = "date_format(ts, 'yyyy-MM-dd') AS day"
 _MINUTE = "date_trunc('MINUTE', ts) AS minute"
@@ -51,7 +51,7 @@ def throughput(ended: DataFrame, failed: DataFrame) -> DataFrame:
     """Return the jobs that ended and the runs that failed, per minute."""
     rows = ended.selectExpr(*_BY_MINUTE, "outcome").unionByName(failed.selectExpr(*_BY_MINUTE, "'failed' AS outcome"))
     return rows.groupBy(*_BY_MINUTE).agg(
-        *_named(
+        *named(
             completed="count_if(outcome = 'completed')",
             dead="count_if(outcome = 'dead')",
             cancelled="count_if(outcome = 'cancelled')",
@@ -69,12 +69,12 @@ def latency(ended: DataFrame) -> DataFrame:
     columns = {"jobs": "count(*)"}
     for name, value in (("wait", "wait_ms"), ("run", "run_us / 1000"), ("total", "total_ms")):
         columns |= {f"{name}_p{p}_ms": f"percentile({value}, {p / 100})" for p in (50, 95, 99)}
-    return ended.groupBy(*_BY_MINUTE).agg(*_named(**columns))
+    return ended.groupBy(*_BY_MINUTE).agg(*named(**columns))
 
 
 def failures(failed: DataFrame) -> DataFrame:
     """Return the runs that failed, per minute and kind of error."""
-    return failed.groupBy(*_BY_MINUTE, "fingerprint").agg(*_named(failures="count(*)", sample="min(reason)"))
+    return failed.groupBy(*_BY_MINUTE, "fingerprint").agg(*named(failures="count(*)", sample="min(reason)"))
 
 
 def slo(ended: DataFrame) -> DataFrame:
@@ -88,7 +88,7 @@ def slo(ended: DataFrame) -> DataFrame:
     }
     for seconds in (1, 10, 60):
         columns[f"within_{seconds}s"] = f"count_if(outcome = 'completed' AND total_ms <= {seconds * 1000})"
-    return ended.groupBy("queue", "name", "day").agg(*_named(**columns))
+    return ended.groupBy("queue", "name", "day").agg(*named(**columns))
 
 
 def undecodable(rows: DataFrame) -> DataFrame:
@@ -101,13 +101,8 @@ def undecodable(rows: DataFrame) -> DataFrame:
         "queue", "date AS day", "stream", f"{fingerprint_sql('error')} AS kind", "error", "entry_id"
     )
     return kinds.groupBy("queue", "day", "stream", "kind").agg(
-        *_named(entries="count(*)", sample="min(error)", sample_entry_id="min(entry_id)")
+        *named(entries="count(*)", sample="min(error)", sample_entry_id="min(entry_id)")
     )
-
-
-def dlq_clusters(letters: DataFrame, jobs: DataFrame) -> DataFrame:
-    """Return dead letters by what they have in common, and how many of them are still dead."""
-    return clusters_of(letters, jobs)
 
 
 def repairs(repaired: DataFrame, ended: DataFrame) -> DataFrame:
@@ -123,7 +118,7 @@ def repairs(repaired: DataFrame, ended: DataFrame) -> DataFrame:
     keys = ("repair", "queue", "entry_id", "job_id")
     rows = repaired.join(ends_after, ["queue", "job_id"], "left")
     first = rows.groupBy(*keys).agg(
-        *_named(
+        *named(
             end="min(end) FILTER (WHERE end.entry_ms >= repaired_ms)",
             **{name: f"first({name})" for name in ("cluster", "name", "is_canary", "sql", "before", "after")},
             repaired_at="max(repaired_at)",
@@ -135,9 +130,3 @@ def repairs(repaired: DataFrame, ended: DataFrame) -> DataFrame:
         "coalesce(end.outcome, 'pending') AS outcome",
         *("end.ended_at", "end.reason", "end.attempt", "end.run_us"),
     )
-
-
-def _named(**expressions: str) -> list[Column]:
-    from pyspark.sql import functions as fn
-
-    return [fn.expr(expression).alias(name) for name, expression in expressions.items()]

@@ -17,11 +17,12 @@ from deltalake.exceptions import DeltaError
 from tampu.errors import ConfigError
 from tampu.spark.lake import bronze, contracts, gold, silver, upkeep
 from tampu.spark.lake.bronze import STREAMS, day_of, is_without_day
+from tampu.spark.lake.fingerprints import clusters_of
 from tampu.spark.lake.folder import sole_writer, writable_lake
 from tampu.spark.lake.read import read_files
 from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
-from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, group_of, holds_any
+from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_days, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 from tampu.spark.session import settings
 
@@ -40,8 +41,8 @@ if TYPE_CHECKING:
 DEFINED = "tampu.definitions"
 #: Tables that are computed from silver, in this order.
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
-#: Days are taken from the statistics of files that span at most this many; others are read.
-MAX_DAYS_OF_FILE = 7
+#: Most rows of changed silver files that are compared to find the days of changed jobs. Of more, the statistics say.
+MAX_COMPARED_ROWS = 1_000_000
 #: Session settings during a run. The session may be the user's own, with different settings.
 SETTINGS = {
     # Days are UTC days, as in the file statistics that show which files contain a day.
@@ -49,8 +50,6 @@ SETTINGS = {
     # INT96, the default, has no statistics and wraps after the year 2262.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-#: Rows of silver files of at least this size, in bytes, are not mixed with those of new jobs: these change again soon.
-LARGE_FILE = 1024 * 1024
 
 
 @dataclass
@@ -222,7 +221,8 @@ class Pipeline:
             frames.append(silver.jobs_of(silver.only(events, ids, mixed), mixed))
         if rewritten:
             rest = silver.without(self._read(target, rewritten), ids, mixed)
-            if max(file.size for file in rewritten) < LARGE_FILE:
+            # Rows of large files are not mixed with those of new jobs: these change again soon.
+            if max(file.size for file in rewritten) < upkeep.SMALL_JOBS_FILE:
                 frames.append(rest)
             else:
                 adds += target.stage(rest, part="a", sort_by="last_entry_ms")
@@ -303,7 +303,7 @@ class Pipeline:
         return sum(self._replace(self._tables[name], frame, days, transactions) for name, frame in frames.items())
 
     def _changed_days(self, source: Table, files: list[File], stale: list[str]) -> set[QueueDay] | None:
-        """Return the days that jobs of the changed partitions count on, before and after; None for all days."""
+        """Return the days that changed jobs count on, before and after; None for all days."""
         if any(self._tables[name].transaction(DEFINED) != DEFINITIONS for name in stale):
             return None
         done = min(self._tables[name].transaction(source.name) for name in stale)
@@ -314,21 +314,18 @@ class Pipeline:
             former = source.files(done)
         except DeltaError:
             return None  # the log does not go back that far any more
-        touched = [*_changed_files(files, changes.added), *_changed_files(former, changes.removed)]
+        before, after = _changed_files(former, changes.removed), _changed_files(files, changes.added)
+        touched = [*before, *after]
         if not all((source.path / file.path).exists() for file in touched):
             return None  # vacuum has removed the state that gold was computed from
+        if not changes.is_rebuild and sum(file.rows for file in touched) <= MAX_COMPARED_ROWS:
+            return changed_days(source, before, after)
         found: set[QueueDay] = set()
-        unclear: list[File] = []
         for file in touched:
             days = days_of_file(file)
             if days is None:
-                unclear.append(file)
-            else:
-                found |= {(file.partition[0], day) for day in days}
-        if unclear:
-            jobs = self._read(source, unclear)
-            rows = gold.ends(jobs).select("queue", "day").union(gold.failed_runs(jobs).select("queue", "day"))
-            found |= {(row["queue"], row["day"]) for row in rows.distinct().collect()}
+                return None
+            found |= {(file.partition[0], day) for day in days}
         return found
 
     def _replace(
@@ -382,49 +379,46 @@ class Pipeline:
 
     def _compute_clusters(self) -> None:
         letters_table, jobs_table = self._tables["bronze/dlq"], self._tables["silver/jobs"]
-        target = self._tables["gold/dlq_clusters"]
-        versions = {table.name: version for table in (letters_table, jobs_table) if (version := table.version()) >= 0}
-        if letters_table.name not in versions:
+        if letters_table.version() < 0:
             return
-        letters = letters_table.files()
-        changes = self._changes(target, letters_table)
-        changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
-        queues: set[str] | None = None
-        if changes is not None and changed_jobs is not None:
-            queues = {queue for queue, _ in changes.partitions}
-            queues |= self._queues_with_changed_jobs(letters_table, letters, jobs_table, changed_jobs, queues)
-            queues &= {file.partition[0] for file in letters}
-            if not queues:
-                target.mark(versions)
-                return
-        self._on_step("grouping dead letters")
-        letters = [file for file in letters if queues is None or file.partition[0] in queues]
-        dates = {file.partition for file in letters}
-        jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
-        frame = gold.dlq_clusters(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
-        replaced = None if queues is None else {(queue,) for queue in queues}
-        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+
+        def clusters(letters: list[File]) -> DataFrame:
+            dates = {file.partition for file in letters}
+            jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
+            return clusters_of(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
+
+        self._compute_by_queue("gold/dlq_clusters", "grouping dead letters", letters_table, jobs_table, clusters)
 
     def _compute_repairs(self) -> None:
         repaired_table, ended_table = self._tables["bronze/repairs"], self._tables["gold/ends"]
-        target = self._tables["gold/repairs"]
         if min(repaired_table.version(), ended_table.version()) < 0:
             return
-        versions = {table.name: table.version() for table in (repaired_table, ended_table)}
-        repaired = repaired_table.files()
-        changes, changed_ends = (self._changes(target, table) for table in (repaired_table, ended_table))
+
+        def repairs(repaired: list[File]) -> DataFrame:
+            queues = {file.partition[0] for file in repaired}
+            ended = [file for file in ended_table.files() if file.partition[0] in queues]
+            return gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
+
+        self._compute_by_queue("gold/repairs", "joining repairs to outcomes", repaired_table, ended_table, repairs)
+
+    def _compute_by_queue(
+        self, name: str, step: str, table: Table, jobs_table: Table, compute: Callable[[list[File]], DataFrame]
+    ) -> None:
+        """Compute the queues of which `table` has new rows, or `jobs_table` new rows of its jobs."""
+        target, files = self._tables[name], table.files()
+        versions = {one.name: version for one in (table, jobs_table) if (version := one.version()) >= 0}
+        changes = self._changes(target, table)
+        changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
         queues: set[str] | None = None
-        if changes is not None and changed_ends is not None:
-            queues = {queue for (queue,) in changes.partitions}
-            queues |= self._queues_with_changed_jobs(repaired_table, repaired, ended_table, changed_ends, queues)
+        if changes is not None and changed_jobs is not None:
+            queues = {partition[0] for partition in changes.partitions}
+            queues |= self._queues_with_changed_jobs(table, files, jobs_table, changed_jobs, queues)
+            queues &= {file.partition[0] for file in files}
             if not queues:
                 target.mark(versions)
                 return
-        self._on_step("joining repairs to outcomes")
-        repaired = [file for file in repaired if queues is None or file.partition[0] in queues]
-        of_queues = {file.partition[0] for file in repaired}
-        ended = [file for file in ended_table.files() if file.partition[0] in of_queues]
-        frame = gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
+        self._on_step(step)
+        frame = compute([file for file in files if queues is None or file.partition[0] in queues])
         replaced = None if queues is None else {(queue,) for queue in queues}
         self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
 
@@ -453,12 +447,9 @@ class Pipeline:
 
 
 def days_of_file(file: File) -> set[str] | None:
-    """Return the days from the first to the last end, and failure, of a silver file's jobs.
-
-    None if the statistics of the file do not say, or there are too many of them.
-    """
+    """Return the days from the first to the last end, and failure, of a silver file's jobs; None if it does not say."""
     spans = _day_spans(file)
-    if spans is None or any((last - first).days >= MAX_DAYS_OF_FILE for first, last in spans):
+    if spans is None:
         return None
     return {
         (first + timedelta(days=number)).isoformat()

@@ -72,8 +72,9 @@ def jobs_of(events: DataFrame, mixed: Collection[str] = ()) -> DataFrame:
     jobs = rows.groupBy("queue", "job_id", fn.expr(job_group(mixed)).alias("job_group")).agg(
         fn.min("date").alias("date"), *(fn.expr(expression).alias(name) for name, expression in COLUMNS.items())
     )
-    return jobs.drop("job_group").selectExpr(
-        "*",
+    # Not with `drop`: Spark Connect analyses its input at once, before a declarative pipeline has the table.
+    return jobs.selectExpr(
+        *("queue", "job_id", "date", *COLUMNS),
         "timestampdiff(MILLISECOND, created_at, first_active_at) AS wait_ms",
         "timestampdiff(MILLISECOND, created_at, done_at) AS total_ms",
     )

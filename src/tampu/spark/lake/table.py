@@ -76,6 +76,8 @@ SORTED_ROWS_PER_FILE = 50_000
 LONGEST_STATISTIC = 32
 #: The name of the commits that move rows out of a table without a change to what follows from them.
 UPKEEP = "tampu.upkeep"
+#: The name of the commits that compute rows again which may have been wrong.
+REBUILD = "tampu.rebuild"
 
 
 class LakeError(Error):
@@ -105,6 +107,8 @@ class Changes:
 
     added: dict[str, Partition]
     removed: dict[str, Partition]
+    #: Whether rows may differ that follow from the same events.
+    is_rebuild: bool = False
 
     @property
     def partitions(self) -> set[Partition]:
@@ -172,7 +176,9 @@ class Table:
 
         Compaction and retention change files, but not what silver and gold are computed from.
         """
-        found = Changes({}, {})
+        added: dict[str, Partition] = {}
+        removed: dict[str, Partition] = {}
+        is_rebuild = False
         for version in range(since + 1, upto + 1):
             try:
                 lines = (self.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
@@ -181,12 +187,13 @@ class Table:
             actions = [json.loads(line) for line in lines]
             if any(UPKEEP in action.get("commitInfo", {}) for action in actions):
                 continue
+            is_rebuild |= any(REBUILD in action.get("commitInfo", {}) for action in actions)
             for action in actions:
                 change = action.get("add") or action.get("remove")
                 if change and change["dataChange"]:
-                    side = found.added if "add" in action else found.removed
+                    side = added if "add" in action else removed
                     side[unquote(change["path"])] = tuple(change["partitionValues"][column] for column in self.by)
-        return found
+        return Changes(added, removed, is_rebuild)
 
     # --- writing
 
@@ -248,7 +255,7 @@ class Table:
         Returns False, and changes nothing, if these transactions have been committed before; `again` commits them
         once more.
         """
-        properties = _properties(transactions)
+        properties = _properties(transactions, {REBUILD: "true"} if again else {})
         table = self.open()
         if table is None:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -268,17 +275,14 @@ class Table:
         known = {field.name for field in table.schema().fields}
         if new := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(new)
-        actions: list[AddAction | RemoveAction] = [*adds, *([] if replaces is None else self.removes(replaces))]
-        # `append`, although files are removed: delta-rs takes the actions as they are.
-        table.create_write_transaction(actions, "append", table.schema(), list(self.by), commit_properties=properties)
+        self._write(table, [*adds, *([] if replaces is None else self.removes(replaces))], properties)
         return True
 
     def mark(self, transactions: Mapping[str, int]) -> None:
         """Commit transactions without a change: what they stand for needs none."""
         table = self.open()
         if table is not None and any(_committed(table, app) < number for app, number in transactions.items()):
-            properties = _properties(transactions)
-            table.create_write_transaction([], "append", table.schema(), list(self.by), commit_properties=properties)
+            self._write(table, [], _properties(transactions))
 
     def removes(self, is_removed: Callable[[File], bool]) -> list[RemoveAction]:
         """Return the actions that remove the files for which `is_removed` holds."""
@@ -299,12 +303,12 @@ class Table:
         table = self.open()
         rows = sum(file.rows for file in self.files() if is_removed(file))
         if table is not None and rows:
-            actions: list[AddAction | RemoveAction] = [*self.removes(is_removed)]
-            properties = CommitProperties(custom_metadata={UPKEEP: reason})
-            table.create_write_transaction(
-                actions, "append", table.schema(), list(self.by), commit_properties=properties
-            )
+            self._write(table, [*self.removes(is_removed)], CommitProperties(custom_metadata={UPKEEP: reason}))
         return rows
+
+    def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
+        # `append`, although files may be removed: delta-rs takes the actions as they are.
+        table.create_write_transaction(actions, "append", table.schema(), list(self.by), commit_properties=properties)
 
 
 def _committed(table: DeltaTable, app: str) -> int:
@@ -312,8 +316,9 @@ def _committed(table: DeltaTable, app: str) -> int:
     return -1 if number is None else number
 
 
-def _properties(transactions: Mapping[str, int]) -> CommitProperties:
-    return CommitProperties(app_transactions=[Transaction(app, number) for app, number in transactions.items()])
+def _properties(transactions: Mapping[str, int], notes: Mapping[str, str] | None = None) -> CommitProperties:
+    applied = [Transaction(app, number) for app, number in transactions.items()]
+    return CommitProperties(custom_metadata=dict(notes or {}), app_transactions=applied)
 
 
 def schema_of(frame: DataFrame) -> Schema:

@@ -1,4 +1,5 @@
-"""Finds the jobs that new events are about, and the files that hold rows of these jobs. Needs no Spark.
+"""Finds the jobs that new events are about, the files that hold rows of these jobs, and the days that gold counts them
+on. Needs no Spark.
 
 A round with few new events reads and writes little, however many jobs there are: of other files only the column of job
 IDs is scanned, and not even that if the file's statistics exclude all of these IDs.
@@ -93,3 +94,33 @@ def holds_any(path: Path, ids: pa.Array) -> bool:
     """Return whether a file has a row of one of these jobs."""
     column = pq.ParquetFile(path).read(columns=["job_id"])["job_id"]
     return bool(pc.any(pc.is_in(column, ids)).as_py())
+
+
+def changed_days(table: Table, before: Iterable[File], after: Iterable[File]) -> set[tuple[str, str]]:
+    """Return the queues and days on which jobs ended or failed whose rows of silver differ.
+
+    A row follows from the events of its job, which only become more: rows with equal numbers of events are equal.
+    """
+    sides = (_rows_of(table, before), _rows_of(table, after))
+    found: set[tuple[str, str]] = set()
+    for rows_of, others_of in (sides, sides[::-1]):
+        for partition, frames in rows_of.items():
+            others = [chunk for frame in others_of.get(partition, ()) for chunk in frame["row"].chunks]
+            same = pa.chunked_array(others, pa.string()).combine_chunks()
+            for frame in frames:
+                changed = frame.filter(pc.invert(pc.is_in(frame["row"], same)))
+                for log in ("end_log", "failure_log"):
+                    times = pc.struct_field(pc.list_flatten(changed[log]), "ts").drop_null()
+                    days = pc.unique(times.cast(pa.date32())).to_pylist()
+                    found |= {(partition[0], day.isoformat()) for day in days}
+    return found
+
+
+def _rows_of(table: Table, files: Iterable[File]) -> dict[Partition, list[pa.Table]]:
+    """Return the logs of jobs by partition. The column `row` tells the rows of a job apart."""
+    found: dict[Partition, list[pa.Table]] = {}
+    for file in files:
+        rows = pq.ParquetFile(table.path / file.path).read(columns=["job_id", "events", "end_log", "failure_log"])
+        key = pc.binary_join_element_wise(rows["job_id"].cast(pa.string()), rows["events"].cast(pa.string()), "/")
+        found.setdefault(file.partition, []).append(rows.append_column("row", key))
+    return found

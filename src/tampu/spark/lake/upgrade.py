@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import shutil
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from deltalake import Schema
 
@@ -61,14 +62,8 @@ def _committed_files(log: Path, below: str) -> list[str]:
             continue
         for line in path.read_text().splitlines()[1:]:
             name = json.loads(line)["path"]
-            found.append(_unescaped(name.rpartition(f"/{below}")[2]))
+            found.append(unquote(name.rpartition(f"/{below}")[2]))
     return found
-
-
-def _unescaped(path: str) -> str:
-    from urllib.parse import unquote
-
-    return unquote(path)
 
 
 def _offsets(checkpoint: Path, log: Path) -> dict[str, Any]:

@@ -30,6 +30,8 @@ MIN_FILES = 8
 #: Files of at least this size, in bytes, are left alone by the compaction after a round: each file of silver with a job
 #: that changes is written again, so files must not grow without a limit.
 SMALL_FILE = 16 * 1024 * 1024
+#: The same for silver, whose files must also span few days: gold reads all files with jobs of a day that it computes.
+SMALL_JOBS_FILE = 1024 * 1024
 #: Old files are deleted every this many rounds.
 ROUNDS_BETWEEN = 10
 #: The log of a table is shortened once this many of its files are old.
@@ -53,19 +55,19 @@ def compact(lake: Path) -> Upkeep:
     """Merge the files of each partition. Readers see the same rows, before and after."""
     with sole_writer(lake):
         state, tables = published(lake), _tables(lake)
-        done = merge_small_files(tables, min_files=2, target_size=None)
+        done = merge_small_files(tables, min_files=2, merge_all=True)
         if done.merged:
             _publish(lake, state)
         return done
 
 
-def merge_small_files(
-    tables: Mapping[str, Table], *, min_files: int = MIN_FILES, target_size: int | None = SMALL_FILE
-) -> Upkeep:
-    """Merge the small files of partitions that have many. The caller holds the lock of the lake."""
+def merge_small_files(tables: Mapping[str, Table], *, min_files: int = MIN_FILES, merge_all: bool = False) -> Upkeep:
+    """Merge the small files of partitions that have many, or all of their files. The caller holds the lake's lock."""
     done = Upkeep()
     with _followed(tables):
-        for table in tables.values():
+        for name, table in tables.items():
+            small = SMALL_JOBS_FILE if name == "silver/jobs" else SMALL_FILE
+            target_size = None if merge_all else small
             counts: dict[tuple[str, ...], int] = {}
             for file in table.files():
                 if target_size is None or file.size < target_size:
