@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import random
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,7 +80,7 @@ async def test_retries_and_snoozes_wake_the_promoter(server: Server) -> None:
     queue = Queue("q", url=server.url)
     runs: list[str] = []
 
-    @queue.task(attempts=2, backoff=20)
+    @queue.task(attempts=2, backoff=timedelta(milliseconds=20))
     async def fails_once(how: str) -> str:
         runs.append(how)
         if runs.count(how) == 1:
