@@ -365,7 +365,7 @@ async def test_an_acl_that_forbids_one_queue_does_not_stop_the_others(server: Se
 
 
 @pytest.mark.parametrize(("deaths", "together"), [(2, 2), (3, 1)])
-async def test_suspects_of_two_queues_do_not_run_beside_each_other(server: Server, deaths: int, together: int) -> None:
+async def test_suspects_of_two_queues_do_not_run_together(server: Server, deaths: int, together: int) -> None:
     names = ("a", "b", "fresh")
     shop = Shop(server, *names, secs=0.05)
     for name in names[:2]:

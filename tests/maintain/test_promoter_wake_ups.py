@@ -94,7 +94,7 @@ async def test_retries_and_snoozes_wake_the_promoter(server: Server) -> None:
             assert await (await fails_once.add(how)).result(20) == how
 
 
-async def test_jobs_of_sparks_sink_wake_the_promoter(server: Server) -> None:
+async def test_jobs_added_by_the_spark_sink_wake_the_promoter(server: Server) -> None:
     view = QueueView(server, "q")
     view.client.script_load(ADD.text)
     async with running(Promoter(server.url, PromoterConfig(queue_name="q", poll_interval_ms=RARELY_MS))):
@@ -118,7 +118,7 @@ async def test_the_fires_of_a_schedule_wake_the_promoter_of_a_full_queue(server:
     assert view.client.xlen(view.keys.wake) == 1
 
 
-async def test_only_a_job_that_is_the_earliest_announces_itself(server: Server) -> None:
+async def test_only_the_earliest_job_is_announced(server: Server) -> None:
     view = QueueView(server, "q")
 
     noon = time.time() + 3600
@@ -150,7 +150,7 @@ async def test_a_wake_up_while_the_connection_is_down_is_not_missed(server: Serv
         await until(view.length, "it is promoted")
 
 
-async def test_a_wake_up_during_a_look_is_not_missed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wake_up_during_a_poll_is_not_missed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     view = QueueView(server, "q")
     existing, wake, woken = calls.existing, leader.LeaderLoop._wake, asyncio.Event()
 
@@ -188,7 +188,7 @@ async def echo(text: str) -> str:
     return text
 
 
-async def test_a_promoter_that_may_not_listen_polls(server: Server) -> None:
+async def test_a_promoter_without_permission_to_listen_polls(server: Server) -> None:
     view = QueueView(server, "q")
     with acl_user(server, "deaf", "pw", "~*", "+@all", "-xread"):
         url = server.url.replace("redis://", "redis://deaf:pw@")

@@ -39,7 +39,7 @@ def test_a_payload_opens_in_its_place_only(kind: type[SignedCodec | EncryptedCod
 
 
 @kinds
-def test_one_codec_keeps_the_names_apart_that_it_opens_in_turn(kind: type[SignedCodec | EncryptedCodec]) -> None:
+def test_a_codec_does_not_mix_up_names_that_it_opens_in_turn(kind: type[SignedCodec | EncryptedCodec]) -> None:
     codec = QueueCodec(kind({"k": KEY}), "emails")
     large = encode_value({"body": "x" * 1000})
     slots = {name: wrap_bin(codec.seal_payload(large, name)) for name in ("welcome", "refund")}
