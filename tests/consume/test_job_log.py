@@ -98,7 +98,7 @@ def test_a_storm_is_logged_at_a_bounded_rate_and_counted(caplog: pytest.LogCaptu
     assert len(lines_of(caplog)) == BURST + 1 + LINES_PER_SEC
 
 
-def test_failures_that_were_left_out_are_counted_before_their_kind_is_forgotten(
+def test_failures_left_out_are_counted_before_their_kind_is_forgotten(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_log, "MAX_KINDS", 1)

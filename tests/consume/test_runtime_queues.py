@@ -334,7 +334,7 @@ async def test_failures_that_cannot_be_written_do_not_stop_the_others(server: Se
 
 
 @pytest.mark.servers
-async def test_a_group_that_is_gone_is_created_again_and_does_not_stop_the_others(server: Server | Cluster) -> None:
+async def test_a_missing_group_is_created_again_and_does_not_stop_the_others(server: Server | Cluster) -> None:
     shop = Shop(server, "bad", "good")
     view = shop.views["bad"]
     async with shop.working():

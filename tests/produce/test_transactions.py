@@ -214,7 +214,7 @@ async def test_a_user_who_may_not_run_transactions_adds_through_the_script(serve
     assert QueueView(server, "q").ids() == ids
 
 
-async def test_a_transaction_that_is_refused_as_a_whole_is_sent_through_the_script(server: Server) -> None:
+async def test_a_transaction_refused_as_a_whole_is_sent_through_the_script(server: Server) -> None:
     with acl_user(server, "ada", "pw"):
         async with open_producer(server.url.replace("redis://", "redis://ada:pw@")) as producer:
             ids = await warmed_up(producer)
