@@ -130,7 +130,7 @@ async def fill(view: WorkerView, journal: Journal, secs: float) -> tuple[list[st
 
 
 async def test_jobs_that_wait_for_a_process_are_not_dead_lettered(view: WorkerView, fleet: Fleet) -> None:
-    settings = {"claim_min_idle_ms": 1000, "max_attempts": 1, "concurrency": PROCESSES + 10}
+    settings: dict[str, Any] = {"claim_min_idle_ms": 1000, "max_attempts": 1, "concurrency": PROCESSES + 10}
     worker = fleet.start(view.server.url, "in_a_thread", process=True, **settings)
     running, waiting = await fill(view, fleet.journal, 600)
     await until(lambda: len([one for one in view.pending() if has_start_mark(one)]) == PROCESSES, "starts are recorded")
@@ -146,7 +146,7 @@ async def test_jobs_that_wait_for_a_process_are_not_dead_lettered(view: WorkerVi
 
 
 async def test_a_suspended_worker_gives_no_process_to_jobs_taken_over(view: WorkerView, fleet: Fleet) -> None:
-    settings = {"claim_min_idle_ms": 1000, "concurrency": PROCESSES + 10}
+    settings: dict[str, Any] = {"claim_min_idle_ms": 1000, "concurrency": PROCESSES + 10}
     frozen = fleet.start(view.server.url, "in_a_thread", process=True, **settings)
     _, waiting = await fill(view, fleet.journal, 2)
     frozen.pause()
