@@ -548,7 +548,7 @@ class Queue:
         return self._added(key, name, data)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
-        """Return up to `limit` schedules, next to fire first."""
+        """Return up to `limit` schedules, soonest first."""
         return await self._producer.list_repeatable(limit)
 
     async def remove_repeatable_by_key(self, key: str) -> bool:
@@ -648,7 +648,7 @@ class Queue:
         await self._producer.audit("pause", detail=": ".join(filter(None, [task and f"task {task}", reason])))
 
     async def pause_reason(self, *, task: str | None = None) -> str | None:
-        """Return why the queue, or this task, is paused, "" if no reason was given; None if it is not paused."""
+        """Return why the queue, or this task, is paused: "" if no reason was given, None if it is not paused."""
         return await pause_reason(self._producer.ready_client(), self._keys, task)
 
     async def paused_tasks(self) -> dict[str, str]:
@@ -657,7 +657,7 @@ class Queue:
         return {name: one.reason for name, one in found.items()}
 
     async def resume(self, *, task: str | None = None) -> bool:
-        """Tell the workers to take jobs again, or those of this task. Return False if it was not paused."""
+        """Resume the queue, or only this task. Return False if it was not paused."""
         was_paused = await resume(self._producer.ready_client(), self._keys, task)
         if was_paused:
             await self._producer.audit("resume", detail=f"task {task}" if task else "")

@@ -45,7 +45,7 @@ class SyncJob(Job[Any], Generic[R]):
 
     @classmethod
     def of(cls, job: Job[Any], run: Callable[[Any], Any]) -> SyncJob[R]:
-        """Return a copy of a job that waits for its result with `run`."""
+        """Return a copy of `job` that uses `run` to wait for its result."""
         same: SyncJob[R] = cls.__new__(cls)
         for slot in Job.__slots__:
             setattr(same, slot, getattr(job, slot))

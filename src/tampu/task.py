@@ -187,7 +187,7 @@ class Task(Generic[P, R]):
         tz: str | None = None,
         **options: Unpack[ScheduleOptions],
     ) -> str:
-        """Create a schedule that calls the function by a cron expression.
+        """Create a schedule that calls the function according to a cron expression.
 
             await report.cron("0 9 * * 1-5", {"kind": "daily"}, tz="America/Lima")
 
@@ -219,7 +219,7 @@ class Task(Generic[P, R]):
     async def schedule(
         self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> str:
-        """Create a schedule that calls the function by a `RepeatPattern`.
+        """Create a schedule that calls the function according to a `RepeatPattern`.
 
         Arguments, options and return value are those of `cron`.
         """

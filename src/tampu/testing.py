@@ -109,7 +109,7 @@ async def run_until_empty(
             dead-letter queue.
         timeout: Maximum duration in seconds.
         **settings: Any setting of `Worker`. With `run_scheduler=True`, schedules that are due are fired too; with
-            `include_delayed` as well, every schedule is fired once, at once.
+            `include_delayed` as well, every schedule is fired once, immediately.
 
     Raises:
         TimeoutError: Jobs are left after `timeout` seconds.

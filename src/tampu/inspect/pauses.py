@@ -59,7 +59,7 @@ async def resume(client: Client, keys: QueueKeys, task: str | None) -> bool:
 
 
 async def pause_reason(client: Client, keys: QueueKeys, task: str | None = None) -> str | None:
-    """Return why a queue or a task is paused, "" if no reason was given; None if it is not paused."""
+    """Return why a queue or a task is paused: "" if no reason was given, None if it is not paused."""
     if task is not None:
         found = (await paused_tasks(client, keys)).get(task)
         return None if found is None else found.reason

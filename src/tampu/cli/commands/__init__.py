@@ -75,7 +75,7 @@ _TABLE = {
         ),
         "acl": (
             "acl:acl",
-            "Print the ACL SETUSER command of a user that may do what its role needs, and nothing else.",
+            "Print an ACL SETUSER command that gives a user only the permissions that its role needs.",
         ),
         "rsmq": ("rsmq:app", "Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients."),
     },

@@ -17,14 +17,20 @@ READ_KEYS_VERSION = 7
 
 def acl(
     common: CommonOptions,
-    role: Annotated[str, typer.Option("--role", metavar="|".join(ROLES), help="What the user does.")],
+    role: Annotated[str, typer.Option("--role", metavar="|".join(ROLES), help="Role of the user.")],
     queue: Annotated[
         str | None,
-        typer.Option("--queue", "-q", metavar="QUEUE", help="Default: all queues.", autocompletion=complete_queue),
+        typer.Option(
+            "--queue",
+            "-q",
+            metavar="QUEUE",
+            help="Queue that the user may access. Default: all queues.",
+            autocompletion=complete_queue,
+        ),
     ] = None,
-    user: Annotated[str | None, typer.Option("--user", help="Default: QUEUE-ROLE, or all-ROLE.")] = None,
+    user: Annotated[str | None, typer.Option("--user", help="User name. Default: QUEUE-ROLE, or all-ROLE.")] = None,
 ) -> None:
-    """Print the ACL SETUSER command of a user that may do what its role needs, and nothing else.
+    """Print an ACL SETUSER command that gives a user only the permissions that its role needs.
 
     The rules are made for the server at --url. If it cannot be reached, they load on every supported server.
     """

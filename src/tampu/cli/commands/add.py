@@ -31,7 +31,8 @@ def add(
         str | None, typer.Option("--delay", metavar="DURATION", help="Run the job after this long (90s, 15m, 2h).")
     ] = None,
     job_id: Annotated[
-        str | None, typer.Option("--id", metavar="ID", help="Job ID. A second add of it within an hour is ignored.")
+        str | None,
+        typer.Option("--id", metavar="ID", help="Job ID. A second add with the same ID within an hour is ignored."),
     ] = None,
     attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Maximum number of attempts.")] = None,
     app: Annotated[

@@ -41,7 +41,7 @@ def repair(
         int, typer.Option("--canary", min=0, metavar="N", help="Replay this many first; stop if one fails again.")
     ] = 10,
     wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for these jobs to end.")
+        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the --canary jobs to finish.")
     ] = "60s",
     lake: Annotated[
         Path | None,

@@ -100,8 +100,8 @@ def run(
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
-    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until a signal.
-    Small files are merged after each run; every 10 runs, replaced files are deleted.
+    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until it receives a
+    signal. Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
@@ -307,7 +307,7 @@ def check(
     ],
     lake: Annotated[
         Path | None,
-        typer.Option("--lake", metavar="DIR", help="Store the result in this lake: gold_violations.", file_okay=False),
+        typer.Option("--lake", metavar="DIR", help="Store the result in this lake (gold_violations).", file_okay=False),
     ] = None,
     url: Url = None,
     as_json: AsJson = False,

@@ -26,10 +26,10 @@ def list_(
     common: CommonOptions,
     queue: QueueName,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Maximum number of schedules, next to fire first.")
+        int, typer.Option("--limit", "-n", min=1, help="Maximum number of schedules, soonest first.")
     ] = 100,
 ) -> None:
-    """List schedules, next to fire first."""
+    """List schedules, soonest first."""
     found, fired, now_ms, total = common.run(_list, queue, limit)
     if common.as_json:
         write_json([_to_json(meta, count) for meta, count in zip(found, fired, strict=True)])

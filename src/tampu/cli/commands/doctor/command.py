@@ -32,7 +32,7 @@ def doctor(
         typer.Option(
             "--claim-after",
             metavar="DURATION",
-            help="The workers' --claim-after. A job not renewed for twice as long counts as stalled.",
+            help="The workers' --claim-after. A job whose lease is not renewed for twice as long counts as stalled.",
         ),
     ] = "30s",
 ) -> None:
