@@ -581,8 +581,8 @@ class Queue:
     ) -> list[JobState]:
         """Return up to `limit` jobs that are "waiting", "running", "delayed" or "dead", oldest first.
 
-        `older_than` (a timedelta or seconds) compares how long a running job has been running, how long ago a dead one
-        failed, and how long ago any other was added. A large queue is read in steps until `limit` jobs match.
+        `older_than` (a timedelta or seconds) is the minimum time since a running job started, a dead one failed, or any
+        other was added. A large queue is read in steps until `limit` jobs match.
         """
         if state not in LISTED_STATES:
             raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))

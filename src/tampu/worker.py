@@ -94,7 +94,7 @@ class Worker:
             Defaults to 1 for each.
         reserve: By queue name, slots that are kept free for its jobs. Defaults to none.
         limit: By queue name, the most slots it may have. Defaults to all.
-        max_attempts: Maximum number of attempts of jobs that set none. Defaults to 5 for tasks and 25 for a handler,
+        max_attempts: Maximum number of attempts, unless the job sets it. Defaults to 5 for tasks and 25 for a handler,
             as in chasquimq.
         group: Consumer group.
         consumer_id: Name of this worker in the group; must be unique per process. Defaults to `<host>:<pid>:<random>`.

@@ -30,7 +30,7 @@ _TABLE = {
         ),
         "new": (
             "new.command:new",
-            "Write a small working project: tasks, a worker, tests, systemd unit, Dockerfile, Compose file.",
+            "Write a small working project: tasks, a worker, tests, a systemd unit, a Dockerfile and a Compose file.",
         ),
         "worker": ("worker.command:worker", "Run jobs from one or more queues, in one or more supervised processes."),
         "promoter": ("maintain:promoter", "Move delayed jobs into their queues when they are due."),

@@ -73,7 +73,7 @@ async def _dead_letters(session: Session, queue: str) -> DeadLetters:
 
 @app.command()
 def summary(common: CommonOptions, queue: QueueName) -> None:
-    """Group dead letters by task, reason and error, the largest group first."""
+    """Group dead letters into clusters by task, reason and error, the largest cluster first."""
     clusters = common.run(_summary, queue)
     if common.as_json:
         found = [asdict(cluster) for cluster in clusters]

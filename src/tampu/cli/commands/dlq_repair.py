@@ -26,7 +26,8 @@ MAX_SHOWN = 10
 def repair(
     queue: QueueName,
     cluster: Annotated[
-        str, typer.Option("--cluster", metavar="ID", help="Letters to repair: a cluster of `tampu dlq summary`.")
+        str,
+        typer.Option("--cluster", metavar="ID", help="Dead letters to repair: a cluster shown by `tampu dlq summary`."),
     ],
     sql: Annotated[
         str,

@@ -33,7 +33,7 @@ MaxLength = Annotated[
     typer.Option(
         "--max-stream-len",
         min=1,
-        help="While the stream is at least this long, jobs stay in, or go to, the delayed set.",
+        help="While the stream is at least this long, due jobs wait in the delayed set.",
     ),
 ]
 Part = Callable[[asyncio.Event], Awaitable[None]]

@@ -157,7 +157,10 @@ def receive(
     vt: Vt = None,
     most: Annotated[int, typer.Option("--max", "-n", min=1, metavar="N", help="Maximum number of messages.")] = 1,
 ) -> None:
-    """Receive messages. Each is delivered again after its visibility timeout, unless acked. Prints nothing if none."""
+    """Receive messages, or print nothing if there are none.
+
+    Each message is delivered again after its visibility timeout, unless it is acked.
+    """
     show_messages(place.run(qname, lambda rsmq: rsmq.receive_messages(qname, most, vt)), place.as_json)
 
 

@@ -44,7 +44,7 @@ def new(
         bool, typer.Option("--django", help="Write a Django project that adds jobs when its transactions commit.")
     ] = False,
 ) -> None:
-    """Write a small working project: tasks, a worker, tests, systemd unit, Dockerfile, Compose file.
+    """Write a small working project: tasks, a worker, tests, a systemd unit, a Dockerfile and a Compose file.
 
     The project is written to a new folder with its name. Nothing is overwritten.
     """

@@ -51,7 +51,10 @@ def worker(
     weights: Annotated[
         str | None,
         typer.Option(
-            "--weights", metavar="QUEUE=N,...", show_default="1", help="Share of a queue, relative to others."
+            "--weights",
+            metavar="QUEUE=N,...",
+            show_default="1",
+            help="Weight of a queue: jobs are fetched in proportion to it.",
         ),
     ] = None,
     reserve: Annotated[
@@ -93,7 +96,7 @@ def worker(
     group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
     max_attempts: Annotated[
         int | None,
-        _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts of jobs that set none."),
+        _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts, unless the job sets it."),
     ] = None,
     batch: Annotated[
         int | None, _tuning("--batch", min=1, show_default="256", help="Maximum jobs fetched per read.")

@@ -1,6 +1,6 @@
 """python -m sample_project: migrate, then serve the views with a worker, for development.
 
-http://127.0.0.1:8000; PORT is another port. Without TAMPU_URL it starts a throw-away server.
+http://127.0.0.1:8000; set PORT to use another port. Without TAMPU_URL it starts a throw-away server.
 """
 
 import asyncio

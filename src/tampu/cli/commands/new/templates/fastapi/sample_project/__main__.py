@@ -1,6 +1,6 @@
 """python -m sample_project: the API and a worker in one process, for development.
 
-http://127.0.0.1:8000/docs; PORT is another port. Without TAMPU_URL it starts a throw-away server.
+http://127.0.0.1:8000/docs; set PORT to use another port. Without TAMPU_URL it starts a throw-away server.
 """
 
 import asyncio
