@@ -227,7 +227,7 @@ class ConsumerConfig(_Checked):
     dlq_inflight: int = _number(32, low=1)
     #: Approximate number of dead letters kept. Defaults to 100,000.
     dlq_max_stream_len: int = _number(DEFAULT_DLQ_MAX_STREAM_LEN, low=1)
-    #: Backoff of jobs that set none.
+    #: Backoff, unless the job sets it.
     retry: RetryConfig = field(default_factory=RetryConfig, metadata={"check": _instance(RetryConfig)})
     #: Maximum number of retries waiting to be written; handlers wait beyond that. Defaults to 64.
     retry_inflight: int = _number(64, low=1)

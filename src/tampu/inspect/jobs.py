@@ -40,8 +40,7 @@ async def list_jobs(
 ) -> list[JobState]:
     """Return up to `limit` jobs in a state, oldest first.
 
-    `older_than_ms` compares how long a running job has been running, how long ago a dead one failed, and how long ago
-    any other was added.
+    `older_than_ms` is the minimum time since a running job started, a dead one failed, or any other was added.
     """
     walk = {"waiting": _waiting, "running": _running, "delayed": _delayed, "dead": _dead}[state]
     now_ms = await client.server_time_ms()
