@@ -219,7 +219,7 @@ class ConsumerConfig(_Checked):
     #: How long an `active` event waits for others to be written with it, and an outcome while other jobs wait to be
     #: started, in milliseconds. Without such jobs an outcome is written at once. Defaults to 5.
     ack_idle_ms: int = _number(5)
-    #: How long running jobs may take to finish after a stop signal, in seconds. Defaults to 30.
+    #: Maximum time for running jobs to finish after a stop signal, in seconds. Defaults to 30.
     shutdown_deadline_secs: int = _number(30)
     #: Larger envelopes are dead-lettered without being decoded, in bytes. Defaults to 1 MiB.
     max_payload_bytes: int = _number(DEFAULT_MAX_PAYLOAD_BYTES, low=1)

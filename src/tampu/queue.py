@@ -170,7 +170,7 @@ class Queue:
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` was called."""
+        """True once `close` has been called."""
         return self._closed
 
     @property

@@ -89,7 +89,7 @@ class SyncQueue:
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` was called."""
+        """True once `close` has been called."""
         return self._inner.is_closed
 
     def close(self) -> None:

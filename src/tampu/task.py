@@ -162,9 +162,9 @@ class Task(Generic[P, R]):
         return self._job(self.queue._task_job(JobId(check_job_id(job_id)), self, b""))
 
     def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
-        """Return this task with other options for its adds: `task.using(delay=60, unique="42").add(...)`.
+        """Return an object that adds jobs of this task with these options: `task.using(delay=60).add(...)`.
 
-        The result can be kept and used again. Options not given are the task's own. See `UsingOptions` for all of them.
+        It can be reused. Options that are not given keep the task's values. `UsingOptions` lists all options.
         """
         return ConfiguredTask(self, Using().with_options(options))
 

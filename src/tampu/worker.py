@@ -236,7 +236,7 @@ class Worker:
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` was called."""
+        """True once `close` has been called."""
         return self._closed
 
     @property
@@ -294,7 +294,7 @@ class Worker:
 
     @property
     def blocked(self) -> Blocked | None:
-        """Cause, duration and place of a block of the event loop, or None. It can be read from any thread."""
+        """Job, place and duration if the event loop is blocked, otherwise None. It can be read from any thread."""
         return None if self._watch is None else self._watch.blocked
 
     def running_jobs(self) -> list[Job[Any]]:
@@ -319,7 +319,7 @@ class Worker:
         await self._running
 
     def run_sync(self) -> None:
-        """Run jobs until SIGINT or SIGTERM, without an event loop. Uses uvloop if it is installed.
+        """Run jobs until SIGINT or SIGTERM, from synchronous code. Uses uvloop if it is installed.
 
         On the first signal it takes no more jobs and finishes the running ones; a second signal ends the process.
         """

@@ -48,7 +48,9 @@ def repair(
         Path | None,
         typer.Option("--lake", metavar="DIR", file_okay=False, help="Record the repair in this lake (gold_repairs)."),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Repair at most this many letters.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Repair at most this many dead letters.")
+    ] = None,
     yes: Yes = False,
     dry_run: DryRun = False,
     url: Url = None,

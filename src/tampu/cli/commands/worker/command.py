@@ -63,7 +63,9 @@ def worker(
     limit: Annotated[
         str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Maximum slots that a queue may use.")
     ] = None,
-    reload: Annotated[bool, typer.Option("--reload", help="Restart when a .py file in this folder changes.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Restart when a .py file in or below the current folder changes.")
+    ] = False,
     health_port: Annotated[
         int | None, _operation("--health-port", min=0, max=65535, help="Serve GET /health and /metrics.")
     ] = None,
@@ -90,7 +92,7 @@ def worker(
             "--shutdown-deadline",
             metavar="DURATION",
             show_default="30s",
-            help="How long running jobs may take to finish after a stop signal.",
+            help="Maximum time for running jobs to finish after a stop signal.",
         ),
     ] = None,
     group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
