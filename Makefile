@@ -47,7 +47,7 @@ test: setup servers ## run all but the slow Spark tests on real servers, in two 
 test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about a minute)
 	@$(BIN)/python $(PYTEST) --fast -q -r fE $(ARGS)
 
-coverage: ## run the tests with line and branch coverage of src/, and check the limits, as CI does
+coverage: ## run the tests with line and branch coverage of src/, and check the limits (.ci/uncovered.toml)
 	@$(MAKE) test COVERAGE=1
 
 PYTHONS ?= 3.13 3.14
