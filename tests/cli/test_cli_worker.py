@@ -456,7 +456,7 @@ def test_a_worker_object_keeps_its_settings(app: Path, monkeypatch: pytest.Monke
 
 
 def test_a_worker_object_without_metrics_gets_those_of_the_endpoint(app: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(app)
+    _forget(monkeypatch, app, "app")
     plan = WorkerPlan(targets=["app:worker"], metrics=True)
     worker = build_worker(plan)
     sink = worker.config.metrics
