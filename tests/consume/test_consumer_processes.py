@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
 import os
@@ -16,6 +17,8 @@ from consume.workers import QUEUE, Journal, consuming
 from servers.liveness import is_alive
 from support.waiting import until
 from tampu import Queue
+from tampu.consume.invoke import DaemonThreads
+from tampu.consume.processes import Processes
 from tampu.redis.calls import START_MARK
 from tampu.wire.envelope import decode_job
 
@@ -49,6 +52,10 @@ def crash_beside_a_fork(job: Job[Any]) -> None:
 
 def square(number: int) -> int:
     return number * number
+
+
+def square_of_job(job: Job[Any]) -> int:
+    return square(job.payload)
 
 
 def sum_in_a_pool(job: Job[Any]) -> bytes:
@@ -179,3 +186,25 @@ async def test_a_job_that_waits_for_a_process_can_be_cancelled(view: WorkerView,
         for _, pid in journal.lines():
             os.kill(int(pid), signal.SIGKILL)
     await queue.close()
+
+
+async def test_a_process_outlives_a_caller_that_is_cancelled_while_it_starts() -> None:
+    threads = DaemonThreads(2, "tests")
+    processes = Processes(square_of_job, threads, most=1)
+
+    async def reserve() -> None:
+        async with processes.reserve():
+            pass
+
+    try:
+        cancelled = asyncio.create_task(reserve())
+        await until(multiprocessing.active_children, "the process starts")
+        (child,) = multiprocessing.active_children()
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await until(lambda: processes._free, "it is kept")
+        await reserve()
+        assert multiprocessing.active_children() == [child]
+    finally:
+        processes.close()
+        threads.shutdown()

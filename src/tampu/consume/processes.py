@@ -299,7 +299,7 @@ class Processes:
         async with self._slots:
             child = self._take_free()
             if child is None:
-                child = await self._threads.call(_Child, self._handler)
+                child = await self._start()
             self._busy.add(child)
             reservation = _Reservation(self, child)
             _reserved.set(reservation)
@@ -327,7 +327,7 @@ class Processes:
             # It may have died since: then it does not take the job, and the next process runs it.
             with contextlib.suppress(_DiedIdle):
                 return await self._run_in(child, job, timeout_secs)
-        child = await self._threads.call(_Child, self._handler)
+        child = await self._start()
         return await self._run_in(child, job, timeout_secs)
 
     async def _run_in(self, child: _Child, job: Job[Any], timeout_secs: float | None) -> Any:
@@ -347,6 +347,19 @@ class Processes:
                 child.end()
             else:
                 self._free.append(child)
+
+    async def _start(self) -> _Child:
+        """Start a process. If the caller is cancelled, the process is kept for a later job."""
+        starting = asyncio.ensure_future(self._threads.call(_Child, self._handler))
+        try:
+            return await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(self._keep)
+            raise
+
+    def _keep(self, started: asyncio.Future[_Child]) -> None:
+        if not started.cancelled() and started.exception() is None:
+            self._free.append(started.result())
 
     def _take_free(self) -> _Child | None:
         while self._free:
