@@ -17,6 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,16 @@ def files_of(lake: Path) -> int:
     return sum(1 for path in lake.rglob("*") if path.is_file())
 
 
+def folders_of(lake: Path) -> dict[str, int]:
+    """Count the files of each table's data, its log and each checkpoint folder."""
+    counts: Counter[str] = Counter()
+    for path in lake.rglob("*"):
+        if path.is_file():
+            parts = [part for part in path.relative_to(lake).parts[:-1] if "=" not in part]
+            counts["/".join(parts)] += 1
+    return dict(sorted(counts.items()))
+
+
 def live_files(lake: Path) -> int:
     return sum(len(Table(lake, name).files()) for name in TABLES)
 
@@ -111,6 +122,8 @@ def main() -> int:
         log_file = Path(folder) / "spark.log"
         # Java compiles quickly and no further: otherwise early rounds would mostly measure its compiler.
         conf = {"spark.driver.memory": "1g", **SHORT_LIVED}
+        # The compiler's default is too small for hours: Java would remove compiled code and compile it again.
+        conf["spark.driver.extraJavaOptions"] += " -XX:ReservedCodeCacheSize=240m"
         spark = spark_session("tampu-bench-lake", master="local[2,4]", conf=conf, log_file=log_file)
         pipeline = Pipeline(
             spark, server.url, arguments.ids, lake, keep_hours=0,
@@ -135,7 +148,7 @@ def main() -> int:
             figures["files of tables"].append(live_files(lake))
             if arguments.verbose and number % 10 == 9:
                 now = {name: round(statistics.median(values[-10:]), 2) for name, values in figures.items()}
-                print(f"round {number + 1}: {now}", flush=True)
+                print(f"round {number + 1}: {now} {folders_of(lake)}", flush=True)
         if arguments.verbose:
             times = [at for at, _ in steps] + [ended]
             for place, (at, step) in enumerate(steps):

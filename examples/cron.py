@@ -29,11 +29,8 @@ async def main() -> None:
         next_fire = datetime.fromtimestamp(schedule.next_fire_ms / 1000, UTC)
         print(f"{schedule.key}: {schedule.pattern.expression}, next at {next_fire:%H:%M:%S} UTC")
 
-    worker = Worker(queue)  # workers fire schedules; only one at a time is the scheduler
-    running = asyncio.create_task(worker.run())
-    await fired.wait()
-    await worker.close()
-    await running
+    async with Worker(queue):  # workers fire schedules; only one at a time is the scheduler
+        await fired.wait()
 
     await queue.remove_repeatable_by_key("report::cron:0 9 * * MON-FRI:America/Lima")
     print("left:", await queue.get_repeatable_jobs())

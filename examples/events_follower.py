@@ -34,12 +34,9 @@ async def main() -> None:
     async with QueueEvents("videos", url=URL) as events:
         await events.pin()  # start here; last_event_id="0" would also replay past events that are still kept
         following = asyncio.create_task(follow(events))
-        worker = Worker(queue)
-        running = asyncio.create_task(worker.run())
-        await convert.add("holidays.mov", failures=1)
-        await following
-        await worker.close()
-        await running
+        async with Worker(queue):
+            await convert.add("holidays.mov", failures=1)
+            await following
     await queue.close()
 
 

@@ -34,12 +34,8 @@ async def ship(order: Order) -> dict[str, Any]:
 
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-    worker = Worker(queue)
-    running = asyncio.create_task(worker.run())
-    yield
-    await worker.close()  # finishes the running jobs
-    await running
-    await queue.close()
+    async with queue, Worker(queue):  # at the end, the worker finishes its running jobs
+        yield
 
 
 app = FastAPI(lifespan=lifespan)

@@ -18,16 +18,10 @@ async def welcome(to: str, subject: str = "hi") -> str:
 
 
 async def main() -> None:
-    worker = Worker(queue)
-    running = asyncio.create_task(worker.run())
-
-    job = await welcome.add("ada@example.com")
-    print("added job", job.id)
-    print("result:", await job.result(timeout=10))
-
-    await worker.close()
-    await running
-    await queue.close()
+    async with queue, Worker(queue):
+        job = await welcome.add("ada@example.com")
+        print("added job", job.id)
+        print("result:", await job.result(timeout=10))
 
 
 if __name__ == "__main__":

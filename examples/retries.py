@@ -25,27 +25,21 @@ async def pay(amount: int) -> str:
 
 async def main() -> None:
     global bank_is_open
-    worker = Worker(queue)
-    running = asyncio.create_task(worker.run())
+    async with queue, Worker(queue):
+        job = await pay.add(100)
+        try:
+            await job.result(timeout=10)
+        except JobFailed as failed:
+            print("failed:", failed.reason, "-", failed.detail)
+        try:
+            await (await pay.add(-1)).result(timeout=10)
+        except JobFailed as failed:
+            print("failed:", failed.reason, "-", failed.detail)
 
-    job = await pay.add(100)
-    try:
-        await job.result(timeout=10)
-    except JobFailed as failed:
-        print("failed:", failed.reason, "-", failed.detail)
-    try:
-        await (await pay.add(-1)).result(timeout=10)
-    except JobFailed as failed:
-        print("failed:", failed.reason, "-", failed.detail)
-
-    bank_is_open = True
-    print("replayed:", await queue.replay_dlq(reason="retries_exhausted"))
-    print("result:", await job.result(timeout=10))
-    print("left in the dead-letter queue:", [letter["error"] for letter in await queue.peek_dlq()])
-
-    await worker.close()
-    await running
-    await queue.close()
+        bank_is_open = True
+        print("replayed:", await queue.replay_dlq(reason="retries_exhausted"))
+        print("result:", await job.result(timeout=10))
+        print("left in the dead-letter queue:", [letter["error"] for letter in await queue.peek_dlq()])
 
 
 if __name__ == "__main__":

@@ -41,22 +41,16 @@ async def charge(invoice: Invoice) -> Receipt:
 
 
 async def main() -> None:
-    worker = Worker(queue)
-    running = asyncio.create_task(worker.run())
+    async with queue, Worker(queue):
+        invoice = Invoice(uuid4(), [Line("tea", Decimal("3.50"), 2), Line("cake", Decimal("4.20"))], datetime.now(UTC))
+        job = await charge.add(invoice)
+        receipt = await job.result(timeout=10)
+        print(f"{type(receipt).__name__}: {receipt.total}, for the same invoice: {receipt.invoice == invoice.id}")
 
-    invoice = Invoice(uuid4(), [Line("tea", Decimal("3.50"), 2), Line("cake", Decimal("4.20"))], datetime.now(UTC))
-    job = await charge.add(invoice)
-    receipt = await job.result(timeout=10)
-    print(f"{type(receipt).__name__}: {receipt.total}, for the same invoice: {receipt.invoice == invoice.id}")
-
-    try:
-        await charge.add("not an invoice")  # type: ignore[arg-type]  # type checkers report this too
-    except EncodeError as error:
-        print("refused:", error)
-
-    await worker.close()
-    await running
-    await queue.close()
+        try:
+            await charge.add("not an invoice")  # type: ignore[arg-type]  # type checkers report this too
+        except EncodeError as error:
+            print("refused:", error)
 
 
 if __name__ == "__main__":

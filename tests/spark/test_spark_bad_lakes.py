@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
+import subprocess
 import tempfile
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,29 +133,75 @@ def largest_file(size: int, pid: int = 0) -> Iterator[None]:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, former)
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path | None]:
+    """A file system of 4 MB; None where the tests must not mount one."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=4m", "tampu-test", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
+        yield None
+        return
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
+def filled_before(place: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fill the disk to the last byte just before the offsets, the files or the commit are written."""
+    steps = {"offsets": (OffsetLog, "write"), "files": (Table, "stage"), "commit": (Table, "commit")}
+    owner, name = steps[place]
+    step = getattr(owner, name)
+
+    def fill_first(*arguments: Any, **options: Any) -> Any:
+        with suppress(OSError), (disk / "filler").open("ab", buffering=0) as filler:
+            while True:
+                filler.write(bytes(4096))
+        return step(*arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fill_first)
+        yield
+    (disk / "filler").unlink()
+
+
 @pytest.mark.spark_session
 @pytest.mark.parametrize("place", ["offsets", "files", "commit"])
-def test_a_disk_that_is_full_loses_nothing(place: str, spark: Any, filled: Filled, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_real", [True, False], ids=["disk", "limit"])
+def test_a_disk_that_is_full_loses_nothing(
+    is_real: bool,
+    place: str,
+    spark: Any,
+    filled: Filled,
+    tmp_path: Path,
+    small_disk: Path | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lake = (small_disk or tmp_path) / "lake"
     history = History(filled)
     history.completed(ulid(1, NOON), NOON)
-    pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+    pipeline = Pipeline(spark, filled.url, ["q"], lake)
     pipeline.run()
-    landed = Table(tmp_path, "bronze/events")
+    landed = Table(lake, "bronze/events")
     before = landed.version()
     history.completed(ulid(2, NOON), NOON)
-    java = spark.sparkContext._gateway.proc.pid
-    # The offsets take about 100 bytes, a commit more than 1,000; Java writes the Parquet files.
-    limit = {"offsets": largest_file(50), "files": largest_file(2_000, java), "commit": largest_file(500)}[place]
-    with limit, pytest.raises(Exception, match="File too large") as caught:
+    if is_real and small_disk is not None:
+        limit, error = filled_before(place, small_disk, monkeypatch), "No space left on device"
+    else:  # the kernel refuses large files to any user
+        java = spark.sparkContext._gateway.proc.pid
+        # The offsets take about 100 bytes, a commit more than 1,000; Java writes the Parquet files.
+        limit = {"offsets": largest_file(50), "files": largest_file(2_000, java), "commit": largest_file(500)}[place]
+        error = "File too large"
+    with limit, pytest.raises(Exception, match=error) as caught:
         pipeline.run()
-    assert "File too large" in _cause_of(caught.value)  # what the command prints
+    assert error in _cause_of(caught.value)  # what the command prints
     assert landed.version() == before
-    assert len(jobs_of(tmp_path)) == 1  # readers see what was there before
+    assert len(jobs_of(lake)) == 1  # readers see what was there before
     assert pipeline.run().landed["events"] == 2
-    assert len(jobs_of(tmp_path)) == 2
-    assert differences(filled.client, ["q"], tmp_path) == {}
-    assert OffsetLog(tmp_path, "events").read(landed.transaction("tampu.landing"))
-    upkeep.vacuum(tmp_path, keep_hours=0)
+    assert len(jobs_of(lake)) == 2
+    assert differences(filled.client, ["q"], lake) == {}
+    assert OffsetLog(lake, "events").read(landed.transaction("tampu.landing"))
+    upkeep.vacuum(lake, keep_hours=0)
     left = {str(path.relative_to(landed.path)) for path in landed.path.rglob("*") if path.is_file()}
     assert {path for path in left if not path.startswith("_delta_log/")} == {file.path for file in landed.files()}
     assert not [path for path in left if "tmp" in path or "#" in path or path.endswith(".crc")], left

@@ -7,20 +7,23 @@ import random
 import re
 import signal
 import subprocess
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cli.lab import PROGRAM, invoke
+from cli.lab import PROGRAM, Done, invoke
 from servers.process import eventually
 from servers.require import require
 from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
 from spark.lake_check import differences
 from spark.test_spark_lake import NOON, History, jobs_of, ulid
 from tampu.cli.commands.demo.command import HOW_TO_GET_IT
+from tampu.cli.commands.pipeline import Stopped, _rounds, _steps
 from tampu.spark import session
+from tampu.spark.lake.contracts import Violation
 from tampu.spark.lake.folder import sole_writer
-from tampu.spark.lake.pipeline import Pipeline
+from tampu.spark.lake.pipeline import Pipeline, Summary
 from tampu.spark.lake.table import TABLES as ALL_TABLES
 from tampu.spark.lake.table import Table
 from tampu.spark.lake.upkeep import vacuum
@@ -134,7 +137,20 @@ def test_a_lake_that_is_a_uri_is_refused(uri: str, tmp_path: Path, monkeypatch: 
     for command in (("run", "--queue", "q"), ("report",)):
         done = invoke("pipeline", *command, "--lake", uri)
         assert done.code == 2
-        assert "object stores are not supported yet" in done.err
+        assert f"got the URI {uri} (object stores are not supported yet)" in done.err.replace("\n", " ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "command", [("compact",), ("vacuum",), ("retain", "--bronze", "90d"), ("rebuild",), ("upgrade",), ("show",)]
+)
+def test_commands_for_a_lake_do_not_create_one(
+    command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "find_java_home", lambda: "/java")
+    done = invoke("pipeline", *command, "--lake", str(tmp_path / "lake"))
+    assert done.code == 2
+    assert "is not a lake" in done.err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -169,10 +185,149 @@ def test_without_java_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     assert "Spark needs Java 17" in done.complaint
 
 
+class Rounds:
+    """Stands in for Spark and the pipeline: each run takes the next outcome, a summary, an error or a signal."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, url: str, lake: Path) -> None:
+        self.outcomes: list[Summary | Exception | signal.Signals] = []
+        self.is_java_alive = True
+        self.ended: list[str] = []
+        self._where = ("--queue", "q", "--lake", str(lake), "--url", url)
+        monkeypatch.setattr(session, "find_java_home", lambda: "/java")
+        monkeypatch.setattr(session, "spark_session", lambda *_, **__: self)
+        monkeypatch.setattr("tampu.spark.lake.pipeline.Pipeline", lambda *_, **__: self)
+
+    def invoke(self, *options: str) -> Done:
+        done = invoke("pipeline", "run", *self._where, *options)
+        assert self.outcomes == []
+        assert self.ended == ["pipeline", "spark"]
+        return done
+
+    def run(self) -> Summary:
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        if isinstance(outcome, signal.Signals):
+            signal.raise_signal(outcome)
+            raise AssertionError("the signal must end the run")
+        return outcome
+
+    def close(self) -> None:
+        self.ended.append("pipeline")
+
+    def stop(self) -> None:
+        self.ended.append("spark")
+
+    @property
+    def sparkContext(self) -> Any:  # noqa: N802 - the name that PySpark gives it
+        if not self.is_java_alive:
+            raise ConnectionError("Java has ended")
+        return SimpleNamespace(_jsc=SimpleNamespace(sc=lambda: SimpleNamespace(isStopped=lambda: False)))
+
+
+@pytest.fixture
+def rounds(monkeypatch: pytest.MonkeyPatch, server: Any, tmp_path: Path) -> Rounds:
+    return Rounds(monkeypatch, server.url, tmp_path)
+
+
+def test_a_run_says_what_it_landed_and_what_was_gone(rounds: Rounds) -> None:
+    landed, trimmed = {"events": 1200, "dlq": 1}, {"events": 3000, "dlq": 2}
+    rounds.outcomes = [Summary(landed=landed, trimmed=trimmed, silver_partitions=1, gold_partitions=8)]
+    done = rounds.invoke()
+    assert done.code == 0
+    assert done.out.startswith(
+        "landed 1,200 events and 1 dead letter; computed 1 partition of silver and 8 of gold in "
+    )
+    assert "warning: 3,000 events in total were trimmed before they could be landed" in done.err
+    assert "2 dead letters in total had been replayed, removed or trimmed" in done.err
+    assert "warning: queue 'q' does not exist yet" in done.err
+
+
+def test_payloads_that_break_their_contract_are_exit_code_1(rounds: Rounds) -> None:
+    rounds.outcomes = [Summary(violations=[Violation("q", "jobs", "pay", "amount", "number", 7, "a", "x")])]
+    done = rounds.invoke()
+    assert done.code == 1
+    assert "warning: 7 payloads broke a contract" in done.err
+
+
+def test_a_repeated_pipeline_survives_a_failed_round(rounds: Rounds) -> None:
+    java = RuntimeError("An error occurred\nCaused by: java.io.IOException: No space left on device\n  at org.x")
+    rounds.outcomes = [java, ConnectionRefusedError("no server"), Summary(), signal.SIGTERM]
+    done = rounds.invoke("--every", "1ms")
+    assert done.code == 0  # a signal is how it is meant to end
+    assert "this round failed; the next one continues from here: IOException: No space left on device (" in done.err
+    assert "this round failed; the next one continues from here: no server (" in done.err
+    assert "computed 0 partitions" in done.out
+    assert "stopped; the next run continues from here" in done.err
+
+
+def test_a_single_run_that_fails_says_why(rounds: Rounds) -> None:
+    rounds.outcomes = [ValueError("odd\n  thing")]
+    done = rounds.invoke()
+    assert done.code == 1
+    assert "the pipeline failed; the next run continues from here: ValueError: odd thing (full output: " in done.err
+
+
+def test_a_repeated_pipeline_ends_when_java_has_ended(rounds: Rounds) -> None:
+    rounds.outcomes, rounds.is_java_alive = [ConnectionError("closed")], False
+    done = rounds.invoke("--every", "1ms")
+    assert done.code == 1
+    assert "the pipeline failed; the next run continues from here: closed" in done.err
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_single_run_that_is_interrupted_says_so(number: signal.Signals, code: int, rounds: Rounds) -> None:
+    before = signal.getsignal(number)
+    rounds.outcomes = [number]
+    done = rounds.invoke()
+    assert done.code == code
+    assert "stopped; the next run continues from here" in done.err
+    assert signal.getsignal(number) is before
+
+
 def test_a_report_of_no_lake_says_how_to_get_one(tmp_path: Path) -> None:
     done = invoke("pipeline", "report", "--lake", str(tmp_path), "-o", str(tmp_path / "report.html"))
     assert done.code == 2
     assert "tampu pipeline run" in done.complaint
+
+
+def test_repeated_rounds_without_news_say_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def landed(events: int, dlq: int, trimmed: int) -> Summary:
+        return Summary(landed={"events": events, "dlq": dlq}, trimmed={"events": trimmed})
+
+    rounds: list[Summary | BaseException] = [
+        *(landed(2, 1, 5), landed(0, 0, 5)),
+        *(ConnectionError("refused"), landed(0, 0, 5), landed(0, 0, 5)),
+        *(landed(1_000, 0, 7), landed(0, 0, 7), Stopped(0)),
+    ]
+
+    def work() -> Summary:
+        found = rounds.pop(0)
+        if isinstance(found, BaseException):
+            raise found
+        return found
+
+    with pytest.raises(Stopped):
+        _rounds(work, 0.001, lambda: True, tmp_path / "log")
+    said = capsys.readouterr()
+    assert [line.partition(";")[0] for line in said.out.splitlines()] == [
+        *("landed 2 events and 1 dead letter", "landed 0 events and 0 dead letters"),
+        "landed 1,000 events and 0 dead letters",
+    ]
+    trimmed = "events in total were trimmed before they could be landed"
+    assert said.err.splitlines() == [
+        f"warning: 5 {trimmed}",
+        f"this round failed; the next one continues from here: refused (full output: {tmp_path / 'log'})",
+        f"warning: 5 {trimmed}",
+        f"warning: 7 {trimmed}",
+    ]
+
+
+def test_the_log_of_repeated_rounds_has_no_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    for is_repeated in (True, False):
+        with _steps(is_repeated=is_repeated) as on_step:
+            on_step(f"landing {is_repeated}")
+    assert capsys.readouterr().err == "landing False ...\n"
 
 
 @pytest.mark.parametrize(
@@ -221,7 +376,7 @@ def tell(filled: Filled, first: int, count: int) -> None:
 
 #: What a run says as it goes, from the start of Spark to the last tables. In each of these it is killed once, some time
 #: later, which may be in the next one.
-STEPS = ("starting Spark", "landing events", "landing dlq", "partitions of silver", "days of gold")
+STEPS = ("starting Spark", "landing events", "landing dlq", "computing silver", "computing gold")
 
 
 class TestPipeline:
@@ -242,7 +397,7 @@ class TestPipeline:
         filled.server.start()
         tell(filled, 80, 20)
         rounds = program.said.count("landed ")
-        program.until("landed ", rounds + 2)
+        program.until("landed ", rounds + 1)
         program.process.send_signal(signal.SIGTERM)
         assert program.wait() == 0
         assert program.said.rstrip().endswith("stopped; the next run continues from here")

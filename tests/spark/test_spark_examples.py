@@ -35,6 +35,8 @@ def run(*command: str, cwd: Path) -> str:
         "SPARK_LOCAL_IP": "127.0.0.1",
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # The Spark Connect server of `spark-pipelines` takes a free port instead of 15002.
+        "SPARK_TESTING": "1",
     }
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECS)
     assert done.returncode == 0, done.stdout + done.stderr

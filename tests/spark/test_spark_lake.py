@@ -13,7 +13,7 @@ from servers.require import require
 from spark.lake_check import differences
 from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
-from tampu.spark.lake.charts import COLOURS, time_marks
+from tampu.spark.lake.charts import COLOURS, Series, line_chart, time_marks
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.report import bucket_of, forecast_of, write_report
 from tampu.spark.lake.rows import ends_by_time, read_rows
@@ -220,8 +220,8 @@ def test_a_run_killed_around_any_commit_is_continued(
     steps: list[str] = []
     Pipeline(spark, filled.url, ["q"], whole, on_step=steps.append).run()
     assert [step.split(" so far")[0] for step in steps] == [
-        *("landing events", "landing events: 87", "landing dlq", "landing dlq: 2", "computing 3 partitions of silver"),
-        *("computing all days of gold", "grouping dead letters", "publishing"),
+        *("landing events", "landing events: 87", "landing dlq", "landing dlq: 2", "computing silver, partitions: 3"),
+        *("computing gold, days: all", "grouping dead letters", "publishing"),
     ]
     commit = Table.commit
     killed: list[str] = []
@@ -347,6 +347,40 @@ def test_marks_on_a_time_axis_are_round() -> None:
     assert time_marks(noon, noon) == [noon]
 
 
+@pytest.mark.parametrize(
+    ("span_secs", "points", "labels"),
+    [
+        (0.1, 2, ["12:00:00.3", "12:00:00.4"]),
+        (0.5, 2, ["12:00:00.3", "12:00:00.4", "12:00:00.5", "12:00:00.6", "12:00:00.7", "12:00:00.8"]),
+        (60, 2, ["12:00:10", "12:00:20", "12:00:30", "12:00:40", "12:00:50", "12:01:00"]),
+        (86_400, 49, ["18:00", "02 Mar", "06:00", "12:00"]),
+        (3 * 86_400, 73, ["02 Mar", "12:00", "03 Mar", "12:00", "04 Mar", "12:00"]),
+        (6 * 86_400, 73, ["02 Mar", "03 Mar", "04 Mar", "05 Mar", "06 Mar", "07 Mar"]),
+    ],
+)
+def test_marks_of_a_time_axis_differ_and_name_the_day(span_secs: float, points: int, labels: list[str]) -> None:
+    start = datetime(2026, 3, 1, 12, tzinfo=UTC).timestamp() + 0.3
+    line = Series("n", [(start + span_secs * number / (points - 1), 1.0) for number in range(points)])
+    elements = line_chart("t", "jobs", [line]).elements
+    assert re.findall(r'y="248.0"[^>]*>([^<]*)<', elements) == labels
+
+
+@pytest.mark.parametrize(
+    ("most", "ticks"), [(1, ["0", "1"]), (3, ["0", "1", "2", "3"]), (0.5, ["0", "0.1", "0.2", "0.3", "0.4", "0.5"])]
+)
+def test_an_axis_of_counts_has_whole_ticks(most: float, ticks: list[str]) -> None:
+    counted = Series("open", [(0.0, 0.0), (60.0, most)])
+    forecast = Series("expected", [(60.0, most), (120.0, most / 3)], dashed=True)
+    elements = line_chart("t", "jobs", [counted, forecast]).elements
+    assert re.findall(r'text-anchor="end">([\d.]+)</text>', elements) == ticks
+
+
+def test_each_point_of_an_axis_of_tenths_names_its_own_time() -> None:
+    line = Series("n", [(1_772_366_400.0 + number / 10, 1.0) for number in range(3)])
+    elements = line_chart("t", "jobs", [line]).elements
+    assert re.findall(r"<title>(\S+)", elements) == ["12:00:00.0", "12:00:00.1", "12:00:00.2"]
+
+
 def test_seconds_are_shown_if_all_happened_in_seconds(tmp_path: Path) -> None:
     import pyarrow as pa
     from deltalake import write_deltalake
@@ -382,8 +416,8 @@ def test_seconds_are_shown_if_all_happened_in_seconds(tmp_path: Path) -> None:
     assert rows[0]["run_p99_ms"] == pytest.approx(24, abs=1)
     page = write_report(tmp_path, tmp_path / "report.html").read_text()
     assert "Ended jobs per second" in page
-    titles = re.findall(r"<title>(12:00:58\ncompleted[^<]*)</title>", page)
-    assert titles[0] == "12:00:58\ncompleted: 20 jobs/s\ndead: 10 jobs/s\ncancelled: 0 jobs/s"
+    titles = re.findall(r"<title>(12:00:58\.0\ncompleted[^<]*)</title>", page)
+    assert titles[0] == "12:00:58.0\ncompleted: 20 jobs/s\ndead: 10 jobs/s\ncancelled: 0 jobs/s"
     assert "12:01:00" in page
     assert "NaN" not in page
 

@@ -311,7 +311,7 @@ class _Given:
 
 
 def check_shared_url(url: str, where: str) -> str:
-    """Return the URL if it reaches the same server from every process."""
+    """Return the URL. Raises `ConfigError` if it does not reach the same server from every process."""
     settings = parse_url(url)
     if settings.kind == "embedded" and settings.data_dir is None:
         raise ConfigError(

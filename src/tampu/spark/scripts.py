@@ -68,13 +68,13 @@ def add_alike(keys: QueueKeys, chunk: Chunk, name: str, envelopes: Sequence[byte
 
     Reply: [ok, added, duplicates], [done], [differs], [gap, number of the last chunk] or [full, length].
     """
-    used = (chunk.marker, keys.stream, keys.delayed, keys.wake)
+    used = (chunk.marker, keys.stream, keys.delayed, keys.wake, keys.due)
     return ADD.packed_call(used, (*chunk[1:], len(envelopes), b"same", name, *envelopes))
 
 
 def add_each(keys: QueueKeys, chunk: Chunk, jobs: Sequence[NewJob]) -> bytes:
     """Add jobs of any kind. Replies are those of `add_alike`."""
-    used = [chunk.marker, keys.stream, keys.delayed, keys.wake]
+    used = [chunk.marker, keys.stream, keys.delayed, keys.wake, keys.due]
     parts: list[Part] = [*chunk[1:], len(jobs), b"each"]
     for job_id, name, envelope, is_id_explicit, due_ms in jobs:
         if is_id_explicit:
@@ -82,7 +82,8 @@ def add_each(keys: QueueKeys, chunk: Chunk, jobs: Sequence[NewJob]) -> bytes:
         if due_ms is None:
             parts += (b"i" if is_id_explicit else b"n", name, envelope)
         else:
-            used.append(keys.delayed_index(job_id))
+            if is_id_explicit:
+                used.append(keys.delayed_index(job_id))
             parts += (b"e" if is_id_explicit else b"d", name, envelope, due_ms)
     return ADD.packed_call(used, parts)
 

@@ -46,6 +46,9 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
+    # A round of the pipeline uses about 110 generated classes. Spark keeps 100 by default, so each round compiled 76 of
+    # them again, which took a quarter of its CPU time.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # For option pushdown=true; off in Spark.
     "spark.sql.python.filterPushdown.enabled": "true",
     # A queue named 007 stays text.

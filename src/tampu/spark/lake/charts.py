@@ -22,9 +22,9 @@ MAX_TOOLTIPS = 400
 #: Colours by position: the Okabe-Ito palette, which colour-blind people can distinguish. A page may replace them by the
 #: style of the classes `s0` to `s5`, for a dark background.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-#: Distances between two marks on a time axis, in seconds: from a second to a month.
+#: Distances between two marks on a time axis, in seconds: from a tenth of a second to a month.
 TIME_STEPS = (
-    *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200),
+    *(0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200),
     *(86_400, 2 * 86_400, 7 * 86_400, 14 * 86_400, 30 * 86_400),
 )
 
@@ -75,9 +75,12 @@ class Chart:
 
 
 class _Scale:
-    """Maps values to shares of an axis that starts at 0, or is logarithmic, and ends at a round number."""
+    """Maps values to shares of an axis that starts at 0, or is logarithmic, and ends at a round number.
 
-    def __init__(self, values: Sequence[float], *, log: bool) -> None:
+    `whole` keeps fractions off a linear axis.
+    """
+
+    def __init__(self, values: Sequence[float], *, log: bool, whole: bool = False) -> None:
         most = max(values)
         self._is_log = log and most > 0
         if self._is_log:
@@ -87,6 +90,7 @@ class _Scale:
         else:
             step = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
             step *= next((factor for factor in (0.2, 0.5, 1, 2) if most / (step * factor) <= 6), 1)
+            step = max(step, 1.0) if whole else step
             self.ticks = [number * step for number in range(max(math.ceil(most / step), 1) + 1)]
 
     def share(self, value: float) -> float:
@@ -106,9 +110,11 @@ def line_chart(
     marks = xs
     value_label = x_label
     if x_label is None:
-        x_label, value_label = _time_label(high_x - low_x), _instant_label(high_x - low_x)
         marks = time_marks(low_x, high_x)
-    scale = _Scale(ys, log=log)
+        x_label, value_label = _mark_label(marks), _instant_label(xs)
+    # Counts get whole ticks, such as 1 job and not 0.2 jobs. Dashed lines are forecasts, which have fractions.
+    measured = [y for line in series for _, y in line.points if y is not None and not line.dashed]
+    scale = _Scale(ys, log=log, whole=all(y == int(y) for y in measured))
 
     def px(x: float) -> float:
         return LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)
@@ -134,7 +140,7 @@ def line_chart(
 
 
 def bar_chart(title: str, bars: Sequence[Bar], *, log: bool = False, label_width: int = 380) -> Chart:
-    """Draw horizontal bars in the given order; a logarithmic scale has marks above them."""
+    """Draw horizontal bars in the given order; with `log`, on a logarithmic scale with labelled grid lines."""
     if not bars:
         return Chart(title)
     scale = _Scale([value for bar in bars for value in (bar.value, *(bar.spread or ()))], log=log)
@@ -166,8 +172,9 @@ def bar_chart(title: str, bars: Sequence[Bar], *, log: bool = False, label_width
 def time_marks(low: float, high: float) -> list[float]:
     """Return round times between two others, at most eight, in epoch seconds."""
     step = next((step for step in TIME_STEPS if (high - low) / step <= 7), TIME_STEPS[-1])
-    first = math.ceil(low / step) * step
-    return [float(first + number * step) for number in range(int((high - first) // step) + 1)]
+    # Tenths of a second are not exact as floats.
+    first, last = math.ceil((low - 0.01) / step), math.floor((high + 0.01) / step)
+    return [round(number * step, 1) for number in range(first, last + 1)]
 
 
 def _tooltips(
@@ -246,14 +253,28 @@ def _line(style: str, x1: float, x2: float, y1: float, y2: float) -> str:
     return f'<line class="{style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
 
 
-def _time_label(seconds: float) -> Callable[[float], str]:
-    form = "%H:%M:%S" if seconds < 420 else "%H:%M" if seconds < 86400 * 2 else "%d %b"
-    return lambda x: datetime.fromtimestamp(x, UTC).strftime(form)
+def _mark_label(marks: Sequence[float]) -> Callable[[float], str]:
+    """Return the labels of marks on a time axis: the parts that differ, and the day at midnight."""
+    step = marks[1] - marks[0] if len(marks) > 1 else 60
+    form = "%H:%M:%S.%f" if step < 1 else "%H:%M:%S" if step < 60 else "%H:%M"
+
+    def label(x: float) -> str:
+        return _clock(x, "%d %b" if step >= 60 and x % 86_400 == 0 else form)
+
+    return label
 
 
-def _instant_label(seconds: float) -> Callable[[float], str]:
-    form = "%H:%M:%S" if seconds < 6 * 3600 else "%d %b %H:%M"
-    return lambda x: datetime.fromtimestamp(x, UTC).strftime(form)
+def _instant_label(xs: Sequence[float]) -> Callable[[float], str]:
+    form = "%d %b %H:%M" if xs[-1] - xs[0] >= 6 * 3600 else "%H:%M:%S"
+    if any(round(x, 1) % 1 for x in xs):
+        form = "%H:%M:%S.%f"
+    return lambda x: _clock(x, form)
+
+
+def _clock(x: float, form: str) -> str:
+    """Return a time as text, with tenths of a second at most."""
+    text = datetime.fromtimestamp(round(x, 1), UTC).strftime(form)
+    return text[:-5] if form.endswith("%f") else text
 
 
 def _si(value: float) -> str:

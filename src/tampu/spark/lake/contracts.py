@@ -187,7 +187,7 @@ class Contracts:
 
 
 def check_queue(url: str, queue: str, contracts: Contracts) -> tuple[int, list[Violation]]:
-    """Check the payloads of waiting and delayed jobs and of dead letters; return how many, and the violations."""
+    """Check payloads of waiting and delayed jobs and of dead letters. Return the number checked and the violations."""
     checked = 0
     found: dict[tuple[str, ...], Violation] = {}
     with QueueServer(url, queue) as server:

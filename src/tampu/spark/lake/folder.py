@@ -15,7 +15,7 @@ from tampu.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:/")
+_URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
 #: What a folder of the old format holds: the list of its files, which Delta's log replaces.
 OLD_MANIFEST = "_tables.json"
@@ -23,9 +23,10 @@ OLD_MANIFEST = "_tables.json"
 
 def lake_folder(lake: str | Path) -> Path:
     """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
-    if _URI.match(str(lake)):
+    if found := _URI.match(str(lake)):
+        uri = f"{found[1]}://{str(lake)[found.end() :]}"  # a Path has lost one of the slashes
         raise ConfigError(
-            f"lake must be a folder of a local or mounted file system; got the URI {lake} "
+            f"lake must be a folder of a local or mounted file system; got the URI {uri} "
             "(object stores are not supported yet)"
         )
     folder = Path(lake).absolute()

@@ -209,7 +209,7 @@ class Pipeline:
             if group not in new_files or (group[0] in newly_mixed and group[1] == OTHER_IDS)
         }
         touched = Touched.read(source, {group: new for group, new in new_files.items() if group not in whole})
-        self._on_step(f"computing {len(changed)} partitions of silver")
+        self._on_step(f"computing silver, partitions: {len(changed):,}")
         frames = []
         if of_whole := [file for file in files if group_of(file.partition, mixed) in whole]:
             frames.append(silver.jobs_of(self._read(source, of_whole), mixed))
@@ -284,7 +284,7 @@ class Pipeline:
                     self._tables[name].mark({source.name: version})
                 return 0
             files = [file for file in files if _counts_on(file, days)]
-        self._on_step(f"computing {'all' if days is None else len(days)} days of gold")
+        self._on_step(f"computing gold, days: {'all' if days is None else len(days)}")
         jobs = self._read(source, files)
         is_wanted = "day IS NOT NULL" if days is None else _is_in(days)
         transactions = {source.name: version, DEFINED: DEFINITIONS}

@@ -247,7 +247,7 @@ class Repairer:
             self.started_ms: int = server.do(lambda client: client.server_time_ms())
 
     def replay(self, repairs: Iterable[Repair]) -> Written:
-        """Put the letters back into the queue. Letters that are gone meanwhile are skipped."""
+        """Put the letters back into the queue. Skip letters that were removed in the meantime."""
         rows = (LetterRow(one.letter.entry_id, encode_value(one.payload), one.name) for one in repairs)
         return ReplaySink(self._options).write((self._queue, row) for row in rows)
 

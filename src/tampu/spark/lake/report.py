@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 12
 #: Columns of the table of clusters that are numbers.
 NUMBERS = ("letters", "still dead")
-#: Most points of a line over time, and the lengths of time that a point may stand for, in seconds.
+#: Maximum number of points in a line over time.
 BUCKETS = 90
-BUCKET_STEPS = (0.1, 0.2, 0.5, *TIME_STEPS)
 #: Buckets that the forecast looks back, and ahead.
 FORECAST_BUCKETS = 15
 
@@ -152,7 +151,7 @@ def render(lake: Path, now: datetime) -> str:
 
 def bucket_of(span_secs: float) -> float:
     """Return the length of a bucket, in seconds, that shows this time with at most `BUCKETS` points."""
-    return next((step for step in BUCKET_STEPS if span_secs / step <= BUCKETS), BUCKET_STEPS[-1])
+    return next((step for step in TIME_STEPS if span_secs / step <= BUCKETS), TIME_STEPS[-1])
 
 
 def _unit(bucket_secs: float) -> str:

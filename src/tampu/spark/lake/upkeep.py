@@ -34,8 +34,8 @@ SMALL_FILE = 16 * 1024 * 1024
 SMALL_JOBS_FILE = 1024 * 1024
 #: Old files are deleted every this many rounds.
 ROUNDS_BETWEEN = 10
-#: The log of a table is shortened once this many of its files are old.
-MAX_LOG_FILES = 10
+#: The log of a table is shortened once this many of its files are old. A log that was just shortened has about four.
+MAX_LOG_FILES = 6
 
 
 @dataclass

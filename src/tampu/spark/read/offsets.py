@@ -45,7 +45,7 @@ BEFORE_ALL = EntryId(0, 0)
 
 
 def parse_entry_id(text: str | bytes, where: str = "entry id") -> EntryId:
-    """Parse `1700000000000-3`, or `1700000000000`, which means `-0`; `ConfigError` names `where`."""
+    """Parse an ID such as `1700000000000-3`; `1700000000000` means `1700000000000-0`. A `ConfigError` names `where`."""
     shown = text.decode(errors="replace") if isinstance(text, bytes) else text
     ms, dash, seq = shown.partition("-")
     if not (ms.isascii() and ms.isdigit() and (not dash or (seq.isascii() and seq.isdigit()))):

@@ -1,0 +1,421 @@
+"""Upkeep and upgrade of a lake: compact, vacuum, retain and upgrade, which need no Spark."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from deltalake import DeltaTable, Schema
+
+from cli.lab import invoke
+from tampu.errors import ConfigError
+from tampu.spark import read_table
+from tampu.spark.lake import upkeep
+from tampu.spark.lake.bronze import LANDING, OffsetLog
+from tampu.spark.lake.rows import read_rows
+from tampu.spark.lake.table import Table
+from tampu.spark.lake.upgrade import upgrade
+from tampu.spark.lake.upkeep import compact, merge_small_files, retain, vacuum
+from tampu.spark.lake.versions import LakeVersion
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FIELDS = [
+    {"name": name, "type": "string", "nullable": True, "metadata": {}} for name in ("job_id", "event", "queue", "date")
+]
+SCHEMA = Schema.from_json(json.dumps({"type": "struct", "fields": FIELDS}))
+#: The day of the tests of retention: with 90 days, bronze begins on 2026-03-12.
+TODAY = datetime(2026, 6, 10, tzinfo=UTC)
+
+
+def write_jobs(path: Path, *jobs: str) -> Path:
+    """Write a Parquet file with one completed event for each job."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"job_id": list(jobs), "event": ["completed"] * len(jobs)}), path)
+    return path
+
+
+class SmallLake:
+    """A lake as the pipeline leaves it: events in bronze, one row per event in silver, and a published state."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.events = Table(folder, "bronze/events")
+        self.letters = Table(folder, "bronze/dlq")
+        self.jobs = Table(folder, "silver/jobs")
+        self._number = 0
+
+    def land(self, date: str, *jobs: str, queue: str = "q", table: Table | None = None) -> None:
+        """Commit one file to a table of bronze, by default the events."""
+        self._write(table or self.events, f"queue={queue}/date={date}", jobs, {LANDING: self._number})
+
+    def compute(self, date: str = "2026-03-01", *jobs: str) -> None:
+        """Commit one file to silver, as computed from all events so far, and publish the state."""
+        self._write(self.jobs, f"queue=q/date={date}", jobs or ("a",), {self.events.name: self.events.version()})
+        self.publish()
+
+    def publish(self) -> None:
+        state = LakeVersion.load(self.folder)
+        state.tables = {table.name: table.version() for table in self.tables if table.version() >= 0}
+        state.publish(self.folder)
+
+    @property
+    def tables(self) -> tuple[Table, ...]:
+        return self.events, self.letters, self.jobs
+
+    @property
+    def state(self) -> LakeVersion:
+        return LakeVersion.load(self.folder)
+
+    def rows(self) -> dict[str, list[str]]:
+        """Return the jobs that readers of the published state see, per table."""
+        return {
+            table.name: sorted(row["job_id"] for row in read_rows(self.folder, table.name, self.state))
+            for table in self.tables
+        }
+
+    def is_silver_up_to_date(self) -> bool:
+        return self.jobs.transaction(self.events.name) == self.events.version()
+
+    def _write(self, table: Table, folder: str, jobs: tuple[str, ...], transactions: dict[str, int]) -> None:
+        self._number += 1
+        path = write_jobs(table.path / folder / f"f{self._number:03}.parquet", *jobs)
+        assert table.commit([table.add_action(str(path))], SCHEMA, transactions)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> SmallLake:
+    return SmallLake(tmp_path / "lake")
+
+
+def data_files(table: Table) -> list[str]:
+    return sorted(path.name for path in table.path.glob("queue=*/*/*.parquet"))
+
+
+def pipeline(lake: SmallLake, command: str, *options: str) -> str:
+    """Run a command of `tampu pipeline` on the lake; return what it prints."""
+    done = invoke("pipeline", command, "--lake", str(lake.folder), *options)
+    assert done.code == 0, done.err
+    return done.out.strip()
+
+
+# --- compact
+
+
+def test_compacting_merges_each_partition_and_keeps_its_rows(lake: SmallLake) -> None:
+    for job in "abc":
+        lake.land("2026-03-01", job)
+    lake.land("2026-03-02", "d")
+    lake.compute("2026-03-01", "a", "b")
+    before = lake.rows()
+    assert pipeline(lake, "compact") == "merged 3 files into 1"
+    assert len(lake.events.files()) == 2
+    assert lake.rows() == before
+    assert lake.state.tables["bronze/events"] == lake.events.version()  # readers would lose the old files to vacuum
+    assert pipeline(lake, "compact") == "there are no files to merge"
+
+
+def test_compaction_is_not_a_change_that_silver_is_computed_for(lake: SmallLake) -> None:
+    lake.land("2026-03-01", "a")
+    lake.land("2026-03-01", "b")
+    lake.compute()
+    compact(lake.folder)
+    assert lake.is_silver_up_to_date()
+    # What silver has not read yet stays news, although the files were merged.
+    lake.land("2026-03-01", "c")
+    compact(lake.folder)
+    assert not lake.is_silver_up_to_date()
+
+
+def test_after_a_round_only_many_small_files_are_merged(lake: SmallLake, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables = {lake.events.name: lake.events}
+    for number in range(upkeep.MIN_FILES - 1):
+        lake.land("2026-03-01", f"job-{number}")
+    assert merge_small_files(tables).merged == 0
+    lake.land("2026-03-01", "one more")
+    monkeypatch.setattr(upkeep, "SMALL_FILE", 1)  # none of them counts as small
+    assert merge_small_files(tables).merged == 0
+    monkeypatch.undo()
+    assert merge_small_files(tables).merged == upkeep.MIN_FILES
+    assert [file.rows for file in lake.events.files()] == [upkeep.MIN_FILES]
+
+
+# --- vacuum
+
+
+def test_vacuum_deletes_what_killed_runs_left_and_no_row(lake: SmallLake) -> None:
+    lake.land("2026-03-01", "a")
+    lake.compute()
+    folder = lake.events.path / "queue=q/date=2026-03-01"
+    orphan = write_jobs(folder / "v0000000007-orphan.parquet", "staged and never committed")
+    long_ago = time.time() - 86_400
+    os.utime(orphan, (long_ago, long_ago))
+    (folder / ".v0000000007-orphan.parquet.crc").touch()
+    (lake.events.path / "_temporary/0").mkdir(parents=True)
+    before = lake.rows()
+    assert pipeline(lake, "vacuum") == "deleted 1 file"
+    assert [path.name for path in folder.iterdir()] == ["f001.parquet"]
+    assert not (lake.events.path / "_temporary").exists()
+    assert lake.rows() == before
+    assert lake.is_silver_up_to_date()  # vacuum writes to the log of bronze
+    assert lake.state.tables["bronze/events"] == lake.events.version()
+
+
+def test_vacuum_keeps_the_files_that_a_recent_reader_may_need(lake: SmallLake) -> None:
+    lake.land("2026-03-01", "a")
+    lake.land("2026-03-01", "b")
+    lake.compute()
+    opened = DeltaTable(str(lake.events.path))
+    compact(lake.folder)
+    assert vacuum(lake.folder).deleted == 0  # they are younger than two hours
+    assert opened.to_pyarrow_table().num_rows == 2
+    vacuum(lake.folder, keep_hours=0)
+    assert len(data_files(lake.events)) == 1
+
+
+def test_vacuum_shortens_a_long_log_and_sets_its_retention(lake: SmallLake) -> None:
+    for number in range(upkeep.MAX_LOG_FILES + 2):
+        lake.land(f"2026-03-{number + 1:02}", f"job-{number}")
+    lake.compute()
+    log, before = lake.events.path / "_delta_log", lake.rows()
+    long_ago = time.time() - 86_400
+    for path in log.iterdir():
+        os.utime(path, (long_ago, long_ago))
+    vacuum(lake.folder, keep_hours=3)
+    assert len(list(log.glob("*.json"))) < upkeep.MAX_LOG_FILES
+    assert list(log.glob("*.checkpoint.parquet"))
+    assert lake.rows() == before
+    configuration = DeltaTable(str(lake.events.path)).metadata().configuration
+    assert configuration["delta.logRetentionDuration"] == "interval 3 hours"
+    assert lake.is_silver_up_to_date()  # it could not read from the log what has changed
+
+
+# --- retain
+
+
+def test_retention_removes_old_days_of_both_streams_and_counts_them(lake: SmallLake) -> None:
+    for date in ("2026-03-11", "2026-03-12"):
+        lake.land(date, f"a {date}", f"b {date}")
+        lake.land(date, f"letter {date}", table=lake.letters)
+    lake.land("c2026-03-11", "an ID without a day", queue="other")
+    lake.compute("2026-03-11", "a", "b")
+    done = retain(lake.folder, 90, today=TODAY)
+    assert done.retired == {"events": 3, "dlq": 1}
+    assert lake.rows() == {
+        "bronze/events": ["a 2026-03-12", "b 2026-03-12"],
+        "bronze/dlq": ["letter 2026-03-12"],
+        "silver/jobs": ["a", "b"],
+    }
+    assert lake.state.retired == {"events": {"q": 2, "other": 1}, "dlq": {"q": 1}}
+    assert lake.state.retained_from == "2026-03-12"
+    assert lake.is_silver_up_to_date()
+    # Days that are gone do not come back: a longer retention later must not promise them.
+    retain(lake.folder, 365, today=TODAY)
+    assert lake.state.retained_from == "2026-03-12"
+
+
+def test_retention_keeps_jobs_whose_age_is_unknown(lake: SmallLake) -> None:
+    """A job in `c2020-01-01` may have later events in `h00`: without its first ones it would be computed wrongly."""
+    for date in ("h00", "c2020-01-01", "none", "2020-01-01"):
+        lake.land(date, date)
+    lake.land("c2020-01-01", "of a queue without jobs of unknown age", queue="dated")
+    lake.compute()
+    assert retain(lake.folder, 90, today=TODAY).retired["events"] == 2
+    assert lake.rows()["bronze/events"] == ["c2020-01-01", "h00", "none"]
+
+
+def test_events_that_silver_has_not_read_are_not_removed(lake: SmallLake) -> None:
+    lake.land("2020-01-01", "a")
+    lake.compute()
+    lake.land("2020-01-01", "late")
+    with pytest.raises(ConfigError, match="run the pipeline first"):
+        retain(lake.folder, 90, today=TODAY)
+    assert len(lake.events.files()) == 2
+
+
+def test_retention_of_less_than_a_day_is_refused(lake: SmallLake) -> None:
+    lake.compute()
+    with pytest.raises(ConfigError, match="at least 1 day; got 0"):
+        retain(lake.folder, 0)
+
+
+def test_the_command_removes_rows_and_vacuum_their_files(lake: SmallLake) -> None:
+    lake.land("2020-01-01", "a", "b")
+    lake.land("2999-01-01", "c")
+    lake.compute()
+    assert pipeline(lake, "retain", "--bronze", "90d") == "removed 2 events and 0 dead letters from bronze"
+    assert len(data_files(lake.events)) == 2
+    assert pipeline(lake, "vacuum", "--keep", "0s").startswith("deleted ")
+    assert data_files(lake.events) == ["f002.parquet"]
+
+
+# --- show, sql and read_table
+
+
+def test_show_lists_the_published_tables(lake: SmallLake) -> None:
+    lake.land("2026-03-01", "a", "b")
+    lake.land("2026-03-02", "c")
+    lake.compute()
+    lake.land("2026-03-03", "not published yet")
+    shown = json.loads(pipeline(lake, "show", "--json"))
+    (events, jobs) = shown["tables"]
+    assert (events["table"], events["version"], events["rows"], events["files"]) == ("bronze_events", 1, 3, 2)
+    assert events["bytes"] == sum(file.size for file in lake.events.files(1))
+    assert (jobs["table"], jobs["rows"], shown["round"]) == ("silver_jobs", 1, 1)
+    heading, *rows = pipeline(lake, "show").splitlines()
+    assert heading.split() == ["table", "version", "rows", "files", "size"]
+    assert [row.split()[:4] for row in rows] == [["bronze_events", "1", "3", "2"], ["silver_jobs", "0", "1", "1"]]
+
+
+def test_sql_prints_a_table_or_json(lake: SmallLake) -> None:
+    lake.land("2026-03-01", "b", "a")
+    lake.compute()
+    text = "SELECT job_id, [event] AS events, {} AS at, NULL AS none FROM bronze_events ORDER BY job_id"
+    query = text.format("to_timestamp('2026-03-01T12:00:00')")
+    rows = json.loads(pipeline(lake, "sql", query, "--json"))
+    assert rows == [
+        {"job_id": job, "events": ["completed"], "at": "2026-03-01T12:00:00", "none": None} for job in ("a", "b")
+    ]
+    heading, first, _ = pipeline(lake, "sql", "SELECT job_id, event FROM bronze_events ORDER BY 1").splitlines()
+    assert (heading.split(), first.split()) == (["job_id", "event"], ["a", "completed"])
+    done = invoke("pipeline", "sql", "SELECT nothing FROM bronze_events", "--lake", str(lake.folder))
+    assert done.code == 2
+    assert "nothing" in done.complaint
+
+
+@pytest.mark.parametrize("statement", ["DROP TABLE bronze_events", "CREATE VIEW v AS SELECT 1"])
+def test_sql_refuses_statements_that_return_nothing(lake: SmallLake, statement: str) -> None:
+    lake.land("2026-03-01", "a")
+    lake.compute()
+    done = invoke("pipeline", "sql", statement, "--lake", str(lake.folder))
+    assert (done.code, done.out) == (2, "")
+    assert "sql only reads the lake" in done.complaint
+
+
+def test_a_table_that_cannot_be_read_is_named(lake: SmallLake) -> None:
+    lake.land("2026-03-01", "a")
+    lake.compute()
+    session: Any = None  # it is not used
+    with pytest.raises(ConfigError, match=r"table must be one of bronze/events, .*; got 'silver'"):
+        read_table(session, lake.folder, "silver")
+    with pytest.raises(ConfigError, match="has no table gold/slo yet"):
+        read_table(session, lake.folder, "gold/slo")
+
+
+# --- upgrade
+
+
+class OldLake:
+    """A lake as tampu 0.1 left it: Parquet files that the log of Spark's file sink lists, and its checkpoints."""
+
+    def __init__(self, folder: Path, was_at: str) -> None:
+        self.folder = folder
+        #: The folder that it was written to, which the log names.
+        self._was_at = was_at
+        folder.mkdir(parents=True)
+        (folder / "_tables.json").write_text("{}")
+        (folder / "_tables.previous.json").write_text("{}")
+        for old in ("silver/jobs", "gold/slo"):
+            write_jobs(folder / old / "part-0.parquet", "computed")
+
+    def batch(self, number: int, *names: str, stream: str = "events", is_compact: bool = False) -> None:
+        """Write the log entry of a batch, and its checkpoint; a compact one lists the files of all batches so far."""
+        log = self.folder / "bronze" / stream / "_spark_metadata"
+        log.mkdir(parents=True, exist_ok=True)
+        lines = [json.dumps({"path": f"file://{self._was_at}/bronze/{stream}/{quote(name)}"}) for name in names]
+        (log / f"{number}{'.compact' if is_compact else ''}").write_text("\n".join(["v1", *lines]))
+        offsets = self.folder / "_checkpoints" / stream / "offsets" / str(number)
+        offsets.parent.mkdir(parents=True, exist_ok=True)
+        offsets.write_text(f"v1\n{{}}\n{json.dumps({'q': {'id': f'{number}-0'}})}")
+
+    def file(self, name: str, *jobs: str, stream: str = "events") -> str:
+        write_jobs(self.folder / "bronze" / stream / name, *jobs)
+        return name
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> OldLake:
+    lake = OldLake(tmp_path / "moved", was_at="/data/lake")
+    first = lake.file("queue=q/date=2026-03-01/part-0.parquet", "a", "b")
+    second = lake.file("queue=a%3Ab/date=h07/part-0.parquet", "c")
+    third = lake.file("queue=q/date=2026-03-02/part-2.parquet", "d")
+    lake.file("queue=q/date=2026-03-02/part-3.parquet", "of a batch that was killed before its commit")
+    lake.batch(0, first, "queue=q/date=2026-03-01/not-in-the-compact-one.parquet")
+    lake.batch(1, first, second, is_compact=True)
+    lake.batch(1, "queue=q/date=2026-03-01/replaced-by-the-compact-one.parquet")
+    lake.batch(2, third)
+    lake.batch(0, lake.file("queue=q/date=2026-03-01/part-0.parquet", "dead", stream="dlq"), stream="dlq")
+    (lake.folder / "bronze/dlq/_spark_metadata/.0.crc").write_bytes(b"crc\0\xff")
+    return lake
+
+
+def jobs_in(lake: Path, table: str) -> list[tuple[str, str, str]]:
+    return sorted((row["job_id"], row["queue"], row["date"]) for row in read_rows(lake, table))
+
+
+def check_upgraded(lake: Path) -> None:
+    assert jobs_in(lake, "bronze/events") == [
+        ("a", "q", "2026-03-01"),
+        ("b", "q", "2026-03-01"),
+        ("c", "a:b", "h07"),
+        ("d", "q", "2026-03-02"),
+    ]
+    assert jobs_in(lake, "bronze/dlq") == [("dead", "q", "2026-03-01")]
+    # Landing continues behind the last batch that was committed.
+    for stream, number in (("events", 2), ("dlq", 0)):
+        assert Table(lake, f"bronze/{stream}").transaction(LANDING) == 0
+        assert OffsetLog(lake, stream).read(0) == {"q": {"id": f"{number}-0", "cuts": []}}
+    assert sorted(path.name for path in lake.iterdir()) == [".lock", "_offsets", "bronze"]
+    assert not list(lake.rglob("_spark_metadata"))
+
+
+def test_a_lake_of_the_first_release_becomes_delta_tables(old: OldLake) -> None:
+    done = invoke("pipeline", "upgrade", "--lake", str(old.folder))
+    assert done.out.strip() == "upgraded bronze/events (4 rows), bronze/dlq (1 row)"
+    check_upgraded(old.folder)
+    # Columns that the old files do not have are empty.
+    assert {row["reason"] for row in read_rows(old.folder, "bronze/events")} == {None}
+    with pytest.raises(ConfigError, match=r"not a lake of tampu 0\.1"):
+        upgrade(old.folder)
+
+
+@pytest.mark.parametrize("survived", range(6))
+def test_an_upgrade_that_was_killed_can_be_run_again(
+    survived: int, old: OldLake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kill it at each of its steps: the two commits, and then the deletions, after this many of them."""
+    steps = iter(range(survived))
+
+    class Killed(BaseException):
+        pass
+
+    def step() -> None:
+        if next(steps, None) is None:
+            raise Killed
+
+    commit, rmtree = Table.commit, shutil.rmtree
+
+    def killed_commit(table: Table, *arguments: Any) -> bool:
+        step()
+        return commit(table, *arguments)
+
+    def killed_rmtree(path: Path, ignore_errors: bool) -> None:
+        step()
+        rmtree(path, ignore_errors=ignore_errors)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Table, "commit", killed_commit)
+        patch.setattr(shutil, "rmtree", killed_rmtree)
+        with pytest.raises(Killed):
+            upgrade(old.folder)
+    assert upgrade(old.folder) == {"bronze/events": 4, "bronze/dlq": 1}
+    check_upgraded(old.folder)
