@@ -111,7 +111,7 @@ class ProducerConfig(_Checked):
     #: Maximum delay in seconds; fractions of a second are ignored; 0 = no limit. Defaults to 30 days.
     max_delay_secs: int = _number(DEFAULT_MAX_DELAY_SECS)
     #: When the stream is full: "reject" raises `QueueFullError`, "wait" waits for room, "trim" deletes the oldest
-    #: entries like other implementations, which loses jobs. Defaults to "reject".
+    #: entries, as other implementations do, which loses jobs. Defaults to "reject".
     overflow: Overflow = _checked(_one_of("reject", "wait", "trim"), "reject")
     #: Adds in progress when the connection is lost: "sequence" sends them again and adds each job once, on any server;
     #: "idmp" (XADD IDMP of Redis 8.6, which remembers too few IDs for that) and "off" raise `OutcomeUnknownError`.
@@ -185,7 +185,7 @@ class SchedulerConfig(_Checked):
     max_stream_len: int = _number(DEFAULT_MAX_STREAM_LEN, low=1)
     #: How long the lock of a leader that died stays taken, in seconds. Defaults to 5.
     lock_ttl_secs: int = _number(DEFAULT_LOCK_TTL_SECS, low=1)
-    #: Name of the lock holder; must be unique per process. Defaults to "s-<uuid>".
+    #: Name of the lock holder; must be unique per process. Defaults to "s-<uuid>"; a worker uses its `consumer_id`.
     holder_id: str = _own_name("s")
     #: Accepted and ignored: a scheduler reports no metrics. Defaults to no metrics.
     metrics: MetricsSink = _metrics()
@@ -204,11 +204,11 @@ class ConsumerConfig(_Checked):
     #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free slots. Defaults
     #: to 256.
     batch: int = _number(256, low=1)
-    #: Size of one read that is aimed at, in bytes: large entries are read in smaller batches. Defaults to 16 MiB.
+    #: Target size of one read, in bytes; large entries are read in smaller batches. Defaults to 16 MiB.
     max_read_bytes: int = _number(DEFAULT_MAX_READ_BYTES, low=1)
     #: How long a read waits for entries, in milliseconds. Defaults to 5000.
     block_ms: int = _number(5000, low=1)
-    #: An entry whose lease was not renewed for this long is taken over, in milliseconds. Defaults to 30,000.
+    #: Time without a lease renewal after which an entry is taken over, in milliseconds. Defaults to 30,000.
     claim_min_idle_ms: int = _number(30_000, low=1)
     #: Maximum number of jobs that run at the same time. Defaults to 100.
     concurrency: int = _number(100, low=1)
@@ -216,18 +216,18 @@ class ConsumerConfig(_Checked):
     max_attempts: int = _number(3, high=MAX_U32)
     #: Maximum number of outcomes written per script call, at most 1000. Defaults to 256.
     ack_batch: int = _number(256, low=1, high=MAX_ACK_BATCH)
-    #: How long an `active` event waits for others to be written with it, and an outcome while other jobs wait to be
-    #: started, in milliseconds. Without such jobs an outcome is written at once. Defaults to 5.
+    #: How long `active` events, and outcomes while more jobs are waiting to be started, are collected before they are
+    #: written together, in milliseconds. If no jobs are waiting, outcomes are written immediately. Defaults to 5.
     ack_idle_ms: int = _number(5)
     #: Maximum time for running jobs to finish after a stop signal, in seconds. Defaults to 30.
     shutdown_deadline_secs: int = _number(30)
-    #: Larger envelopes are dead-lettered without being decoded, in bytes. Defaults to 1 MiB.
+    #: Maximum size of an envelope, in bytes; larger ones are dead-lettered without being decoded. Defaults to 1 MiB.
     max_payload_bytes: int = _number(DEFAULT_MAX_PAYLOAD_BYTES, low=1)
     #: Maximum number of dead letters waiting to be written; handlers wait beyond that. Defaults to 32.
     dlq_inflight: int = _number(32, low=1)
     #: Approximate number of dead letters kept. Defaults to 100,000.
     dlq_max_stream_len: int = _number(DEFAULT_DLQ_MAX_STREAM_LEN, low=1)
-    #: Backoff, unless the job sets it.
+    #: Backoff of jobs that do not set one.
     retry: RetryConfig = field(default_factory=RetryConfig, metadata={"check": _instance(RetryConfig)})
     #: Maximum number of retries waiting to be written; handlers wait beyond that. Defaults to 64.
     retry_inflight: int = _number(64, low=1)
@@ -257,8 +257,8 @@ class ConsumerConfig(_Checked):
     metrics: MetricsSink = _metrics()
     #: Type of all payloads, checked when they are decoded. Defaults to None: any value.
     payload_type: Any = None
-    #: Opens payloads that a producer's `codec` has encrypted or signed, and seals results. Others become dead letters.
-    #: Defaults to None, in a `Worker` to the codec of its queue.
+    #: Opens payloads that a producer's `codec` has encrypted or signed, and seals results. Jobs whose payloads cannot
+    #: be opened become dead letters. Defaults to None, in a `Worker` to the codec of its queue.
     codec: PayloadCodec | None = _checked(_codec, None)
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.

@@ -13,6 +13,7 @@ from consume.workers import consuming, reading_link
 from support.proxy import Proxy
 from support.users import acl_user
 from support.waiting import until
+from tampu.consume import takeover
 from tampu.metrics import InMemorySink
 from tampu.redis import calls
 from tampu.redis.connection import Connection
@@ -122,10 +123,7 @@ async def test_suspects_run_together_depending_on_their_worker_deaths(
     view: WorkerView, deaths: int, together: int
 ) -> None:
     suspects = set(view.add_many([0] * 20))
-    view.client.xgroup_create(view.keys.stream, "default", "0")
-    [[_, entries]] = view.client.xreadgroup("default", "dead", {view.keys.stream: ">"})
-    ids = [entry_id for entry_id, _ in entries]
-    view.client.xclaim(view.keys.stream, "default", "dead", 0, ids, retrycount=deaths)
+    leave_to_a_dead_worker(view, deaths)
     running: set[str] = set()
     most_suspects = most_fresh = 0
 
@@ -178,6 +176,63 @@ async def test_the_jobs_of_one_dead_worker_go_to_one_survivor(view: WorkerView, 
     # The next takeover begins when a lease has expired: until then no other worker may die.
     await asyncio.sleep(0.5)
     assert deaths() == 2
+
+
+def leave_to_a_dead_worker(view: WorkerView, deaths: int) -> None:
+    """Let a worker that no longer exists hold all waiting jobs, after this many worker deaths."""
+    view.client.xgroup_create(view.keys.stream, "default", "0")
+    [[_, entries]] = view.client.xreadgroup("default", "dead", {view.keys.stream: ">"})
+    ids = [entry_id for entry_id, _ in entries]
+    view.client.xclaim(view.keys.stream, "default", "dead", 0, ids, retrycount=deaths)
+
+
+async def test_a_suspect_that_runs_for_long_lets_the_next_one_start(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that has not killed its worker within a minute is an ordinary job."""
+    monkeypatch.setattr(takeover, "QUARANTINE_SECS", 1.0)
+    view.add_many([0, 0])
+    leave_to_a_dead_worker(view, deaths=3)
+    started_at: list[float] = []
+    release = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> None:
+        started_at.append(time.monotonic())
+        await release.wait()
+
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, concurrency=10):
+        await until(lambda: len(started_at) == 2, "the second runs beside the first")
+        release.set()
+        await until(view.is_settled, "both are done")
+    assert started_at[1] - started_at[0] > 0.8, "until then the first ran alone"
+
+
+async def test_a_slow_survivor_has_a_dead_workers_jobs_to_itself_for_a_while_only(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 10 s it is unlikely to die of them, so other workers take the rest."""
+    monkeypatch.setattr(takeover, "EXCLUSIVE_MS", 1500)
+    view.add_many([0, 0])
+    leave_to_a_dead_worker(view, deaths=1)
+    started_at: dict[str, float] = {}
+    release = asyncio.Event()
+
+    async def slow(job: Job[Any]) -> None:
+        started_at["slow"] = time.monotonic()
+        await release.wait()
+
+    async def idle(job: Job[Any]) -> None:
+        started_at["idle"] = time.monotonic()
+
+    settings = {"claim_min_idle_ms": CLAIM_MS, "concurrency": 1}
+    async with consuming(view.server.url, slow, **settings):
+        await until(lambda: started_at, "it takes over the first")
+        async with consuming(view.server.url, idle, **settings):
+            await until(lambda: len(started_at) == 2, "the other worker takes over the second")
+            release.set()
+            await until(view.is_settled, "both are done")
+    # The record of who takes over expires after ten times as long.
+    assert 1.2 < started_at["idle"] - started_at["slow"] < 10
 
 
 async def test_a_full_worker_leaves_suspects_to_others(view: WorkerView, fleet: Fleet) -> None:

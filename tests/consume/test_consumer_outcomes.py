@@ -186,9 +186,12 @@ async def test_a_retry_is_a_delayed_member_with_an_index_and_its_payload(view: W
     assert (job.payload, job.retry) == ({"k": b"\x00"}, retry)
     ((member, score),) = view.delayed()
     assert before + 60_000 <= score <= after + 60_000
-    index = view.keys.delayed_index(job_id)
-    assert view.client.get(index) == (member if job_id == "mine" else b"%d" % score)
-    assert 3600 + 50 <= view.client.ttl(index) <= 3600 + 60
+    index, due = view.keys.delayed_index(job_id), view.keys.due
+    assert view.client.get(index) == (member if job_id == "mine" else None)
+    assert view.client.hgetall(due) == (
+        {} if job_id == "mine" else {job_id[-10:].encode(): int(score).to_bytes(6, "big")}
+    )
+    assert 3600 + 50 <= view.client.ttl(index if job_id == "mine" else due) <= 3600 + 60
 
 
 @pytest.mark.servers

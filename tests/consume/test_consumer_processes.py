@@ -188,6 +188,32 @@ async def test_a_job_that_waits_for_a_process_can_be_cancelled(view: WorkerView,
     await queue.close()
 
 
+async def test_a_cancel_at_the_moment_a_process_becomes_free_loses_no_process() -> None:
+    threads = DaemonThreads(2, "tests")
+    processes = Processes(square_of_job, threads, most=1)
+    has_begun = False
+
+    async def reserve() -> None:
+        nonlocal has_begun
+        async with processes.reserve():
+            has_begun = True
+
+    try:
+        async with processes.reserve():
+            cancelled = asyncio.create_task(reserve())
+            await asyncio.sleep(0)  # it waits for the process
+        cancelled.cancel()  # in the turn in which the process became free, before the waiter runs
+        await asyncio.wait([cancelled])
+        assert cancelled.cancelled()
+        assert not has_begun
+        (child,) = multiprocessing.active_children()
+        await asyncio.wait_for(reserve(), 20)
+        assert multiprocessing.active_children() == [child]
+    finally:
+        processes.close()
+        threads.shutdown()
+
+
 async def test_a_process_outlives_a_caller_that_is_cancelled_while_it_starts() -> None:
     threads = DaemonThreads(2, "tests")
     processes = Processes(square_of_job, threads, most=1)

@@ -449,6 +449,39 @@ async def test_a_migrating_cluster_slot_loses_no_job(fresh_server: Callable[...,
     assert target.client().execute_command("CLUSTER COUNTKEYSINSLOT", slot) > len(done)
 
 
+async def test_a_read_that_follows_ask_survives_the_loss_of_its_connection(
+    fresh_server: Callable[..., Cluster], caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = fresh_server("cluster86")
+    view = WorkerView(cluster, QUEUE)
+    source = cluster.node_of(view.keys.tag)
+    target = next(node for node in cluster.masters if node is not source)
+    work = Work()
+    async with consuming(cluster.url, work):
+        await until(lambda: view.client.exists(view.keys.stream), "it has made its group")
+        slot = source.client().execute_command("CLUSTER KEYSLOT", view.keys.tag)
+        source_id, target_id = (node.client().execute_command("CLUSTER MYID").decode() for node in (source, target))
+        target.client().execute_command("CLUSTER SETSLOT", slot, "IMPORTING", source_id)
+        source.client().execute_command("CLUSTER SETSLOT", slot, "MIGRATING", target_id)
+        keys = source.client().execute_command("CLUSTER GETKEYSINSLOT", slot, 100)
+        source.client().execute_command("MIGRATE", *target.address, "", 0, 5000, "KEYS", *keys)
+
+        def readers(node: Server) -> list[str]:
+            return [one["id"] for one in node.client().client_list() if one["cmd"] == "xreadgroup"]
+
+        on_source = await until(lambda: readers(source), "it reads")
+        for _ in range(3):
+            [blocked] = await until(lambda: readers(target), "it reads from the other node")
+            target.client().client_kill_filter(_id=blocked)
+            await until(lambda: readers(target) not in ([], [blocked]), "it reads again")  # noqa: B023
+        assert readers(source) == on_source  # it still has its own connection
+        for node in cluster.masters:
+            node.client().execute_command("CLUSTER SETSLOT", slot, "NODE", target_id)
+        added = WorkerView(cluster, QUEUE).add(0)
+        await until(lambda: added in work.runs, "the job runs")
+    assert "TypeError" not in caplog.text
+
+
 # --- lost replies
 
 

@@ -11,10 +11,13 @@ import pytest
 
 from consume.views import WorkerView
 from consume.workers import QUEUE, Stuck, consuming, reading_link
+from support.clients import open_client
 from support.proxy import Proxy
 from support.waiting import until
+from tampu import Queue
 from tampu.consume import link as link_module
 from tampu.consume.handlers import UnrecoverableError
+from tampu.redis import calls
 from tampu.wire.envelope import decode_job
 
 if TYPE_CHECKING:
@@ -58,7 +61,8 @@ async def test_unstarted_jobs_of_a_drained_worker_start_elsewhere_at_once(view: 
 
 
 @pytest.mark.servers("valkey", "redis86")
-async def test_a_suspect_that_is_handed_back_uses_no_attempt(view: WorkerView) -> None:
+async def test_a_suspect_that_is_handed_back_keeps_its_attempts_and_deaths(view: WorkerView) -> None:
+    """Otherwise a job could kill any number of workers, if others are stopped in between."""
     stuck = Stuck()
     attempts: list[int] = []
 
@@ -69,13 +73,44 @@ async def test_a_suspect_that_is_handed_back_uses_no_attempt(view: WorkerView) -
         view.add()
         await stuck.runs()
         view.add({"k": 1}, name="suspect", attempt=1)
-        drained.take_in(view, 1, earlier_deliveries=1)
+        (suspect,) = drained.take_in(view, 1, earlier_deliveries=2)
+        view.client.xclaim(
+            view.keys.stream, "default", drained.config.consumer_id, 0, [suspect], retrycount=3, justid=True
+        )
         drained.shutdown.set()
-        await until(lambda: view.length() == 2 and len(view.pending()) == 1, "it is handed back")
+        await until(lambda: max(one["time_since_delivered"] for one in view.pending()) >= 60_000, "it is handed back")
         stuck.release.set()
-    async with consuming(view.server.url, takes, max_attempts=9):
-        await until(lambda: attempts, "the other worker runs it")
+    (pending,) = view.pending()
+    assert (pending["message_id"], pending["times_delivered"]) == (suspect, 2)
+    async with consuming(view.server.url, takes, max_attempts=9, claim_min_idle_ms=60_000):
+        await until(lambda: attempts, "the other worker takes it over, although the lease is long")
     assert attempts == [1]
+
+
+@pytest.mark.servers("valkey", "redis86")
+async def test_handing_back_removes_the_mark_of_a_start(view: WorkerView) -> None:
+    view.add_many([0, 0])
+    view.client.xgroup_create(view.keys.stream, "default", "0")
+    [[_, entries]] = view.client.xreadgroup("default", "w", {view.keys.stream: ">"})
+    fresh, suspect = (entry_id for entry_id, _ in entries)
+    for entry_id, deliveries in ((fresh, 1), (suspect, 3)):
+        view.client.xclaim(
+            view.keys.stream, "default", "w", 0, [entry_id], retrycount=calls.START_MARK + deliveries, justid=True
+        )
+    async with open_client(view.server.url, scripts=(calls.HAND_BACK,)) as client:
+        await calls.hand_back(
+            client,
+            view.keys.stream,
+            group="default",
+            consumer="w",
+            has_xackdel=False,
+            most_deliveries=0,
+            min_idle_ms=1000,
+            entry_ids=[fresh, suspect],
+        )
+    (pending,) = view.pending()
+    assert (pending["message_id"], pending["times_delivered"]) == (suspect, 2)
+    assert view.length() == 2, "the other one is a new entry"
 
 
 @pytest.mark.servers("valkey", "redis86")
@@ -322,6 +357,8 @@ async def test_a_consumer_name_with_pending_entries_is_kept_at_the_end(view: Wor
         await worker.stop()
     assert view.consumers() == ["ada"]
     assert len(view.pending()) == 1
+    async with Queue(QUEUE, url=view.server.url) as queue:
+        assert await queue.workers() == []
 
 
 @pytest.mark.servers("valkey", "redis86")

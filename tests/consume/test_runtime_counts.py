@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from servers.process import Server
     from tampu import Job
 
-#: How long an idle worker is watched, in seconds: several rounds of its slowest loop.
-WATCH_SECS = 10.0
+#: How long an idle worker is watched, in seconds: several rounds of its slowest loop, and a little less than a multiple
+#: of the intervals, so that no round more is counted if this process is late.
+WATCH_SECS = 9.8
+CLUSTER_WATCH_SECS = 5.8
 
 
 async def noop(job: Job[Any]) -> None:
@@ -104,19 +106,51 @@ async def test_jobs_that_are_not_due_yet_cost_few_commands(server: Server, count
     assert calls <= 6 * count + 6  # and a few for all queues together
 
 
-async def test_a_thousand_queues_start_within_five_seconds(server: Server) -> None:
+async def test_a_thousand_queues_start_within_five_seconds_and_run_jobs(server: Server) -> None:
     # In CPU time of this process, which a busy machine does not change; the server takes less than that.
     started, threads = time.process_time(), set(threading.enumerate())
+    client = server.client()
+    streams = [f"{{chasqui:q{number}}}:stream" for number in range(0, 1000, 10)]
     async with working(server, 1000):
         await until(lambda: is_reading(server), "it reads", within_secs=60)
         seconds = time.process_time() - started
         assert len(connections(server)) <= 6
         assert len(tampu_threads(threads)) <= 3
-    print(f"1,000 queues: reading after {seconds:.2f} s")
-    assert seconds < 5
+        assert seconds < 5
+        for number in range(0, 1000, 10):
+            async with Queue(f"q{number}", url=server.url) as queue:
+                await queue.producer.add(None)
+        await until(lambda: not any(map(client.xlen, streams)), "all jobs are done", within_secs=60)
+        done = time.process_time() - started
+    print(f"1,000 queues: reading after {seconds:.2f} s, 100 jobs added and done after {done:.2f} s")
+    assert done < 10
 
 
+@pytest.mark.untraced
 @pytest.mark.servers("cluster86")
-async def test_a_queue_on_a_cluster_has_four_connections(server: Cluster) -> None:
-    async with working(server, 5) as worker:
-        await until(lambda: worker.connections == 4 * 5, "all are connected")
+@pytest.mark.parametrize(("count", "most"), [(1, 6), (20, 19), (100, 19)])
+async def test_connections_to_a_cluster_depend_on_its_nodes_not_on_queues(
+    server: Cluster, count: int, most: int
+) -> None:
+    nodes, threads = [node.client() for node in server.masters], set(threading.enumerate())
+    locks = [f"{{chasqui:q{number}}}:promoter:lock" for number in range(count)]
+    client = server.client()
+    async with working(server, count) as worker:
+        await until(lambda: sum(client.exists(lock) for lock in locks) == count, "it leads all queues")
+        await until(lambda: worker.connections == most, "all are connected")
+        assert sum(len(connections(node)) for node in server.masters) == most
+        assert len(tampu_threads(threads)) <= 3
+        await asyncio.sleep(1)  # the last of the frequent polls from before it listened
+        for node in nodes:
+            node.config_resetstat()
+        cpu = time.process_time()
+        await asyncio.sleep(CLUSTER_WATCH_SECS)
+        cpu = time.process_time() - cpu
+        requests = [node.info("stats")["total_reads_processed"] / CLUSTER_WATCH_SECS for node in nodes]
+        calls = sum(one["calls"] for node in nodes for one in node.info("commandstats").values()) / CLUSTER_WATCH_SECS
+    print(
+        f"{count} queues: {', '.join(f'{number:.1f}' for number in requests)} requests/s per node, "
+        f"{calls / count:.1f} commands/s per queue, {100 * cpu / CLUSTER_WATCH_SECS:.1f} % of a core"
+    )
+    assert max(requests) <= 25
+    assert calls <= 12 * count + 25

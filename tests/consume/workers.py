@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from support.lines import whole_lines
 from support.queues import flat_fields
 from support.waiting import until
 from tampu.config import ConsumerConfig
@@ -185,9 +186,7 @@ class Journal:
             os.close(handle)
 
     def lines(self) -> list[list[str]]:
-        if not self.path.exists():
-            return []
-        return [line.split(" ") for line in self.path.read_text().splitlines()]
+        return [line.split(" ") for line in whole_lines(self.path)]
 
     def of(self, what: str) -> list[str]:
         """Return the second word, mostly a job id, of lines that start with `what`."""

@@ -40,7 +40,7 @@ async def test_a_queue_is_deleted_with_everything_in_it(seen: QueueView) -> None
             await mail.add(True)
             await until(seen.dead_letters, "one is dead")
         await mail.add_in(3600, False)
-        with pytest.raises(ConfigError, match=r"still has jobs \(1 delayed, 1 dead\): drain or purge it, or use force"):
+        with pytest.raises(ConfigError, match=r"jobs \(1 delayed, 1 dead\): drain or purge it, or pass force=True"):
             await queue.delete()
         assert await queue.delete(force=True) > 3
         assert seen.all_keys() == {}

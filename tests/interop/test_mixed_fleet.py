@@ -5,6 +5,7 @@ chasquimq's workers do not renew leases, so handlers here are short: the job of 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections import Counter
@@ -15,6 +16,7 @@ import pytest
 
 from interop.peers import chasquimq_queue, run_program
 from support.delayed import delay, member_of
+from support.lines import whole_lines
 from support.parts import consuming, running
 from support.producers import open_producer
 from support.queues import QueueView
@@ -100,8 +102,7 @@ def tampu_worker(server: Server, runs: list[tuple[str, int]], **options: Any) ->
 
 
 def logged_runs(log: Path) -> list[tuple[str, int]]:
-    lines = log.read_text().splitlines() if log.exists() else []
-    return [(job_id, int(attempt)) for job_id, attempt in (line.split() for line in lines)]
+    return [(job_id, int(attempt)) for job_id, attempt in (line.split() for line in whole_lines(log))]
 
 
 async def is_idle(view: QueueView) -> None:
@@ -265,11 +266,13 @@ async def test_jobs_its_promoter_moved_while_ours_slept_are_not_moved_again(
     view = QueueView(server, "q")
     log = tmp_path / "runs"
     late: list[Any] = []
+    sleeps = asyncio.Event()
     send = Client.run
 
     async def sleep_before_moving(pipe: Client, script: Any, *arguments: Any, **options: Any) -> Any:
         if script.name != "promote":
             return await send(pipe, script, *arguments, **options)
+        sleeps.set()
         view.client.delete(view.keys.promoter_lock)  # run out meanwhile
         await until(lambda: not view.delayed(), "its promoter has moved them")
         late.append(await send(pipe, script, *arguments, **options))
@@ -277,13 +280,14 @@ async def test_jobs_its_promoter_moved_while_ours_slept_are_not_moved_again(
 
     monkeypatch.setattr(Client, "run", sleep_before_moving)
     ids = [str(number) for number in range(200)]
+    view.client.zadd(view.keys.delayed, {member_of(job_id, "mail", {}): 1 for job_id in ids})
     async with running(Promoter(server.url, PromoterConfig(queue_name="q", holder_id="ours"))):
-        await until(lambda: view.client.exists(view.keys.promoter_lock), "we lead")
+        await until(sleeps.is_set, "we lead, and fall asleep before we move them")
         async with chasquimq_worker(server, log, run_scheduler=False):
-            view.client.zadd(view.keys.delayed, {member_of(job_id, "mail", {}): 1 for job_id in ids})
             await until(lambda: late, "ours has woken up")
             await is_idle(view)
-    assert late[0][0] == 0
+    _, _, _, promoted, *_ = late[0]
+    assert promoted == 0
     assert sorted(job_id for job_id, _ in logged_runs(log)) == sorted(ids)
 
 

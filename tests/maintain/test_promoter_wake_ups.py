@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from servers.cluster import Cluster
 from support.delayed import LONG_AGO_MS, delay, member_of
 from support.parts import running
 from support.queues import QueueView
 from support.repeating import make_due, register
-from support.users import acl_user
+from support.users import acl_user, nodes_of
 from support.waiting import until
 from tampu import (
     Promoter,
@@ -43,24 +44,24 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 RARELY_MS = 3_600_000
-SINGLE_SERVERS = pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 
 
-def is_listening(server: Server) -> bool:
-    """Return True if a promoter waits for wake-ups at the server."""
-    return any(one["cmd"] == "xread" and "b" in one["flags"] for one in server.client().client_list())
+def is_listening(server: Server | Cluster) -> bool:
+    """Return True if a promoter waits for wake-ups at the server: it is blocked, or on a Cluster watches the stream."""
+    found = [one for node in nodes_of(server) for one in node.client().client_list()]
+    return any(one["cmd"] == "xread" and set(one["flags"]) & {"b", "t"} for one in found)
 
 
 @contextlib.asynccontextmanager
-async def working(server: Server, *queues: Queue, **settings: Any) -> AsyncIterator[Worker]:
+async def working(server: Server | Cluster, *queues: Queue, **settings: Any) -> AsyncIterator[Worker]:
     """Run a worker that polls once an hour, from the time on when it listens."""
     async with Worker(list(queues), delayed_poll_interval_ms=RARELY_MS, **settings) as worker:
         await until(lambda: is_listening(server), "it listens")
         yield worker
 
 
-@SINGLE_SERVERS
-async def test_an_added_job_wakes_the_promoter(server: Server) -> None:
+@pytest.mark.servers
+async def test_an_added_job_wakes_the_promoter(server: Server | Cluster) -> None:
     queue = Queue("q", url=server.url)
 
     @queue.task
@@ -75,8 +76,8 @@ async def test_an_added_job_wakes_the_promoter(server: Server) -> None:
         assert await unique.result(20) == 6
 
 
-@SINGLE_SERVERS
-async def test_retries_and_snoozes_wake_the_promoter(server: Server) -> None:
+@pytest.mark.servers
+async def test_retries_and_snoozes_wake_the_promoter(server: Server | Cluster) -> None:
     queue = Queue("q", url=server.url)
     runs: list[str] = []
 
@@ -136,13 +137,14 @@ async def test_only_the_earliest_job_is_announced(server: Server) -> None:
     assert last[1] == {b"due": b"%d" % view.delayed()[0][1]} != first[1]
 
 
-@SINGLE_SERVERS
-async def test_a_wake_up_while_the_connection_is_down_is_not_missed(server: Server) -> None:
+@pytest.mark.servers
+async def test_a_wake_up_while_the_connection_is_down_is_not_missed(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
+    node = (server.node_of(view.keys.wake) if isinstance(server, Cluster) else server).client()
     async with running(Promoter(server.url, PromoterConfig(queue_name="q", poll_interval_ms=RARELY_MS))):
         await until(lambda: is_listening(server), "it listens")
-        [listener] = [one for one in view.client.client_list() if one["cmd"] == "xread"]
-        with view.client.pipeline() as together:  # added before the promoter can have connected again
+        [listener] = [one for one in node.client_list() if one["cmd"] == "xread"]
+        with node.pipeline() as together:  # added before the promoter can have connected again
             together.client_kill_filter(_id=listener["id"])
             together.xadd(view.keys.wake, {"due": LONG_AGO_MS})
             together.zadd(view.keys.delayed, {member_of("meanwhile"): LONG_AGO_MS})
@@ -224,6 +226,26 @@ async def test_a_set_is_polled_rarely_until_a_peer_adds_a_job_unannounced(
             counts.append(looks(view) - before)
     print(f"looks per second: {counts[0]} if jobs are announced, {counts[1]} otherwise")
     assert 1 <= counts[0] <= 10
+    assert counts[1] > 2 * counts[0]
+
+
+async def test_the_next_leader_polls_as_often_for_the_jobs_of_peers(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "ANNOUNCE_SECS", 0.0)
+    monkeypatch.setattr(leader, "STANDBY_SECS", 3600.0)
+    view = QueueView(server, "q")
+    counts = []
+    for number in range(2):
+        async with running(Promoter(server.url, PromoterConfig(queue_name="q", poll_interval_ms=20))):
+            await until(lambda: is_listening(server), "it listens")
+            before = looks(view)
+            await asyncio.sleep(1)
+            counts.append(looks(view) - before)
+            if number == 0:
+                delay(view, member_of("of a peer"))
+                await until(lambda: view.client.pttl(view.keys.peers) > 3_500_000, "it is noted for an hour")
+    print(f"looks per second: {counts[0]} before, {counts[1]} of the next leader")
     assert counts[1] > 2 * counts[0]
 
 

@@ -68,6 +68,7 @@ def header_of(chain_id: str) -> WindowHeader:
         stream_key="stream",
         delayed_key="delayed",
         wake_key="wake",
+        due_key="due",
         cap=1000,
         overflow="reject",
         dedup_ttl_secs=60,

@@ -14,6 +14,7 @@ from cli.lab import invoke
 from support.users import acl_user, nodes_of
 from support.waiting import until
 from tampu import JobCancelled, JobFailed, Queue, Worker, current_job
+from tampu.errors import ConfigError
 from tampu.redis.acl import OPTIONAL, READ_ONLY, ROLES, Role, acl_line, acl_rules
 
 if TYPE_CHECKING:
@@ -246,4 +247,50 @@ def test_the_command_prints_rules_that_load(
 @pytest.mark.servers("valkey")
 def test_a_name_with_wildcards_matches_only_itself(server: Server) -> None:
     assert acl_rules("inspector", "a*")[0] == "~{chasqui:a\\*}*"
-    assert '"~{chasqui:a b}*"' in acl_line("u", acl_rules("inspector", "a b"))
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("queue", ["a*", "'*", '"*', "'[a-z]", "it's\\*", "\x1b*", "'?\u00e9\u202e"])
+def test_the_printed_line_gives_access_to_that_queue_only(queue: str, server: Server) -> None:
+    line = invoke("acl", "--role", "inspector", "--queue", queue, "--user", "u", "--url", server.url).out
+    client: Any = server.client()
+    client.execute_command(*as_redis_cli_reads(line))
+    own, other = (f"{{chasqui:{name}}}:paused" for name in (queue, queue.translate(str.maketrans("*?[", "xyz"))))
+    assert client.execute_command("ACL", "DRYRUN", "u", "GET", own) == b"OK"
+    assert own == other or client.execute_command("ACL", "DRYRUN", "u", "GET", other) != b"OK"
+
+
+def as_redis_cli_reads(line: str) -> list[bytes]:
+    """Split a line as redis-cli does: backslashes escape inside double quotes only."""
+    found, rest = [], line.strip()
+    while rest:
+        if not rest.startswith('"'):
+            word, _, rest = rest.partition(" ")
+            assert not {'"', "'"}.intersection(word)
+            found.append(word.encode())
+            continue
+        quoted, position = b"", 1
+        while rest[position] != '"':
+            if rest.startswith("\\x", position):
+                quoted += bytes.fromhex(rest[position + 2 : position + 4])
+                position += 4
+                continue
+            position += rest[position] == "\\"
+            quoted += rest[position].encode()
+            position += 1
+        found.append(quoted)
+        rest = rest[position + 1 :].removeprefix(" ")
+    return found
+
+
+@pytest.mark.servers("valkey")
+@pytest.mark.parametrize("name", ["a b", "a\nb"])
+def test_a_name_with_whitespace_is_refused_because_servers_refuse_it(name: str, server: Server) -> None:
+    client: Any = server.client()
+    for arguments in (("u", f"~{name}"), (name, "on")):
+        with pytest.raises(redis.ResponseError):
+            client.execute_command("ACL", "SETUSER", *arguments)
+    with pytest.raises(ConfigError, match="without whitespace"):
+        acl_rules("inspector", name)
+    with pytest.raises(ConfigError, match="without whitespace"):
+        acl_line(name, acl_rules("inspector", "a"))

@@ -113,13 +113,32 @@ async def test_a_batch_is_limited_in_calls_and_in_bytes() -> None:
     batcher: Batcher[Any, Any] = Batcher(held.send_batch, size_of=len)
     first = await start(batcher, held, *["x"] * MAX_IN_FLIGHT)
     calls = await start(
-        batcher, held, *["x"] * (MAX_CALL_ENTRIES + 1), "y" * MAX_CALL_BYTES, "z" * (MAX_CALL_BYTES + 1), "z"
+        batcher, held, *["x"] * (2 * MAX_CALL_ENTRIES), "y" * MAX_CALL_BYTES, "z" * (MAX_CALL_BYTES + 1), "z"
     )
     while held.waiting:
         await held.reply()
     sizes = [[len(item) for item in batch] for batch in held.batches[MAX_IN_FLIGHT:]]
-    assert sizes == [[1] * MAX_CALL_ENTRIES, [1], [MAX_CALL_BYTES], [MAX_CALL_BYTES + 1], [1]]
+    assert sizes == [*[[1] * MAX_CALL_ENTRIES] * 2, [MAX_CALL_BYTES], [MAX_CALL_BYTES + 1], [1]]
     await asyncio.gather(*first, *calls)
+
+
+async def test_many_calls_are_sent_as_two_batches_of_the_same_size() -> None:
+    held = HeldCalls()
+    batcher: Batcher[Any, Any] = Batcher(held.send_batch)
+    calls = await start(batcher, held, *range(MAX_IN_FLIGHT + 100))
+    for _ in range(MAX_IN_FLIGHT):
+        await held.reply()
+    assert [len(batch) for batch in held.batches[MAX_IN_FLIGHT:]] == [51, 49]
+    # The callers of the first one call again: they need not wait for the second.
+    await held.reply()
+    calls += await start(batcher, held, *range(51))
+    await until(lambda: len(held.batches) > MAX_IN_FLIGHT + 2, "they are sent")
+    assert [len(batch) for batch in held.batches[MAX_IN_FLIGHT + 2 :]] == [50]
+    while held.waiting:
+        await held.reply()
+    assert [item for batch in held.batches for item in batch] == [*range(MAX_IN_FLIGHT + 100), *range(51)]
+    await asyncio.gather(*calls)
+    assert batcher.is_idle
 
 
 async def test_a_calls_error_affects_one_caller_and_a_batchs_error_all() -> None:
@@ -190,7 +209,7 @@ async def test_a_hundred_callers_need_a_few_scripts(rsmq: Rsmq, server: Server) 
     assert [message.id for message in received if message] == ids
     deleted = await asyncio.gather(*(rsmq.delete_message("q", message_id) for message_id in [*ids, "a" * 32]))
     assert deleted == [True] * 100 + [False]
-    assert scripts() - before <= 3 * (MAX_IN_FLIGHT + 1)
+    assert scripts() - before <= 3 * (MAX_IN_FLIGHT + 2)
     assert (await rsmq.get_queue_attributes("q")).msgs == 0
 
 

@@ -83,6 +83,20 @@ class Cluster:
         address = client.get_node_from_key(key)
         return next(node for node in self.nodes if node.port == address.port)
 
+    def move_slot(self, key: str | bytes, target: Server) -> None:
+        """Move the slot of a key to another master, key by key, while it is used."""
+        source = self.node_of(key)
+        with source._connect() as old, target._connect() as new:
+            slot = old.execute_command("CLUSTER KEYSLOT", key)
+            old_id, new_id = (client.execute_command("CLUSTER MYID").decode() for client in (old, new))
+            new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old_id)
+            old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new_id)
+            while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 50):
+                old.execute_command("MIGRATE", target.address[0], target.port, "", 0, 20000, "KEYS", *keys)
+            for node in (target, source, *self.masters):
+                with node._connect() as client:
+                    client.execute_command("CLUSTER SETSLOT", slot, "NODE", new_id)
+
     def require_no_crash(self) -> None:
         """Raise `ServerFailed` if a node has ended by itself."""
         for node in self.nodes:

@@ -22,5 +22,6 @@
 | the warnings and errors logged                                 | the fixture `troubles.troubles`           |
 | a condition, while the event loop runs                         | `waiting.until`                           |
 | a condition, without an event loop                             | `servers.process.eventually`              |
+| lines that other processes append to a file                    | `lines.whole_lines`                       |
 | where a request or reply ends, and what it contains            | `resp`                                    |
 """

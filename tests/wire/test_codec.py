@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hmac
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -195,3 +197,34 @@ def test_payloads_of_all_sizes_open(kind: type[SignedCodec | EncryptedCodec], si
     for value in ("x" * size, b"x" * size, ["x" * size]):
         slot = wrap_bin(codec.seal_payload(encode_value(value), "t"))
         assert decode_slot(codec.open_slot(slot, "t")) == value
+
+
+FORKED = """
+import os
+import subprocess
+import sys
+from tampu import EncryptedCodec
+codec = EncryptedCodec({"k": bytes(32)})
+nonces = lambda count: {codec.seal(b"x", b"")[19:31] for _ in range(count)}
+before, (reading, writing) = nonces(1), os.pipe()
+if os.fork() == 0:
+    os.write(writing, b"".join(nonces(100)))
+    os._exit(0)
+childs = os.read(reading, 1200)
+parents = nonces(100) | before
+print(len(parents | {childs[at : at + 12] for at in range(0, 1200, 12)}))
+"""
+
+
+def test_a_fork_uses_no_nonce_of_its_parent() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, check=True)
+    assert done.stdout == "201\n", done.stderr
+
+
+def test_an_encrypted_payload_that_ends_inside_its_nonce_is_refused() -> None:
+    codec = EncryptedCodec({"k": KEY})
+    sealed = codec.seal(b"x", b"")
+    assert codec.open(sealed, b"") == b"x"  # from now on, its salt is known
+    for end in range(len(sealed)):
+        with pytest.raises(DecodeError):
+            codec.open(sealed[:end], b"")

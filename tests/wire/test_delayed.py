@@ -10,9 +10,6 @@ from hypothesis import strategies as st
 
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_delayed_member, decode_job, encode_delayed_member, encode_job
-from tampu.wire.entry import quick_job_id
-from tampu.wire.envelope import encode_envelope
-from tampu.wire.payload import wrap_bin
 
 from .strategies import examples, names
 from .vectors import vectors
@@ -68,16 +65,3 @@ def test_a_member_with_a_wrong_length_is_a_decode_error(member: bytes, why: str)
 def test_a_name_utf8_cannot_carry_is_an_encode_error() -> None:
     with pytest.raises(EncodeError, match=r"name '.ud800' cannot be encoded as UTF-8"):
         encode_delayed_member("\ud800", b"")
-
-
-@given(name=st.text(max_size=8), job_id=st.text(max_size=30), slot=st.binary(max_size=8), tail=st.binary(max_size=4))
-def test_the_quick_id_is_the_id_that_decoding_gives(name: str, job_id: str, slot: bytes, tail: bytes) -> None:
-    for envelope in (encode_envelope(job_id, wrap_bin(slot), 1_750_000_000_000), tail, b"\x94\xba" + tail):
-        quick = quick_job_id(encode_delayed_member(name, envelope))
-        is_usual = len(job_id.encode()) == 26 and name.isascii() and len(envelope) > 28
-        assert quick == (job_id.encode() if is_usual else None)
-
-
-@pytest.mark.parametrize("member", [b"", b"\x00", b"\xff\xff\xff\xff", b"\xff\xff\xff\xff\x94\xba" + b"x" * 40])
-def test_an_invalid_member_has_no_quick_id(member: bytes) -> None:
-    assert quick_job_id(member) is None

@@ -340,8 +340,9 @@ def test_memory_and_calls_grow_no_faster_than_the_input(grow: Callable[[int], by
     read_all(grow(500))  # fills caches
     small, large = grow(1_000), grow(10_000)
     factor = len(large) / len(small)
-    # Python keeps the memory of 2,000 small tuples for reuse, so the small input may seem to take none.
-    assert peak_memory(large) <= 1.5 * factor * peak_memory(small) + 200_000
+    # Python keeps the memory of thousands of small objects for reuse, 3.14 of more kinds than 3.11: the small input may
+    # seem to take none.
+    assert peak_memory(large) <= 1.5 * factor * peak_memory(small) + 300_000
     assert peak_memory(large) <= 200 * len(large)
     assert calls_made(large) <= 1.2 * factor * calls_made(small) + 100
 

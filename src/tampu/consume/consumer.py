@@ -79,6 +79,8 @@ class Consumer:
             caller = on_loop(handler, timeout_secs)
         else:
             caller = in_thread(handler, threads, timeout_secs)
+        if self._config.codec is not None:
+            caller = _opened_before(caller)
         try:
             self._running = runtime = Runtime(self._config)
             link = runtime.link(self._settings, self._config.queue_name)
@@ -93,3 +95,13 @@ class Consumer:
             if processes is not None:
                 processes.close()
             threads.shutdown()
+
+
+def _opened_before(call: Callable[[Job[Any]], Awaitable[Any]]) -> Callable[[Job[Any]], Awaitable[Any]]:
+    """Return a caller that opens the payload first: a handler that does not look at it must not run a forged job."""
+
+    async def opened(job: Job[Any]) -> Any:
+        job.payload  # noqa: B018 - opened and kept
+        return await call(job)
+
+    return opened

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import importlib
 import logging
+import os
+import sys
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -64,8 +66,6 @@ class TaskQueue(Protocol):
     def url(self) -> str: ...
     @property
     def connection_settings(self) -> ConnectionSettings: ...
-    @property
-    def codec(self) -> PayloadCodec | None: ...
 
 
 class ServedTask(Protocol):
@@ -100,6 +100,7 @@ class Dispatcher:
         threads: DaemonThreads,
         *,
         store_results: bool,
+        codec: PayloadCodec | None = None,
         worker: str = "",
         events_kept: int = 0,
         processes: int | None = None,
@@ -109,12 +110,15 @@ class Dispatcher:
         self._tasks = tasks
         self._threads = threads
         self._store_results = store_results
+        self._codec = codec
         self._worker = worker
         self._events_kept = events_kept
         self._process_limits = processes, jobs_per_process
         self._callers: dict[str, Caller] = {}
         self._processes: list[Processes] = []
         self._remotes: dict[str, RemoteTaskCall] = {}
+        #: Called before the first job of a task with `process=True`, which may be registered while the worker runs.
+        self.when_process_task: Callable[[], None] = _ignore
         self._unknown = UnknownNames(now)
 
     def knows(self, job: Job[Any]) -> bool:
@@ -160,7 +164,7 @@ class Dispatcher:
             processes.close()
 
     def _caller(self, task: ServedTask, timeout_secs: float | None, soft_secs: float | None) -> Caller:
-        codec = QueueCodec.of(task.queue.codec, task.queue.name)
+        codec = QueueCodec.of(self._codec, task.queue.name)
         encode = task.results.encode if self._store_results else None
         is_coroutine = is_coroutine_handler(task.function)
         called = with_rules(TaskCall(task.function, task.arguments, codec), task.rules)
@@ -187,8 +191,13 @@ class Dispatcher:
                 for one in self._tasks.values()
                 if one.process
             }
+            self.when_process_task()
             self._processes.append(Processes(RemoteCalls(self._remotes), self._threads, *self._process_limits))
         return self._processes[-1]
+
+
+def _ignore() -> None:
+    """Do nothing."""
 
 
 class UnknownNames:
@@ -274,6 +283,8 @@ class RemoteTaskCall:
     events_kept: int
     soft_timeout: float | None
     is_coroutine: bool
+    #: True if the worker has set up Django: the task's module may import models, which needs that in the child too.
+    needs_django: bool
 
     @classmethod
     def of(cls, task: ServedTask, worker: str, events_kept: int) -> RemoteTaskCall:
@@ -287,7 +298,7 @@ class RemoteTaskCall:
         function, queue = task.function, task.queue
         return cls(
             *(function.__module__, function.__qualname__, queue.name, queue.url, throw_away, worker, events_kept),
-            *(task.soft_timeout, is_coroutine_handler(function)),
+            *(task.soft_timeout, is_coroutine_handler(function), _is_django_ready()),
         )
 
     def __call__(self, job: Job[Any]) -> Any:
@@ -310,11 +321,19 @@ class RemoteCalls:
         return self.remotes[job.name](job)
 
 
+def _is_django_ready() -> bool:
+    """Return True if this process has called `django.setup()` with a settings module, which a child can do too."""
+    registry: Any = sys.modules.get("django.apps")
+    return registry is not None and registry.apps.ready and bool(os.environ.get("DJANGO_SETTINGS_MODULE"))
+
+
 @functools.cache
 def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressReporter]:
     """Return, in the child, the task's call and its progress reporter."""
     if remote.throw_away is not None:
         join_throw_away(remote.throw_away)
+    if remote.needs_django:
+        importlib.import_module("django").setup()
     found: Any = importlib.import_module(remote.module)
     for part in remote.name.split("."):
         found = getattr(found, part)

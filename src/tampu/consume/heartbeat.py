@@ -7,7 +7,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from tampu.base.clock import boot_clock_ns, wall_clock_ms
-from tampu.wire.heartbeat import KEPT_MS, MAX_LISTED, Heartbeat, QueueShare, RunningJob
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, MAX_LISTED, Heartbeat, QueueShare, RunningJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,14 @@ class Heartbeats:
         return ("SET", self._key, self._heartbeat().encode(), "PX", KEPT_MS)
 
     @property
-    def last_command(self) -> tuple[str, ...]:
-        """The command that removes it: the worker has ended."""
+    def last_command(self) -> tuple[str | int, ...]:
+        """The command that ends it with the worker: removes it, or makes it too old for a live worker.
+
+        A worker that abandons jobs stays in the group. Without a heartbeat it would count as a live worker of a version
+        that publishes none.
+        """
+        if len(self._inflight):
+            return ("PEXPIRE", self._key, KEPT_MS - ALIVE_MS - 1)
         return ("DEL", self._key)
 
     def _heartbeat(self) -> Heartbeat:

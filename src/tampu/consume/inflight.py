@@ -306,7 +306,7 @@ class InFlight:
         """Hand back entries that were not started, so that other workers run them."""
         for start in range(0, len(deliveries), HAND_BACK_BATCH):
             batch = deliveries[start : start + HAND_BACK_BATCH]
-            await self._hand_back([(delivery.entry_id, b"") for delivery in batch])
+            await self._hand_back([delivery.entry_id for delivery in batch])
             for delivery in batch:
                 self._held.pop(delivery.entry_id, None)
 
@@ -326,7 +326,7 @@ class InFlight:
         newest_ms = -1.0 if before is None else (time.monotonic() - before) * 1000 + CLOCK_MARGIN_MS
         # An entry with earlier deliveries may have run: leave it until its lease expires.
         undelivered = [
-            (entry_id, b"")
+            entry_id
             for entry_id, _, idle_ms, deliveries in pending
             if deliveries == 1 and newest_ms < idle_ms <= oldest_ms and entry_id not in self._held
         ]
@@ -334,7 +334,7 @@ class InFlight:
             # Meanwhile a takeover may have found them, as their leases had run out: then they run here.
             await self._hand_back(undelivered[start : start + HAND_BACK_BATCH], most_deliveries=1)
 
-    async def _hand_back(self, entries: list[tuple[bytes, bytes]], most_deliveries: int = 0) -> None:
+    async def _hand_back(self, entry_ids: list[bytes], most_deliveries: int = 0) -> None:
         await calls.hand_back(
             self._client,
             self._keys.stream,
@@ -342,5 +342,6 @@ class InFlight:
             consumer=self._config.consumer_id,
             has_xackdel=self.has_xackdel,
             most_deliveries=most_deliveries,
-            entries=entries,
+            min_idle_ms=self._config.claim_min_idle_ms,
+            entry_ids=entry_ids,
         )

@@ -31,7 +31,7 @@ MAX_KINDS = 1000
 
 
 class FailureKind(NamedTuple):
-    """The common part of failures that are logged with one traceback."""
+    """Groups failures by task, error type and place. The traceback of each group is logged once."""
 
     task: str
     error_type: str

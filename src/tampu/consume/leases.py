@@ -20,16 +20,17 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-from tampu.base.clock import boot_clock_ns
+from tampu.base.clock import boot_clock_ns, secs_until_round
 from tampu.errors import RedisError
 from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
 from tampu.redis.client import LAST_BACKOFF_SECS, Client, backoff_secs
 from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError, Unreachable
+from tampu.redis.nodes import SharedConnections
 from tampu.wire.entry import entry_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
@@ -109,7 +110,7 @@ class Leases:
         self.renewed_at = time.monotonic()
 
     def stop(self) -> None:
-        """Stop confirming leases."""
+        """Cancel `confirm` if it is running."""
         if self._confirming is not None:
             self._confirming.cancel()
 
@@ -185,13 +186,13 @@ class Leases:
 
 
 class LeaseThread:
-    """Renews the leases of all queues of a worker, with one connection per server."""
+    """Renews the leases of all queues of a worker, with one connection per server or Cluster node."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._loop = asyncio.get_running_loop()
         self._interval = renewal_secs(config)
         self._max_block = (config.max_block_ms or 10 * config.claim_min_idle_ms) / 1000
-        #: Per server: how to connect, the routing key, and the leases of its queues. The event loop adds to it.
+        #: Per link: how to connect, the routing key, and the leases of its queues. The event loop adds to it.
         self._sites: list[tuple[ConnectionSettings, bytes, list[Leases]]] = []
         self._last_beat = time.monotonic()
         self._beater: asyncio.TimerHandle | None = None
@@ -200,6 +201,8 @@ class LeaseThread:
         self._own_loop: asyncio.AbstractEventLoop | None = None
         self._renewing: asyncio.Task[None] | None = None
         self._clients: set[Client] = set()
+        #: The connections to the nodes of each Cluster.
+        self._shared: dict[object, SharedConnections] = {}
         self._woken: Callable[[], object] = lambda: None
         self._is_blocked = False
         #: True while the thread has failed and waits to restart.
@@ -219,7 +222,7 @@ class LeaseThread:
     @property
     def connections(self) -> int:
         """Return the number of its open connections."""
-        return sum(client.connection is not None for client in self._clients)
+        return len(set[object]().union(*(client.sockets for client in self._clients.copy())))
 
     def add(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
         """Renew the leases in `site`, which may grow, over a connection to this server."""
@@ -272,6 +275,7 @@ class LeaseThread:
     async def _renew_until_stopped(self) -> None:
         self._renewing = asyncio.current_task()
         self._own_loop = asyncio.get_running_loop()
+        self._shared = {}  # those of a thread that failed belong to its loop
         woken = asyncio.Event()
         self._woken = woken.set
         if self._has_failed:
@@ -287,7 +291,15 @@ class LeaseThread:
                 await woken.wait()
 
     async def _serve(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
-        client = Client(settings, routing_key, (calls.RENEW_LEASES,), response_timeout_secs=max(self._interval, 1.0))
+        client = Client(
+            settings,
+            routing_key,
+            (calls.RENEW_LEASES,),
+            response_timeout_secs=max(self._interval, 1.0),
+            shared=self._shared.setdefault(settings.identity, SharedConnections())
+            if settings.kind == "cluster"
+            else None,
+        )
         self._clients.add(client)
         try:
             await supervise("lease renewal", lambda: self._one_round(client, site), self._stopping.is_set)
@@ -299,16 +311,19 @@ class LeaseThread:
         if self._may_renew():
             all_leases = site.copy()
             results = await asyncio.gather(*(leases.renew(client) for leases in all_leases), return_exceptions=True)
-            if any(isinstance(result, ConnectionLost | Unreachable) for result in results):
+            if _is_lost(results):
                 # The grace period after an outage is short: renew as soon as the connection is back.
                 await client.up(patience_secs=RECONNECT_PATIENCE_SECS)
                 return
             for leases, result in zip(all_leases, results, strict=True):
                 self._note(leases, result)
             if self._blocked_for() > self._interval / 2:
-                # The event loop is blocked: entries delivered meanwhile are in its socket, and need renewal too.
-                await asyncio.gather(*(leases.renew_everything(client) for leases in all_leases))
-        await asyncio.sleep(self._interval)
+                # The event loop is blocked: entries delivered meanwhile are in its socket, and need renewal too. An
+                # error of one queue does not affect the others; the next round logs it.
+                renewals = (leases.renew_everything(client) for leases in all_leases)
+                if _is_lost(await asyncio.gather(*renewals, return_exceptions=True)):
+                    return
+        await asyncio.sleep(secs_until_round(self._interval))
 
     def _note(self, leases: Leases, result: Any) -> None:
         """Note how the renewal of one queue's leases ended. An error does not affect other queues."""
@@ -341,3 +356,8 @@ class LeaseThread:
             )
             self._is_blocked = True
         return False
+
+
+def _is_lost(results: Sequence[object]) -> bool:
+    """Return True if the connection broke during one of these renewals."""
+    return any(isinstance(result, ConnectionLost | Unreachable) for result in results)

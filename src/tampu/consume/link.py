@@ -13,8 +13,9 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tampu.base.clock import secs_until_round
 from tampu.consume.heartbeat import INTERVAL_SECS
 from tampu.consume.leases import renewal_secs
 from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
@@ -27,6 +28,7 @@ from tampu.redis import calls
 from tampu.redis.capabilities import Capabilities, probe_capabilities
 from tampu.redis.client import Client
 from tampu.redis.faults import PASSING, ServerError
+from tampu.redis.nodes import SharedConnections, WatchingConnections
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -45,6 +47,9 @@ logger = logging.getLogger("tampu.worker")
 SILENT_CONSUMER_MS = 10 * 60 * 1000
 #: How often the names of dead consumers are removed, in seconds.
 SWEEP_INTERVAL_SECS = 60.0
+#: Maximum number of queues on a Cluster that are read with blocking reads, each on a dedicated connection. The others
+#: share connections that watch their streams.
+MAX_BLOCKING = 4
 #: How long a read may take beyond its BLOCK time before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
 #: How often a worker checks which queues are paused and which jobs are to be cancelled, in seconds.
@@ -55,26 +60,68 @@ MEASURE_SECS = 5.0
 TAKEOVER_SECS = 1.0
 
 
+class LinkConnections(NamedTuple):
+    """The sources of a link's connections; None for a dedicated one."""
+
+    commands: SharedConnections | None = None
+    leader: SharedConnections | None = None
+    reads: WatchingConnections | None = None
+    wake_ups: WatchingConnections | None = None
+
+
+class ClusterNodes:
+    """The connections of a worker to the nodes of a Cluster, shared by its links there."""
+
+    def __init__(self) -> None:
+        self.commands = SharedConnections()
+        self.leader = SharedConnections()
+        #: For reads and wake-ups.
+        self.watching = WatchingConnections()
+        #: Links with blocking reads.
+        self.blocking = 0
+
+    def for_link(self) -> LinkConnections:
+        """Return the connections for one more link."""
+        self.blocking += 1
+        reads = None if self.blocking <= MAX_BLOCKING else self.watching
+        return LinkConnections(self.commands, self.leader, reads, self.watching)
+
+
 class ServerLink:
-    """The connections and loops of one worker to one server."""
+    """The connections and loops of one worker to one server, or for one queue on a Cluster."""
 
     def __init__(
-        self, settings: ConnectionSettings, tag: str, config: ConsumerConfig, pool: Pool, shares: Shares
+        self,
+        settings: ConnectionSettings,
+        tag: str,
+        config: ConsumerConfig,
+        pool: Pool,
+        shares: Shares,
+        shared: LinkConnections = LinkConnections(),  # noqa: B008 - immutable
     ) -> None:
         self.settings = settings
         self.routing_key = tag.encode()
         self._tag = tag
         self._config = config
-        self.client = Client(settings, self.routing_key, (SETTLE, ACK, *calls.CONSUMER_SCRIPTS, calls.RESIGN))
+        self.client = Client(
+            settings,
+            self.routing_key,
+            (SETTLE, ACK, *calls.CONSUMER_SCRIPTS, calls.RESIGN),
+            shared=shared.commands,
+        )
         # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
         self._leader_client = Client(
-            settings, self.routing_key, tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)))
+            settings,
+            self.routing_key,
+            tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS))),
+            shared=shared.leader,
         )
         self.read_client = Client(
             settings,
             self.routing_key,
-            (calls.SWEEP,),
+            (calls.SWEEP,) if shared.reads is None else (),
             response_timeout_secs=config.block_ms / 1000 + READ_MARGIN_SECS,
+            shared=shared.reads,
         )
         self.client.prepare_with(self._learn_capabilities)
         self._capabilities: Capabilities | None = None
@@ -82,7 +129,7 @@ class ServerLink:
         #: The leases of its queues, for the lease thread.
         self.leases: list[Leases] = []
         self.reader = Reader(self.read_client, self.client, config, pool, shares, self.queues)
-        self._leading = LeaderLoop(self._leader_client, settings, self.routing_key)
+        self._leading = LeaderLoop(self._leader_client, settings, self.routing_key, shared.wake_ups)
         self._stopping = asyncio.Event()
         self._look_now = asyncio.Event()
         self._is_prepared = False
@@ -140,16 +187,16 @@ class ServerLink:
             queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
 
     @property
-    def connections(self) -> int:
-        """Return the number of its open connections."""
-        clients = (self.client, self.read_client, self._leader_client)
-        return sum(client.connection is not None for client in clients) + self._leading.connections
+    def sockets(self) -> set[Connection]:
+        """Its open connections; on a Cluster, most are shared with other links."""
+        return self.client.sockets | self.read_client.sockets | self._leader_client.sockets | self._leading.sockets
 
     # --- loops
 
     async def _pause(self, secs: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), secs)
+            async with asyncio.timeout(secs_until_round(secs)):
+                await self._stopping.wait()
 
     async def _take_over(self) -> None:
         """Look for expired leases in all queues, and start the takeover of those that have some."""
@@ -188,7 +235,8 @@ class ServerLink:
         for queue in self.queues:
             queue.log.flush()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._look_now.wait(), LOOK_SECS)
+            async with asyncio.timeout(secs_until_round(LOOK_SECS)):
+                await self._look_now.wait()
 
     async def _look(self) -> None:
         """Check once which queues and tasks are paused and which queues have jobs to be cancelled."""

@@ -11,7 +11,7 @@ from tampu.consume.processes import RemoteError, own_traceback, traceback_text
 from tampu.redis.codes import OutcomeKind
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
 from tampu.wire.entry import encode_delayed_member
-from tampu.wire.envelope import encode_envelope, encode_job
+from tampu.wire.envelope import ULID_BYTES, encode_envelope, encode_job
 
 if TYPE_CHECKING:
     from tampu.consume.inflight import Delivery
@@ -27,7 +27,7 @@ MAX_EVENT_FRAMES = 5
 #: Largest envelope, and largest fields of a malformed entry, that a dead letter keeps, in bytes. Workers hold a few
 #: letters in memory, and the server up to `dlq_max_stream_len`.
 MAX_LETTER_BYTES = 4 * 1024 * 1024
-#: How long the index key of a delayed retry outlives its due time, in seconds.
+#: How long the index key of a delayed retry outlives its due time, in seconds. Generated ids have none.
 INDEX_TTL_SECS = 3600
 
 
@@ -97,7 +97,7 @@ def retry(
     attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
     envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
     member = encode_delayed_member(job.name, envelope)
-    ttl_secs = backoff_ms // 1000 + INDEX_TTL_SECS
+    ttl_secs = 0 if len(job.id) == ULID_BYTES else backoff_ms // 1000 + INDEX_TTL_SECS
     texts = (reason.encode(errors="replace"), traceback.encode(errors="replace"))
     extra = (texts[0], backoff_ms, member, ttl_secs, texts[1])
     return Outcome(_RETRY, delivery, finished_at_ms, duration_us, extra)

@@ -83,7 +83,7 @@ class Pool:
             self._watchers -= 1
 
     def take_back(self) -> list[Delivery]:
-        """Start no more jobs. Return those not started; called again, those put since."""
+        """Start no more jobs, and return those not started. A second call returns those added since the first."""
         self._is_closed = True
         unstarted = list(self._waiting)
         self._waiting.clear()
@@ -92,7 +92,7 @@ class Pool:
         return unstarted
 
     def take_from(self, shares: Container[Share]) -> list[Delivery]:
-        """Return jobs of these queues that wait, and let them no longer wait here. Suspects stay: they are counted."""
+        """Remove the waiting jobs of these queues and return them. Suspects stay: they are counted."""
         taken: list[Delivery] = []
         kept: list[Delivery] = []
         for delivery in self._waiting:

@@ -69,6 +69,10 @@ class ProgressReporter:
         """Raise `RuntimeError`: a handler cannot wait for the job that it runs."""
         raise RuntimeError("a handler cannot wait for its own job: call result() on a job that Queue.add returned")
 
+    async def get_job(self, job_id: str) -> Any:
+        """Raise `RuntimeError`: the job that a handler gets cannot read its state."""
+        raise RuntimeError("a running handler cannot call state() on its job: call queue.get_job(job.id) instead")
+
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
         """Report a job's progress. May be called from any thread, at any rate. Raises `ConfigError` for a bad note."""
         check_text("note", note, blank_ok=True)

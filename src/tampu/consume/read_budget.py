@@ -10,7 +10,7 @@ class ReadBudget:
     """Turns the mean size of the entries seen last into the number of entries to ask for.
 
     A read asks for at most twice as many entries as the one before. If entries grow from one read to the next, it
-    exceeds the budget: by at most `batch` entries of the server's `proto-max-bulk-len`.
+    exceeds the budget: by up to `batch` entries, whose fields are limited only by the server's `proto-max-bulk-len`.
     """
 
     def __init__(self, max_bytes: int) -> None:

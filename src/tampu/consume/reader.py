@@ -6,6 +6,8 @@
 | several, all of them empty | one blocking read of all streams, one entry of each |
 | several, some with more entries | full batches of a few of them, in turns (`shares.py`), and a check of the others |
 
+On a Cluster each queue has its own reader. Most of them do not block: a shared connection watches their streams.
+
 `recovery.py` leaves out queues that cannot be read. `takeover.py` reads the entries of workers that died.
 """
 
@@ -18,7 +20,7 @@ import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
-from tampu.base.clock import wall_clock_ms
+from tampu.base.clock import secs_until_round, wall_clock_ms
 from tampu.consume.leases import renewal_secs
 from tampu.consume.read_budget import ReadBudget
 from tampu.consume.recovery import Recovery
@@ -28,6 +30,7 @@ from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
 from tampu.redis.connection import pack_command
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError
+from tampu.redis.nodes import WatchingConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,6 +67,12 @@ REPORT_SECS = 0.05
 CLOCK_MARGIN_SECS = 0.005
 #: How long a read that follows an ASK redirect may block, in ms: CLIENT UNBLOCK does not reach its connection.
 ASK_BLOCK_MS = 100
+#: Maximum time between two reads of a watched stream, in seconds: a lost report delays a job by no more than this.
+WATCHED_SECS = 1.0
+#: Number of reads in a row that may find a watched stream empty before reads of it are at least `WATCHED_PAUSE_SECS`
+#: apart: the server also reports changes that other workers make, and settling a job changes the stream, too.
+MAX_VAIN_READS = 2
+WATCHED_PAUSE_SECS = 0.005
 
 
 class Reader:
@@ -113,11 +122,22 @@ class Reader:
         self._blocked_on: set[ServedQueue] = set()
         #: When the server last answered a read, by the monotonic clock; health checks use it.
         self.last_read_at: float | None = None
+        #: Set when the watched stream changes, its connection is lost, or the wait must end.
+        self._changed = asyncio.Event()
+        #: True if its connection watches the stream: reads must not block it.
+        self._is_watching = read_client.is_shared
+        #: Reads of a watched stream in a row that found it empty.
+        self._vain_reads = 0
         read_client.on_up(self._learn_client_id)
+        read_client.on_loss(self._changed.set)
 
     def _learn_client_id(self, connection: Connection) -> None:
         """Ask the server for the read connection's ID and address. An ACL may refuse either question."""
         self._client_id = self._identity = None
+        self._is_watching = isinstance(connection, WatchingConnection)
+        if isinstance(connection, WatchingConnection):
+            for queue in self._queues:
+                connection.watch(queue.keys.stream, self._changed.set)
 
         def learn_id(reply: Reply) -> None:
             self._client_id = reply if isinstance(reply, int) else None
@@ -189,7 +209,7 @@ class Reader:
                 await self._read_each([(queue, 1) for queue in failing])
 
     async def make_groups(self) -> None:
-        """Create missing consumer groups. Jobs added before are delivered too."""
+        """Create missing consumer groups. They also deliver jobs that were added earlier."""
         if await self._recovery.make_groups():
             self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
 
@@ -205,10 +225,13 @@ class Reader:
         block_ms = max(int(min(block_ms, self._recovery.retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)
         try:
-            (reply,) = await self._read(
-                [self._command(queues, count, block_ms)],
-                lambda: self._command(queues, count, min(block_ms, ASK_BLOCK_MS)),
-            )
+            if self._is_watching:
+                reply = await self._read_watched(queues[0], count, block_ms / 1000)
+            else:
+                (reply,) = await self._read(
+                    [self._command(queues, count, block_ms)],
+                    lambda _: self._command(queues, count, min(block_ms, ASK_BLOCK_MS)),
+                )
         finally:
             self._blocked_on = set()
         if isinstance(reply, ServerError):
@@ -229,6 +252,38 @@ class Reader:
             by_stream = {queue.keys.stream.encode(): queue for queue in queues}
             for stream, entries in reply:
                 await self._take_in(by_stream[stream], entries, count)
+
+    async def _read_watched(self, queue: ServedQueue, count: int, wait_secs: float) -> Reply:
+        """Read a watched queue. If it is empty, wait until it may have entries, and return an empty reply."""
+        self._changed.clear()
+        wait_secs = min(wait_secs, secs_until_round(WATCHED_SECS))
+        read = self._command([queue], count, None)
+
+        def when_asked(request: bytes) -> bytes:
+            nonlocal wait_secs
+            wait_secs = min(wait_secs, ASK_BLOCK_MS / 1000)  # the other node does not report changes
+            return request
+
+        # The first command makes the server report the next change: an entry added before the second is read by it.
+        _, reply = await self._read([pack_command(("EXISTS", queue.keys.stream)), read], when_asked)
+        if isinstance(reply, ServerError):
+            return reply
+        if reply:
+            # Not the bytes that the connection received: other queues share it.
+            self._bytes_read = sum(len(part) for _, fields in reply[0][1] for part in fields)
+            self._vain_reads = 0
+            return reply
+        self._reading_since = None
+        if not self._is_watching:  # it was refused: the next read blocks
+            return reply
+        self._vain_reads += 1
+        read_at = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_secs):
+                await self._changed.wait()
+        if self._vain_reads > MAX_VAIN_READS and not self._stopping.is_set():
+            await asyncio.sleep(WATCHED_PAUSE_SECS - (time.monotonic() - read_at))
+        return reply
 
     async def _read_in_turns(self, room: int) -> None:
         """Read full batches of a few of the queues that have more entries."""
@@ -335,10 +390,11 @@ class Reader:
             ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, *block, "STREAMS", *streams, *ids)
         )
 
-    async def _read(self, requests: Sequence[bytes], when_asked: Callable[[], bytes] | None = None) -> list[Reply]:
+    async def _read(self, requests: Sequence[bytes], when_asked: Callable[[bytes], bytes] | None = None) -> list[Reply]:
         """Send reads in one request and return their replies, refusals as values.
 
-        `when_asked` returns what to send instead after an ASK redirect. Raises errors that are not about the queues.
+        `when_asked` returns what to send instead of a request after an ASK redirect. Raises errors that are not about
+        the queues.
         """
         connection = await self._read_client.up(patience_secs=3600)
         if self._stopping.is_set():
@@ -349,14 +405,16 @@ class Reader:
             futures = [_sent(connection, packed) for packed in requests]
             replies = [await future for future in futures]
             for number, reply in enumerate(replies):
-                if isinstance(reply, ConnectionLost):
-                    raise reply
                 if isinstance(reply, ServerError) and reply.kind == "ASK":
-                    asking = await self._read_client.asking(reply)
-                    replies[number] = await _sent(asking, requests[number] if when_asked is None else when_asked())
-        except (ConnectionLost, asyncio.CancelledError):
+                    asking, request = await self._read_client.asking(reply), requests[number]
+                    replies[number] = await _sent(asking, when_asked(request) if when_asked else request)
+                if isinstance(replies[number], ConnectionLost):
+                    raise replies[number]
+        except (ConnectionLost, asyncio.CancelledError) as error:
             self._missed_since = self._missed_since or sent_at
-            self._missed_on = self._identity
+            # If the connection to the node that ASK names is lost, this one still serves other reads.
+            is_other = isinstance(error, ConnectionLost) and connection.is_up
+            self._missed_on = None if is_other else self._identity
             raise
         self._bytes_read += connection.bytes_received - received
         for reply in replies:
@@ -415,8 +473,9 @@ class Reader:
         await asyncio.gather(reading, return_exceptions=True)
 
     async def end_blocked_read(self) -> None:
-        """End a read that blocks at the server, if there is one."""
-        if self._read_client.connection is None or self._client_id is None:
+        """End a read that blocks at the server, if there is one, and the wait for a watched queue."""
+        self._changed.set()
+        if self._read_client.connection is None or self._is_watching or self._client_id is None:
             return
         with contextlib.suppress(RedisError, TimeoutError):  # then the read ends with its BLOCK time or its connection
             await asyncio.wait_for(self._client.call("CLIENT", "UNBLOCK", self._client_id), UNBLOCK_SECS)

@@ -96,7 +96,7 @@ class Runner:
         Until then, the job has not started: another worker may take it over, and it is not recorded as a last attempt.
         """
         async with contextlib.AsyncExitStack() as stack:
-            if (reserved := self.reserve(delivery.job)) is not None:
+            if not self._is_put_aside(delivery.job) and (reserved := self.reserve(delivery.job)) is not None:
                 self._cancels.reserving.add(delivery)
                 try:
                     await stack.enter_async_context(reserved)
@@ -178,6 +178,10 @@ class Runner:
                 self._log.recovered(delivery.job, outcome.duration_us)
         else:
             await self._settler.wait_for_room(outcome.kind)
+
+    def _is_put_aside(self, job: Job[Any]) -> bool:
+        """Return True if `run` will not call the handler. Such a job must not wait for a free process."""
+        return job.name in self._pauses or self._is_expired(job)
 
     def _is_expired(self, job: Job[Any]) -> bool:
         expires_at_ms = job.extras.expires_at_ms

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.consume.leases import LeaseThread
-from tampu.consume.link import ServerLink
+from tampu.consume.link import ClusterNodes, LinkConnections, ServerLink
 from tampu.consume.pool import Pool
 from tampu.consume.processes import refuse_inside_starting_child
 from tampu.consume.served_queue import ServedQueue
@@ -48,6 +48,8 @@ class Runtime:
         self._quarantine = Quarantine(config.concurrency)
         self._lease_thread = LeaseThread(config)
         self._links: dict[Any, ServerLink] = {}
+        #: The connections to the nodes of each Cluster.
+        self._nodes: dict[object, ClusterNodes] = {}
         self._starting: dict[ServerLink, asyncio.Task[None]] = {}
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._is_running = False
@@ -79,19 +81,21 @@ class Runtime:
     @property
     def connections(self) -> int:
         """Return the number of open connections to servers."""
-        return sum(link.connections for link in self._links.values()) + self._lease_thread.connections
+        sockets = set[object]().union(*(link.sockets for link in self._links.values()))
+        return len(sockets) + self._lease_thread.connections
 
     def link(self, settings: ConnectionSettings, queue_name: str) -> ServerLink:
-        """Return the link to the server that holds a queue. Queues on a Cluster each have their own."""
-        provider = settings.credential_provider
+        """Return the link to the server that holds a queue.
+
+        Queues on a Cluster each have their own, because their slots move independently; they share connections.
+        """
         tag = QueueKeys(queue_name).tag
-        key = (
-            replace(settings, credential_provider=None),
-            None if provider is None else id(provider),
-            tag if settings.kind == "cluster" else "",
-        )
+        is_cluster = settings.kind == "cluster"
+        key = (settings.identity, tag if is_cluster else "")
         if key not in self._links:
-            self._links[key] = ServerLink(settings, tag, self._config, self.pool, self._shares)
+            nodes = self._nodes.setdefault(settings.identity, ClusterNodes()) if is_cluster else None
+            shared = LinkConnections() if nodes is None else nodes.for_link()
+            self._links[key] = ServerLink(settings, tag, self._config, self.pool, self._shares, shared)
         return self._links[key]
 
     def add(
@@ -105,7 +109,7 @@ class Runtime:
         """Serve one more queue. It may be added while the runtime runs. `codec` replaces that of the settings."""
         share = share or Share()
         self._shares.add(share)
-        config = replace(self._config, queue_name=queue_name, codec=codec or self._config.codec)
+        config = replace(self._config, queue_name=queue_name, codec=self._config.codec if codec is None else codec)
         shared = (self.pool, self._shares, share, self._quarantine)
         queue = ServedQueue(link.client, config, *shared, handler, self._decode_payload)
         link.add(queue)

@@ -61,7 +61,7 @@ class ServedQueue:
         self.settler.on_all_succeeded = self.inflight.all_succeeded
         #: True if the metrics sink wants to know the length of the queue.
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
-        #: The calls of `on_failure`; None if no task of the queue has one.
+        #: The calls of `on_failure`; None if the queue has a handler instead of tasks.
         self.failure_calls: FailureCalls | None = None
         self.heartbeats = Heartbeats(keys, config, self.inflight, pool, shares, share, lambda: self.is_failing)
         self.leases = Leases(client, keys, config, self.inflight)
@@ -97,7 +97,7 @@ class ServedQueue:
         self.share.run = self.runner.run_reserved
 
     def call_on_failure(self, calls: FailureCalls) -> None:
-        """Start these calls for jobs that are dead-lettered."""
+        """Run the `on_failure` calls of jobs that are dead-lettered."""
         self.failure_calls = calls
         self.inflight.on_dead_letter = calls
 
@@ -130,7 +130,8 @@ class ServedQueue:
             )
             duties.append(PromoterDuty(client, promoter))
         if config.run_scheduler:
-            duties.append(SchedulerDuty(client, replace(config.scheduler, queue_name=config.queue_name)))
+            named = replace(config.scheduler, queue_name=config.queue_name, holder_id=config.consumer_id)
+            duties.append(SchedulerDuty(client, named))
         return duties
 
     def use(self, *, xackdel: bool, script_flags: bool) -> None:

@@ -166,7 +166,7 @@ class Settler:
             self._on_timer()
 
     def drained(self, at_ms: int) -> None:
-        """Write the event that the queue is drained, without waiting for the reply."""
+        """Write a `drained` event, without waiting for the reply."""
         connection = self._client.connection
         if connection is not None and self._config.events_enabled:
             limit = self._config.events_max_stream_len
@@ -343,7 +343,7 @@ class Settler:
         if failures:
             window.sort(key=_is_failure)  # the reply has the codes of successes first
             others = [self._packed_failure(outcome, keys) for outcome in failures]
-            keys.append(self._keys.wake)
+            keys += (self._keys.wake, self._keys.due)
             orders = [entry_order(outcome.delivery.entry_id) for outcome in failures]
             first, last = (f"{ms}-{sequence}" for ms, sequence in (min(orders), max(orders)))
         head = (
@@ -364,7 +364,8 @@ class Settler:
         delivery = outcome.delivery
         job = delivery.job
         if outcome.kind is _RETRY:
-            keys.append(self._keys.delayed_index(job.id))
+            if outcome.extra[3]:  # the TTL of its index
+                keys.append(self._keys.delayed_index(job.id))
         elif outcome.kind is _CANCELLED:
             keys += (self._keys.cancel_mark(job.id), self._keys.cancel_marks, self._keys.dedup_marker(job.id))
         started_at_ms, delivery.started_at_ms = delivery.started_at_ms, 0
@@ -514,6 +515,9 @@ def _size_of(outcome: Outcome) -> int:
     """Return the bytes that an outcome adds to its window beyond a few numbers and names."""
     if outcome.kind is _RESULT:
         return len(outcome.extra[0])
+    if outcome.kind is _RETRY:
+        reason, _, member, _, traceback = outcome.extra
+        return len(reason) + len(member) + len(traceback)
     size = 0
     for part in outcome.extra:
         size += len(part) if isinstance(part, bytes) else sum(map(len, part)) if isinstance(part, list) else 0

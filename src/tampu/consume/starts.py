@@ -68,7 +68,7 @@ class StartMarks:
                 self._loop.call_soon(self._turn.release)
 
     async def _mark(self, delivery: Delivery) -> bool:
-        """Send the mark out of this process; the caller runs the handler at once. Return False without a connection."""
+        """Write the mark to the socket; the caller then runs the handler at once. Return False if not connected."""
         config = self._config
         packed = calls.packed_start_mark(
             self._stream, group=config.group, consumer=config.consumer_id, entry_id=delivery.entry_id

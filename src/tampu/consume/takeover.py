@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-#: Longest time between two checks for entries to take over, in seconds.
-LOOK_SECS = 1.0
 #: How long to wait for a free slot in the pool before checking again, in seconds.
 SLOT_WATCH_SECS = 0.05
 #: How long after it was sent a takeover may be executed, in milliseconds.
@@ -77,7 +75,7 @@ class Quarantine:
         suspect.when_done = partial(self._suspects.pop, suspect, None)
 
     def _classes(self) -> list[int]:
-        """Return the class of each suspect that runs or waits here; all are of the same class."""
+        """Return the class of each suspect taken over within `QUARANTINE_SECS`; all are of the same class."""
         since = time.monotonic() - QUARANTINE_SECS
         return [suspect_class(one.earlier_deliveries) for one, taken_at in self._suspects.items() if taken_at > since]
 

@@ -363,7 +363,7 @@ def join_throw_away(folder: str) -> None:
 def release(server: EmbeddedServer) -> None:
     """Release a server returned by `acquire`; the last release stops it.
 
-    The temporary server runs until the process ends, since its data would be lost between two uses of `embedded://`.
+    The temporary server runs until the process ends: otherwise its data would be lost between two uses of `embedded://`.
     """
     with _shared_guard:
         for key, (known, count) in _shared.items():

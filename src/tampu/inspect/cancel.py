@@ -24,7 +24,7 @@ async def cancel_job(client: Client, keys: QueueKeys, job_id: str, reason: str) 
     """Cancel a job, wherever it is."""
     used = (
         *(keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id)),
-        *(keys.cancel_mark(job_id), keys.cancel_marks, keys.events),
+        *(keys.cancel_mark(job_id), keys.cancel_marks, keys.events, keys.due),
     )
     call = partial(calls.cancel_job, client, *used, job_id=job_id, reason=reason[:MAX_REASON], ttl_secs=CANCEL_TTL_SECS)
     if await call() == 1:

@@ -15,7 +15,7 @@ from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError
 from tampu.inspect.snapshot import text
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
-from tampu.wire.entry import decode_delayed_member, read_job_fields, score_ms
+from tampu.wire.entry import decode_delayed_member, due_field, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
 from tampu.wire.heartbeat import decode_heartbeat
 from tampu.wire.payload import decode_result
@@ -34,7 +34,7 @@ State = Literal["waiting", "delayed", "running", "done", "dead", "cancelled", "u
 #: Entries per page, and maximum number of pages, of each search through a stream.
 PAGE = 500
 MAX_PAGES = 20
-#: Maximum number of pages of a search through the delayed set, for jobs of producers that write no index.
+#: Maximum number of pages of a search through the delayed set, for jobs of other implementations.
 MAX_DELAYED_PAGES = 200
 #: How far clocks may be apart, in milliseconds.
 CLOCK_SKEW_MS = 5000
@@ -74,15 +74,14 @@ class JobState:
 
 async def find_job(client: Client, keys: QueueKeys, job_id: str, codec: QueueCodec | None = None) -> JobState:
     """Return the state of a job, checking the cheapest places first. `codec` opens its result."""
-    result, member, mark = await client.call_many(
-        [("GET", keys.result(job_id)), ("GET", keys.delayed_index(job_id)), ("GET", keys.cancel_mark(job_id))]
+    result, mark, *hints = await client.call_many(
+        [("GET", keys.result(job_id)), ("GET", keys.cancel_mark(job_id)), *_delayed_hints(keys, job_id)]
     )
     if result is not None:
         return JobState(id=job_id, state="done", result=_decoded(result, job_id, codec))
     if mark is not None and mark.startswith(b"c"):
         return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
-    member = None if member is None else await indexed_member(client, keys, job_id, member)
-    delayed = None if member is None else await _delayed(client, keys, job_id, member)
+    delayed = await _delayed(client, keys, job_id, await _hinted_member(client, keys, job_id, *hints))
     if delayed is not None:
         return delayed
     found = await _find_in_stream(client, keys, job_id)
@@ -92,9 +91,9 @@ async def find_job(client: Client, keys: QueueKeys, job_id: str, codec: QueueCod
     if letter is not None:
         name, attempts = letter.name, letter.attempts
         return JobState(id=job_id, state="dead", name=name, attempt=attempts, dead_letter=letter)
-    # A delayed job without an index: other implementations write none for ids they generate and for retries.
+    # Other implementations store no index of generated ids and of retries, so the set must be searched.
     member = await find_delayed_member(client, keys, job_id, MAX_DELAYED_PAGES)
-    delayed = None if member is None else await _delayed(client, keys, job_id, member)
+    delayed = await _delayed(client, keys, job_id, member)
     if delayed is not None:
         return delayed
     # A job that finished during the search had left each place before it was checked.
@@ -219,9 +218,9 @@ def _progress(stored: bytes | None, attempt: int) -> tuple[float | None, str | N
         return None, None
 
 
-async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) -> JobState | None:
-    score = await client.call("ZSCORE", keys.delayed, member)
-    if score is None:
+async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes | None) -> JobState | None:
+    score = None if member is None else await client.call("ZSCORE", keys.delayed, member)
+    if member is None or score is None:
         return None
     run_at_ms = score_ms(score)
     try:
@@ -239,21 +238,32 @@ async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes) 
     )
 
 
-async def indexed_member(client: Client, keys: QueueKeys, job_id: str, value: bytes) -> bytes | None:
-    """Return the member that the value of an index key leads to: itself, or that with this score and job ID."""
-    if not value.isdigit():
-        return value
-    for member in await client.call("ZRANGEBYSCORE", keys.delayed, value, value, "LIMIT", 0, PAGE):
+async def delayed_member(client: Client, keys: QueueKeys, job_id: str) -> bytes | None:
+    """Return the member of a delayed job, or None if it cannot be found without a search."""
+    return await _hinted_member(client, keys, job_id, *await client.call_many(_delayed_hints(keys, job_id)))
+
+
+def _delayed_hints(keys: QueueKeys, job_id: str) -> list[tuple[str, ...]]:
+    """Return the commands that look up a delayed job: one returns its member, the other its due time."""
+    return [("GET", keys.delayed_index(job_id)), ("HGET", keys.due, due_field(job_id))]
+
+
+async def _hinted_member(
+    client: Client, keys: QueueKeys, job_id: str, indexed: bytes | None, due_time: bytes | None
+) -> bytes | None:
+    score = int.from_bytes(due_time or b"", "big")
+    found = await client.call("ZRANGEBYSCORE", keys.delayed, score, score, "LIMIT", 0, PAGE) if score else []
+    for member in found:
         with contextlib.suppress(DecodeError):
             if job_of(decode_delayed_member(member)[1], job_id) is not None:
                 return bytes(member)
-    return None
+    return indexed
 
 
 async def find_delayed_member(
     client: Client, keys: QueueKeys, job_id: str, max_pages: float = math.inf
 ) -> bytes | None:
-    """Return the member of a delayed job that has no index, or None. Scans the delayed set page by page."""
+    """Return the member of a delayed job, or None. Scans the delayed set page by page."""
     needle = job_id.encode(errors="replace")
     cursor, pages = b"0", 0
     while pages < max_pages:

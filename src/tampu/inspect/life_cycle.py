@@ -61,9 +61,9 @@ async def check_unused(client: Client, keys: QueueKeys) -> None:
     held = [f"{count:,} {what}" for what, count in counts.items() if count]
     if held:
         raise ConfigError(
-            f"queue {keys.queue_name!r} still has jobs ({', '.join(held)}): drain or purge it, or use force"
+            f"queue {keys.queue_name!r} still has jobs ({', '.join(held)}): drain or purge it, or pass force=True"
         )
     workers = await list_workers(client, keys)
     if workers:
         names = ", ".join(worker.name for worker in workers[:5])
-        raise ConfigError(f"queue {keys.queue_name!r} has live workers ({names}): stop them, or use force")
+        raise ConfigError(f"queue {keys.queue_name!r} has live workers ({names}): stop them, or pass force=True")

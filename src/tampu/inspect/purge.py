@@ -17,10 +17,10 @@ PURGE_BATCH = 500
 
 async def cancel_delayed(client: Client, keys: QueueKeys, job_id: str) -> bool:
     """Cancel a job that waits for its due time or its retry. Return False if there is no such delayed job."""
-    names = (keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id))
+    names = (keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id), keys.due)
     is_cancelled = await calls.cancel_delayed(client, *names, job_id=job_id)
     if is_cancelled is None:
-        # No index: another implementation, which writes none, may have added the job. Or many have its score.
+        # Not found by its id: another implementation added the job, or too many are due in the same millisecond.
         member = await find_delayed_member(client, keys, job_id)
         is_cancelled = member is not None and await calls.cancel_delayed(client, *names, job_id=job_id, member=member)
     return bool(is_cancelled)
@@ -35,7 +35,7 @@ async def purge(client: Client, keys: QueueKeys, *, waiting: bool, delayed: bool
     while delayed_to_go or last:
         count, delayed_to_go, last = await calls.purge(
             client,
-            *(keys.stream, keys.delayed),
+            *(keys.stream, keys.delayed, keys.due),
             tag=keys.tag,
             most=PURGE_BATCH,
             delayed_to_go=delayed_to_go,

@@ -14,15 +14,20 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Protocol
 
+from tampu.base.clock import secs_until_round
 from tampu.maintain.supervise import Failures, supervise
 from tampu.maintain.wake_ups import WakeUps
 from tampu.redis import calls
 from tampu.redis.client import Client
+from tampu.redis.connection import pack_command
+from tampu.redis.faults import ServerError
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from tampu.redis.connection import Connection
+    from tampu.redis.nodes import WatchingConnections
     from tampu.redis.scripts import Script
     from tampu.redis.settings import ConnectionSettings
 
@@ -68,7 +73,9 @@ class Leader:
         others_for_ms = await calls.lead(self._client, self.lock_key, holder=self._holder_id, ttl_secs=self._ttl_secs)
         is_ours = others_for_ms == 0
         if is_ours:
-            self.ask_at = time.monotonic() + self._ttl_secs * RENEW_SHARE
+            renew_at = time.monotonic() + self._ttl_secs * RENEW_SHARE
+            # A little later, together with others.
+            self.ask_at = renew_at + secs_until_round(self._ttl_secs * RENEW_SHARE / 12, renew_at)
         else:
             self.others_led_at = asked_at
             self.ask_at = float("inf") if others_for_ms < 0 else time.monotonic() + (others_for_ms + 1) / 1000
@@ -96,13 +103,15 @@ class Duty(Protocol):
     watched: str
     #: The stream that announces an earlier member of the set; None if there is none.
     wake: str | None
+    #: The key that marks, for the next leader, a set to which peers add unannounced members; None if `wake` is None.
+    peers: str | None
     #: How often the set is checked, in seconds, if earlier members are not announced.
     poll_secs: float
     #: The lowest score at the end of the last round; infinity if the set was empty, None before the first round.
     earliest: float | None
 
     async def one_round(self) -> float:
-        """Do what is due. Return the seconds until more is due, or should be tried again; 0 for at once."""
+        """Do the work that is due. Return the seconds until the next round, 0 if more is due now."""
 
     def nothing_to_do(self) -> None:
         """Note that the set has no members."""
@@ -132,10 +141,15 @@ class _Post:
 class LeaderLoop:
     """Runs the duties of one process on one server."""
 
-    def __init__(self, client: Client, settings: ConnectionSettings, routing_key: bytes) -> None:
+    def __init__(
+        self,
+        client: Client,
+        settings: ConnectionSettings,
+        routing_key: bytes,
+        watching: WatchingConnections | None = None,
+    ) -> None:
         self._client = client
-        # A blocked read cannot wait for several slots of a Cluster: there, the sets are polled.
-        self._wake_ups = WakeUps(settings, routing_key, self._wake) if settings.kind != "cluster" else None
+        self._wake_ups = WakeUps(settings, routing_key, self._wake, watching)
         self._posts: list[_Post] = []
         self._by_wake: dict[str, _Post] = {}
         self._check_standby_at = 0.0
@@ -149,9 +163,9 @@ class LeaderLoop:
         self._woken.set()
 
     @property
-    def connections(self) -> int:
-        """Return the number of open connections, not counting its client's."""
-        return 0 if self._wake_ups is None else self._wake_ups.connections
+    def sockets(self) -> set[Connection]:
+        """The open connections, except those of its client."""
+        return self._wake_ups.sockets
 
     async def run(self, shutdown: asyncio.Event) -> None:
         """Do what this process leads until shutdown, then release its locks."""
@@ -167,18 +181,15 @@ class LeaderLoop:
             for task in ending:
                 task.cancel()
             await asyncio.gather(*ending, return_exceptions=True)
-            if self._wake_ups is not None:
-                await self._wake_ups.close()
+            await self._wake_ups.close()
             # A lock that cannot be released expires.
             await asyncio.gather(*(post.leader.resign() for post in self._posts), return_exceptions=True)
 
     async def _listen(self, shutdown: asyncio.Event) -> None:
         """Listen to the wake streams of the sets that this process leads."""
-        if (wake_ups := self._wake_ups) is None:
-            return
 
         async def listen_once() -> None:
-            await wake_ups.listen_once([key for key, post in self._by_wake.items() if post.leader.is_ours])
+            await self._wake_ups.listen_once([key for key, post in self._by_wake.items() if post.leader.is_ours])
 
         await supervise("wake-ups for delayed jobs", listen_once, shutdown.is_set)
 
@@ -215,7 +226,7 @@ class LeaderLoop:
         posts = [post for post in self._posts if post.retry_at <= now]
         asking = [post for post in posts if post.leader.ask_at <= now]
         if now >= self._check_standby_at:
-            self._check_standby_at = now + STANDBY_SECS
+            self._check_standby_at = now + secs_until_round(STANDBY_SECS, now)
             standing_by = [post for post in posts if post.leader.is_ours is False and post.leader.ask_at > now]
             held = await calls.existing(self._client, [post.leader.lock_key for post in standing_by])
             asking += [post for post, is_held in zip(standing_by, held, strict=True) if is_held is not True]
@@ -226,6 +237,7 @@ class LeaderLoop:
         if await post.leader.lead() and not was_ours:
             post.duty.earliest = None  # other processes may have changed the set
             post.look_at = 0.0
+            await self._learn_of_peers(post)
 
     async def _look(self, now: float) -> None:
         """Check all sets whose time has come, in one request. Those that were empty cost one command together."""
@@ -266,14 +278,13 @@ class LeaderLoop:
 
     def _next_look_at(self, post: _Post, now: float) -> float:
         """Return when to check a set again: when more is due, or on a common grid, so that one request checks all."""
-        poll_secs = self._poll_secs(post, now)
-        on_grid = (now // poll_secs + 1) * poll_secs
+        on_grid = now + secs_until_round(self._poll_secs(post, now), now)
         return on_grid if post.duty.earliest == _NEVER else min(on_grid, post.due_at)
 
     def _poll_secs(self, post: _Post, now: float) -> float:
         """Return the seconds between two checks of a set: more if new earliest members are announced."""
         poll_secs, wake = post.duty.poll_secs, post.duty.wake
-        if wake is None or self._wake_ups is None or wake not in self._wake_ups.heard or now < post.peers_until:
+        if wake is None or wake not in self._wake_ups.heard or now < post.peers_until:
             return poll_secs
         return max(poll_secs, min(poll_secs * CALM_FACTOR, CALM_SECS))
 
@@ -283,9 +294,25 @@ class LeaderLoop:
 
         def judge() -> None:
             if post.woken_at < since:
-                post.peers_until = time.monotonic() + PEER_SECS
+                self._note_peer(post)
 
         asyncio.get_running_loop().call_later(ANNOUNCE_SECS, judge)
+
+    def _note_peer(self, post: _Post) -> None:
+        """Poll at the full rate for a while, and let the next leader do so, too."""
+        now = time.monotonic()
+        connection = self._client.connection
+        if connection is not None and post.duty.peers is not None and post.peers_until < now + PEER_SECS / 2:
+            mark = ("SET", post.duty.peers, "1", "PX", int(PEER_SECS * 1000))
+            connection.request(pack_command(mark), lambda reply: None)  # without it, the next leader finds out itself
+        post.peers_until = now + PEER_SECS
+
+    async def _learn_of_peers(self, post: _Post) -> None:
+        """Poll at the full rate for as long as an earlier leader would have."""
+        if post.duty.peers is not None:
+            with contextlib.suppress(ServerError):  # an ACL may forbid it
+                left_ms = await self._client.call("PTTL", post.duty.peers)
+                post.peers_until = max(post.peers_until, time.monotonic() + left_ms / 1000)
 
     async def _work(self, post: _Post) -> None:
         wait_secs, began = 0.0, time.monotonic()

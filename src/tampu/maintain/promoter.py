@@ -8,26 +8,22 @@ from typing import TYPE_CHECKING
 
 from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.config import PromoterConfig
-from tampu.errors import DecodeError
 from tampu.maintain.leader import Leader, run_standalone
 from tampu.metrics import DlqRouted, LockOutcome, PromoterTick, tell
 from tampu.redis import calls
 from tampu.redis.calls import PROMOTER_SCRIPTS, Promoted
 from tampu.redis.settings import parse_url
 from tampu.wire.dlq import DlqReason
-from tampu.wire.entry import decode_delayed_member, quick_job_id
-from tampu.wire.envelope import decode_id_and_time
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
-    from tampu.redis.calls import Due
     from tampu.redis.client import Client
     from tampu.redis.settings import CredentialCallback
 
 logger = logging.getLogger("tampu.promoter")
 
-#: Batches that are read ahead and promoted at a time. With more, reads and promotions alternate instead of overlapping.
-BATCHES_AHEAD = 2
+#: Calls that are sent together while many jobs are due.
+CALLS_AHEAD = 2
 #: Maximum time between two rounds, in seconds: each round reports the number of delayed jobs.
 ROUND_SECS = 20.0
 
@@ -44,46 +40,49 @@ class PromoterDuty:
         self.leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
         self.watched = keys.delayed
         self.wake: str | None = keys.wake
+        self.peers: str | None = keys.peers
         self.poll_secs = config.poll_interval_ms / 1000
         self.earliest: float | None = None
         self._last_failure = ""
-        #: The due jobs that were read along with the last promotion.
-        self._found: Due | None = None
+        #: True if the last round left jobs that are due.
+        self._is_behind = False
 
     def nothing_to_do(self) -> None:
         """Report that no job is delayed."""
         tell(self._metrics.promoter_tick, PromoterTick(0, 0, 0))
 
     async def one_round(self) -> float:
-        """Promote a few batches of due jobs. Return the seconds until the next round, 0 for at once."""
-        due = self._found or await self._look()
-        self._found = None
-        moves = [Promoted()]
-        if due.members:
-            # All batches and the next read are sent together, so that the server does not wait for this process.
-            size = min(self._config.promote_batch, MAX_CALL_ENTRIES)
-            batches = [due.members[start : start + size] for start in range(0, len(due.members), size)]
-            moving = asyncio.gather(*map(self._promote, batches))
-            due, moves = await asyncio.gather(self._look(), moving)
-        self._report(moves, due)
-        self.earliest = due.earliest_ms
-        if not due.lag_ms:
-            return min(max(due.earliest_ms - due.now_ms, 1.0) / 1000, max(self.poll_secs, ROUND_SECS))
+        """Promote due jobs. Return the seconds until the next round, 0 for at once."""
+        # If more is due than one call moves, the next call is sent along: the server does not wait for this process.
+        moves = await asyncio.gather(*(self._promote() for _ in range(CALLS_AHEAD if self._is_behind else 1)))
+        self._report(moves)
+        left = moves[-1]
+        self.earliest = left.earliest_ms
+        self._is_behind = False
+        if not left.lag_ms:
+            return min(max(left.earliest_ms - left.now_ms, 1.0) / 1000, max(self.poll_secs, ROUND_SECS))
         if any(move.is_full for move in moves) or not any(move.promoted or move.buried for move in moves):
             return self.poll_secs
-        self._found = due
+        self._is_behind = True
         return 0.0
 
-    async def _look(self) -> Due:
-        most = self._config.promote_batch * BATCHES_AHEAD
-        return await calls.due(self._client, self._keys.delayed, max_members=most, max_bytes=MAX_CALL_BYTES)
+    async def _promote(self) -> Promoted:
+        config, keys = self._config, self._keys
+        return await calls.promote(
+            self._client,
+            *(keys.delayed, keys.stream, keys.dlq, keys.events, keys.due),
+            max_members=min(config.promote_batch, MAX_CALL_ENTRIES),
+            max_bytes=MAX_CALL_BYTES,
+            max_stream_len=config.max_stream_len,
+            keep_events=config.events_max_stream_len if config.events_enabled else 0,
+            keep_letters=config.dlq_max_stream_len,
+            index_prefix=keys.delayed_index(""),
+        )
 
-    def _report(self, moves: list[Promoted], left: Due) -> None:
+    def _report(self, moves: list[Promoted]) -> None:
         """Emit metrics and log unreadable members."""
-        depth = left.depth + sum(move.promoted + move.buried for move in moves)
         for move in moves:
-            depth -= move.promoted + move.buried
-            tell(self._metrics.promoter_tick, PromoterTick(move.promoted, depth, int(left.lag_ms)))
+            tell(self._metrics.promoter_tick, PromoterTick(move.promoted, move.depth, int(move.lag_ms)))
             for _ in range(move.buried):
                 tell(self._metrics.dlq_routed, DlqRouted(DlqReason.MALFORMED, 0, ""))
         buried = sum(move.buried for move in moves)
@@ -94,44 +93,6 @@ class PromoterDuty:
             if failure:
                 logger.error("cannot dead-letter unreadable members of the delayed set: %s", failure)
             self._last_failure = failure
-
-    async def _promote(self, members: list[bytes]) -> Promoted:
-        config, keys = self._config, self._keys
-        index_keys: list[bytes] = []
-        index_prefix = keys.delayed_index("").encode()
-        readable: list[bytes] = []
-        facts: list[tuple[str, int]] = []
-        unreadable: list[tuple[bytes, str]] = []
-        for member in members:
-            # Events include the job's creation time, for which the envelope must be decoded.
-            if not config.events_enabled and (quick_id := quick_job_id(member)) is not None:
-                index_keys.append(index_prefix + quick_id)
-                readable.append(member)
-                continue
-            try:
-                _, envelope = decode_delayed_member(member)
-            except DecodeError as error:
-                unreadable.append((member, str(error)))
-                continue
-            try:
-                job_id, created_at_ms = decode_id_and_time(envelope)
-            except DecodeError:
-                # Promote it: the worker dead-letters it with the reason and its bytes.
-                job_id, created_at_ms = "", 0
-            index_keys.append(index_prefix + job_id.encode())
-            readable.append(member)
-            if config.events_enabled:
-                facts.append((job_id, created_at_ms))
-        return await calls.promote(
-            self._client,
-            *(keys.delayed, keys.stream, keys.dlq, keys.events, index_keys),
-            max_stream_len=config.max_stream_len,
-            keep_events=config.events_max_stream_len if config.events_enabled else 0,
-            keep_letters=config.dlq_max_stream_len,
-            members=readable,
-            facts=facts,
-            unreadable=unreadable,
-        )
 
     def _on_lock_change(self, is_ours: bool) -> None:
         outcome = LockOutcome.ACQUIRED if is_ours else LockOutcome.HELD

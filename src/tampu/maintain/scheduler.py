@@ -136,6 +136,7 @@ class SchedulerDuty:
         self.leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
         self.watched = keys.repeat
         self.wake: str | None = None
+        self.peers: str | None = None
         self.poll_secs = config.tick_interval_ms / 1000
         self.earliest: float | None = None
         self._has_stood_by = False

@@ -1,22 +1,28 @@
 """Wake-ups: the scripts that delay jobs announce the earliest one, so that the promoter does not have to poll for it.
 
 Each queue has a wake stream of one entry. A script that adds the earliest job of the delayed set appends an entry, and
-one blocked read waits for the wake streams of all queues that this process leads. A lost wake-up delays a job
-but never loses it: the leader loop also polls, only less often.
+one blocked read waits for the wake streams of all queues that this process leads. On a Cluster, where a read cannot
+wait for several slots, a shared connection watches them instead. A lost wake-up delays a job but never loses it: the
+leader loop also polls, only less often.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING
 
+from tampu.base.clock import secs_until_round
 from tampu.errors import RedisError
 from tampu.redis.client import Client
 from tampu.redis.faults import ServerError
+from tampu.redis.nodes import WatchingConnection
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from tampu.redis.connection import Connection
+    from tampu.redis.nodes import WatchingConnections
     from tampu.redis.settings import ConnectionSettings
 
 #: How long one read waits for wake-ups, in seconds. Queues that it begins to lead meanwhile join the next read.
@@ -31,12 +37,23 @@ REFUSED_SECS = 60.0
 
 
 class WakeUps:
-    """Listens to wake streams over a dedicated connection. Calls `on_wake` with the key of each with a new entry."""
+    """Listens to wake streams over a dedicated connection. Calls `on_wake` with the key of each with a new entry.
 
-    def __init__(self, settings: ConnectionSettings, routing_key: bytes, on_wake: Callable[[str], None]) -> None:
-        self._client = Client(settings, routing_key, response_timeout_secs=BLOCK_SECS + MARGIN_SECS)
+    `watching` replaces the dedicated connection with shared ones.
+    """
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        routing_key: bytes,
+        on_wake: Callable[[str], None],
+        watching: WatchingConnections | None = None,
+    ) -> None:
+        self._client = Client(settings, routing_key, response_timeout_secs=BLOCK_SECS + MARGIN_SECS, shared=watching)
         self._client.on_loss(self._note_loss)
         self._on_wake = on_wake
+        #: Set when a watched stream changes, or the connection is lost.
+        self._changed = asyncio.Event()
         #: The keys whose wake-ups arrive: all others must be polled.
         self.heard: frozenset[str] = frozenset()
         #: ID of the last entry seen in each stream; none at first. Reads continue from it, so they miss no wake-up.
@@ -45,12 +62,13 @@ class WakeUps:
         self._refused_until: dict[str, float] = {}
 
     @property
-    def connections(self) -> int:
-        """Return the number of open connections."""
-        return int(self._client.connection is not None)
+    def sockets(self) -> set[Connection]:
+        """The open connections."""
+        return self._client.sockets
 
     def _note_loss(self) -> None:
         self.heard = frozenset()
+        self._changed.set()
 
     async def listen_once(self, keys: Sequence[str]) -> None:
         """Wait up to `BLOCK_SECS` for wake-ups in these streams."""
@@ -60,16 +78,31 @@ class WakeUps:
             self.heard = frozenset()
             await asyncio.sleep(IDLE_SECS)
             return
-        await self._client.up()
+        connection = await self._client.up()
         self.heard = frozenset(keys)
         try:
-            self._note(await self._client.call(*self._command(keys, "BLOCK", int(BLOCK_SECS * 1000))))
+            if isinstance(connection, WatchingConnection):
+                await self._watch(connection, keys)
+            else:
+                self._note(await self._client.call(*self._command(keys, "BLOCK", int(BLOCK_SECS * 1000))))
         except ServerError:
             await self._find_refused(keys)
         except RedisError:
             self.heard = frozenset()
             raise
         await asyncio.sleep(PAUSE_SECS)
+
+    async def _watch(self, connection: WatchingConnection, keys: Sequence[str]) -> None:
+        """Read the streams, which makes the server report their next change. If nothing is new, wait for it."""
+        for key in keys:
+            connection.watch(key, self._changed.set)
+        self._changed.clear()
+        reply = await self._client.call(*self._command(keys))
+        self._note(reply)
+        if not reply and connection is self._client.connection:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(secs_until_round(BLOCK_SECS)):
+                    await self._changed.wait()
 
     def _command(self, keys: Sequence[str], *options: str | int) -> tuple[str | int | bytes, ...]:
         return ("XREAD", *options, "STREAMS", *keys, *(self._last_ids.get(key, b"0-0") for key in keys))
@@ -81,7 +114,7 @@ class WakeUps:
             self._on_wake(name)
 
     async def _find_refused(self, keys: Sequence[str]) -> None:
-        """Read each stream alone: a stream that an ACL denies or that has the wrong type fails the read of all."""
+        """Read each stream alone and note which fail: one that is denied or has the wrong type fails a joint read."""
         self.heard = frozenset()
         replies = await self._client.call_each([self._command([key]) for key in keys])
         for key, reply in zip(keys, replies, strict=True):

@@ -149,9 +149,9 @@ class Adder:
             if not is_explicit:
                 return AddKind.NOW, b"", ()
             return AddKind.NOW_WITH_ID, b"", self._id_keys(job_id)
-        index = pack_part(self._index_prefix + job_id.encode())
         if not is_explicit:
-            return AddKind.DELAYED, due.packed, (index,)
+            return AddKind.DELAYED, due.packed, ()
+        index = pack_part(self._index_prefix + job_id.encode())
         return AddKind.DELAYED_WITH_ID, due.packed, (*self._id_keys(job_id), index)
 
     def _id_keys(self, job_id: str) -> tuple[bytes, bytes]:
@@ -270,22 +270,18 @@ class Adder:
                 window.put_large(ids, self._large_jobs(ids, some, now_ms, options))
                 yield window
                 continue
-            if due is None and options.retry is None and not options.tail and self._slot_of is bytes:
+            due_packed = b"" if due is None else due.packed
+            if options.retry is None and not options.tail and self._slot_of is bytes:
                 joined = packed_envelopes(ids, some, now_ms)
                 if joined is not None:
-                    window.put_many(ids, name, [joined])
+                    window.put_many(ids, name, [joined], due_packed)
                     yield window
                     continue
             envelopes = fresh_envelopes(ids, map(self._slot_of, some), now_ms, options.retry)
             if options.tail:
                 envelopes = [envelope + options.tail for envelope in envelopes]
             packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]
-            if due is None:
-                window.put_many(ids, name, packed)
-            else:
-                for job_id, envelope in zip(ids, packed, strict=True):
-                    kind, due_packed, keys = self._kind(job_id, False, due)
-                    window.put(job_id, kind, name, envelope, due_packed, keys)
+            window.put_many(ids, name, packed, due_packed)
             yield window
 
     def _large_jobs(self, ids: list[str], bodies: Sequence[bytes], now_ms: int, options: AddOptions) -> LargeJobs:

@@ -241,7 +241,7 @@ class Chain:
             self._on_reply(window, RedisError(f"the server did not carry out the whole transaction: {why}"))
 
     def _on_replicas(self, window: Window, count: Reply) -> None:
-        """Handle the reply to WAIT, which follows the window's own."""
+        """Handle the reply to WAIT, which arrives after the reply to the window."""
         window.replicas = 0 if isinstance(count, Exception) else count
         self._on_reply(window, count if isinstance(count, ConnectionLost) else window.reply)
 

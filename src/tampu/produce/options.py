@@ -96,7 +96,7 @@ def backoff_spec(backoff: Backoff) -> BackoffSpec:
         except TypeError as error:
             raise ConfigError(f"backoff must have the fields of a BackoffSpec: {error}") from None
     if isinstance(backoff, bool) or not isinstance(backoff, int | timedelta):
-        raise wrong_type("backoff", backoff, "a timedelta, milliseconds, a BackoffSpec or a dict of its fields")
+        raise wrong_type("backoff", backoff, "a timedelta, a BackoffSpec, a dict of its fields or whole milliseconds")
     return BackoffSpec.fixed(backoff)
 
 

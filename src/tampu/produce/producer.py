@@ -494,6 +494,7 @@ class Producer(Generic[T]):
             stream_key=self._keys.stream,
             delayed_key=self._keys.delayed,
             wake_key=self._keys.wake,
+            due_key=self._keys.due,
             cap=config.max_stream_len,
             overflow=config.overflow,
             dedup_ttl_secs=config.dedup_ttl_secs,

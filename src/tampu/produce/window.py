@@ -31,7 +31,9 @@ COMMIT = load_script("commit_window")
 #: Windows of one bulk that are packed or in flight; the rest stays in the caller's iterable.
 BULK_WINDOWS_AHEAD = 4
 
-_NOW = AddKind.NOW  # a global, because looking up an enum member takes ten times as long
+# Globals, because looking up an enum member takes ten times as long.
+_NOW = AddKind.NOW
+_DELAYED = AddKind.DELAYED
 
 
 def pack_part(part: bytes) -> bytes:
@@ -79,10 +81,11 @@ class Window:
     size = 0
     keys = 0
     arguments = 0
-    # The open run: consecutive jobs of the same kind and name share one header, written when the run ends.
+    # The open run: consecutive jobs of the same kind, name and due time share one header, written when the run ends.
     run_at = -1
     run_kind = b""
     run_name = b""
+    run_due = b""
     run_count = 0
     #: Set if all its jobs are large, and whether they were sent in a transaction: sent again, the script adds them.
     large: LargeJobs | None = None
@@ -105,25 +108,23 @@ class Window:
         self, job_id: str, kind: bytes, name: bytes, envelope: bytes, due: bytes = b"", keys: tuple[bytes, ...] = ()
     ) -> None:
         """Append one job. Envelope, due time and keys are packed arguments."""
-        if kind != self.run_kind or name != self.run_name:
-            self._begin_run(kind, name)
+        if kind != self.run_kind or name != self.run_name or due != self.run_due:
+            self._begin_run(kind, name, due)
         self.ids.append(job_id)
         self.run_count += 1
         self.body.append(envelope)
         self.size += len(envelope)
-        if due:
-            self.body.append(due)
-            self.arguments += 1
         if keys:
             self.packed_keys.extend(keys)
             self.keys += len(keys)
             self.size += sum(map(len, keys))
         self.arguments += 1
 
-    def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes]) -> None:
-        """Append a run of immediate jobs without explicit ids. The packed envelopes may be joined."""
-        if self.run_kind != _NOW or name != self.run_name:
-            self._begin_run(_NOW, name)
+    def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes], due: bytes = b"") -> None:
+        """Append a run of jobs without explicit ids. The packed envelopes may be joined."""
+        kind = _DELAYED if due else _NOW
+        if kind != self.run_kind or name != self.run_name or due != self.run_due:
+            self._begin_run(kind, name, due)
         count = len(ids)
         self.ids.extend(ids)
         self.run_count += count
@@ -136,28 +137,29 @@ class Window:
         self.large = jobs
 
     def for_script(self) -> None:
-        """Pack large jobs like any others."""
+        """Pack large jobs for the script, like all other jobs."""
         if self.large is not None:
             jobs, self.large = self.large, None
             ids, self.ids = self.ids, []
             pairs = zip(jobs.heads, jobs.bodies, strict=True)
             self.put_many(ids, jobs.name, [pack_part(b"%b%b%b" % (head, body, jobs.tail)) for head, body in pairs])
 
-    def _begin_run(self, kind: bytes, name: bytes) -> None:
+    def _begin_run(self, kind: bytes, name: bytes, due: bytes) -> None:
         self._end_run()
         self.run_kind = kind
         self.run_name = name
+        self.run_due = due
         self.run_count = 0
         self.run_at = len(self.body)
         self.body.append(b"")
-        self.arguments += 3
+        self.arguments += 4 if due else 3
 
     def _end_run(self) -> None:
         if self.run_at >= 0:
             count = b"%d" % self.run_count
-            self.body[self.run_at] = b"$1\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
+            self.body[self.run_at] = b"$1\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
                 *(self.run_kind, len(count), count),
-                *(len(self.run_name), self.run_name),
+                *(len(self.run_name), self.run_name, self.run_due),
             )
 
     def packed(self, header: WindowHeader) -> bytes:
@@ -193,15 +195,16 @@ class WindowHeader:
         stream_key: str,
         delayed_key: str,
         wake_key: str,
+        due_key: str,
         cap: int,
         overflow: str,
         dedup_ttl_secs: int,
         idmp_producer: str,
     ) -> None:
         self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
-        keys = (chain_key, stream_key, delayed_key, wake_key)
-        chain, stream, delayed, wake = (pack_part(key.encode()) for key in keys)
-        self._shared_keys = chain + stream + delayed + wake
+        keys = (chain_key, stream_key, delayed_key, wake_key, due_key)
+        chain, stream, *others = (pack_part(key.encode()) for key in keys)
+        self._shared_keys = b"".join((chain, stream, *others))
         plain_call = b"$7\r\nEVALSHA\r\n" + pack_part(plain_sha.encode())
         self._short = plain_call + pack_number(2) + chain + stream + pack_number(cap)
         self._stream = stream
@@ -248,11 +251,11 @@ class WindowHeader:
 
     def packed(self, window: Window) -> bytes:
         """Return everything before the window's body: command, keys and the fixed arguments."""
-        # EVALSHA, sha, number of keys, 4 + n keys, 7 fixed arguments, the body's.
+        # EVALSHA, sha, number of keys, 5 + n keys, 7 fixed arguments, the body's.
         parts = (
-            b"*%d\r\n" % (14 + window.keys + window.arguments),
+            b"*%d\r\n" % (15 + window.keys + window.arguments),
             self._before_keys,
-            pack_number(4 + window.keys),
+            pack_number(5 + window.keys),
             self._shared_keys,
             *window.packed_keys,
             pack_number(window.number),

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tampu.base.checks import check_queue_name, check_text, invalid
+from tampu.redis.nodes import CHANGES_CHANNEL
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -41,12 +42,14 @@ _READ = """
 _COMMANDS: dict[Role, str] = {
     "producer": f"""
         {_SCRIPTS} {_TRANSACTIONS} wait time
-        del expire get hdel hexists hget hgetall hincrby hlen hmget hset hsetnx mget pexpire set exists
+        del expire get hdel hexists hget hgetall hincrby hlen hmget hrandfield hset hsetnx mget pexpire set exists ttl
         xadd xlen xread xrange zadd zcount zrangebyscore zrem
     """,
     "worker": f"""
         {_SCRIPTS} {_TRANSACTIONS} client|id client|info client|unblock time
-        del exists expire pexpire get mget set hdel hexists hget hgetall hincrby hlen hmget hset hsetnx pttl
+        client|tracking subscribe ping
+        del exists expire pexpire get mget set pttl ttl
+        hdel hexists hget hgetall hincrby hlen hmget hrandfield hset hsetnx
         xack xackdel xadd xclaim xgroup|create xgroup|createconsumer xgroup|delconsumer
         xinfo|consumers xinfo|groups xlen xpending xrange xread xreadgroup
         zadd zcard zcount zmscore zrange zrangebyscore zrem zremrangebyscore zscore
@@ -60,6 +63,8 @@ _COMMANDS: dict[Role, str] = {
     "dashboard": f"script|load {_READ} xread",
     "doctor": f"script|load {_READ} info config|get eval",
 }
+#: Characters that a server treats as whitespace.
+_WHITESPACE = frozenset(" \t\n\v\f\r")
 #: Roles that change nothing: their keys can be restricted to reading (`%R~`) on Redis 7 and Valkey.
 READ_ONLY: frozenset[Role] = frozenset({"inspector", "dashboard", "doctor"})
 
@@ -74,16 +79,41 @@ def acl_rules(
     """
     if role not in ROLES:
         raise invalid("role", role, f"one of {', '.join(ROLES)}")
-    keys = "{chasqui:*" if queue is None else f"{{chasqui:{_literal(check_queue_name(queue))}}}*"
+    keys = "{chasqui:*" if queue is None else f"{{chasqui:{_literal(_unspaced('queue', check_queue_name(queue)))}}}*"
     is_reader = read_keys and role in READ_ONLY
     commands = sorted({*_CONNECT.split(), *_COMMANDS[role].split()} - set(lacks))
-    return [f"{'%R~' if is_reader else '~'}{keys}", "resetchannels", "-@all", *(f"+{one}" for one in commands)]
+    # On a Cluster, workers receive reports of changed keys on this channel, only of keys that they may read.
+    channels = [f"&{CHANGES_CHANNEL}"] if role == "worker" else []
+    return [
+        *(f"{'%R~' if is_reader else '~'}{keys}", "resetchannels", *channels, "-@all"),
+        *(f"+{one}" for one in commands),
+    ]
 
 
 def acl_line(user: str, rules: list[str], password: str = "PASSWORD") -> str:  # noqa: S107 - a place to fill in
     """Return the ACL SETUSER command, with a place for the password."""
-    quoted = (f'"{rule}"' if any(character in rule for character in " \"'") else rule for rule in rules)
-    return f"ACL SETUSER {check_text('user', user)} reset on >{password} {' '.join(quoted)}"
+    name = _unspaced("user", check_text("user", user))
+    return " ".join(("ACL SETUSER", _quoted(name), "reset on", f">{password}", *map(_quoted, rules)))
+
+
+def _unspaced(field: str, name: str) -> str:
+    """Return a name. Raises `ConfigError` if it has whitespace, which servers refuse in users and key patterns."""
+    if not _WHITESPACE.isdisjoint(name):
+        raise invalid(field, name, "text without whitespace, which ACL rules cannot contain")
+    return name
+
+
+def _quoted(argument: str) -> str:
+    """Return an argument as redis-cli reads it: inside quotes a backslash escapes, outside it stands for itself."""
+    if argument.isprintable() and not {'"', "'"}.intersection(argument):
+        return argument
+    return '"' + "".join(map(_escaped, argument)) + '"'
+
+
+def _escaped(character: str) -> str:
+    if character in '"\\':
+        return f"\\{character}"
+    return character if character.isprintable() else "".join(f"\\x{byte:02x}" for byte in character.encode())
 
 
 def _literal(text: str) -> str:

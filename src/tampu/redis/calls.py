@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 LEAD = load_script("lead")
 RESIGN = load_script("resign")
-DUE = load_script("due")
 PROMOTE = load_script("promote")
 FIRE = load_script("fire")
 SET_ASIDE = load_script("set_aside")
@@ -41,7 +40,7 @@ SWEEP = load_script("sweep")
 START_MARK = 1_000_000_000
 
 #: The scripts that each of these parts needs.
-PROMOTER_SCRIPTS = (LEAD, RESIGN, DUE, PROMOTE)
+PROMOTER_SCRIPTS = (LEAD, RESIGN, PROMOTE)
 SCHEDULER_SCRIPTS = (LEAD, RESIGN, FIRE, SET_ASIDE)
 INSPECT_SCRIPTS = (CANCEL_DELAYED, CANCEL_JOB, PURGE, REPLAY, UPSERT_REPEATABLE, REMOVE_REPEATABLE)
 CONSUMER_SCRIPTS = (RENEW_LEASES, RECLAIM, MARK_STARTED, HAND_BACK, FORGET_CONSUMER)
@@ -83,38 +82,25 @@ async def resign(client: Client, lock: str, *, holder: str, patience_secs: float
 # --- promoting
 
 
-class Due(NamedTuple):
-    """The members of the delayed set that are due by the server's clock."""
+class Promoted(NamedTuple):
+    """The result of one call, and what it left in the delayed set."""
 
     now_ms: int
-    #: Total number of members in the set.
+    #: Number of members left.
     depth: int
-    #: When the first member is due, in epoch ms; infinity if the set is empty.
+    #: When the first of them is due, in epoch ms; infinity if there is none.
     earliest_ms: float
-    members: list[bytes]
+    promoted: int
+    #: Unreadable members that were dead-lettered.
+    buried: int
+    is_full: bool
+    #: Why an unreadable member could not be dead-lettered; '' if none failed.
+    failure: str
 
     @property
     def lag_ms(self) -> float:
         """Return how long the earliest member has been due."""
         return max(self.now_ms - self.earliest_ms, 0.0)
-
-
-class Promoted(NamedTuple):
-    """The result of one call."""
-
-    promoted: int = 0
-    #: Unreadable members that were dead-lettered.
-    buried: int = 0
-    is_full: bool = False
-    #: Why an unreadable member could not be dead-lettered; '' if none failed.
-    failure: str = ""
-
-
-async def due(client: Client, delayed: str, *, max_members: int, max_bytes: int) -> Due:
-    """Read the members that are due."""
-    now, depth, earliest, members = await client.run(DUE, (delayed,), (max_members, max_bytes))
-    # Other clients can store any double as a score, including negative ones.
-    return Due(int(now), depth, max(float(earliest), 0.0) if earliest else float("inf"), members)
 
 
 async def promote(
@@ -123,26 +109,26 @@ async def promote(
     stream: str,
     dlq: str,
     events: str,
-    index_keys: Sequence[bytes],
+    due: str,
     *,
+    max_members: int,
+    max_bytes: int,
     max_stream_len: int,
     keep_events: int,
     keep_letters: int,
-    members: Sequence[bytes],
-    facts: Iterable[tuple[str, int]],
-    unreadable: Iterable[tuple[bytes, str]],
+    index_prefix: str,
 ) -> Promoted:
-    """Move due members into the stream.
-
-    `index_keys` has one key for each of `members`. `facts` has the job id and creation time (ms) of each, and is empty
-    if events are off. `unreadable` pairs each unreadable member with the error.
-    """
-    reply = await client.run(
+    """Move due members into the stream."""
+    now, depth, earliest, promoted, buried, is_full, failure = await client.run(
         PROMOTE,
-        (delayed, stream, dlq, events, *index_keys),
-        (max_stream_len, keep_events, keep_letters, len(members), *members, *_flat(facts), *_flat(unreadable)),
+        (delayed, stream, dlq, events, due),
+        (max_members, max_bytes, max_stream_len, keep_events, keep_letters, index_prefix),
     )
-    return Promoted(reply[0], reply[1], bool(reply[2]), reply[3].decode(errors="replace"))
+    # Other clients can store any double as a score, including negative ones.
+    earliest_ms = max(float(earliest), 0.0) if earliest else float("inf")
+    return Promoted(
+        *(int(now), depth, earliest_ms, promoted, buried, bool(is_full)), failure=failure.decode(errors="replace")
+    )
 
 
 # --- repeatable jobs
@@ -222,13 +208,13 @@ async def replay(
 
 
 async def cancel_delayed(
-    client: Client, delayed: str, index: str, marker: str, *, job_id: str, member: bytes | None = None
+    client: Client, delayed: str, index: str, marker: str, due: str, *, job_id: str, member: bytes | None = None
 ) -> bool | None:
-    """Cancel a delayed job and return whether it was still delayed; None if it has no index and `member` is needed.
+    """Cancel a delayed job and return whether it was still delayed; None if its `member` must be searched for.
 
     Not resent after a lost connection: a second call could not know whether the first one cancelled the job.
     """
-    reply = await client.run(CANCEL_DELAYED, (delayed, index, marker), (_or_empty(member), job_id), resend=False)
+    reply = await client.run(CANCEL_DELAYED, (delayed, index, marker, due), (_or_empty(member), job_id), resend=False)
     return None if reply == -1 else bool(reply)
 
 
@@ -240,6 +226,7 @@ async def cancel_job(
     mark: str,
     marks: str,
     events: str,
+    due: str,
     *,
     job_id: str,
     reason: str,
@@ -248,20 +235,20 @@ async def cancel_job(
     is_in_stream: bool = False,
 ) -> int:
     """Cancel a delayed job, or mark one that `is_in_stream`. Return 1 if it is cancelled, 2 if marked, else 0."""
-    keys = (delayed, index, marker, mark, marks, events)
+    keys = (delayed, index, marker, mark, marks, events, due)
     arguments = (_or_empty(member), job_id, reason, "1" if is_in_stream else "0", ttl_secs)
     done: int = await client.run(CANCEL_JOB, keys, arguments)
     return done
 
 
 async def purge(
-    client: Client, stream: str, delayed: str, *, tag: str, most: int, delayed_to_go: int, last: bytes
+    client: Client, stream: str, delayed: str, due: str, *, tag: str, most: int, delayed_to_go: int, last: bytes
 ) -> tuple[int, int, bytes]:
     """Delete up to `most` waiting and `most` delayed jobs.
 
     Return how many were deleted, and `delayed_to_go` and `last` for the next call. The first call passes -1 and b"+".
     """
-    deleted, delayed_to_go, last = await client.run(PURGE, (stream, delayed), (tag, most, delayed_to_go, last))
+    deleted, delayed_to_go, last = await client.run(PURGE, (stream, delayed, due), (tag, most, delayed_to_go, last))
     return deleted, delayed_to_go, last
 
 
@@ -372,14 +359,17 @@ async def hand_back(
     consumer: str,
     has_xackdel: bool,
     most_deliveries: int,
-    entries: Iterable[tuple[bytes, bytes]],
+    min_idle_ms: int,
+    entry_ids: Iterable[bytes],
 ) -> None:
-    """Hand back entries that were not started. `entries` has the id and the new envelope (b"" = unchanged) of each.
+    """Hand back entries that were not started.
 
-    Entries delivered more than `most_deliveries` times by now are kept; 0 means any number. Not resent after a lost
-    connection: if the call was not executed, the entries are reclaimed after their leases.
+    Those that were taken over keep the count of their worker deaths and can be reclaimed at once. Entries delivered
+    more than `most_deliveries` times by now are kept; 0 means any number. Not resent after a lost connection: if the
+    call was not executed, the entries are reclaimed when their leases expire.
     """
-    arguments = (group, consumer, "1" if has_xackdel else "0", most_deliveries, *_flat(entries))
+    xackdel = "1" if has_xackdel else "0"
+    arguments: tuple[Part, ...] = (group, consumer, xackdel, most_deliveries, START_MARK, min_idle_ms, *entry_ids)
     await client.run(HAND_BACK, (stream,), arguments, resend=False)
 
 

@@ -2,6 +2,7 @@
 
 Many callers share one Client; requests of one event loop iteration are sent together. The Client finds the right server
 (sentinel, Cluster slot), logs in with fresh credentials, loads the scripts, and notifies its users of new connections.
+The Clients of several queues on a Cluster may share their connections (`nodes.py`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tampu.errors import ConfigError, Error, RedisError, ShutdownError
 from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.discovery import locate
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, refused_login, remedy_of
+from tampu.redis.nodes import AnyConnection, SharedConnections, WatchingConnection, WatchRefused
 from tampu.redis.settings import Address, ConnectionSettings, credentials_for
 
 if TYPE_CHECKING:
@@ -57,8 +59,11 @@ class Client:
         scripts: Sequence[Script] = (),
         *,
         response_timeout_secs: float | None = None,
+        shared: SharedConnections | None = None,
     ) -> None:
         self._settings = settings
+        #: Where it gets its connections from; None if it opens its own. All Clients there have the same scripts.
+        self._shared = shared
         self._routing_key = routing_key
         self._scripts = scripts
         self._response_timeout = response_timeout_secs or settings.response_timeout_secs
@@ -83,6 +88,18 @@ class Client:
         """The live connection; None while disconnected."""
         connection = self._connection
         return connection if connection is not None and connection.is_up else None
+
+    @property
+    def sockets(self) -> set[Connection]:
+        """The live connection, which may be shared, and the one on which the server reports changed keys, if any."""
+        connection = self.connection
+        reports = connection.reports if isinstance(connection, WatchingConnection) else None
+        return {each for each in (connection, reports) if each is not None}
+
+    @property
+    def is_shared(self) -> bool:
+        """Return True if its connection is shared with other Clients, so it must not be blocked."""
+        return self._shared is not None
 
     def prepare_with(self, prepare: Callable[[Connection], Awaitable[None]]) -> None:
         """Await `prepare(connection)` for each new connection, before anything else is sent on it."""
@@ -238,9 +255,11 @@ class Client:
         pause = backoff_secs(attempt + 1 if remedy is Remedy.WAIT else attempt)
         if pause and asyncio.get_running_loop().time() + pause > deadline:
             return False
-        if remedy is Remedy.REDISCOVER:
+        if remedy is Remedy.REDISCOVER and (self._shared is None or seen_on is self._connection):
             self._note_move(error)
-        if remedy in (Remedy.REDISCOVER, Remedy.RECONNECT) and seen_on is not None:
+        if remedy is Remedy.REDISCOVER and self._shared is not None:
+            self._detach(seen_on)
+        elif remedy in (Remedy.REDISCOVER, Remedy.RECONNECT) and seen_on is not None:
             seen_on.close()
         if pause:
             await asyncio.sleep(pause)
@@ -271,7 +290,10 @@ class Client:
             await asyncio.gather(task, return_exceptions=True)
         self._stop_asking()
         if self._connection is not None:
-            self._connection.close()
+            if self._shared is not None:
+                self._detach(self._connection)
+            else:
+                self._connection.close()
             await asyncio.sleep(0)  # the transport closes its socket in the next iteration
         if self._lease is not None:
             await self._lease.release()
@@ -312,17 +334,51 @@ class Client:
             attempt += 1
 
     async def _open(self, address: Address) -> Connection:
-        """Connect and log in at this address."""
-        connection = await open_connection(self._settings, address, self._response_timeout)
+        """Connect to this address and prepare the connection."""
+        shared = self._shared
         try:
-            await self._shake_hands(connection, address)
+            if shared is None:
+                connection = await self._log_in(address, Connection)
+            else:
+                connection = await shared.attach(address, self._log_in)
+        except WatchRefused:
+            self._shared = shared = None
+            connection = await self._log_in(address, Connection)
+        try:
             await self._prepare(connection)
         except BaseException:
-            connection.close()
+            if shared is None:
+                connection.close()
+            else:
+                shared.detach(connection)
             raise
         for callback in self._loss_callbacks:
             connection.on_loss(callback)
         return connection
+
+    async def _log_in(self, address: Address, kind: type[AnyConnection]) -> AnyConnection:
+        """Connect, log in and load the scripts."""
+        connection = await open_connection(self._settings, address, self._response_timeout, kind)
+        try:
+            await self._shake_hands(connection, address)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _detach(self, connection: Connection | None) -> None:
+        """Stop using a shared connection after the slot has moved. Do nothing if it is no longer the current one.
+
+        Requests in flight still get their replies, unless no other Client uses the connection: then it is closed.
+        """
+        if self._shared is None or connection is None or connection is not self._connection:
+            return
+        self._connection = None
+        for callback in self._loss_callbacks:
+            connection.forget_loss(callback)
+        self._shared.detach(connection)
+        for callback in self._loss_callbacks:
+            callback()
 
     async def _shake_hands(self, connection: Connection, address: Address) -> None:
         settings = self._settings
@@ -362,7 +418,9 @@ class Client:
         address = _moved_address(str(error).split()[2], self._settings)
         if (known := self._known_asking(address)) is not None:
             return known
-        connection = await open_connection(self._settings, address, self._response_timeout, AskingConnection)
+        connection: Connection = await open_connection(
+            self._settings, address, self._response_timeout, AskingConnection
+        )
         try:
             logins = await _login(connection, self._settings, address)
             for login in logins:
@@ -399,12 +457,12 @@ async def open_connection(
     settings: ConnectionSettings,
     address: Address,
     response_timeout_secs: float,
-    kind: type[Connection] = Connection,
-) -> Connection:
+    kind: type[AnyConnection],
+) -> AnyConnection:
     """Open a connection to this address, without logging in. Raises `Unreachable`."""
     loop = asyncio.get_running_loop()
 
-    def protocol() -> Connection:
+    def protocol() -> AnyConnection:
         return kind(loop, response_timeout_secs, str(address))
 
     options: dict[str, Any] = {"ssl": settings.ssl_context}

@@ -154,6 +154,11 @@ class Connection(asyncio.Protocol):
         """Call `callback` when the connection breaks, after every request in flight has failed."""
         self._lost_callbacks.append(callback)
 
+    def forget_loss(self, callback: Callable[[], None]) -> None:
+        """Do not call `callback` when the connection breaks."""
+        with contextlib.suppress(ValueError):
+            self._lost_callbacks.remove(callback)
+
     def close(self) -> None:
         """Close the connection; requests in flight fail with `ConnectionLost`."""
         self._lose("closed by this side")
@@ -222,7 +227,7 @@ class Connection(asyncio.Protocol):
         waiting, self._waiting = self._waiting, deque()
         for on_reply in waiting:
             on_reply(self.loss)
-        for callback in self._lost_callbacks:
+        for callback in self._lost_callbacks.copy():
             callback()
 
 

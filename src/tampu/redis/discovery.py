@@ -7,6 +7,7 @@ of tampu.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.lease import EmbeddedLease
@@ -15,12 +16,22 @@ from tampu.redis.faults import ServerError, Unreachable, without_secrets
 from tampu.redis.settings import Address, ConnectionSettings, resolve_credentials
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from redis.credentials import CredentialProvider
+
+    #: Returns the node of a key's slot.
+    NodeOf = Callable[[bytes], Address]
 
 #: How long a Cluster query may still run after it was cancelled, in seconds.
 LAST_ANSWER_SECS = 1.0
+#: How long the answer to a Cluster query is used for other queues, in seconds. If a slot moves meanwhile, the node
+#: redirects its clients.
+REUSE_SECS = 0.25
 #: The nodes of a Cluster at its last query, by the addresses of its URL: those may all be down by now.
 _learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
+#: The queries of each event loop, by the identity of their settings.
+_queries: dict[asyncio.AbstractEventLoop, dict[object, _Query]] = {}
 
 
 async def locate(settings: ConnectionSettings, routing_key: bytes, lease: EmbeddedLease | None = None) -> Address:
@@ -71,18 +82,57 @@ async def ask_sentinels(settings: ConnectionSettings) -> Address:
 
 
 async def ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
-    """Return the node of a key's slot. If cancelled, let the query finish first: redis-py would leak sockets."""
-    asking = asyncio.ensure_future(_ask_for_slots(settings, routing_key))
+    """Return the node of a key's slot. Callers that ask at about the same time share one query.
+
+    If the last of them is cancelled, let the query finish first: redis-py would leak sockets.
+    """
+    for loop in list(_queries):  # a copy: other threads have their own loops
+        if loop.is_closed():
+            _queries.pop(loop, None)
+    queries = _queries.setdefault(asyncio.get_running_loop(), {})
+    query = queries.get(settings.identity)
+    if query is None:
+        query = queries[settings.identity] = _Query(asyncio.ensure_future(_ask_for_slots(settings)))
+        query.asking.add_done_callback(partial(_forget_later, queries, settings.identity, query))
+    query.callers += 1
     try:
-        return await asyncio.shield(asking)
+        node_of = await asyncio.shield(query.asking)
     except asyncio.CancelledError:
-        await asyncio.wait([asking], timeout=LAST_ANSWER_SECS)
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
+        if query.callers == 1:
+            _forget(queries, settings.identity, query)  # it may be cancelled below: no new caller may join it
+            await asyncio.wait([query.asking], timeout=LAST_ANSWER_SECS)
+            query.asking.cancel()
+            await asyncio.gather(query.asking, return_exceptions=True)
         raise
+    finally:
+        query.callers -= 1
+    return node_of(routing_key)
 
 
-async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Address:
+class _Query:
+    """A query for the slots of a Cluster."""
+
+    def __init__(self, asking: asyncio.Future[NodeOf]) -> None:
+        self.asking = asking
+        self.callers = 0
+
+
+def _forget_later(
+    queries: dict[object, _Query], identity: object, query: _Query, asking: asyncio.Future[NodeOf]
+) -> None:
+    if asking.cancelled() or asking.exception() is not None:
+        _forget(queries, identity, query)
+    else:
+        asyncio.get_running_loop().call_later(REUSE_SECS, _forget, queries, identity, query)
+
+
+def _forget(queries: dict[object, _Query], identity: object, query: _Query) -> None:
+    if queries.get(identity) is query:
+        del queries[identity]
+
+
+async def _ask_for_slots(settings: ConnectionSettings) -> NodeOf:
+    """Return a function that returns the node of a key's slot."""
     from redis.asyncio.cluster import ClusterNode, RedisCluster
     from redis.exceptions import AuthenticationError, RedisClusterException
     from redis.exceptions import RedisError as RedisPyError
@@ -95,7 +145,6 @@ async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Ad
     )
     try:
         await cluster.initialize()
-        node = cluster.get_node_from_key(routing_key.decode(errors="surrogateescape"))
         _learned_nodes[settings.addresses] = [Address(str(each.host), int(each.port)) for each in cluster.get_nodes()]
     except (RedisPyError, RedisClusterException, OSError) as error:  # the second is not a subclass of the first
         refusal = error.__cause__
@@ -107,9 +156,17 @@ async def _ask_for_slots(settings: ConnectionSettings, routing_key: bytes) -> Ad
         raise Unreachable(f"no Cluster node at {asked} returned the slots: {said}") from None
     finally:
         await cluster.aclose()
-    if node is None:
-        raise Unreachable("the Cluster does not currently serve the queue's slot")
-    return Address(str(node.host), int(node.port))
+
+    def node_of(routing_key: bytes) -> Address:
+        try:
+            node = cluster.get_node_from_key(routing_key.decode(errors="surrogateescape"))
+        except (RedisPyError, RedisClusterException):
+            node = None
+        if node is None:
+            raise Unreachable("the Cluster does not currently serve the queue's slot")
+        return Address(str(node.host), int(node.port))
+
+    return node_of
 
 
 def _common_options(settings: ConnectionSettings) -> dict[str, Any]:

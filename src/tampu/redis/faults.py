@@ -12,7 +12,7 @@ from tampu.errors import RedisError
 
 
 class Remedy(Enum):
-    """Action before a request is sent again."""
+    """Action to take before a request is sent again."""
 
     #: Do not send it again: the request is refused until it, or the server's configuration, changes.
     NONE = auto()

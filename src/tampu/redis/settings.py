@@ -17,7 +17,7 @@ import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import parse_qsl, unquote
@@ -110,6 +110,11 @@ class ConnectionSettings:
     #: seconds.
     response_timeout_secs: float = 15.0
     client_name: str = "tampu"
+
+    @cached_property
+    def identity(self) -> object:
+        """A value that is equal for settings that connect to the same server with the same credentials."""
+        return replace(self, credential_provider=None), id(self.credential_provider)
 
     @cached_property
     def ssl_context(self) -> ssl.SSLContext | None:

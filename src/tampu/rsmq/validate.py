@@ -45,7 +45,7 @@ def parse_int(value: object) -> int | None:
 
 
 def check_qname(value: object) -> str:
-    """Return a valid queue name: 1 to 160 of A-Z a-z 0-9 _ -. A number is converted to text."""
+    """Return a valid queue name: 1 to 160 characters of A-Z a-z 0-9 _ -. A number is converted to text."""
     name = _text("qname", value)
     if not _NAME.fullmatch(name):
         raise InvalidFormat("qname", value)
@@ -55,7 +55,7 @@ def check_qname(value: object) -> str:
 
 
 def check_id(value: object) -> str:
-    """Return a valid message ID: exactly 32 of A-Z a-z 0-9 and the colon."""
+    """Return a valid message ID: exactly 32 characters of A-Z a-z 0-9 and the colon."""
     text = _text("id", value)
     if not _ID.fullmatch(text):
         raise InvalidFormat("id", value)

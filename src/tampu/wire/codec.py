@@ -18,11 +18,13 @@ from collections import OrderedDict
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import msgspec
+
 from tampu.base.checks import check_bool, invalid
 from tampu.base.targets import load_target
 from tampu.errors import ConfigError, DecodeError
-from tampu.wire.payload import BIN_LEADS, wrap_bin
-from tampu.wire.scan import bin_content
+from tampu.wire.payload import BIN_LEADS, bin_header, wrap_bin
+from tampu.wire.scan import REFUSALS, bin_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -45,6 +47,9 @@ _SIGNED, _ENCRYPTED = b"\x01", b"\x02"
 _MAC_BYTES = 32
 _SALT_BYTES = 16
 _NONCE_BYTES = 12
+_MARKER_BYTES = len(SEALED)
+
+_decode_bin = msgspec.msgpack.Decoder(bytes).decode
 
 
 @runtime_checkable
@@ -70,9 +75,8 @@ class _Keys:
         self.accept_plain = check_bool("accept_plain", accept_plain)
         self._by_id = {_check_key_id(key_id): _check_key(key_id, key) for key_id, key in keys.items()}
         self._first = next(iter(self._by_id))
-        encoded = self._first.encode()
         self._kind = kind
-        self._header = kind + bytes([len(encoded)]) + encoded
+        self._header = self._header_of(self._first)
 
     @property
     def key_ids(self) -> tuple[str, ...]:
@@ -82,10 +86,12 @@ class _Keys:
     def __repr__(self) -> str:
         return f"{type(self).__name__}(keys: {', '.join(self._by_id)})"
 
+    def _header_of(self, key_id: str) -> bytes:
+        encoded = key_id.encode()
+        return b"%b%c%b" % (self._kind, len(encoded), encoded)
+
     def _key_of(self, sealed: bytes) -> tuple[str, int]:
         """Return the key's ID, and where its header ends."""
-        if sealed.startswith(self._header):
-            return self._first, len(self._header)
         end = 2 + (sealed[1] if len(sealed) > 1 else 0)
         if sealed[:1] != self._kind or len(sealed) < end:
             raise DecodeError(f"payload was not sealed by {type(self).__name__}")
@@ -99,26 +105,31 @@ class SignedCodec(_Keys):
     """Signs payloads and results with HMAC-SHA256. They stay readable, but cannot be forged or changed.
 
     Args:
-        keys: 32 random bytes by ID, as bytes or base64. The first key signs, all verify: to rotate keys, put the new
-            one first, and remove the old one when no job signed with it is left.
+        keys: 32 random bytes by ID, as bytes or base64. The first key signs, all verify. To rotate keys, add
+            the new one at the end, then move it to the front (deploy each step everywhere), and remove the old one
+            when no job signed with it is left.
         accept_plain: Accept payloads that are not signed, until all producers sign. Defaults to False.
     """
 
     def __init__(self, keys: Mapping[str, bytes | str], *, accept_plain: bool = False) -> None:
         super().__init__(keys, _SIGNED, accept_plain=accept_plain)
-        self._macs = {key_id: _Mac(key) for key_id, key in self._by_id.items()}
+        self._macs = {key_id: _Mac(self._header_of(key_id), key) for key_id, key in self._by_id.items()}
+        self._mac = self._macs[self._first]
 
     def seal(self, plain: bytes, context: bytes) -> bytes:
         """Return the payload with its signature."""
-        header = self._header
-        return b"%b%b%b" % (header, self._macs[self._first].of(header, context, plain), plain)
+        return b"%b%b%b" % (self._header, self._mac.of(context, plain), plain)
 
     def open(self, sealed: bytes, context: bytes) -> bytes:
         """Return the payload. Raises `DecodeError` if the signature does not match."""
-        key_id, end = self._key_of(sealed)
+        if sealed.startswith(self._header):
+            mac, end = self._mac, len(self._header)
+        else:
+            key_id, end = self._key_of(sealed)
+            mac = self._macs[key_id]
         plain_at = end + _MAC_BYTES
         plain = sealed[plain_at:]
-        if not self._macs[key_id].matches(sealed[end:plain_at], sealed[:end], context, plain):
+        if not hmac.compare_digest(sealed[end:plain_at], mac.of_next(context, plain)):
             raise DecodeError("the signature of the payload does not match: it was changed, or made for another task")
         return plain
 
@@ -127,8 +138,9 @@ class EncryptedCodec(_Keys):
     """Encrypts payloads and results with AES-256-GCM, which also protects them against changes. Needs `tampu[crypto]`.
 
     Args:
-        keys: 32 random bytes by ID, as bytes or base64. The first key encrypts, all decrypt: to rotate keys, put the
-            new one first, and remove the old one when no job encrypted with it is left.
+        keys: 32 random bytes by ID, as bytes or base64. The first key encrypts, all decrypt. To rotate keys,
+            add the new one at the end, then move it to the front (deploy each step everywhere), and remove the old
+            one when no job encrypted with it is left.
         accept_plain: Accept payloads that are not encrypted, until all producers encrypt. Defaults to False.
     """
 
@@ -143,41 +155,49 @@ class EncryptedCodec(_Keys):
             ) from error
         self._cipher: Callable[[bytes], Any] = AESGCM
         self._invalid: type[Exception] = InvalidTag
-        self._derived: OrderedDict[tuple[str, bytes], Any] = OrderedDict()
+        #: Ciphers, each with its header, by the header and salt of the sealed bytes.
+        self._derived: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
+        self._salt_end = len(self._header) + _SALT_BYTES
         self._uses = USES_PER_KEY
-        self._salt = b""
+        self._salted = b""
 
     def seal(self, plain: bytes, context: bytes) -> bytes:
         """Return the encrypted payload."""
         # Each process derives its own key from a random salt, so that random nonces stay far below their limit.
         if self._uses >= USES_PER_KEY:
-            self._salt, self._uses = os.urandom(_SALT_BYTES), 0
+            self._salted, self._uses = self._header + os.urandom(_SALT_BYTES), 0
         self._uses += 1
-        header, salt, nonce = self._header, self._salt, os.urandom(_NONCE_BYTES)
-        encrypted = self._key(self._first, salt).encrypt(nonce, plain, header + context)
-        return b"%b%b%b%b" % (header, salt, nonce, encrypted)
+        salted = self._salted
+        found = self._derived.get(salted) or self._derive(self._first, salted)
+        # Drawn for each payload: nonces kept in memory would be used twice by forks and by restored snapshots.
+        nonce = os.urandom(_NONCE_BYTES)
+        return b"".join((salted, nonce, found[0].encrypt(nonce, plain, found[1] + context)))
 
     def open(self, sealed: bytes, context: bytes) -> bytes:
         """Return the payload. Raises `DecodeError` if it was changed, or encrypted for another place."""
-        key_id, end = self._key_of(sealed)
-        salt_end = end + _SALT_BYTES
-        nonce_end = salt_end + _NONCE_BYTES
-        if len(sealed) < nonce_end:
-            raise DecodeError("the encrypted payload is too short")
-        key = self._key(key_id, sealed[end:salt_end])
+        end = self._salt_end
+        found = self._derived.get(sealed[:end])
+        if found is None:  # a process that has not been seen yet, or an ID of another length
+            key_id, header_end = self._key_of(sealed)
+            end = header_end + _SALT_BYTES
+            if len(sealed) < end:
+                raise DecodeError("the encrypted payload is too short")
+            salted = sealed[:end]
+            found = self._derived.get(salted) or self._derive(key_id, salted)
+        nonce_end = end + _NONCE_BYTES
         try:
-            plain: bytes = key.decrypt(sealed[salt_end:nonce_end], sealed[nonce_end:], sealed[:end] + context)
-        except self._invalid:
+            plain: bytes = found[0].decrypt(sealed[end:nonce_end], sealed[nonce_end:], found[1] + context)
+        except (self._invalid, ValueError):  # the latter if it ends inside the nonce
             raise DecodeError("payload cannot be decrypted: it was changed, or encrypted for another task") from None
         return plain
 
-    def _key(self, key_id: str, salt: bytes) -> Any:
-        found = self._derived.get((key_id, salt))
-        if found is None:
-            derived = hmac.digest(self._by_id[key_id], b"tampu payload key\0" + salt, "sha256")
-            found = self._derived[key_id, salt] = self._cipher(derived)
-            while len(self._derived) > MAX_DERIVED_KEYS:  # salts of strangers must not fill the memory
-                self._derived.popitem(last=False)
+    def _derive(self, key_id: str, salted: bytes) -> tuple[Any, bytes]:
+        """Return the cipher for a header and a salt, and the header."""
+        header, salt = salted[:-_SALT_BYTES], salted[-_SALT_BYTES:]
+        derived = hmac.digest(self._by_id[key_id], b"tampu payload key\0" + salt, "sha256")
+        found = self._derived[salted] = self._cipher(derived), header
+        while len(self._derived) > MAX_DERIVED_KEYS:  # salts of unknown senders must not fill the memory
+            self._derived.popitem(last=False)
         return found
 
 
@@ -216,14 +236,16 @@ class QueueCodec:
 
     def open_slot(self, slot: bytes, name: str) -> bytes:
         """Return the payload slot that a sealed one stands for. Raises `DecodeError`."""
-        # The usual form, a bin in a bin of up to 64 KiB, without copies: this runs once per job.
-        if slot.startswith(SEALED, 6) and slot[0] == 0xC5 and slot[3] == 0xC5:
-            size = len(slot)
-            if slot[1] << 8 | slot[2] == size - 3 and slot[4] << 8 | slot[5] == size - 6:
-                opened = self._codec.open(slot[9:], self._context_of(name))
-                return wrap_bin(opened) if opened[:1] in BIN_LEADS else opened
-        packed = bin_content(slot)
-        return _as_slot(self.open_payload(slot if packed is None else packed, name))
+        try:
+            content = _decode_bin(_decode_bin(slot))  # in C: this runs once per job
+        except REFUSALS:
+            content = b""
+        if not content.startswith(SEALED):
+            packed = bin_content(slot)
+            return _as_slot(self.open_payload(slot if packed is None else packed, name))
+        last = self._last_context
+        opened = self._codec.open(content[_MARKER_BYTES:], last[1] if last[0] == name else self._context_of(name))
+        return wrap_bin(opened) if opened[:1] in BIN_LEADS else opened
 
     def seal_result(self, packed: bytes, job_id: str) -> bytes:
         """Return a result sealed for its job."""
@@ -245,7 +267,7 @@ class QueueCodec:
 def sealed_content(packed: bytes) -> bytes | None:
     """Return the codec's bytes if MessagePack holds a sealed value, else None."""
     content = bin_content(packed)
-    return content[len(SEALED) :] if content is not None and content.startswith(SEALED) else None
+    return content[_MARKER_BYTES:] if content is not None and content.startswith(SEALED) else None
 
 
 def describe_sealed(sealed: bytes) -> str:
@@ -291,7 +313,8 @@ def parse_keys(text: str) -> dict[str, str]:
 
 
 def _wrapped(sealed: bytes) -> bytes:
-    return wrap_bin(SEALED + sealed)
+    size = len(sealed) + _MARKER_BYTES
+    return b"\xc4%c%b%b" % (size, SEALED, sealed) if size < 0x100 else b"%b%b%b" % (bin_header(size), SEALED, sealed)
 
 
 def _as_slot(packed: bytes) -> bytes:
@@ -300,38 +323,44 @@ def _as_slot(packed: bytes) -> bytes:
 
 
 class _Mac:
-    """HMAC-SHA256 with one key. Twice as fast as `hmac.digest`, because the key is hashed once, not for every job."""
+    """HMAC-SHA256 with one key. Faster than `hmac.digest`, because the key is hashed once, not for every job.
 
-    __slots__ = ("_inner", "_last", "_outer")
+    It covers the header, the context and the payload; the length of the context separates it from what follows.
+    """
 
-    def __init__(self, key: bytes) -> None:
+    __slots__ = ("_header", "_inner", "_last", "_outer")
+
+    def __init__(self, header: bytes, key: bytes) -> None:
         block = key.ljust(hashlib.sha256().block_size, b"\0")
+        self._header = header
         self._inner = hashlib.sha256(bytes(byte ^ 0x36 for byte in block))
         self._outer = hashlib.sha256(bytes(byte ^ 0x5C for byte in block))
-        #: The last header and context that were checked, and their hash: payloads of one task share them.
-        self._last = b"", b"", self._inner
+        #: The last context of `of_next`, and the hash up to it: payloads of one task share it.
+        self._last = b"", self._begin(b"")
 
-    def of(self, header: bytes, context: bytes, plain: bytes) -> bytes:
-        """Return the MAC of these parts; the length of the context separates it from what follows."""
-        return self._end(self._begin(header, context), plain)
-
-    def matches(self, mac: bytes, header: bytes, context: bytes, plain: bytes) -> bool:
-        """Return True if `mac` is the MAC of these parts. Fast if header and context are those of the last call."""
-        last = self._last  # replaced as a whole: threads call this too
-        if last[1] != context or last[0] != header:
-            last = self._last = header, context, self._begin(header, context)
-        return hmac.compare_digest(mac, self._end(last[2].copy(), plain))
-
-    def _begin(self, header: bytes, context: bytes) -> hashlib._Hash:
+    def of(self, context: bytes, plain: bytes) -> bytes:
+        """Return the MAC."""
         inner = self._inner.copy()
-        inner.update(b"%b%b%b" % (header, len(context).to_bytes(4, "big"), context))
-        return inner
+        inner.update(b"%b%b%b%b" % (self._header, len(context).to_bytes(4, "big"), context, plain))
+        outer = self._outer.copy()
+        outer.update(inner.digest())
+        return outer.digest()
 
-    def _end(self, inner: hashlib._Hash, plain: bytes) -> bytes:
+    def of_next(self, context: bytes, plain: bytes) -> bytes:
+        """Return the MAC. Faster than `of` for a large payload whose context is that of the last call."""
+        last = self._last  # replaced as a whole: threads call this too
+        if last[0] != context:
+            last = self._last = context, self._begin(context)
+        inner = last[1].copy()
         inner.update(plain)
         outer = self._outer.copy()
         outer.update(inner.digest())
         return outer.digest()
+
+    def _begin(self, context: bytes) -> hashlib._Hash:
+        inner = self._inner.copy()
+        inner.update(b"%b%b%b" % (self._header, len(context).to_bytes(4, "big"), context))
+        return inner
 
 
 def _check_key_id(key_id: object) -> str:

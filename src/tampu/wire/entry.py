@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _NO_NAME = b"\x00\x00\x00\x00"
-#: The first bytes of an envelope whose id has 26 bytes, as every ULID has.
-_ULID_STARTS = (b"\x94\xba", b"\x95\xba")
 
 
 def first_values(fields: Sequence[bytes]) -> dict[bytes, bytes]:
@@ -80,6 +78,11 @@ def score_ms(score: bytes) -> int:
     return int(min(max(value, 0.0), float(MAX_TIME_MS))) if value == value else 0
 
 
+def due_field(job_id: str) -> str:
+    """Return the field of a job in the hash of due times (`redis/lua/lib/due_time.lua`): the end of its ID."""
+    return job_id[-10:]
+
+
 def encode_delayed_member(name: str, envelope: bytes) -> bytes:
     """Return a job as a member of the delayed set."""
     if not name:
@@ -99,11 +102,3 @@ def decode_delayed_member(member: bytes) -> tuple[str, bytes]:
         return member[4:end].decode(), member[end:]
     except UnicodeDecodeError as error:
         raise DecodeError(f"a delayed member's name is not UTF-8: {error}") from error
-
-
-def quick_job_id(member: bytes) -> bytes | None:
-    """Return the job id of a member if it is a ULID; None for other ids, which need decoding."""
-    start = 4 + int.from_bytes(member[:4], "little")
-    if member[start : start + 2] in _ULID_STARTS and len(member) > start + 28 and member[4:start].isascii():
-        return member[start + 2 : start + 28]
-    return None

@@ -164,13 +164,3 @@ def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | No
         return list(map(_decode_bin_envelope, many))  # type: ignore[arg-type]
     except (*REFUSALS, TypeError):
         return None
-
-
-def decode_id_and_time(data: bytes) -> tuple[str, int]:
-    """Return (job id, creation time in ms) of an envelope. Raises `DecodeError`."""
-    try:
-        envelope = _decode_envelope(data)
-    except REFUSALS:
-        job = decode_any_envelope(data)
-        return job.id, job.created_at_ms
-    return envelope.id, envelope.created_at_ms

@@ -1,6 +1,6 @@
-"""Job options that only tampu knows (headers, timeouts, an expiry), written behind the envelope.
+"""Job options that only tampu knows (headers, timeouts, an expiry), written after the envelope.
 
-Other implementations accept bytes behind an envelope and ignore them, so the options survive delays and replays by any
+Other implementations accept bytes after an envelope and ignore them, so the options survive delays and replays by any
 of them. A retry by chasquimq drops them, because it writes a new envelope.
 
     envelope | 0xC1 | MessagePack map | its length, u16 big-endian | 0xC1 "T"
@@ -26,7 +26,7 @@ MAX_EXTRAS = 8192
 
 
 class JobExtras(NamedTuple):
-    """The options behind one envelope."""
+    """The job options written after an envelope."""
 
     headers: dict[str, str] = {}  # noqa: RUF012 - never changed: `Job.headers` returns a copy
     #: Overrides the task's timeout, in milliseconds.
@@ -41,7 +41,7 @@ NO_EXTRAS = JobExtras()
 
 
 def encode_extras(extras: JobExtras) -> bytes:
-    """Return the bytes to write behind an envelope; none if nothing is set."""
+    """Return the bytes to write after an envelope; none if nothing is set."""
     values: dict[str, Any] = {}
     if extras.headers:
         values["h"] = extras.headers

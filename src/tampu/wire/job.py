@@ -72,6 +72,10 @@ class JobContext(Protocol):
         """Wait for the handler's return value."""
         ...
 
+    async def get_job(self, job_id: str) -> Any:
+        """Return the state of a job."""
+        ...
+
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
         """Publish the progress of a job."""
         ...
@@ -201,6 +205,15 @@ class Job(Generic[T]):
         """Call `result(timeout)`. `poll_interval` is accepted for compatibility and not used."""
         check_poll_interval(poll_interval)
         return await self.result(timeout)
+
+    async def state(self) -> Any:
+        """Return the job's current state, with its progress, result or dead letter: the `JobState` of `Queue.get_job`.
+
+        Works for jobs returned by `Queue.add`, and by `Task.job` for an ID.
+        """
+        if self._context is None:
+            raise RuntimeError("this job is not connected to a queue: call state() on a job returned by Queue.add")
+        return await self._context.get_job(self.id)
 
     def progress(self, fraction: float, note: str = "") -> None:
         """Publish this job's progress (0 to 1). For handlers; safe to call often and from any thread."""

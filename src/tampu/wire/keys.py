@@ -12,9 +12,11 @@ class QueueKeys:
         "cancel_marks",
         "delayed",
         "dlq",
+        "due",
         "events",
         "paused",
         "paused_tasks",
+        "peers",
         "promoter_lock",
         "queue_name",
         "repeat",
@@ -40,13 +42,15 @@ class QueueKeys:
         self.paused_tasks = f"{tag}:paused-tasks"
         self.cancel_marks = f"{tag}:cancel"
         self.wake = f"{tag}:wake"
+        self.peers = f"{tag}:peers"
+        self.due = f"{tag}:due"
 
     def dedup_marker(self, job_id: str) -> str:
         """Return the key that exists while an explicit id must not be added again."""
         return f"{self.tag}:dlid:{job_id}"
 
     def delayed_index(self, job_id: str) -> str:
-        """Return the key of the exact member of the delayed set, which lets cancel work without a scan."""
+        """Return the key of the member of a delayed job with an explicit id. The others are found through `due`."""
         return f"{self.tag}:didx:{job_id}"
 
     def cancel_mark(self, job_id: str) -> str:

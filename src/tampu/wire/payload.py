@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 PayloadFormat = Literal["bin", "inline"]
 
 #: Deepest nesting of lists and dicts that is accepted when it may exhaust a reader's stack: on Python 3.11 decoding
-#: fails at 1000 levels, including those of its callers. Later versions read everything that the packer writes (1024).
+#: fails at 1000 levels, including those of its callers. Writers on later versions keep to it: readers may be older.
 MAX_NESTING = 512
-_LEVELS_TO_SPARE = b"\x91" * (1000 - MAX_NESTING)
+#: msgpack skips values of up to 1024 levels, on every version of Python.
+_LEVELS_TO_SPARE = b"\x91" * (1024 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
 #: All bytes except those that start a list, a dict or an extension.
 _STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
@@ -59,7 +60,6 @@ CONTAINER_BYTES = 8
 
 _first_byte = itemgetter(0)
 _decode_bin = msgspec.msgpack.Decoder(bytes).decode
-_skip = msgspec.msgpack.Decoder(msgspec.Raw).decode
 
 # Truncates payloads in error messages: they may be huge, or nested too deeply for repr().
 _brief = reprlib.Repr()
@@ -133,7 +133,7 @@ def _are_short_and_flat(bodies: list[bytes]) -> bool:
 
 def _check_container(value: Any, packed: bytes) -> None:
     """Raise `EncodeError` for a list or dict that readers would refuse."""
-    if len(packed) > MAX_NESTING and _is_nested_too_deeply(packed, value):
+    if len(packed) > MAX_NESTING and _is_nested_too_deeply(packed):
         raise EncodeError(
             f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"
         )
@@ -159,23 +159,16 @@ def refuse_array_keys(packed: bytes) -> None:
     decode_value(packed)
 
 
-def _is_nested_too_deeply(packed: bytes, value: Any) -> bool:
-    # Two fast checks in C, one for small payloads and one for large ones, clear nearly all before the slow one below.
+def _is_nested_too_deeply(packed: bytes) -> bool:
     if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
-        return False
+        return False  # the quickest check, for nearly all small payloads
+    unpacker = msgpack.Unpacker(max_buffer_size=0)  # no limit
+    unpacker.feed(_LEVELS_TO_SPARE + packed)
     try:
-        _skip(_LEVELS_TO_SPARE + packed)
-    except RecursionError:
-        pass  # too deep, or the caller's stack is nearly full
-    else:
-        return False
-    level = [value]
-    for _ in range(MAX_NESTING):
-        parents = (parent.values() if isinstance(parent, dict) else parent for parent in level)
-        level = [child for child in chain.from_iterable(parents) if isinstance(child, _CONTAINERS)]
-        if not level:
-            return False
-    return True
+        unpacker.skip()
+    except msgpack.StackError:
+        return True
+    return False
 
 
 def _shown(value: object) -> str:

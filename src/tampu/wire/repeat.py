@@ -295,7 +295,7 @@ def decode_spec(data: bytes) -> StoredSpec:
 
 
 def _read_payload(slot: bytes) -> bytes:
-    """Return the payload without bytes after its value, which would corrupt the envelope of each fire."""
+    """Return the payload without trailing bytes, which would corrupt the envelopes of the schedule's jobs."""
     payload = bytes(_read_octets(slot)) if is_array(slot) else _read_bytes(slot)
     return payload[: end_of_value(payload)]
 

@@ -11,6 +11,7 @@ import pytest
 from support.producers import open_producer
 from support.proxy import Proxy
 from tampu.errors import ConfigError, RedisError
+from tampu.inspect.job_state import find_job
 from tampu.produce.options import AddOptions
 from tampu.redis.faults import ConnectionLost
 from tampu.wire.entry import encode_delayed_member
@@ -49,7 +50,21 @@ async def test_finding_26_a_job_with_a_generated_id_is_cancelled(producer: Produ
     assert await producer.cancel_delayed(ids[1])
     assert await producer.cancel_delayed(single)
     assert sorted(view.delayed_ids()) == sorted([ids[0], ids[2]])
-    assert sorted(key for key in view.all_keys() if "didx" in key) == sorted(f":didx:{ids[rank]}" for rank in (0, 2))
+    assert view.client.hkeys(view.keys.due) == [ids[0][-10:].encode(), ids[2][-10:].encode()]
+
+
+@pytest.mark.servers
+async def test_a_generated_id_is_found_without_a_search(
+    producer: Producer[Any], view: QueueView, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def search(*_: object) -> None:
+        raise AssertionError("it searches the whole delayed set")
+
+    for module in ("job_state", "purge"):
+        monkeypatch.setattr(f"tampu.inspect.{module}.find_delayed_member", search)
+    job_id = await producer.add_in(60, 1)
+    assert (await find_job(producer.client, view.keys, job_id)).state == "delayed"
+    assert await producer.cancel_delayed(job_id) is True
 
 
 @pytest.mark.servers
@@ -81,12 +96,12 @@ async def test_a_job_of_a_peer_without_an_index_is_found_and_cancelled(
 @pytest.mark.servers
 async def test_a_job_that_waits_for_its_retry_is_cancelled(producer: Producer[Any], view: QueueView) -> None:
     job_id = await producer.add_in(60, 1)
-    # It failed in another implementation's worker and waits for its retry: the index still holds the old member.
+    # It failed in another implementation's worker and waits for its retry: its due time is still the old one.
     view.client.delete(view.keys.delayed)
     add_as_a_peer(view, job_id, attempt=1)
     assert await producer.cancel_delayed(job_id) is True
     assert view.delayed() == []
-    assert not [key for key in view.all_keys() if "didx" in key]
+    assert ":due" not in view.all_keys()
 
 
 @pytest.mark.servers

@@ -84,15 +84,16 @@ async def test_index_and_marker_outlive_the_delay(producer: Producer[Any], view:
     minted = await producer.add_in(delay, 2)
     expected = max(1, int(delay)) + INDEX_TTL_SECS
     ttls = view.all_keys()
-    for key in (":dlid:mine", ":didx:mine", f":didx:{minted}"):
+    for key in (":dlid:mine", ":didx:mine", ":due"):
         assert expected - 2 <= ttls[key] <= expected
-    assert f":dlid:{minted}" not in ttls
+    assert not {f":dlid:{minted}", f":didx:{minted}"} & set(ttls)
     client, keys = view.client, view.keys
     members = dict(zip(view.delayed_ids(), (member for member, _ in view.delayed()), strict=True))
     assert client.get(keys.dedup_marker("mine")) == b"1"
     assert client.get(keys.delayed_index("mine")) == members["mine"]
     scores = dict(view.delayed())
-    assert client.get(keys.delayed_index(minted)) == b"%d" % scores[members[minted]], "not a second copy of the job"
+    due_time = int(scores[members[minted]]).to_bytes(6, "big")
+    assert client.hgetall(keys.due) == {minted[-10:].encode(): due_time}, "not a second copy of the job"
 
 
 @pytest.mark.servers
@@ -100,12 +101,37 @@ async def test_the_dedup_ttl_comes_from_the_settings(server: Server | Cluster, v
     async with open_producer(server.url, dedup_ttl_secs=100) as producer:
         await producer.add_with_id("now", 1)
         await producer.add_in_with_id("later", 50, 1)
-        minted = await producer.add_in(50, 1)
+        await producer.add_in(50, 1)
     ttls = view.all_keys()
     assert 98 <= ttls[":dlid:now"] <= 100
     assert 148 <= ttls[":dlid:later"] <= 150
     assert 148 <= ttls[":didx:later"] <= 150
-    assert 3648 <= ttls[f":didx:{minted}"] <= 3650
+    assert 3648 <= ttls[":due"] <= 3650
+
+
+@pytest.mark.servers
+async def test_due_times_are_kept_until_the_last_job_is_due(producer: Producer[Any], view: QueueView) -> None:
+    for delay in (100, 5000, 50):
+        await producer.add_in(delay, 1)
+        assert view.all_keys()[":due"] >= delay + INDEX_TTL_SECS - 2
+    assert view.all_keys()[":due"] >= 5000 + INDEX_TTL_SECS - 2, "a shorter delay does not shorten it"
+
+
+@pytest.mark.servers
+async def test_due_times_that_other_promoters_leave_behind_are_dropped(
+    producer: Producer[Any], view: QueueView
+) -> None:
+    overdue_ms = view.now_ms() - 60_000
+    long_ago, overdue = (ms.to_bytes(6, "big") for ms in (1_700_000_000_000, overdue_ms))
+    view.client.hset(view.keys.due, mapping={f"promoted {number}": long_ago for number in range(200)})
+    view.client.hset(view.keys.due, "overdue", overdue)
+    added: list[str] = []
+    while view.client.hlen(view.keys.due) > len(added) + 1:
+        assert len(added) < 5000, "it has not dropped them all in 100 windows"
+        added += await producer.add_in_bulk(60, range(50))
+    due = view.client.hgetall(view.keys.due)
+    assert due[b"overdue"] == overdue, "it may still be in the delayed set"
+    assert {job_id[-10:].encode() for job_id in added} <= set(due)
 
 
 @pytest.mark.servers
@@ -122,7 +148,7 @@ async def test_no_delay_and_a_time_in_the_past_mean_now(producer: Producer[Any],
     assert view.payloads() == ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j"]
     assert view.delayed() == []
     ttls = view.all_keys()
-    assert not [key for key in ttls if key.startswith(":didx:")]
+    assert not [key for key in ttls if key.startswith(":didx:") or key == ":due"]
     assert 3590 <= ttls[":dlid:g"] <= 3600
 
 
@@ -132,7 +158,7 @@ async def test_a_delayed_bulk_shares_one_time(producer: Producer[Any], view: Que
     ids = await producer.add_in_bulk(100, (number for number in range(600)))
     assert sorted(view.delayed_ids()) == sorted(ids)
     assert all(before + 100_000 <= score <= view.now_ms() + 100_000 for _, score in view.delayed())
-    assert len([key for key in view.all_keys() if key.startswith(":didx:")]) == 600
+    assert view.client.hlen(view.keys.due) == 600
 
 
 @pytest.mark.servers

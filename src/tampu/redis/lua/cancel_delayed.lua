@@ -1,15 +1,16 @@
 -- Cancels a delayed job. If the promoter removes the member first, the job runs.
 --
--- KEYS  1 delayed set, 2 didx, 3 dlid
--- ARGV  1 the exact member, or '' to read it from the index, 2 job id
--- Reply 1 cancelled, 0 not delayed (any more), -1 no index: find the member and call again with it
+-- KEYS  1 delayed set, 2 didx, 3 dlid, 4 due times
+-- ARGV  1 the exact member, or '' to look it up, 2 job id
+-- Reply 1 cancelled, 0 not delayed (any more), -1 not found: search for the member and call again with it
 
 --@include lib/job_id.lua
---@include lib/indexed_member.lua
+--@include lib/due_time.lua
+--@include lib/find_delayed.lua
 
 local member = ARGV[1]
 if member == '' then
-  member = indexed_member(KEYS[1], redis.call('GET', KEYS[2]), ARGV[2])
+  member = find_delayed(KEYS[1], KEYS[2], KEYS[4], ARGV[2])
   if not member then
     return -1
   end
@@ -18,4 +19,5 @@ if redis.call('ZREM', KEYS[1], member) == 0 then
   return ARGV[1] == '' and -1 or 0
 end
 redis.call('DEL', KEYS[2], KEYS[3])
+redis.call('HDEL', KEYS[4], due_field(ARGV[2]))
 return 1

@@ -1,7 +1,7 @@
 -- Cancels a job: a delayed one is removed at once; one in the stream gets a mark, which its worker acts on.
 --
--- KEYS  1 delayed set, 2 didx, 3 dlid, 4 mark of the job, 5 index of the marks, 6 events
--- ARGV  1 member of the delayed set, or '' to take it from didx, 2 job id, 3 reason, 4 '1' to mark a job in the stream,
+-- KEYS  1 delayed set, 2 didx, 3 dlid, 4 mark of the job, 5 index of the marks, 6 events, 7 due times
+-- ARGV  1 member of the delayed set, or '' to look it up, 2 job id, 3 reason, 4 '1' to mark a job in the stream,
 --       5 how long marks are kept, seconds
 -- Reply 1 cancelled, 2 marked, 0 neither: it is not in the delayed set
 --
@@ -9,17 +9,19 @@
 -- orders marks by a number that only grows, so that a worker reads each new one once, whatever the clock does.
 
 --@include lib/job_id.lua
---@include lib/indexed_member.lua
+--@include lib/due_time.lua
+--@include lib/find_delayed.lua
 --@include lib/now_ms.lua
 
-local delayed, didx, dlid, mark, index, events = unpack(KEYS)
+local delayed, didx, dlid, mark, index, events, due = unpack(KEYS)
 local member, job, reason, ttl = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 
 if member == '' then
-  member = indexed_member(delayed, redis.call('GET', didx), job)
+  member = find_delayed(delayed, didx, due, job)
 end
 if member and redis.call('ZREM', delayed, member) == 1 then
   redis.call('DEL', didx, dlid)
+  redis.call('HDEL', due, due_field(job))
   redis.call('SET', mark, 'c' .. reason, 'EX', ttl)
   local size = struct.unpack('<I4', member)
   local fields = {'e', 'cancelled', 'id', job, 'ts', string.format('%.0f', now_ms())}

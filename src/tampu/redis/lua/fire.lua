@@ -6,6 +6,7 @@
 -- Reply {fired, 1 if the spec was removed, error}; {-1, 0, ''} if it was fired, changed or removed since it was read.
 --       With an error ('' = none) the first fire that could not be written, and all after it, are due again.
 
+--@include lib/due_time.lua
 --@include lib/announce.lua
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua

@@ -1,16 +1,17 @@
--- Deletes waiting and delayed jobs, and the keys of their ids (didx, dlid), so that the ids can be used again.
+-- Deletes waiting and delayed jobs, and what is stored by their ids, so that the ids can be used again.
 --
 -- Delivered entries are kept: only entries after the last one delivered to any group are deleted. Jobs that are added
 -- in the meantime are kept too: the first call determines how far the next calls go.
 --
--- KEYS  1 stream, 2 delayed set; the keys of the ids start with the same tag, so they are in the same slot
+-- KEYS  1 stream, 2 delayed set, 3 due times; the keys of the ids start with the same tag, so they are in the same slot
 -- ARGV  1 tag, 2 maximum of each kind per call, 3 delayed jobs left to delete (-1: all that exist now), 4 last entry to
 --       delete ('+': the last that exists now, '': none)
 -- Reply {deleted, delayed jobs left to delete, last entry to delete ('' if none is left)}
 
+--@include lib/due_time.lua
 --@include lib/job_id.lua
 
-local stream, delayed = KEYS[1], KEYS[2]
+local stream, delayed, due = unpack(KEYS)
 local tag, most, delayed_to_go, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
 local deleted = 0
@@ -22,10 +23,12 @@ if delayed_to_go > 0 then
   for _, member in ipairs(members) do
     local size = #member >= 4 and struct.unpack('<I4', member) or 0
     local id = job_id(string.sub(member, 5 + size))
-    -- If the index points to another member with the same id, keep its keys.
-    local index = id and redis.call('GET', tag .. ':didx:' .. id)
-    if index and (index == member or index == redis.call('ZSCORE', delayed, member)) then
+    -- If another member has the same id and is the one that its keys lead to, keep them.
+    local is_led_to = id and (redis.call('GET', tag .. ':didx:' .. id) == member
+      or unpack_due(redis.call('HGET', due, due_field(id))) == tonumber(redis.call('ZSCORE', delayed, member)))
+    if is_led_to then
       redis.call('DEL', tag .. ':didx:' .. id, tag .. ':dlid:' .. id)
+      redis.call('HDEL', due, due_field(id))
     end
     deleted = deleted + redis.call('ZREM', delayed, member)
   end

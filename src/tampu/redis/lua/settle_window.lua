@@ -3,8 +3,8 @@
 -- it nothing may raise.
 --
 -- KEYS  1 stream, 2 delayed set, 3 dlq, 4 events; then the result key of each success with a result; then, for each
---       other outcome: the didx key (t), the mark of the cancelled job, the index of the marks and dlid (c); then, if
---       there are other outcomes, the wake stream
+--       other outcome: didx (t with an explicit id), the mark of the cancelled job, the index of the marks and dlid (c);
+--       then, if there are other outcomes, the wake stream and the due times
 -- ARGV  1 group, 2 consumer, 3 '1' if the server supports XACKDEL, 4 events to keep (0: no events), 5 dead letters to
 --       keep, 6 TTL of results in seconds, 7 and 8 the lowest and highest entry id of the other outcomes ('' if there
 --       are none), 9 the window as MessagePack, three lists; one argument for all costs far less than one for each:
@@ -12,8 +12,8 @@
 --       successes: entry id, job id, name, started at (ms; 0: its `active` event was sent before), finished at (ms),
 --         attempt, duration (us), created at (ms), result or ''
 --       other outcomes, a list for each: kind, the first eight values as above, then
---         t  retry: reason ('' if the job did not fail), backoff in ms, member of the delayed set, TTL of its index in
---            seconds, traceback or ''
+--         t  retry: reason ('' if the job did not fail), backoff in ms, member of the delayed set, TTL of didx in seconds
+--            (0: a generated id, which has none), traceback or ''
 --         c  cancelled: reason, how long its mark is kept, in seconds
 --         x  dead letter: error ('' when the handler did not run), reason, its fields and values
 --
@@ -24,6 +24,7 @@
 --       acknowledged, l lost (another consumer owns the entry, or has settled it), h held (could not be written: try
 --       again); error is the text of the last failure
 
+--@include lib/due_time.lua
 --@include lib/announce.lua
 --@include lib/emit_event.lua
 --@include lib/failed.lua
@@ -82,16 +83,18 @@ for i, outcome in ipairs(others) do
     if code == 'k' then
       read_ms = read_ms or now_ms()
       local due_ms = read_ms + outcome[11]
-      local due = string.format('%.0f', due_ms)
-      if failed(pcall('ZADD', delayed, due, outcome[12])) then
+      if failed(pcall('ZADD', delayed, string.format('%.0f', due_ms), outcome[12])) then
         code = 'h'
       else
-        -- As in add_window.lua: the score for a generated id, which has 26 characters, else the member.
-        failed(pcall('SET', KEYS[key], #job == 26 and due or outcome[12], 'EX', outcome[13]))
-        note_delayed(due_ms)
+        note_delayed(due_ms, outcome[13] == 0 and job)
+        if outcome[13] > 0 then  -- as in add_window.lua
+          failed(pcall('SET', KEYS[key], outcome[12], 'EX', outcome[13]))
+        end
       end
     end
-    key = key + 1
+    if outcome[13] > 0 then
+      key = key + 1
+    end
   elseif kind == 'c' then
     if code == 'k' then
       failed(pcall('SET', KEYS[key], 'c' .. outcome[10], 'EX', outcome[11]))
@@ -109,7 +112,7 @@ for i, outcome in ipairs(others) do
   end
 end
 
-announce(delayed, KEYS[#KEYS])
+announce(delayed, KEYS[#KEYS - 1], KEYS[#KEYS], read_ms)
 
 -- The acknowledgement. XACKDEL answers for each entry: -1 if it was not pending. Without it, one XACK for each success.
 local answers

@@ -1,12 +1,12 @@
 -- Adds a chunk of jobs from Spark, once, however often its task, micro-batch or stage is run again.
 --
--- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set, 4 wake stream; then the keys of each job by its
---       kind: dlid, cancel mark, didx
+-- KEYS  1 marker of the chunk's partition, 2 stream, 3 delayed set, 4 wake stream, 5 due times; then the keys of each job
+--       by its kind: dlid, cancel mark, didx
 -- ARGV  1 number of the chunk in its partition, from 0 (-1: no marker)   2 its digest   3 TTL of markers, seconds
 --       4 maximum length of the stream   5 number of jobs
 --       6 'same': all jobs run now, under one name: 7 that name, then their envelopes
 --         'each': then per job: kind, name, envelope, and for the delayed kinds when it is due (epoch ms)
--- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed (key didx); e: delayed, explicit id (all three).
+-- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed; e: delayed, explicit id (all three keys).
 --
 -- Reply {'ok', added, duplicates}
 --       {'done'}: this chunk was added before
@@ -17,9 +17,11 @@
 -- Everything that can fail is checked before the first write: nothing may raise after it, or a resend would add the
 -- first jobs of the chunk again.
 
+--@include lib/due_time.lua
 --@include lib/announce.lua
 --@include lib/append_entry.lua
 --@include lib/delayed_member.lua
+--@include lib/job_id.lua
 --@include lib/now_ms.lua
 
 local marker, stream, delayed, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
@@ -59,7 +61,7 @@ end
 local call = redis.call
 local function add_each()
   local now = now_ms()
-  local added, at, key = 0, 7, 5
+  local added, at, key = 0, 7, 6
   for _ = 1, total do
     local kind, name, envelope = ARGV[at], ARGV[at + 1], ARGV[at + 2]
     at = at + 3
@@ -78,7 +80,7 @@ local function add_each()
       key = key + 2
     end
     local index
-    if due then
+    if kind == 'e' then
       index = KEYS[key]
       key = key + 1
     end
@@ -87,14 +89,16 @@ local function add_each()
       if due and due > now then
         local member = delayed_member(name, envelope)
         call('ZADD', delayed, string.format('%.0f', due), member)
-        call('SET', index, member, 'EX', seconds + 3600)
-        note_delayed(due)
+        if index then
+          call('SET', index, member, 'EX', seconds + 3600)
+        end
+        note_delayed(due, not index and job_id(envelope))
       else
         append_entry(call, stream, envelope, name)
       end
     end
   end
-  announce(delayed, wake)
+  announce(delayed, wake, KEYS[5], now)
   return added
 end
 

@@ -150,7 +150,7 @@ def _offset(text: str) -> int:
 
 @cache
 def _iana_names() -> frozenset[str]:
-    """Return all names, from the `tzdata` package: a file system may ignore case and accept `europe/paris`."""
+    """Return all names that `tzdata` lists. Finding a file is not enough: a file system may accept `europe/paris`."""
     return frozenset(files("tzdata").joinpath("zones").read_text().split()) - {_NOT_A_PLACE}
 
 

@@ -1,4 +1,5 @@
--- Returns the job id of an envelope, the first item of a MessagePack array; nil if it cannot be read.
+-- Returns the job id of an envelope, the first item of a MessagePack array, and the position behind it; nil if it cannot
+-- be read.
 local function job_id(envelope)
   local head, at = string.byte(envelope, 1), 2
   if head == 0xdc then
@@ -18,5 +19,5 @@ local function job_id(envelope)
   else
     return nil
   end
-  return string.sub(envelope, at, at + size - 1)
+  return string.sub(envelope, at, at + size - 1), at + size
 end
