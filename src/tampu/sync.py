@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
-from tampu.base.checks import check_delay_ms
+from tampu.base.checks import check_delay_ms, check_job_id
 from tampu.base.event_loop import LoopThread, blocking
 from tampu.produce.producer import Producer
 from tampu.queue import Queue
 from tampu.redis.settings import DEFAULT_URL, parse_url
 from tampu.task import call_arguments
-from tampu.wire.job import Job, check_poll_interval
+from tampu.wire.job import Job, JobId, check_poll_interval
 from tampu.wire.repeat import RepeatPattern
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tampu.config import ProducerConfig
+    from tampu.inspect.job_state import JobState
+    from tampu.produce.using import UsingOptions
     from tampu.redis.settings import CredentialCallback
     from tampu.task import ConfiguredTask, ScheduleOptions, Task
 
@@ -42,6 +44,9 @@ class SyncJob(Job[Any], Generic[R]):
 
     __slots__ = ("_run",)
     _run: Callable[[Any], Any]
+
+    if TYPE_CHECKING:
+        id: JobId  # pyright: ignore[reportIncompatibleVariableOverride]  # an added job's ID knows whether it is new
 
     @classmethod
     def of(cls, job: Job[Any], run: Callable[[Any], Any]) -> SyncJob[R]:
@@ -63,6 +68,11 @@ class SyncJob(Job[Any], Generic[R]):
         found: R = self._run(super().result(timeout))
         return found
 
+    def state(self) -> JobState:  # type: ignore[override]
+        """Return the job's current state, with its progress, result or dead letter."""
+        found: JobState = self._run(super().state())
+        return found
+
     def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> R:  # type: ignore[override]
         """Return `result(timeout)`. `poll_interval` is accepted for compatibility; there is no polling."""
         check_poll_interval(poll_interval)
@@ -72,8 +82,8 @@ class SyncJob(Job[Any], Generic[R]):
 class SyncQueue:
     """The methods of a `Queue` for synchronous code: `queue.sync.add(...)`.
 
-    Each method does the same as the method of `Queue` with the same name. It can be shared between threads, and a
-    forked child reconnects. In a coroutine, use the queue itself: these calls block.
+    Each method does the same as the method of `Queue` with the same name. A `SyncQueue` can be shared between
+    threads, and a forked child reconnects. In a coroutine, use the queue itself: these calls block.
     """
 
     def __init__(self, queue: Queue, tasks: dict[str, Task[Any, Any]]) -> None:
@@ -172,6 +182,15 @@ class SyncTask(Generic[P, R]):
         jobs = queue._run(queue._inner._add_tasks(self._task, encoded))
         return [SyncJob.of(job, queue._run) for job in jobs]
 
+    def job(self, job_id: str) -> SyncJob[R]:
+        """Return a job of this task by its ID, to wait for its result or read its state; see `Task.job`."""
+        queue = self._task.queue.sync
+        return SyncJob.of(queue._inner._task_job(JobId(check_job_id(job_id)), self._task, b""), queue._run)
+
+    def using(self, **options: Unpack[UsingOptions]) -> SyncConfiguredTask[P, R]:
+        """Return an object that adds jobs of this task with these options; see `Task.using`."""
+        return self._task.using(**options).sync
+
     def cron(
         self,
         expression: str,
@@ -211,6 +230,10 @@ class SyncConfiguredTask(Generic[P, R]):
 
     def __init__(self, configured: ConfiguredTask[P, R]) -> None:
         self._configured = configured
+
+    def using(self, **options: Unpack[UsingOptions]) -> SyncConfiguredTask[P, R]:
+        """Return a copy with more options; those given again replace the earlier ones."""
+        return SyncConfiguredTask(self._configured.using(**options))
 
     def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
         """Add a job that calls the function with these arguments."""

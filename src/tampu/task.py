@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tampu.consume.handlers import HandlerOutcome
     from tampu.consume.on_failure import FailedJob
     from tampu.consume.retry_rules import Errors, RetryDecision
+    from tampu.inspect.job_state import JobState
     from tampu.produce.options import Backoff, MissedFires
     from tampu.produce.using import UsingOptions
     from tampu.queue import Queue
@@ -64,6 +65,10 @@ class TaskJob(Job[dict[str, Any]], Generic[R]):
 
         async def result(self, timeout: float = 30.0) -> R:  # noqa: ASYNC109 - the argument's name on this level
             """Wait up to `timeout` seconds for the job to finish and return the function's return value."""
+            ...
+
+        async def state(self) -> JobState:
+            """Return the job's current state, with its progress, result or dead letter."""
             ...
 
 
@@ -327,6 +332,10 @@ class TaskContext:
     async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
         """Wait for the job's result and convert it."""
         return self._task.results.convert(await self._queue.wait_for_result(job_id, timeout_secs))
+
+    async def get_job(self, job_id: str) -> Any:
+        """Return the job's state."""
+        return await self._queue.get_job(job_id)
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
         """Pass progress on to the queue, which accepts it only for a running job."""

@@ -211,6 +211,8 @@ class Worker:
         self._shutdown: asyncio.Event | None = None
         self._running: asyncio.Future[None] | None = None
         self._background: asyncio.Task[None] | None = None
+        #: Done once the worker has started, for `async with`.
+        self._started: asyncio.Future[None] | None = None
         self._serving: _Serving | None = None
         self._watch: LoopWatch | None = None
         self._closed = False
@@ -338,9 +340,22 @@ class Worker:
             self._shutdown.set()
 
     async def __aenter__(self) -> Self:
-        """Start the worker in the background: `async with Worker(queue): ...` runs jobs until the block ends."""
-        self._background = asyncio.get_running_loop().create_task(self.run(), name="tampu-worker")
-        await asyncio.sleep(0)  # a worker that cannot start says so at the end of the block, or here
+        """Start the worker in the background: `async with Worker(queue): ...` runs jobs until the block ends.
+
+        An error of the `on_startup` hook is raised here.
+        """
+        loop = asyncio.get_running_loop()
+        self._started = loop.create_future()
+        if self.is_running:
+            self._started.set_result(None)
+        self._background = loop.create_task(self.run(), name="tampu-worker")
+        try:
+            await asyncio.wait([self._started, self._background], return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            self._background.cancel()
+            raise
+        if self._background.done():
+            await self._background  # raises the cause: the block would wait for results that never come
         return self
 
     async def __aexit__(
@@ -375,6 +390,8 @@ class Worker:
         try:
             for queue in self._queues:
                 self._serve(queue, serving)
+            if self._started is not None and not self._started.done():
+                self._started.set_result(None)
             await serving.runtime.run(shutdown)
         finally:
             watch.stop()
@@ -391,11 +408,13 @@ class Worker:
         events_kept = config.events_max_stream_len if config.events_enabled else 0
         reporter = ProgressReporter(link.client, queue.keys, worker=config.consumer_id, events_kept=events_kept)
         serving.reporters.append(reporter)
+        codec = queue.codec if config.codec is None else config.codec
         if self._handler is None:
             dispatcher = Dispatcher(
                 queue.tasks,
                 serving.threads,
                 store_results=config.store_results,
+                codec=codec,
                 worker=config.consumer_id,
                 events_kept=events_kept,
                 processes=self._processes,
@@ -411,10 +430,12 @@ class Worker:
             reserve=self._reserve.get(queue.name, 0),
             limit=self._limit.get(queue.name),
         )
-        served = serving.runtime.add(link, queue.name, handler, share, config.codec or queue.codec)
-        if self._handler is None and any(task.process for task in queue.tasks.values()):
-            served.reserve_with(dispatcher.reserve)
-        if self._handler is None and any(task.on_failure is not None for task in queue.tasks.values()):
+        served = serving.runtime.add(link, queue.name, handler, share, codec)
+        if self._handler is None:
+            reserve = partial(served.reserve_with, dispatcher.reserve)
+            if any(task.process for task in queue.tasks.values()):
+                reserve()
+            dispatcher.when_process_task = reserve  # one that is registered later
             served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
 
     def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:

@@ -12,7 +12,7 @@ import pytest
 from api.process_tasks import CODEC, sealed_queue
 from cli.lab import invoke
 from support.waiting import until
-from tampu import BackoffSpec, EncryptedCodec, FailedJob, Job, Queue, SignedCodec, Worker
+from tampu import BackoffSpec, Consumer, ConsumerConfig, EncryptedCodec, FailedJob, Job, Queue, SignedCodec, Worker
 from tampu.errors import ConfigError, DecodeError, JobFailed
 from tampu.wire.envelope import decode_job, encode_envelope
 from tampu.wire.payload import encode_value, wrap_bin
@@ -121,6 +121,61 @@ class QueueWith:
         from tampu.wire.codec import QueueCodec
 
         return wrap_bin(QueueCodec(self._codec, "q").seal_payload(encode_value(value), name))
+
+
+class FalsyCodec(SignedCodec):
+    """A codec that is false as a condition, as one that counts its keys may be."""
+
+    def __bool__(self) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("has_codec", ["queue", "worker", "queue of a handler"])
+@pytest.mark.parametrize("kind", [SignedCodec, FalsyCodec])
+async def test_a_plain_job_does_not_run_wherever_the_codec_is_set(
+    server: Server, has_codec: str, kind: type[SignedCodec]
+) -> None:
+    ran = []
+    codec = kind({"k": KEY})
+    async with Queue("q", url=server.url, codec=None if has_codec == "worker" else codec) as queue:
+
+        @queue.task(attempts=1)
+        async def pay(amount: int) -> None:
+            ran.append(amount)
+
+        async def handle(job: Job[Any]) -> None:
+            ran.append(job.payload)
+
+        async with Queue("q", url=server.url) as forger:
+            await forger.add("pay", {"amount": 1})
+        handler = handle if has_codec == "queue of a handler" else None
+        async with Worker(queue, handler, codec=codec if has_codec == "worker" else None):
+            await until(lambda: ran or server.client().xlen(queue.keys.dlq), "it has run or is a dead letter")
+        assert ran == []
+        assert [letter["reason"] for letter in await queue.peek_dlq()] == ["decode_failed"]
+
+
+@pytest.mark.parametrize("is_async", [True, False])
+async def test_a_consumer_does_not_run_a_plain_job_whose_payload_its_handler_ignores(
+    server: Server, is_async: bool
+) -> None:
+    ran = []
+
+    async def on_loop(job: Job[Any]) -> None:
+        ran.append(job.id)
+
+    def in_thread(job: Job[Any]) -> None:
+        ran.append(job.id)
+
+    async with Queue("q", url=server.url) as forger:
+        await forger.add("pay", {"amount": 1})
+        shutdown = asyncio.Event()
+        consumer = Consumer(server.url, ConsumerConfig(queue_name="q", codec=CODECS[0]))
+        running = asyncio.create_task(consumer.run(on_loop if is_async else in_thread, shutdown))
+        await until(lambda: ran or server.client().xlen(forger.keys.dlq), "it has run or is a dead letter")
+        shutdown.set()
+        await running
+        assert ran == []
 
 
 @codecs

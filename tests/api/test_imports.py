@@ -36,11 +36,22 @@ def test_an_unknown_name_is_an_error() -> None:
         from tampu import Quue  # type: ignore[attr-defined]  # noqa: F401
 
 
-def test_cron_and_time_zones_are_loaded_on_first_use() -> None:
-    code = "import sys; from tampu import Queue, Worker; print(*sys.modules)"
+def loaded_after(statement: str) -> list[str]:
+    code = f"import sys; {statement}; print(*sys.modules)"
     plain = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE")}  # loads modules too
     run = subprocess.run([sys.executable, "-c", code], env=plain, capture_output=True, text=True, check=True)
-    loaded = run.stdout.split()
+    return run.stdout.split()
+
+
+def test_the_processes_of_a_worker_load_only_what_they_need() -> None:
+    supervisor = loaded_after("import tampu.cli.main, tampu.cli.commands.worker.command")
+    assert not {"rich", "tampu.wire.payload", "tampu.redis.client"} & {*supervisor}
+    child = loaded_after("import tampu.cli.commands.worker.child")
+    assert not {"rich", "typer"} & {*child}
+
+
+def test_cron_and_time_zones_are_loaded_on_first_use() -> None:
+    loaded = loaded_after("from tampu import Queue, Worker")
     assert not {"zoneinfo", "tampu.wire.cron", "pydantic", "uvloop", "pyspark"} & {*loaded}
     assert len(loaded) < 360, "each module costs time at every start"
 

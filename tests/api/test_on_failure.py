@@ -71,6 +71,26 @@ async def test_a_task_gets_a_job(queue: Queue) -> None:
     assert [one.name for one in await queue.jobs("delayed")] == ["alert"]
 
 
+async def test_a_task_registered_after_the_worker_started_has_it_too(queue: Queue) -> None:
+    seen: list[FailedJob] = []
+
+    @queue.task
+    async def first() -> int:
+        return 1
+
+    async with working(queue):
+        await (await first.add()).result(20)  # the worker has started
+
+        @queue.task(attempts=1, on_failure=seen.append)
+        async def charge(amount: int) -> None:
+            raise ConnectionError
+
+        with pytest.raises(JobFailed):
+            await (await charge.add(5)).result(20)
+        await until(lambda: seen, "on_failure is called")
+    assert [one.arguments for one in seen] == [{"amount": 5}]
+
+
 async def test_jobs_that_never_ran_are_reported_too(queue: Queue, server: Server) -> None:
     seen: list[FailedJob] = []
     queue.task(name="charge", on_failure=seen.append)(lambda amount: None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ import pytest
 from api.workers import working
 from support.waiting import until
 from tampu import ConfigError, Job, JobCancelled, JobFailed, Queue, SoftTimeout, current_job
-from tampu.consume.soft_timeout import _Interruptible
+from tampu.consume.soft_timeout import _Interruptible, call_in_process
 from tampu.wire.job import Cancellation
 
 if TYPE_CHECKING:
@@ -207,3 +208,27 @@ def test_it_must_be_shorter_than_the_timeout() -> None:
         queue.task(soft_timeout=0)(until)
     with pytest.raises(ConfigError, match="soft_timeout must be a timedelta or seconds above 0; got 0"):
         queue.task(name="x")(lambda: None).using(soft_timeout=0)
+
+
+def test_a_function_in_a_process_is_interrupted_at_any_line() -> None:
+    job: Job[None] = Job("1")
+    before = signal.getsignal(signal.SIGALRM)
+
+    def spins(_: Job[Any]) -> str:
+        try:
+            while True:
+                pass
+        except SoftTimeout as reached:
+            return str(reached)
+
+    def ignores(_: Job[Any]) -> None:
+        while True:
+            pass
+
+    assert call_in_process(spins, job, 0.05) == "the handler reached its soft timeout of 0.05 s"
+    with pytest.raises(TimeoutError, match="reached its soft timeout"):
+        call_in_process(ignores, job, 0.05)
+    assert call_in_process(lambda _: "at once", job, 0.05) == call_in_process(lambda _: "at once", job, None)
+    # No alarm is left behind for the next job of the process.
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+    assert signal.getsignal(signal.SIGALRM) == before

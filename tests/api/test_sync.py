@@ -70,6 +70,8 @@ def test_a_script_adds_jobs_and_waits_for_results(queue: Queue, view: QueueView)
         assert queue.sync.wait_for_result(by_name.id) == 10
         assert queue.sync.get_job_result(job.id) == 8
         assert queue.sync.get_job_result_bulk([job.id, by_name.id]) == [8, 10]
+        found = double.sync.job(job.id)
+        assert (found.result(20), found.state().state, job.state().result) == (8, "done", 8)
         with pytest.raises(JobFailed, match="negative"):
             double.sync.add(-1).result(20)
         with pytest.raises(ConfigError, match="timeout"):
@@ -84,7 +86,7 @@ def test_every_method_of_a_queue_exists(queue: Queue, view: QueueView) -> None:
     double.sync.add_in(timedelta(hours=1), 1)
     once = double.sync.add_unique("once", 3)
     again = sync.add_unique("double", {"number": 3}, job_id="once")
-    assert [once.id.is_new, again.id.is_new] == [True, False]  # type: ignore[attr-defined]
+    assert [once.id.is_new, again.id.is_new] == [True, False]
     delayed = sync.add("double", {"number": 1}, delay_ms=60_000)
     assert sync.cancel_delayed(delayed.id) is True
     assert sync.get_job("once").state == "waiting"

@@ -103,6 +103,10 @@ def test_synchronous_code_composes_options_too(server: Server, seen: QueueView) 
         assert mail.using(unique="a", delay=60).sync.add(1).id == "a"
         assert len(mail.using(delay=60).sync.add_bulk([1, 2])) == 2
         assert len(seen.delayed()) == 3
+        later = mail.sync.using(delay=60)
+        again = [later.using(unique="b").add(number) for number in (1, 2)]
+        assert [job.id.is_new for job in again] == [True, False]
+        assert len(seen.delayed()) == 4
     finally:
         queue.sync.close()
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import time
 from contextvars import ContextVar
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +18,7 @@ import pytest
 from api.process_tasks import own_pid
 from api.process_tasks import queue as process_queue
 from api.workers import QUICK, working
+from support.queues import QueueView
 from support.waiting import until
 from tampu import ConfigError, Job, JobFailed, Queue, RedisError, Worker, current_job
 from tampu.testing import job_context
@@ -21,6 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from servers.process import Server
+
+
+def wait_for_file(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+
+def double_number(number: int) -> int:
+    return 2 * number
+
 
 tenant: ContextVar[str] = ContextVar("tenant", default="none")
 
@@ -50,12 +66,48 @@ async def test_a_block_whose_worker_cannot_start_raises() -> None:
     @queue.task
     async def mail() -> None: ...
 
-    def fail() -> None:
+    async def fail() -> None:
+        await asyncio.sleep(0)
         raise RuntimeError("no database")
 
+    has_begun = False
     with pytest.raises(RuntimeError, match="no database"):
         async with Worker(queue, on_startup=fail):
+            has_begun = True
+    assert not has_begun, "it could wait for results that never come"
+
+
+async def test_a_block_around_a_running_worker_begins_at_once(queue: Queue) -> None:
+    @queue.task
+    async def mail() -> None: ...
+
+    async with Worker(queue, **QUICK) as worker, asyncio.timeout(20), worker:
+        assert worker.is_running
+
+
+async def test_a_block_cancelled_while_it_begins_ends_its_worker(queue: Queue) -> None:
+    starting, stopped = asyncio.Event(), asyncio.Event()
+
+    @queue.task
+    async def mail() -> None: ...
+
+    async def hang() -> None:
+        starting.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    async def block() -> None:
+        async with Worker(queue, on_startup=hang):
             pass
+
+    running = asyncio.create_task(block())
+    await starting.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    await asyncio.wait_for(stopped.wait(), 20)
 
 
 async def test_run_inside_a_block_waits_for_the_same_worker(queue: Queue) -> None:
@@ -67,6 +119,17 @@ async def test_run_inside_a_block_waits_for_the_same_worker(queue: Queue) -> Non
     async with Worker("q", handler, url=queue.url, **QUICK) as worker:
         await queue.add("mail", 1)
         await asyncio.wait_for(worker.run(), 20)
+
+
+async def test_the_locks_of_a_worker_have_its_name(queue: Queue, server: Server) -> None:
+    @queue.task
+    async def mail() -> None: ...
+
+    client = server.client()
+    async with working(queue, consumer_id="web-1:17:ab12cd"):
+        for lock in (queue.keys.promoter_lock, queue.keys.scheduler_lock):
+            holder = await until(partial(client.get, lock), "it leads")
+            assert holder.startswith(b"web-1:17:ab12cd:")
 
 
 async def test_every_run_is_inside_all_middleware(queue: Queue) -> None:
@@ -138,6 +201,43 @@ async def test_processes_are_bounded_and_replaced(server: Server, monkeypatch: p
             jobs = [await queue.add(own_pid.name, {}) for _ in range(4)]
             pids = [await job.result(timeout=30) for job in jobs]
         assert sorted(pids.count(pid) for pid in set(pids)) == [2, 2]
+
+
+async def test_a_job_that_is_not_to_run_does_not_wait_for_a_process(
+    queue: Queue, server: Server, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    wait, double = queue.task(process=True)(wait_for_file), queue.task(process=True)(double_number)
+    caplog.set_level(logging.INFO, "tampu.worker")
+    async with working(queue, processes=1) as worker:
+        first = await wait.add(str(tmp_path / "gate"))
+        await until(worker.running_jobs, "it has the only process", 60)
+        expired = await wait.using(expires=timedelta(milliseconds=1), delay=timedelta(milliseconds=50)).add("")
+        with pytest.raises(JobFailed, match="expired"):
+            await expired.result(timeout=20)
+        await queue.pause(task=double.name)
+        await until(lambda: f"task {double.name} paused" in caplog.text, "the worker knows of the pause")
+        paused = await double.add(1)
+        view = QueueView(server, queue.name)
+        await until(lambda: view.delayed_ids() == [paused.id], "it is put back")
+        (tmp_path / "gate").touch()
+        await first.result(timeout=30)
+
+
+async def test_a_process_task_that_is_registered_while_the_worker_runs(queue: Queue, tmp_path: Path) -> None:
+    @queue.task
+    async def other() -> None: ...
+
+    async with working(queue, processes=1) as worker:
+        await (await other.add()).result(timeout=10)
+        wait = queue.task(process=True)(wait_for_file)
+        first = await wait.add(str(tmp_path / "gate"))
+        await until(worker.running_jobs, "it has the only process", 60)
+        second = await wait.add(str(tmp_path / "gate"))
+        await (await other.add()).result(timeout=20)  # jobs are taken in their order: the second waits for the process
+        assert [job.id for job in worker.running_jobs()] == [first.id]
+        (tmp_path / "gate").touch()
+        for job in (first, second):
+            await job.result(timeout=30)
 
 
 @pytest.mark.parametrize("setting", ["processes", "jobs_per_process"])

@@ -47,5 +47,5 @@ def shop(server: Server, url: str) -> Filled:
         return filled
     filled, dumps = _filled[0]
     for key, dump in dumps.items():
-        client.restore(key, 3_600_000 if b":result:" in key or b":didx:" in key else 0, dump)
+        client.restore(key, 3_600_000 if b":result:" in key or key.endswith(b":due") else 0, dump)
     return filled

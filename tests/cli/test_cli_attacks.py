@@ -77,6 +77,14 @@ def test_a_score_that_is_no_time_blinds_no_tool(score: str, server: Server, shop
         assert done.code in (0, 3)
 
 
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_result_that_is_nested_deeply_is_shown(options: tuple[str, ...], server: Server, shop: Filled) -> None:
+    server.client().set(QueueKeys(QUEUE).result("deep"), b"\x91" * 900 + b"\xc0")
+    done = invoke("job", "show", "deep", "--queue", QUEUE, *options)
+    assert (done.code, done.err) == (0, "")
+    assert "$deeper" in done.out if options else "[[[" in done.out
+
+
 def test_a_count_of_replays_that_is_no_number_blinds_no_tool(server: Server, shop: Filled) -> None:
     for value in ("many", "9" * 5000):
         server.client().hset(QueueKeys(QUEUE).replays, shop.delayed, value)

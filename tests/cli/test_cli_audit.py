@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from cli.lab import Done, invoke
 from cli.shop import QUEUE, Filled
+from tampu import Job, Queue, UnrecoverableError, Worker
+from tampu.cli.redact import redacted_state
 from tampu.inspect.audit import operator_name
+from tampu.inspect.job_state import JobState
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -110,6 +114,36 @@ def test_the_hook_replaces_payloads_results_errors_and_tracebacks(
     assert [secret for secret in seen if secret in text] == []
     for kind in ("payload", "result", "error", "traceback"):
         assert f"<{kind} hidden>" in text
+
+
+def test_the_hook_replaces_notes_of_progress_and_reasons(
+    server: Server, shop: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAMPU_REDACT", "cli.test_cli_audit:hide")
+    state = JobState(id="a", state="running", progress=0.5, progress_note="for ada@example.com", reason="fraud by ada")
+    assert "ada" not in repr(redacted_state(state))
+    client: Any = server.client()
+    client.xadd(KEYS.events, {"e": "dlq", "id": "a", "ts": 1, "reason": "malformed", "detail": "for ada@example.com"})
+    shown = invoke("events", QUEUE, "--json")
+    assert shown.code == 0
+    assert "ada@" not in shown.out
+
+
+@pytest.mark.parametrize("outcome", ["result", "error"])
+async def test_the_hook_replaces_what_add_waited_for(
+    outcome: str, server: Server, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAMPU_REDACT", "cli.test_cli_audit:hide")
+
+    async def answer(job: Job[Any]) -> str:
+        if outcome == "error":
+            raise UnrecoverableError("no card for ada@example.com")
+        return "sent to ada@example.com"
+
+    async with Queue(QUEUE, url=url) as queue, Worker(queue, answer, store_results=True):
+        done = await asyncio.to_thread(invoke, "add", QUEUE, "mail", "--wait", "20s", "--url", url)
+    assert f"<{outcome} hidden>" in done.out + done.err
+    assert "ada@" not in done.out + done.err
 
 
 def test_a_hook_that_fails_shows_nothing(shop: Filled, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,6 +132,15 @@ def test_help_names_the_variable_of_every_setting(monkeypatch: pytest.MonkeyPatc
     assert "TAMPU_WORKER_CONCURRENCY" in invoke("worker", "--help").out
 
 
+def test_an_invalid_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "set by" not in invoke("worker", "app:queue", "-c", "abc").complaint
+    monkeypatch.setenv("TAMPU_WORKER_CONCURRENCY", "abc")
+    assert "'--concurrency'" in (said := invoke("worker", "app:queue").complaint)
+    assert "; set by TAMPU_WORKER_CONCURRENCY (see tampu worker --help)" in said
+    monkeypatch.setenv("TAMPU_TIMEOUT", "x")
+    assert "; set by TAMPU_TIMEOUT (see" in invoke("inspect").complaint
+
+
 def test_no_variable_replaces_the_command_or_selects_what_it_changes(
     shop: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+from rich.console import Console
 
 from cli.lab import Terminal, invoke, run_program
-from tampu.cli.commands.demo.view import _activation
+from tampu import Queue
+from tampu.cli.commands.demo.day import DayClock
+from tampu.cli.commands.demo.tally import Tally, TaskTally
+from tampu.cli.commands.demo.view import DayView, Story, _activation, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,6 +52,21 @@ def test_the_demo_is_live_in_a_terminal() -> None:
         terminal.until("0 lost")
         assert "Traceback" not in terminal.shown
         assert "The demo's data has been kept. To look at it:" in terminal.shown
+
+
+def test_nothing_in_the_tables_of_the_demo_is_cut_off_in_60_columns() -> None:
+    tally = Tally([Queue(name) for name in ("orders", "payments", "emails")])
+    tally.by_queue["emails"]["completed"] = 15_000
+    tally.tasks["ask_for_review"] = TaskTally(Counter(completed=15_000, failed=103), [18_000])
+    console = Console(width=60, height=40, file=io.StringIO())
+    day = DayView(DayClock(3600), tally, Story(is_live=True), "Valkey 9.1.2")
+    end = summary({"ask_for_review": 15_000}, tally, replayed=0, secs=1, url="embedded://", is_live=True)
+    for shown in (day, end):
+        with console.capture() as captured:
+            console.print(shown)
+        table = [line for line in captured.get().splitlines() if "│" in line]
+        assert any("15,000" in line for line in table)
+        assert not [line for line in table if "…" in line]
 
 
 def test_ctrl_c_ends_the_demo_with_one_line() -> None:

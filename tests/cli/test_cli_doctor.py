@@ -12,9 +12,11 @@ from cli.shop import QUEUE, Filled, fill
 from support.users import acl_user
 from support.waiting import until
 from tampu import Queue, Worker
+from tampu.base.clock import wall_clock_ms
 from tampu.cli.commands.doctor import server as checks
 from tampu.cli.commands.doctor.findings import Level
 from tampu.redis.capabilities import Capabilities
+from tampu.wire.heartbeat import KEPT_MS, Heartbeat, RunningJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -258,3 +260,35 @@ async def test_a_worker_that_cannot_read_a_queue_is_found(server: Server, url: s
     assert finding["level"] == "wrong"
     assert finding["text"] == "worker w1 cannot read this queue"
     assert "ACL" in finding["remedy"]
+
+
+async def test_workers_of_other_versions_are_named(server: Server, url: str) -> None:
+    queue = Queue("mixed", url=url)
+    queue.task(name="sleep")(asyncio.sleep)
+    async with queue, Worker(queue, consumer_id="w1"):
+        stream = "{chasqui:mixed}:stream"
+
+        def has_joined() -> bool:
+            groups = server.client().xinfo_groups(stream) if server.client().exists(stream) else []
+            return bool(groups) and bool(server.client().exists("{chasqui:mixed}:worker:default:w1"))
+
+        await until(has_joined, "the worker has created the group and sent a heartbeat")
+        assert await findings_of("peers") == []
+        server.client().xreadgroup("default", "peer-7", {stream: ">"}, count=1)
+        [finding] = await findings_of("peers")
+    assert (finding["level"], finding["about"]) == ("note", "mixed")
+    assert finding["text"] == "1 worker of ChasquiMQ or tampu 0.1.0: peer-7"
+
+
+async def test_a_handler_that_has_run_for_ten_minutes_is_named(server: Server, url: str) -> None:
+    async with Queue("slow", url=url) as queue:
+        client = server.client()
+        client.xgroup_create(queue.keys.stream, "default", mkstream=True)
+        for worker, running_ms in (("w1", 600_000), ("w2", 599_999)):
+            running = [RunningJob(f"job-of-{worker}", "charge", running_ms, 1)]
+            beat = Heartbeat("host", 7, "0.2.0", 10, wall_clock_ms(), 1, 1, running)
+            client.xgroup_createconsumer(queue.keys.stream, "default", worker)
+            client.set(queue.keys.heartbeat("default", worker), beat.encode(), px=KEPT_MS)
+        [finding] = await findings_of("long-running")
+    assert finding["text"] == "charge job-of-w1 has been running for 10 min on w1"
+    assert "tampu cancel slow job-of-w1" in finding["remedy"]

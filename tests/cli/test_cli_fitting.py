@@ -55,6 +55,15 @@ def test_long_words_are_folded_except_in_the_column_that_may_be_cut() -> None:
     ]
 
 
+def test_an_id_that_fills_the_line_is_folded_and_hides_no_column() -> None:
+    made = FittingTable("id", "name", "running for", "worker", whole=("id",), spare=("worker",))
+    made.add_row(Text("x" * 59), Text("charge"), Text("12 min"), Text("host:1"))
+    heading, first, *_ = lines = shown(made, 60)
+    assert heading.split() == ["id", "name", "running", "for"]
+    assert first.split()[1:] == ["charge", "12", "min"]
+    assert "".join(line.split()[0] for line in lines[1:]) == "x" * 59
+
+
 def test_a_note_is_shown_only_with_its_column(counts: FittingTable) -> None:
     counts._note = ("done", "done: per second")
     assert shown(counts, 28)[-1] == "done: per second"

@@ -11,8 +11,11 @@ import pytest
 from cli.lab import invoke
 from cli.shop import QUEUE, Filled
 from tampu import Queue
+from tampu.base.clock import wall_clock_ms
 from tampu.cli.commands.inspect import Look, flow_between, window_note
 from tampu.inspect.snapshot import QueueSnapshot, event_rates
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, Heartbeat, RunningJob
+from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster
@@ -80,6 +83,14 @@ def test_an_option_can_be_set_in_the_environment(shop: Filled, monkeypatch: pyte
     done = invoke("inspect")
     assert done.code == 3
     assert len(done.json["breaches"]) == 1
+
+
+def test_lock_holders_are_named_in_short(server: Server, fresh_shop: Filled) -> None:
+    keys = QueueKeys(QUEUE)
+    token = 32 * "a"
+    server.client().set(keys.promoter_lock, f"web-1:17:ab12cd:{token}")
+    server.client().set(keys.scheduler_lock, f"s-732b0603-a88f-4401-82b2-804629156af0:{token}")
+    assert "web-1:17, s-732b0603\n" in invoke("inspect", QUEUE).out
 
 
 def test_a_queue_with_an_unusable_name_is_reported(server: Server, url: str) -> None:
@@ -187,3 +198,21 @@ def test_worker_list_takes_the_options_of_workers(shop: Filled) -> None:
     for form in (("workers",), ("worker", "list")):
         assert invoke(*form, QUEUE).err == f"no worker serves {QUEUE}\n"
         assert invoke(*form, QUEUE, "--dead", "--json").json == []
+
+
+async def test_workers_are_shown_with_what_they_run(server: Server, url: str) -> None:
+    async with Queue("mail", url=url) as queue:
+        client = server.client()
+        client.xgroup_create(queue.keys.stream, "default", mkstream=True)
+        running = [RunningJob("job-7", "charge", 125_000, 1)]
+        beat = Heartbeat("web-1", 4711, "0.2.0", 10, wall_clock_ms(), 1, 1, running)
+        for worker, kept_ms in (("alive", KEPT_MS), ("gone", KEPT_MS - 2 * ALIVE_MS)):
+            client.xgroup_createconsumer(queue.keys.stream, "default", worker)
+            client.set(queue.keys.heartbeat("default", worker), beat.encode(), px=kept_ms)
+    header, *rows = (await asyncio.to_thread(invoke, "workers", "mail", "--dead")).out.splitlines()
+    assert header.split() == "queue worker host process version slots running pending longest heartbeat".split()
+    shown = {row.split()[1]: row for row in rows}
+    assert shown["alive"].split()[:8] == ["mail", "alive", "web-1", "4711", "0.2.0", "10", "1", "0"]
+    assert "charge 2 min" in shown["alive"]
+    assert "gone (dead)" in shown["gone"]
+    assert "gone" not in (await asyncio.to_thread(invoke, "workers", "mail")).out

@@ -6,12 +6,16 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import pytest
+import redis
 
 from cli.lab import invoke, run_shell, start
 from cli.shop import QUEUE, Filled
 from servers.process import eventually
 from tampu import JobState, Queue, QueueEvent
+from tampu.base.clock import wall_clock_ms
 from tampu.cli.commands.job_timeline import condensed, steps_of
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS
+from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -139,6 +143,7 @@ def test_why_shows_the_whole_history(shop: Filled) -> None:
     text = invoke("job", "why", shop.dead).out
     assert "retry-scheduled" in text
     assert text.splitlines()[0].split()[:2] == [shop.dead, "pay"]
+    assert "dead after " in text.splitlines()[0]
 
 
 @pytest.mark.parametrize(
@@ -176,11 +181,19 @@ def test_why_names_the_worker_of_a_running_job(url: str) -> None:
             pipe = queue.producer.ready_client()
             await pipe.call("XGROUP", "CREATE", queue.keys.stream, "default", "0")
             await pipe.call("XREADGROUP", "GROUP", "default", "me", "STREAMS", queue.keys.stream, ">")
+            started = ("e", "active", "id", job.id, "ts", str(wall_clock_ms() - 125_000))
+            await pipe.call("XADD", queue.keys.events, "*", *started)
             return job.id
 
     job_id = asyncio.run(take())
-    assert "it is running on worker me of group default" in invoke("job", "why", job_id).out
+    text = invoke("job", "why", job_id).out
+    assert "it is running on worker me of group default" in text
+    assert "running for 2 min 5 s" in text.splitlines()[0]
     assert invoke("job", "show", job_id, "--json").json["worker"] == "me"
+    with redis.Redis.from_url(url) as client:
+        client.set(QueueKeys("q").heartbeat("default", "me"), b"", px=KEPT_MS - 2 * ALIVE_MS)
+    text = invoke("job", "why", job_id).out
+    assert "its worker me is dead; another worker will run it again once its lease has expired" in text
 
 
 def test_a_payload_that_is_not_messagepack_is_reported(server: Server, url: str) -> None:

@@ -171,6 +171,26 @@ def test_its_worker_runs_a_job_as_in_its_container(project: Path, kind: str, url
         assert worker.wait() == 0, worker.log
 
 
+PROCESS_TASK = """
+
+@queue.task(process=True, attempts=1)
+def count_signups() -> int:
+    return Signup.objects.filter(email="nobody").count()
+"""
+
+
+@pytest.mark.usefixtures("url")
+def test_a_process_of_the_django_worker_can_use_models(projects: dict[str, Path], tmp_path: Path) -> None:
+    project = tmp_path / "corner-shop"
+    shutil.copytree(projects["django"], project)
+    with (project / "corner_shop" / "tasks.py").open("a") as tasks:
+        tasks.write(PROCESS_TASK)
+    run(project, "django", "migrate", "--settings", "corner_shop.settings", PYTHONPATH=str(project))
+    with worker_program(project, "corner_shop.worker:worker") as worker:
+        added = run_program("add", "corner-shop", "count_signups", "{}", "--wait", "20s", cwd=project)
+        assert (added.code, added.out.splitlines()[-1:]) == (0, ["0"]), added.err + worker.log
+
+
 def test_the_migration_of_the_django_project_is_complete(projects: dict[str, Path]) -> None:
     project = projects["django"]
     said = run(project, "django", "makemigrations", "--check", "--settings", "corner_shop.settings", PYTHONPATH=".")

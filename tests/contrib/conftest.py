@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
     from servers.process import Server
-    from tampu import Task
+    from tampu import Job, Task
 
 
 class Mail:
@@ -30,11 +30,17 @@ class Mail:
 
     def waiting(self) -> list[str]:
         """The addresses in the queue, in their order."""
+        return [job.payload["to"] for job in self._jobs()]
 
-        async def read() -> list[str]:
+    def headers(self) -> list[dict[str, str]]:
+        """The headers of the jobs in the queue."""
+        return [job.headers for job in self._jobs()]
+
+    def _jobs(self) -> list[Job[Any]]:
+        async def read() -> list[Job[Any]]:
             client = self.queue.sync._inner.producer.ready_client()
             entries = await client.call("XRANGE", self.queue.keys.stream, "-", "+")
-            return [decode_job(read_job_fields(fields)[0] or b"").payload["to"] for _, fields in entries]
+            return [decode_job(read_job_fields(fields)[0] or b"") for _, fields in entries]
 
         return self.queue.sync._run(read())
 

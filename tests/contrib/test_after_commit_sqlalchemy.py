@@ -180,6 +180,19 @@ def test_every_form_of_add_waits_for_the_commit(engine: Engine, mail: Mail) -> N
     assert mail.queue.sync.purge() == 3
 
 
+def test_the_options_of_a_job_wait_for_the_commit_with_it(engine: Engine, mail: Mail) -> None:
+    tenant = mail.welcome.using(headers={"tenant": "acme"})
+    with Session(engine) as session, session.begin():
+        deferred = after_commit(session, tenant.using(unique="ada-1", delay=3600))
+        deferred.add("ada")
+        after_commit(session, tenant).add_unique("ada-2", "now")
+        with pytest.raises(ConfigError, match="unique is the ID of a single job"):
+            deferred.add_bulk(["ada"])
+        assert mail.queue.sync.get_job("ada-1").state == "unknown"
+    assert [mail.queue.sync.get_job(one).state for one in ("ada-1", "ada-2")] == ["delayed", "waiting"]
+    assert mail.headers() == [{"tenant": "acme"}]
+
+
 def test_wrong_adds_fail_before_the_commit(engine: Engine, mail: Mail) -> None:
     with Session(engine) as session, session.begin():
         deferred: Any = after_commit(session, mail.welcome)

@@ -126,6 +126,20 @@ async def adds() -> None:
     await remind.every(timedelta(hours=1), {"to": "ada", "days": 1}, limit=3, missed_fires=MissedFiresPolicy.skip())
     await remind.schedule(RepeatPattern.every(5000), {"to": "ada", "days": 1}, key="mine")
 
+    configured = welcome.using(delay=timedelta(minutes=5), unique="mail-7", headers={"tenant": "acme"})
+    assert_type(await configured.add("ada"), TaskJob[Receipt])
+    assert_type(await configured.using(attempts=2).add_bulk(["ada"]), list[TaskJob[Receipt]])
+    assert_type(await (await configured.add("ada")).result(), Receipt)
+    assert_type(await welcome.job("mail-7").result(), Receipt)
+    assert_type(await welcome.job("mail-7").state(), JobState)
+    assert_type((await job.state()).progress, float | None)
+    await configured.add(5)  # E
+    await configured.add()  # E
+    welcome.using(dealy=5)  # E
+    welcome.using(delay="5")  # E
+    welcome.using(backoff=500)  # E
+    welcome.using(headers={"tenant": 5})  # E
+
     await welcome.add(5)  # E
     await welcome.add()  # E
     await welcome.add("ada", "yo", "more")  # E
@@ -148,6 +162,12 @@ def adds_without_a_loop() -> None:
     assert_type(resize.sync.add_bulk([1, 2]), list[SyncJob[tuple[int, int]]])
     welcome.sync.add_in(5, "ada")
     welcome.sync.add_unique("mail-7", "ada")
+    assert_type(welcome.sync.add_unique("mail-7", "ada").id.is_new, bool)
+    assert_type(welcome.sync.using(delay=5).using(unique="a").add("ada"), SyncJob[Receipt])
+    assert_type(welcome.sync.job("mail-7").result(), Receipt)
+    assert_type(welcome.sync.job("mail-7").state(), JobState)
+    welcome.sync.using(delay=5).add(5)  # E
+    welcome.sync.using(dealy=5)  # E
     welcome.sync.add(5)  # E
     welcome.sync.add_in(5)  # E
     plain = queue.sync.add("mail", {"to": "ada"}, delay_ms=5)
@@ -224,6 +244,8 @@ async def runs() -> None:
     worker = Worker("emails", handler, redis_url="redis://127.0.0.1:6379", concurrency=5)
     await worker.run()
     assert_type(worker.is_running, bool)
+    async with Worker(queue) as started:
+        assert_type(started, Worker)
     Worker(queue).run_sync()
     Worker([queue, Queue("images")], on_startup=lambda: None)
     Worker(queue, before_job=before, after_job=after, on_shutdown=shutdown, middleware=[wrapped])

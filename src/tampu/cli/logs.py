@@ -10,7 +10,6 @@ import traceback
 
 from tampu.cli.errors import check_choice
 from tampu.cli.output import printable
-from tampu.cli.payloads import jsonable
 from tampu.cli.units import iso, time_of_day
 
 FORMATS = ("text", "json")
@@ -78,4 +77,6 @@ class _Json(logging.Formatter):
         }
         if record.exc_info and record.exc_info[1] is not None:
             values["traceback"] = "".join(traceback.format_exception(*record.exc_info))
+        from tampu.cli.payloads import jsonable  # loads the wire format, which a supervisor does not need
+
         return json.dumps(jsonable(values), allow_nan=False)

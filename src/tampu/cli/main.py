@@ -224,8 +224,19 @@ def _refuse_arguments(error: Any) -> int:
         error.show()
     else:
         path = context.command_path if context is not None else "tampu"
-        _complain(f"{' '.join(error.format_message().split())} (see {path} --help)")
+        _complain(f"{' '.join(error.format_message().split())}{_origin(error)} (see {path} --help)")
     return int(error.exit_code)
+
+
+def _origin(error: Any) -> str:
+    """Name the environment variable that a refused value came from, if any: the message names only the option."""
+    context, parameter = getattr(error, "ctx", None), getattr(error, "param", None)
+    if context is None or parameter is None:
+        return ""
+    source = context.get_parameter_source(parameter.name)
+    if source is None or source.name != "ENVIRONMENT":
+        return ""
+    return f"; set by {parameter.envvar or f'{context.auto_envvar_prefix}_{parameter.name.upper()}'}"
 
 
 def _complain(line: str) -> None:
@@ -245,7 +256,7 @@ def _let_go_of_stdout() -> None:
 
 
 def _open_missing_streams() -> None:
-    """Open /dev/null for a missing stdout or stderr: Python has neither when started with `>&-`."""
+    """Open /dev/null for a missing stdout or stderr: each is None if it was closed at startup (`>&-`, `2>&-`)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - stays open for the life of the process

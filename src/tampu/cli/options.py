@@ -59,7 +59,7 @@ AsJson = Annotated[bool, typer.Option("--json", envvar="TAMPU_JSON", help="Print
 Raw = Annotated[bool, typer.Option("--raw", envvar="TAMPU_RAW", help="Show payloads as undecoded bytes.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", allow_from_autoenv=False, help="Do not ask for confirmation.")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", allow_from_autoenv=False, help="Only print how many would be affected.")
+    bool, typer.Option("--dry-run", allow_from_autoenv=False, help="Print what would be affected, and change nothing.")
 ]
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Queue name.", autocompletion=complete_queue)]

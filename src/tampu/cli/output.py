@@ -14,13 +14,11 @@ import select
 import sys
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.text import Text
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 #: Width of tables written to a pipe or a file, in columns: wide enough that nothing is cut off.
 PIPE_WIDTH = 240
@@ -46,6 +44,8 @@ def stderr_console() -> Console:
 
 
 def _console(stream: Any) -> Console:
+    from rich.console import Console  # here, as below: `tampu worker` prints nothing, and starts faster without rich
+
     # A pipe has no width; tables written to it are read with `less -S` or from a file.
     columns = os.environ.get("COLUMNS", "")
     width = None if stream.isatty() else int(columns) if columns.isdecimal() and int(columns) else PIPE_WIDTH
@@ -68,6 +68,8 @@ def printable(text: str) -> str:
 
 def cell(value: object, style: str = "") -> Text:
     """Return a table cell, with its text never parsed as markup."""
+    from rich.text import Text
+
     return Text(printable(str(value)), style=style)
 
 
@@ -77,6 +79,8 @@ def show(renderable: RenderableType) -> None:
         renderable = "\n".join(map(printable, renderable.split("\n")))
     console = stdout_console()
     if console.is_terminal:
+        from rich.text import Text
+
         console.print(renderable, soft_wrap=isinstance(renderable, str | Text))
         return
     with console.capture() as captured:
@@ -87,6 +91,8 @@ def show(renderable: RenderableType) -> None:
 
 def say(text: str, style: str = "") -> None:
     """Print a message on stderr."""
+    from rich.text import Text
+
     console = stderr_console()
     console.print(Text(printable(text), style=style if console.is_terminal else ""), soft_wrap=True)
 

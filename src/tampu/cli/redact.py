@@ -24,7 +24,7 @@ REDACT_VARIABLE = "TAMPU_REDACT"
 Kind = Literal["payload", "result", "error", "traceback"]
 
 #: Fields of an event that hold text of an application.
-_EVENT_FIELDS: dict[str, Kind] = {"reason": "error", "traceback": "traceback", "note": "error"}
+_EVENT_FIELDS: dict[str, Kind] = {"reason": "error", "detail": "error", "traceback": "traceback", "note": "error"}
 
 
 def redacted(kind: Kind, value: Any) -> Any:
@@ -58,13 +58,18 @@ def redacted_cluster(cluster: LetterCluster) -> LetterCluster:
 
 
 def redacted_state(state: JobState) -> JobState:
-    """Return the state of a job with its result and its dead letter redacted."""
-    letter = None if state.dead_letter is None else redacted_letter(state.dead_letter)
-    return replace(state, result=redacted("result", state.result), dead_letter=letter)
+    """Return the state of a job with its result, dead letter, progress note and reason redacted."""
+    return replace(
+        state,
+        result=redacted("result", state.result),
+        dead_letter=None if state.dead_letter is None else redacted_letter(state.dead_letter),
+        progress_note=redacted("error", state.progress_note),
+        reason=redacted("error", state.reason),
+    )
 
 
 def redacted_event(event: QueueEvent) -> QueueEvent:
-    """Return an event with its error, traceback and note redacted."""
+    """Return an event with its text fields redacted."""
     if not os.environ.get(REDACT_VARIABLE):
         return event
     fields = {name: redacted(_EVENT_FIELDS[name], value) if name in _EVENT_FIELDS else value

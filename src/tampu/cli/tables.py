@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rich.box import ROUNDED
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
@@ -46,8 +47,9 @@ def fact_table(facts: Iterable[tuple[str, object]]) -> Table:
 class FittingTable:
     """A table that drops the columns in `spare`, in this order, until the rest fits.
 
-    Text in the column `cut` is shortened to one line. Columns in `whole` are never wrapped. `note` is a column and a
-    line to show below the table if that column is shown.
+    Text in the column `cut` is shortened to one line. Columns in `whole` are wrapped only if the table does not fit
+    even without all columns in `spare`. `note` is a column and a
+    line to show below the table if that column is shown. `is_boxed` draws lines around the cells.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class FittingTable:
         spare: tuple[str, ...] = (),
         cut: str | None = None,
         note: tuple[str, str] | None = None,
+        is_boxed: bool = False,
     ) -> None:
         self._columns = columns
         self._numbers = numbers
@@ -65,6 +68,7 @@ class FittingTable:
         self._spare = spare
         self._cut = cut
         self._note = note
+        self._is_boxed = is_boxed
         self._rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
@@ -75,15 +79,22 @@ class FittingTable:
         for count in range(len(self._spare) + 1):
             left_out = frozenset(self._spare[:count])
             if _fits(self._without(left_out, SHORTEST), console, options):
+                yield self._without(left_out)
                 break
-        yield self._without(left_out)
+        else:  # wrap a long ID: it would leave no room for the columns next to it
+            yield self._without(left_out, whole=())
         if self._note is not None and self._note[0] not in left_out:
             yield Text(self._note[1], style="dim")
 
-    def _without(self, left_out: frozenset[str], most: int | None = None) -> Table:
+    def _without(
+        self, left_out: frozenset[str], most: int | None = None, whole: tuple[str, ...] | None = None
+    ) -> Table:
         """Return the table without some columns. `most` is the width of the column that may be shortened."""
         shown = [place for place, column in enumerate(self._columns) if column not in left_out]
-        made = table(*(self._columns[place] for place in shown), numbers=self._numbers, whole=self._whole)
+        whole = self._whole if whole is None else whole
+        made = table(*(self._columns[place] for place in shown), numbers=self._numbers, whole=whole)
+        if self._is_boxed:
+            made.box, made.border_style, made.pad_edge = ROUNDED, "dim", True
         for row in self._rows:
             made.add_row(*(self._cell(row[place], self._columns[place], most) for place in shown))
         return made

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
     from tampu.contrib.deferred import DeferredAdd
-    from tampu.task import Task
+    from tampu.task import ConfiguredTask, Task
 
     AnySession = Session | scoped_session[Any] | AsyncSession | async_scoped_session[Any]
 
@@ -34,7 +34,7 @@ P = ParamSpec("P")
 INFO_KEY = "tampu.after_commit"
 
 
-def after_commit(session: AnySession, task: Task[P, Any]) -> AfterCommit[P]:
+def after_commit(session: AnySession, task: Task[P, Any] | ConfiguredTask[P, Any]) -> AfterCommit[P]:
     """Return `task` with adds that take effect when `session` commits its current transaction.
 
     The adds are checked and encoded at once, so a wrong argument fails before the commit. They are sent together, after
@@ -49,7 +49,7 @@ def after_commit(session: AnySession, task: Task[P, Any]) -> AfterCommit[P]:
 class AfterCommit(DeferringTask[P]):
     """A task whose adds wait for the commit of a session."""
 
-    def __init__(self, session: Session, task: Task[P, Any]) -> None:
+    def __init__(self, session: Session, task: Task[P, Any] | ConfiguredTask[P, Any]) -> None:
         super().__init__(task)
         self._session = session
 

@@ -26,7 +26,7 @@ _TABLE = {
     "Run": {
         "demo": (
             "demo.command:demo",
-            "Run a small shop for a day: orders, flaky payments, retries, delayed jobs, dead letters and a replay.",
+            "Simulate a day in a small shop: orders, flaky payments, retries, delayed jobs, dead letters and a replay.",
         ),
         "new": (
             "new.command:new",
@@ -34,12 +34,12 @@ _TABLE = {
         ),
         "worker": ("worker.command:worker", "Run jobs from one or more queues, in one or more supervised processes."),
         "promoter": ("maintain:promoter", "Move delayed jobs into their queues when they are due."),
-        "scheduler": ("maintain:scheduler", "Enqueue the jobs of schedules when they are due."),
+        "scheduler": ("maintain:scheduler", "Enqueue the job of each schedule when it is due."),
     },
     "Inspect": {
         "inspect": (
             "inspect:inspect",
-            "Show waiting, pending, delayed and dead jobs of all queues, or of one queue with its workers.",
+            "Show how many jobs are waiting, pending, delayed or dead in all queues, or in one queue with its workers.",
         ),
         "watch": ("watch:watch", "Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."),
         "top": ("watch:top", "Watch all queues live, busiest first. Press Ctrl-C to exit."),
@@ -49,7 +49,7 @@ _TABLE = {
         ),
         "doctor": (
             "doctor.command:doctor",
-            "Check the server and the queues, and say how to fix each problem. Exits with 3 if there is one.",
+            "Check the server and the queues, and say how to fix each problem. Exits with 3 if it finds any.",
         ),
         "bench": ("bench:bench", "Benchmark this server with tampu, in a temporary queue."),
         "job": ("job:app", "List jobs, or inspect one: its state and its history."),
@@ -71,7 +71,7 @@ _TABLE = {
     "Other": {
         "pipeline": (
             "pipeline:app",
-            "Build a lake of Delta tables from the events of queues with Spark; query it and report on it.",
+            "Build a lake of Delta tables from queue events with Spark; query it and report on it.",
         ),
         "acl": (
             "acl:acl",

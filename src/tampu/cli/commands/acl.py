@@ -32,8 +32,8 @@ def acl(
 ) -> None:
     """Print an ACL SETUSER command that gives a user only the permissions that its role needs.
 
-    The rules are made for the server at --url. If it cannot be reached, the command prints rules that load on every
-    supported server.
+    The rules are generated for the server at --url. If it cannot be reached, the command prints rules that load on
+    every supported server.
     """
     check_choice("--role", role, ROLES)
     lacks, read_keys = set(OPTIONAL), False

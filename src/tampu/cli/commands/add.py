@@ -13,9 +13,10 @@ from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import QueueName
 from tampu.cli.output import say, show, write_json
 from tampu.cli.payloads import one_line
+from tampu.cli.redact import redacted
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import parse_duration
-from tampu.errors import Error
+from tampu.errors import Error, JobCancelled, JobFailed
 from tampu.queue import Queue
 from tampu.worker import Worker
 
@@ -50,8 +51,8 @@ def add(
 ) -> None:
     """Add a job and print its ID.
 
-    With --app, the job is checked and gets its options as if the app had added it: `tampu add emails welcome '{"to":
-    "ada@example.com"}' --app app:queue`.
+    With --app, the arguments are checked and the task's options apply, as if the app had added the job:
+    `tampu add emails welcome '{"to": "ada@example.com"}' --app app:queue`.
     """
     value = parse_json(sys.stdin.read() if payload == "-" else payload)
     options: dict[str, Any] = {"job_id": job_id, "attempts": attempts}
@@ -104,7 +105,10 @@ async def _add(
     told = {"id": str(job.id), "is_new": getattr(job.id, "is_new", True), "queue": queue_name, "name": name}
     if wait_secs is not None:
         try:
-            told["result"] = await job.result(wait_secs)
+            told["result"] = redacted("result", await job.result(wait_secs))
+        except (JobFailed, JobCancelled) as error:
+            error.args = (str(redacted("error", str(error))),)
+            raise
         except TimeoutError as error:
             raise CliError(str(error)) from error
     return told

@@ -39,7 +39,7 @@ def cancel(
 ) -> None:
     """Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.
 
-    Delayed jobs are removed at once; workers drop or cancel waiting and running jobs within about two seconds.
+    Delayed jobs are removed at once, running jobs cancelled within about 2 s, and waiting jobs dropped when fetched.
     """
     check_choice("--state", state, CANCELLABLE)
     has_filter = name is not None or older_than is not None or state is not None

@@ -58,7 +58,7 @@ def repair(
 ) -> None:
     """Repair dead letters with SQL and replay them: first a few, then, if all of those complete, the rest.
 
-    Needs the extra `lake`, but neither Spark nor Java.
+    Needs the `lake` extra, but neither Spark nor Java.
     """
     from tampu.spark.session import require_lake
 

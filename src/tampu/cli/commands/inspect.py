@@ -1,6 +1,7 @@
 """`tampu inspect [QUEUE]`: shows what is in the queues and compares it with thresholds."""
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
@@ -94,7 +95,7 @@ def inspect(
     max_dlq: MaxDlq = None,
     sample: Sample = 0.0,
 ) -> None:
-    """Show waiting, pending, delayed and dead jobs of all queues, or of one queue with its workers."""
+    """Show how many jobs are waiting, pending, delayed or dead in all queues, or in one queue with its workers."""
     max_age_secs = None if max_age is None else parse_duration(max_age)
     looks, unusable, faults = common.run(_look, queue, sample)
     breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
@@ -261,7 +262,7 @@ def _holder(name: str | None) -> str:
     """Return the name of a lock holder, without the part that only makes it unique."""
     if name is None:
         return "none"
-    host, _, rest = name.partition(":")
+    host, _, rest = re.sub(r":[0-9a-f]{32}$", "", name).partition(":")
     return f"{host}:{rest.partition(':')[0]}" if rest else name[:HOLDER_SHOWN]
 
 

@@ -1,12 +1,14 @@
 """`tampu job list|show|why`: lists of jobs, and the state and the history of one job."""
 
-from dataclasses import asdict, replace
+import dataclasses
+from dataclasses import replace
 from typing import Annotated, Any, cast
 
 import typer
 from rich.console import Group
 from rich.text import Text
 
+from tampu.base.clock import wall_clock_ms
 from tampu.cli.commands.dlq import letter_to_json
 from tampu.cli.commands.job_timeline import Step, condensed, explain, read_events, steps_of
 from tampu.cli.errors import CliError, check_choice
@@ -215,11 +217,11 @@ async def _payload(client: Client, keys: QueueKeys, state: JobState, *, raw: boo
 
 
 def _state_to_json(queue: str, state: JobState, *, raw: bool) -> dict[str, Any]:
-    fields = {name: value for name, value in asdict(state).items() if value is not None}
-    fields.pop("dead_letter", None)
-    if state.state != "done":
-        fields.pop("result", None)
-    told: dict[str, Any] = {"queue": queue, **fields}
+    # Not `asdict`, which copies a result level by level and fails if it is nested deeply.
+    known = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
+    told: dict[str, Any] = {"queue": queue, **{name: value for name, value in known.items() if value is not None}}
+    told.pop("dead_letter", None)
+    told.pop("result", None)
     if state.state == "done":
         told["result"] = shown_value(state.result)
     if state.run_at_ms is not None:
@@ -253,15 +255,24 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
     return Group(Text.assemble(cell(state.id, "bold"), "  ", cell(state.state, _STYLES[state.state])), rows)
 
 
+def _how_long(state: JobState, steps: list[Step]) -> str:
+    """Return how long a job has been running or, if it has ended, how long it took from when it was added."""
+    started = [step.at_ms for step in steps if step.what == "active"]
+    if state.state == "running" and started:
+        return f" for {duration(max(wall_clock_ms() - started[-1], 0))}"
+    if state.state in ("waiting", "delayed") or len(steps) < 2:
+        return ""
+    return f" after {duration(steps[-1].at_ms - steps[0].at_ms)}"
+
+
 def _timeline_view(queue: str, state: JobState, steps: list[Step], reasons: list[str]) -> Group:
     name = state.name
-    total = f" over {duration(steps[-1].at_ms - steps[0].at_ms)}" if len(steps) > 1 else ""
     head = Text.assemble(
         cell(state.id, "bold"),
         cell(f"  {name or ''}".rstrip()),
         cell(f"  in {queue}  ", "dim"),
         cell(state.state if state.state != "unknown" else "gone", _STYLES[state.state]),
-        cell(total, "dim"),
+        cell(_how_long(state, steps), "dim"),
     )
     rows = FittingTable("time", "after", "what", "", "worker", numbers=("after",), spare=("worker",))
     for number, step in enumerate(condensed(steps)):

@@ -145,6 +145,9 @@ def explain(state: JobState, entries: list[tuple[str, QueueEvent]], queue: Queue
     if state.state == "delayed":
         return _why_delayed(state, entries, queue)
     if state.state == "running":
+        dead = {(group.name, one.name) for group in queue.groups for one in group.consumers if not one.is_alive}
+        if (state.group, state.worker) in dead:
+            return [f"its worker {state.worker} is dead; another worker will run it again once its lease has expired"]
         lines = [f"it is running on worker {state.worker} of group {state.group}"]
         if state.idle_ms is not None and state.idle_ms > 60_000:
             lines.append(f"its lease was last renewed {duration(state.idle_ms)} ago; another worker will take it over")

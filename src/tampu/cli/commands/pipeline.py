@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="pipeline",
-    help="Build a lake of Delta tables from the events of queues with Spark; query it and report on it.",
+    help="Build a lake of Delta tables from queue events with Spark; query it and report on it.",
     no_args_is_help=True,
 )
 
@@ -95,13 +96,17 @@ def run(
     keep: Keep = "2h",
     contracts: Annotated[
         str | None,
-        typer.Option("--contracts", metavar="FILE", help="Also check payloads; exit with 1 if one breaks a rule."),
+        typer.Option(
+            "--contracts",
+            metavar="FILE",
+            help="Also check payloads against these rules; exit with 1 if one breaks them.",
+        ),
     ] = None,
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
-    If a run is killed, even by kill -9, the next one continues from there. With --every, it repeats until it receives a
-    signal. Small files are merged after each run; every 10 runs, replaced files are deleted.
+    If a run is killed, even by kill -9, the next one continues from there. With --every, the command repeats until it
+    receives a signal. Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
     pause = None if every is None else parse_duration(every)
     if pause is not None and pause <= 0:
@@ -148,7 +153,7 @@ def build_lake(
     with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
         LakeVersion.load(lake)
     log_file = lake / LOG_NAME
-    with _session(master, conf, log_file) as (spark, on_step):
+    with _session(master, conf, log_file, is_repeated=pause is not None) as (spark, on_step):
         from tampu.spark.lake.pipeline import Pipeline
 
         pipeline = Pipeline(
@@ -163,13 +168,13 @@ def build_lake(
 
 @contextlib.contextmanager
 def _session(
-    master: str | None, conf: Mapping[str, str] | None, log_file: Path
+    master: str | None, conf: Mapping[str, str] | None, log_file: Path, *, is_repeated: bool = False
 ) -> Iterator[tuple[Any, Callable[[str], None]]]:
     """Start Spark; signals raise `Stopped` within the block."""
     from tampu.spark.session import spark_session
 
     silence_py4j()
-    with _ended_by_signals() as catch_signals, _steps() as on_step:
+    with _ended_by_signals() as catch_signals, _steps(is_repeated=is_repeated) as on_step:
         on_step("starting Spark")
         spark = spark_session("tampu-pipeline", master=master, conf=conf, log_file=log_file)
         catch_signals()  # again: PySpark has replaced the handler of Ctrl-C
@@ -181,13 +186,20 @@ def _session(
 
 
 def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable[[], bool], log_file: Path) -> bool:
+    former: list[str] | None = None
     while True:
         started = time.monotonic()
         broken = False
         try:
             summary = work()
             broken = bool(summary.violations)
-            _show(summary, time.monotonic() - started)
+            warnings = _warnings(summary)
+            # Print nothing for a round that found nothing new.
+            if any(summary.landed.values()) or warnings != former:
+                _show(summary, time.monotonic() - started)
+            for warning in [] if warnings == former else warnings:
+                say(warning)
+            former = warnings
         except Exception as error:
             cause = f"{_cause_of(error)} (full output: {log_file})"
             # A pipeline that runs for months must survive a server that is down for a while. Without Java it cannot
@@ -195,6 +207,7 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
             if pause is None or not is_alive():
                 raise CliError(f"the pipeline failed; the next run continues from here: {cause}") from error
             say(f"this round failed; the next one continues from here: {cause}")
+            former = None  # so that the next round that succeeds is printed
         if pause is None:
             return broken
         time.sleep(max(pause - (time.monotonic() - started), 0))
@@ -244,11 +257,14 @@ def _cause_of(error: Exception) -> str:
 
 
 @contextlib.contextmanager
-def _steps() -> Iterator[Callable[[str], None]]:
-    """Show the current step: in one line with a spinner on a terminal, line by line elsewhere."""
+def _steps(*, is_repeated: bool) -> Iterator[Callable[[str], None]]:
+    """Show the current step: in one line with a spinner on a terminal, line by line elsewhere.
+
+    If rounds are repeated, a log gets only their results: the steps would add several lines per round for months.
+    """
     console = stderr_console()
     if not console.is_terminal:
-        yield lambda step: say(f"{step} ...")
+        yield lambda step: None if is_repeated else say(f"{step} ...")
         return
     with console.status("") as status:
         yield lambda step: status.update(f"{printable(step)} ...")
@@ -276,19 +292,31 @@ def _ended_by_signals() -> Iterator[Callable[[], None]]:
 
 
 def _show(summary: Summary, took: float) -> None:
-    landed = ", ".join(f"{count:,} {stream}" for stream, count in summary.landed.items())
-    prefix = f"landed {landed}; " if landed else ""
+    prefix = f"landed {_counts(summary.landed)}; " if summary.landed else ""
     write_line(
         f"{prefix}computed {plural(summary.silver_partitions, 'partition')} of silver and "
         f"{summary.gold_partitions:,} of gold in {took:.1f} s"
     )
+
+
+def _warnings(summary: Summary) -> list[str]:
+    found = []
     if count := summary.trimmed.get("events"):
-        say(f"warning: {count:,} events in total were trimmed before they could be landed")
+        found.append(f"warning: {count:,} events in total were trimmed before they could be landed")
     if count := summary.trimmed.get("dlq"):  # usually on purpose: a replay removes the letter
-        say(f"{plural(count, 'dead letter')} in total had been replayed, removed or trimmed before being landed")
+        found.append(
+            f"{plural(count, 'dead letter')} in total had been replayed, removed or trimmed before being landed"
+        )
     if summary.violations:
         count = sum(one.jobs for one in summary.violations)
-        say(f"warning: {plural(count, 'payload')} that break their contract: see `tampu pipeline sql`, gold_violations")
+        found.append(f"warning: {plural(count, 'payload')} broke a contract: see the table gold_violations")
+    return found
+
+
+def _counts(rows: Mapping[str, int]) -> str:
+    """Return numbers of rows by stream as text: `617 events and 39 dead letters`."""
+    nouns = {"events": "event", "dlq": "dead letter"}
+    return " and ".join(plural(count, nouns[stream]) for stream, count in rows.items())
 
 
 # --- without Spark
@@ -430,9 +458,11 @@ def sql(
         if isinstance(error, Error):
             raise
         raise UsageError(f"the query failed: {' '.join(str(error).split())[:500]}") from error
+    if not found.column_names:  # DataFusion runs DROP and CREATE, which change nothing outside of this command
+        raise UsageError("sql only reads the lake, and this statement returns no columns: pass a SELECT query")
     rows = found.to_pylist()
     if as_json:
-        write_json([{name: _jsonable(value) for name, value in row.items()} for row in rows])
+        write_json(rows)
         return
     table = RichTable(box=None, header_style="dim", pad_edge=False)
     for name in found.column_names:
@@ -442,24 +472,16 @@ def sql(
     show(table)
 
 
-def _jsonable(value: Any) -> Any:
-    """Return times as text; JSON has none."""
-    if isinstance(value, list):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _jsonable(item) for key, item in value.items()}
-    return value.isoformat() if hasattr(value, "isoformat") else value
-
-
 @app.command()
 def compact(lake: Lake) -> None:
     """Merge small files. Readers see the same rows before and after. Needs neither Spark nor Java."""
     _require_lake()
     from tampu.spark.lake import upkeep
-    from tampu.spark.lake.folder import writable_lake
 
-    done = upkeep.compact(writable_lake(lake))
-    write_line(f"merged {plural(done.merged, 'file')} into {done.written:,}")
+    done = upkeep.compact(_existing(lake))
+    write_line(
+        f"merged {plural(done.merged, 'file')} into {done.written:,}" if done.merged else "there are no files to merge"
+    )
 
 
 @app.command()
@@ -467,9 +489,8 @@ def vacuum(lake: Lake, keep: Keep = "2h") -> None:
     """Delete files that no reader needs, and files left by killed runs. Needs neither Spark nor Java."""
     _require_lake()
     from tampu.spark.lake import upkeep
-    from tampu.spark.lake.folder import writable_lake
 
-    done = upkeep.vacuum(writable_lake(lake), _hours(keep))
+    done = upkeep.vacuum(_existing(lake), _hours(keep))
     write_line(f"deleted {plural(done.deleted, 'file')}")
 
 
@@ -484,10 +505,9 @@ def retain(
     """
     _require_lake()
     from tampu.spark.lake import upkeep
-    from tampu.spark.lake.folder import writable_lake
 
-    done = upkeep.retain(writable_lake(lake), math.ceil(parse_duration(bronze) / 86400))
-    write_line(f"removed {', '.join(f'{count:,} {stream}' for stream, count in done.retired.items())} from bronze")
+    done = upkeep.retain(_existing(lake), math.ceil(parse_duration(bronze) / 86400))
+    write_line(f"removed {_counts(done.retired)} from bronze")
 
 
 @app.command()
@@ -496,8 +516,18 @@ def upgrade(lake: Lake) -> None:
     _require_lake()
     from tampu.spark.lake.upgrade import upgrade as upgrade_lake
 
-    rows = upgrade_lake(lake)
-    write_line(f"upgraded {', '.join(f'{name} ({count:,} rows)' for name, count in rows.items())}")
+    tables = [f"{name} ({plural(rows, 'row')})" for name, rows in upgrade_lake(lake).items()]
+    write_line(f"upgraded {', '.join(tables)}")
+
+
+def _existing(lake: Path) -> Path:
+    """Return the folder of a lake that exists and can be written; the lock would create a missing one."""
+    from tampu.spark.lake.folder import writable_lake
+    from tampu.spark.lake.rows import published
+
+    folder = writable_lake(lake)
+    published(folder)
+    return folder
 
 
 def _require_lake() -> None:
@@ -522,13 +552,13 @@ def rebuild(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import sole_writer, writable_lake
-    from tampu.spark.lake.rows import published
+    from tampu.spark.lake.folder import sole_writer
 
-    if first_day and not re.fullmatch(r"\d{4}-\d\d-\d\d", first_day):
-        raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}")
-    folder = writable_lake(lake)
-    published(folder)
+    try:
+        first_day = first_day and date.fromisoformat(first_day).isoformat()
+    except ValueError:
+        raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}") from None
+    folder = _existing(lake)
     with sole_writer(folder):  # a second pipeline is refused before Spark is started
         pass
     try:

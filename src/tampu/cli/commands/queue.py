@@ -5,11 +5,12 @@ from typing import Annotated
 
 import typer
 
-from tampu.cli.errors import CliError
+from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import DryRun, QueueName, Yes, confirm
 from tampu.cli.output import progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import duration, parse_duration, plural
+from tampu.errors import ConfigError
 from tampu.inspect.audit import operator_name, record
 from tampu.inspect.life_cycle import drain_queue, jobs_left
 from tampu.inspect.snapshot import QueueSnapshot, take_snapshot
@@ -66,7 +67,7 @@ def pause(
 
 @app.command()
 def drain(common: CommonOptions, queue: QueueName, within: DrainTimeout = None) -> None:
-    """Wait until no job is waiting, running or due. Jobs delayed to a later time are not waited for."""
+    """Wait until no job is waiting, running or due. Does not wait for jobs that are due later."""
     within_secs = None if within is None else parse_duration(within)
     try:
         common.run(_drain, queue, within_secs)
@@ -108,7 +109,10 @@ def delete(
     if confirm(question, 1, yes=yes, dry_run=dry_run):
 
         async def work(session: Session) -> int:
-            return await (await session.queue(queue)).delete(force=force)
+            try:
+                return await (await session.queue(queue)).delete(force=force)
+            except ConfigError as error:  # it names the parameter of the Python method
+                raise UsageError(str(error).replace("force=True", "--force")) from error
 
         deleted = common.run(work)
     if common.as_json:

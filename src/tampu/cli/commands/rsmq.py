@@ -137,7 +137,7 @@ def send(
     lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as one message.")] = False,
     realtime: Annotated[bool, typer.Option("--realtime", help="Notify listeners.")] = False,
 ) -> None:
-    """Send one or more messages and print their IDs."""
+    """Send a message, or each line of stdin with --lines, and print the IDs."""
     if lines and message != "-":
         raise UsageError("--lines reads messages from stdin: leave out MESSAGE")
     body = sys.stdin.buffer.read() if message == "-" else message.encode(errors="surrogateescape")
@@ -190,7 +190,10 @@ def visibility(
     qname: Qname,
     message_id: Annotated[str, typer.Argument(metavar="ID", help="Message ID.", show_default=False)],
     vt: Annotated[
-        str, typer.Argument(metavar="SECONDS", help="Hide for this long; 0 makes it visible.", show_default=False)
+        str,
+        typer.Argument(
+            metavar="SECONDS", help="Hide the message for this long; 0 makes it visible.", show_default=False
+        ),
     ],
 ) -> None:
     """Change a message's visibility timeout, counted from now."""

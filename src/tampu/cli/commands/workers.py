@@ -14,7 +14,7 @@ from tampu.cli.units import duration, number
 from tampu.inspect.workers import WorkerInfo, list_workers
 
 Dead = Annotated[
-    bool, typer.Option("--dead", help="Also list workers that no longer call the server, with their last jobs.")
+    bool, typer.Option("--dead", help="Also list workers that have stopped sending heartbeats, with their last jobs.")
 ]
 
 

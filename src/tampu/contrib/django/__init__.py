@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tampu.contrib.deferred import DeferredAdd
-    from tampu.task import Task
+    from tampu.task import ConfiguredTask, Task
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def after_commit(task: Task[P, Any], *, using: str | None = None, robust: bool = False) -> AfterCommit[P]:
+def after_commit(
+    task: Task[P, Any] | ConfiguredTask[P, Any], *, using: str | None = None, robust: bool = False
+) -> AfterCommit[P]:
     """Return `task` with adds that take effect when the current transaction commits, or at once outside of one.
 
     `using` and `robust` are those of `transaction.on_commit`: the database, and whether errors are logged instead of
@@ -40,7 +42,7 @@ def after_commit(task: Task[P, Any], *, using: str | None = None, robust: bool =
 class AfterCommit(DeferringTask[P]):
     """A task whose adds wait for the commit of a Django transaction."""
 
-    def __init__(self, task: Task[P, Any], using: str | None, *, robust: bool) -> None:
+    def __init__(self, task: Task[P, Any] | ConfiguredTask[P, Any], using: str | None, *, robust: bool) -> None:
         super().__init__(task)
         self._using = using
         self._robust = robust

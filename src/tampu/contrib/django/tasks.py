@@ -39,7 +39,7 @@ from tampu.base.clock import wall_clock_ms
 from tampu.consume.dispatch import UnknownNames
 from tampu.consume.handlers import is_unrecoverable
 from tampu.contrib.django import fresh_connections
-from tampu.inspect.job_state import indexed_member
+from tampu.inspect.job_state import delayed_member
 from tampu.queue import Queue
 from tampu.wire.entry import decode_delayed_member, read_job_fields
 from tampu.wire.envelope import decode_job
@@ -222,7 +222,7 @@ class TampuBackend(BaseTaskBackend):
 
 
 def tasks_worker(backend: str = "default", **settings: Any) -> Worker:
-    """Return a worker for the queues of a backend in `TASKS`. Settings are those of `Worker`."""
+    """Return a worker for the queues of a backend in `TASKS`. `settings` are passed to `Worker`."""
     found = task_backends[backend]
     if not isinstance(found, TampuBackend):
         raise TypeError(f"TASKS[{backend!r}] is {type(found).__name__}, not TampuBackend")
@@ -285,8 +285,7 @@ async def _read_job(queue: Queue, state: JobState) -> Job[Any] | None:
         entries = await client.call("XRANGE", queue.keys.stream, state.entry_id, state.entry_id)
         envelope = read_job_fields(entries[0][1])[0] if entries else None
     else:
-        index = await client.call("GET", queue.keys.delayed_index(state.id))
-        member = None if index is None else await indexed_member(client, queue.keys, state.id, index)
+        member = await delayed_member(client, queue.keys, state.id)
         envelope = None if member is None else decode_delayed_member(member)[1]
     return None if envelope is None else decode_job(envelope)
 

@@ -38,7 +38,7 @@ HOW_TO_GET_IT = "For a Spark report of the day, install Java 17 or newer and run
 def demo(
     hour: Annotated[
         float,
-        typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="Duration of one hour of the shop's day."),
+        typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="Duration of one simulated hour."),
     ] = 1.0,
     spark: Annotated[
         bool | None,
@@ -47,7 +47,7 @@ def demo(
         ),
     ] = None,
 ) -> None:
-    """Run a small shop for a day: orders, flaky payments, retries, delayed jobs, dead letters and a replay."""
+    """Simulate a day in a small shop: orders, flaky payments, retries, delayed jobs, dead letters and a replay."""
     logging.getLogger("tampu.job").setLevel(logging.CRITICAL)  # the payments that fail are part of the story
     with contextlib.ExitStack() as stack:
         folder = _folder(stack)

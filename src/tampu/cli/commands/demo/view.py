@@ -21,6 +21,7 @@ from rich.text import Text
 from tampu.cli.commands.demo.day import CLOSES_AT, OPENS_AT, clock_text
 from tampu.cli.commands.events import details
 from tampu.cli.output import cell, write_line
+from tampu.cli.tables import FittingTable
 from tampu.cli.units import duration, number, plural
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 #: Maximum lines of the story and of the events, and the lines needed for everything else: a small screen shows less.
 MOST_LINES = 9
 OTHER_LINES = 17
+#: Columns of the table of queues; the last one is a bar. A narrower terminal shows fewer columns, none truncated.
+QUEUE_COLUMNS = ("queue", "waiting", "pending", "delayed", "retries", "dead", "done", "done/s", "")
+NARROW = 84
 _COLOURS = {
     "completed": "green",
     "failed": "red",
@@ -67,7 +71,8 @@ class DayView:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         room = console.size.height - OTHER_LINES
         story_lines = max(min(room - room // 2, MOST_LINES), 3)
-        yield Group(self._head(), self._queues(), self._told(story_lines))
+        queues = self._queues(is_narrow=options.max_width < NARROW)
+        yield Group(self._head(), queues, self._told(story_lines))
         event_lines = min(room - story_lines, MOST_LINES)
         if event_lines > 0:
             yield self._events(event_lines)
@@ -87,18 +92,21 @@ class DayView:
         )
         return Group(grid, cell(f"one day of a shop on {self._place}", "dim"), Text(""))
 
-    def _queues(self) -> RenderableType:
-        counts = ("waiting", "pending", "delayed", "retries", "dead", "done", "done/s")
+    def _queues(self, *, is_narrow: bool) -> RenderableType:
+        left_out = ("retries", "done/s", "") if is_narrow else ()
         made = Table(box=ROUNDED, expand=True, border_style="dim", header_style="dim")
-        made.add_column("queue")
-        for column in counts:
-            made.add_column(column, justify="right")
-        made.add_column("", ratio=1, no_wrap=True, overflow="crop")
+        for column in QUEUE_COLUMNS:
+            if column in left_out:
+                continue
+            if column:
+                made.add_column(column, justify="left" if column == "queue" else "right")
+            else:
+                made.add_column(column, ratio=1, no_wrap=True, overflow="crop")
         for name, events in self._tally.by_queue.items():
             one = self._tally.snapshots.get(name)
             waiting, pending, delayed, dead = (one.waiting, one.pending, one.delayed, one.dlq) if one else (0, 0, 0, 0)
             speed = self._tally.done_per_sec(name)
-            made.add_row(
+            cells = (
                 cell(name, "bold"),
                 _lit(waiting, "yellow"),
                 _lit(pending, "blue"),
@@ -109,6 +117,8 @@ class DayView:
                 _lit(round(speed), "green"),
                 _bar(waiting + pending + delayed),
             )
+            shown = zip(QUEUE_COLUMNS, cells, strict=True)
+            made.add_row(*(content for column, content in shown if column not in left_out))
         return made
 
     def _told(self, count: int) -> RenderableType:
@@ -166,11 +176,10 @@ def summary(
     return Group(Text(""), _by_task(added, tally, is_live=is_live), Text(""), verdict, Text(""), *_next(tally, url))
 
 
-def _by_task(added: dict[str, int], tally: Tally, *, is_live: bool) -> Table:
-    made = Table(box=ROUNDED if is_live else None, border_style="dim", header_style="dim", pad_edge=is_live)
-    made.add_column("task", no_wrap=True)
-    for column in ("added", "done", "failed attempts", "retries", "dead-lettered", "median run"):
-        made.add_column(column, justify="right")
+def _by_task(added: dict[str, int], tally: Tally, *, is_live: bool) -> FittingTable:
+    counted = ("added", "done", "failed attempts", "retries", "dead-lettered", "median run")
+    spare = ("median run", "failed attempts")
+    made = FittingTable("task", *counted, numbers=counted, whole=("task",), spare=spare, is_boxed=is_live)
     for name, count in added.items():
         task = tally.tasks.get(name)
         counts = task.counts if task else {}
@@ -200,7 +209,10 @@ def _next(tally: Tally, url: str) -> list[Text]:
     width = max(len(command) for command, _ in commands)
     lines = [Text("The demo's data has been kept. To look at it:", style="bold")]
     lines += [Text(f"  {command}") for command in (*_activation(), f"export TAMPU_URL={shlex.quote(url)}")]
-    lines += [Text.assemble(f"  {command:<{width}}  ", (f"# {about}", "dim")) for command, about in commands]
+    lines += [
+        Text.assemble(f"  {command:<{width}}  ", (f"# {about}", "dim"), no_wrap=True, overflow="ellipsis")
+        for command, about in commands
+    ]
     return lines
 
 

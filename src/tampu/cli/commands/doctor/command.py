@@ -36,7 +36,7 @@ def doctor(
         ),
     ] = "30s",
 ) -> None:
-    """Check the server and the queues, and say how to fix each problem. Exits with 3 if there is one."""
+    """Check the server and the queues, and say how to fix each problem. Exits with 3 if it finds any."""
     limits = Limits(parse_duration(max_age) * 1000, parse_duration(claim_after) * 1000)
     findings = common.run(_check, queue, limits)
     faults = [finding for finding in findings if finding.level is Level.WRONG]

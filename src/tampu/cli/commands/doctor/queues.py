@@ -239,7 +239,7 @@ async def immortal_keys(client: Client, keys: QueueKeys) -> list[Finding]:
             if looked_at >= MOST_KEYS:
                 break
         found += await _without_ttl(client, batch)
-    found += await _without_ttl(client, [keys.promoter_lock.encode(), keys.scheduler_lock.encode()])
+    found += await _without_ttl(client, [key.encode() for key in (keys.promoter_lock, keys.scheduler_lock, keys.due)])
     if not found:
         return []
     examples = ", ".join(text(key) for key in found[:2])

@@ -1,4 +1,4 @@
-"""Checks of one queue's workers: no workers, no free slots, failing reads, long-running jobs."""
+"""Checks of one queue's workers: none, no free slots, failing reads, long-running jobs, other versions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,12 @@ async def check_workers(client: Client, keys: QueueKeys, snapshot: QueueSnapshot
     """Run all checks of a queue's workers. `is_late`: jobs that wait too long are already reported."""
     workers = await list_workers(client, keys)
     failing = await unreadable(client, keys)
-    findings = [*failing, *occupied(snapshot, workers), *long_running(workers)]
+    findings = [
+        *failing,
+        *occupied(snapshot, workers),
+        *long_running(snapshot.queue, workers),
+        *other_versions(workers),
+    ]
     if not workers and not failing and not is_late and snapshot.length + snapshot.due:
         what = plural(snapshot.length + snapshot.due, "job")
         remedy = "start a worker: tampu worker APP; check the queue's name and the server's address"
@@ -78,7 +83,7 @@ def occupied(snapshot: QueueSnapshot, workers: Sequence[WorkerInfo]) -> list[Fin
     return [note("slots", f"{found}: its jobs use {used}, jobs of other queues {others}", remedy)]
 
 
-def long_running(workers: Sequence[WorkerInfo]) -> list[Finding]:
+def long_running(queue: str, workers: Sequence[WorkerInfo]) -> list[Finding]:
     """Find the longest-running job of each worker, if it has been running for `LONG_RUNNING_MS`."""
     findings = []
     for worker in workers:
@@ -86,6 +91,17 @@ def long_running(workers: Sequence[WorkerInfo]) -> list[Finding]:
             if job.running_ms >= LONG_RUNNING_MS:
                 label = f"{job.name or '(no name)'} {job.id}"
                 text_ = f"{label} has been running for {duration(job.running_ms)} on {worker.name}"
-                findings.append(note("long-running", text_))
+                remedy = f"if it hangs, run `tampu cancel {queue} {job.id}`; a timeout on the task would end it"
+                findings.append(note("long-running", text_, remedy))
                 break
     return findings
+
+
+def other_versions(workers: Sequence[WorkerInfo]) -> list[Finding]:
+    """Find workers without a heartbeat (ChasquiMQ, tampu 0.1.0): they do not wait for live workers after an outage."""
+    names = sorted(worker.name for worker in workers if worker.heartbeat_ms is None)
+    if not names:
+        return []
+    found = f"{plural(len(names), 'worker')} of ChasquiMQ or tampu 0.1.0: {', '.join(names[:3])}"
+    remedy = "replace them with this version: after a server outage, they run jobs that live workers are still running"
+    return [note("peers", found, remedy)]

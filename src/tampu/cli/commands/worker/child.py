@@ -110,7 +110,7 @@ def _metrics_sink() -> Any:
 
 
 def _job_log(which: str) -> Callable[[Job[Any], BaseException | None], None] | None:
-    """Set which jobs are logged. The worker logs failures itself; only `all` needs a hook, for those that succeed."""
+    """Set which jobs are logged. For `all`, return a hook that logs completed jobs: the worker logs only failures."""
     job_logger = logging.getLogger("tampu.job")
     if which == "none":
         job_logger.setLevel(logging.CRITICAL)

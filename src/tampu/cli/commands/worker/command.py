@@ -142,7 +142,7 @@ def worker(
 
     With --on spark, jobs run in the slots of a Spark cluster instead.
 
-    On the first Ctrl-C or SIGTERM it finishes the running jobs and exits; on the second it abandons them.
+    On the first Ctrl-C or SIGTERM, the worker finishes its running jobs and exits; on the second, it abandons them.
 
     `tampu worker list` lists the running workers.
     """

@@ -127,5 +127,5 @@ class Link:
                 yield msgspec.json.decode(line, type=Report)
 
     def close(self) -> None:
-        """Close this end."""
+        """Close this end of the socket."""
         self._writer.close()

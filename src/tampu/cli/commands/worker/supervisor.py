@@ -132,6 +132,12 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         for slot in self.slots:
+            if slot.is_running:
+                logger.error(
+                    "worker-%d has not stopped in time: killing it; its running jobs are abandoned, and another worker "
+                    "will run them again",
+                    slot.number,
+                )
             slot.signal(signal.SIGKILL)
 
     def _later(self, secs: float, action: Callable[[], None]) -> None:
@@ -233,9 +239,14 @@ class Slot:
 
     def reload(self) -> None:
         """Drain the process and restart it."""
-        self._is_reloading = self.child is not None and self.child.process.returncode is None
+        self._is_reloading = self.is_running
         self._wake.set()
         self.signal(signal.SIGTERM)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the process has been started and has not ended."""
+        return self.child is not None and self.child.process.returncode is None
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""

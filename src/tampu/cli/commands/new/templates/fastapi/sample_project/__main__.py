@@ -15,13 +15,9 @@ async def main() -> None:
     from sample_project.api import app
     from sample_project.worker import worker
 
-    running = asyncio.create_task(worker.run())
     config = uvicorn.Config(app, host="127.0.0.1", port=int(os.environ.get("PORT", "8000")))
-    try:
+    async with worker:
         await uvicorn.Server(config).serve()
-    finally:
-        await worker.close()
-        await running
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Tests of the API over HTTP without a network, with a running worker."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -20,11 +19,8 @@ async def client() -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture
 async def worker() -> AsyncIterator[Worker]:
-    worker = Worker(queue)
-    running = asyncio.create_task(worker.run())
-    yield worker
-    await worker.close()
-    await running
+    async with Worker(queue) as worker:
+        yield worker
 
 
 @pytest.mark.usefixtures("worker")

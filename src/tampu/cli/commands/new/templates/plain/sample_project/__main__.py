@@ -12,16 +12,11 @@ async def main() -> None:
     from sample_project.tasks import count_words, queue, send_welcome
     from sample_project.worker import worker
 
-    running = asyncio.create_task(worker.run())
-    try:
+    async with queue, worker:
         welcome = await send_welcome.add("ada@example.com")
         words = await count_words.add("to be or not to be")
         print(await welcome.result(timeout=30))
         print(await words.result(timeout=30))
-    finally:
-        await worker.close()
-        await running
-        await queue.close()
 
 
 if __name__ == "__main__":
