@@ -4,7 +4,7 @@
 # else: packages into .venv, test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire profile clean words docs diagram screenshots chaos chaos-lake soak fuzz
+.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire bench-codecs profile clean words docs diagram screenshots chaos chaos-lake soak fuzz
 MAKEFLAGS += --no-print-directory
 
 VENV := .venv
@@ -44,7 +44,7 @@ test: setup servers ## run all but the slow Spark tests on real servers, in two 
 	@$(BIN)/python $(if $(COVERAGE),-m coverage run) $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
 	@$(if $(COVERAGE),$(BIN)/python scripts/check_coverage.py)
 
-test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about a minute)
+test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about two minutes)
 	@$(BIN)/python $(PYTEST) --fast -q -r fE $(ARGS)
 
 coverage: ## run the tests with line and branch coverage of src/, and check the limits (.ci/uncovered.toml)
@@ -125,18 +125,21 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 release: setup ## check and build a release into dist/, with an SBOM (VERSION=0.2.0); tag and upload it yourself
 	@$(BIN)/python scripts/release.py $(VERSION)
 
-bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's table (about 25 minutes)
+bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's tables (about 25 minutes)
 	@$(BIN)/python scripts/install_peers.py --all || true
 	@$(BIN)/python -m bench full --publish $(ARGS)
 
 bench-quick: setup servers ## measure only the targets, against chasquimq 1.3.0, other RSMQ clients and the upper bound (about 4 minutes)
 	@$(BIN)/python -m bench quick $(ARGS)
 
-bench-report: setup ## generate docs/benchmarks.md, its plots and the README's table from a run: ARGS="--file RUN.json"
+bench-report: setup ## generate docs/benchmarks.md, its plots and the README's tables from a run: ARGS="--file RUN.json"
 	@$(BIN)/python -m bench report $(ARGS)
 
 bench-wire: setup ## time the codecs
 	@$(BIN)/python bench/wire.py
+
+bench-codecs: setup servers ## measure what signed and encrypted payloads cost a worker (about 30 seconds)
+	@$(BIN)/python -m bench.codecs $(ARGS)
 
 # Duration of chaos, soak and fuzz runs, and the seed of their random choices: 0 = a random seed, which is printed.
 MINUTES ?=

@@ -1,4 +1,4 @@
-"""Generate docs/benchmarks.md, its plots and the README's table from the file of one run: `make bench-report`."""
+"""Generate docs/benchmarks.md, its plots and the README's tables from the file of one run: `make bench-report`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 PAGE = ROOT / "docs" / "benchmarks.md"
 PLOTS = ROOT / "docs" / "benchmarks"
 README = ROOT / "README.md"
-BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
+#: Each block of the README is between `<!-- bench:NAME:begin -->` and `<!-- bench:NAME:end -->`.
+BLOCK = "<!-- bench:{name}:begin -->", "<!-- bench:{name}:end -->"
 
 #: Scenarios with many contestants, each with a one-line description.
 MAIN = {
@@ -45,11 +46,15 @@ OURS_ONLY = {
     "worker-many-queues": "as `worker-concurrent`, with the jobs spread over 100 queues of one worker",
     "worker-sync": "`def` handlers, in threads",
 }
-IN_README = (
-    "worker-default",
-    "worker-default-def",
-    "round-trip",
-    "round-trip-100",
+#: Rows of the README's tables: default settings, each with its text; then the engine API.
+DEFAULTS_IN_README = {
+    "worker-default": "run a task, write its events, store its result",
+    "worker-default-def": "the same with a `def` task, in threads",
+    "round-trip": "add a task and await its result, one caller",
+    "round-trip-100": "the same with 100 callers",
+}
+MEMORY_IN_README = "server memory of a waiting / finished / delayed job with a payload of 100 bytes"
+ENGINE_IN_README = (
     "queue-add",
     "queue-add-bulk-1000",
     "queue-add-delayed",
@@ -60,7 +65,7 @@ IN_README = (
 LIMITS = ("redis-benchmark", "bare loop")
 LATENCY_TEXT = (
     "Milliseconds from the time a job should have been added to the start of its handler. The load is open-loop: a job "
-    "that is added late counts from when it was due, so a stall hides no jobs (coordinated omission). "
+    "that is added late counts from when it was due, so stalls count in full (no coordinated omission). "
     "Producer and worker share one process."
 )
 
@@ -88,16 +93,19 @@ def publish(record: Record) -> None:
     for name, svg in plots(record).items():
         (PLOTS / f"{name}.svg").write_text(svg)
     PAGE.write_text(page(record))
-    readme = README.read_text()
-    if BEGIN in readme and END in readme:
-        README.write_text(with_table(readme, readme_table(record)))
-    else:
-        print(f"bench: README.md has no {BEGIN} ... {END}: its table was not updated")
+    README.write_text(with_blocks(README.read_text(), record))
 
 
-def with_table(text: str, table: str) -> str:
-    """Return the text with everything between the two marks replaced."""
-    return re.sub(f"{BEGIN}.*?{END}", lambda _: f"{BEGIN}\n{table}\n{END}", text, flags=re.DOTALL)
+def with_blocks(text: str, record: Record) -> str:
+    """Return the README with its blocks replaced. A block for which the run has no figures stays as it is."""
+    for name, block in (("defaults", readme_defaults(record)), ("engine", readme_engine(record))):
+        begin, end = (mark.format(name=name) for mark in BLOCK)
+        if begin not in text or end not in text:
+            print(f"bench: README.md has no {begin} ... {end}: its table was not updated")
+        elif block:
+            before, _, rest = text.partition(begin)
+            text = f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}"
+    return text
 
 
 # --- the page
@@ -170,8 +178,8 @@ def how(record: Record) -> str:
         "- **tampu**: `worker-default` and `round-trip` are what applications get: `@queue.task` and `Worker(queue)` "
         "with default settings, which write events and store results. All others use the engine API (`Producer`, "
         "`Consumer`) with uvloop, results not stored, events off unless the scenario's name says otherwise. There, "
-        "workers read 256 jobs at a time (`batch=256`), in `worker-generic` 64; `tampu, batch 64` is the default "
-        "batch.\n"
+        "workers read 256 jobs at a time (`batch=256`, the default), in `worker-generic` and `tampu, batch 64` only "
+        "64.\n"
         "- **Timing**: worker programs are timed from their first job, so their start-up does not count; tampu, "
         "chasquimq, arq, SAQ, streaQ and BullMQ from the worker's start, including connecting."
     )
@@ -407,10 +415,70 @@ def settings_table(record: Record) -> str:
 # --- the README
 
 
-def readme_table(record: Record) -> str:
-    """Return tampu's figures next to chasquimq's, the fastest other peer's and the upper bound; the fastest is bold."""
+def readme_defaults(record: Record) -> str:
+    """Return the figures with default settings next to chasquimq's, the better ones bold; "" if the run has none."""
+    rows = [["", "tampu", "chasquimq 1.3.0 (Rust)"]]
+    for scenario, text in DEFAULTS_IN_README.items():
+        is_delay = scenario == "round-trip"
+        figure = "p50_ms" if is_delay else "rate"
+        ours, theirs = (record.median(scenario, name, figure) for name in ("tampu", "chasquimq"))
+        if ours is None:
+            continue
+        cells = [_default_cell(record, scenario, name) for name in ("tampu", "chasquimq")]
+        is_won = theirs is None or (ours <= theirs if is_delay else ours >= theirs)
+        rows.append([f"`{scenario}`: {text}", *_bold(cells, 0 if is_won else 1)])
+    if len(rows) == 1:
+        return ""
+    figures = ("waiting_bytes", "finished_bytes", "delayed_bytes")
+    memory = [
+        [value for figure in figures if (value := record.median("server-memory 100 B", name, figure)) is not None]
+        for name in ("tampu", "chasquimq")
+    ]
+    if all(len(values) == len(figures) for values in memory):
+        cells = [" / ".join(f"{value:,.0f}" for value in values) + " bytes" for values in memory]
+        wins = {mine <= theirs for mine, theirs in zip(*memory, strict=True)}
+        rows.append([MEMORY_IN_README, *(_bold(cells, 0 if wins == {True} else 1) if len(wins) == 1 else cells)])
+    return (
+        "With default settings (`@queue.task` and `Worker(queue)`); both libraries write events and store results:\n\n"
+        f"{_table(rows)}\n\nCPU time is per job, client and server combined; in parentheses: tampu's throughput "
+        f"divided by chasquimq's. {record.machine['cores']} cores, {record.server}, medians of {record.rounds} "
+        f"interleaved rounds, {record.at[:10]}."
+    )
+
+
+def _default_cell(record: Record, scenario: str, name: str) -> str:
+    """Return the main figure of a scenario, then a comma and another one."""
+
+    def ms(figure: str) -> str:
+        value = record.median(scenario, name, figure) or 0.0
+        return f"{figure.removesuffix('_ms')} {value:.{1 if value < 10 else 0}f} ms"
+
+    rate, ours = record.median(scenario, name), record.median(scenario, "tampu")
+    if scenario == "round-trip":
+        return f"{ms('p50_ms')}, {ms('p99_ms')}" if record.median(scenario, name, "p50_ms") is not None else "-"
+    if rate is None:
+        return "-"
+    main = f"{_number(rate)} jobs/s" + (f" ({ours / rate:.1f})" if ours and name != "tampu" else "")
+    if scenario == "round-trip-100":
+        return f"{main}, {ms('p99_ms')}"
+    cpu = sum(record.median(scenario, name, side) or 0.0 for side in ("client_us", "server_us"))
+    return f"{main}, {cpu:.0f} µs" + (" of CPU" if (scenario, name) == ("worker-default", "tampu") else "")
+
+
+def _bold(cells: list[str], winner: int) -> list[str]:
+    """Return the cells with the main figure of one of them, up to the first comma followed by a space, in bold."""
+    main, *rest = cells[winner].split(", ", 1)
+    cells[winner] = ", ".join([f"**{main}**", *rest])
+    return cells
+
+
+def readme_engine(record: Record) -> str:
+    """Return the engine's figures next to those of chasquimq, the fastest other peer and the upper bound.
+
+    The fastest is bold. "" if the run has no such figures.
+    """
     rows = [["jobs per second", "tampu", "chasquimq 1.3.0 (Rust)", "fastest other peer", "upper bound"]]
-    for scenario in IN_README:
+    for scenario in ENGINE_IN_README:
         ours = record.median(scenario, "tampu")
         if ours is None:
             continue
@@ -433,17 +501,20 @@ def readme_table(record: Record) -> str:
                 f"{_number(record.median(scenario, limit) or 0)} ({limit})" if limit else "",
             ]
         )
+    if len(rows) == 1:
+        return ""
+    version = record.contestants["tampu"]["versions"]["tampu"]
     latency = record.median("latency-1000", "tampu", "p99_ms")
     tail = f" Pickup latency at 1,000 jobs/s: p99 {latency:.1f} ms." if latency else ""
     missing = [name for name, about in record.contestants.items() if "unavailable" in about]
     if missing:
         tail += f" Could not be installed for this run: {', '.join(missing)}."
     return (
-        f"{_table(rows)}\n\nIn parentheses: tampu's throughput divided by theirs. The first rows have default "
-        "settings: `@queue.task` and `Worker(queue)`, events written, results stored, in chasquimq too. The others: "
-        "the engine API with uvloop, results not stored, events off. "
+        f"The engine API with tuned settings, as measured for {version}:\n\n{_table(rows)}\n\n"
+        "In parentheses: tampu's throughput divided by theirs. Settings: the engine API with uvloop, results not "
+        "stored, events off. "
         f"{record.machine['cores']} cores, {record.server}, medians of {record.rounds} interleaved rounds "
-        f"(others: {OTHERS_ROUNDS}), {record.at[:10]}.{tail} "
+        f"(peers other than chasquimq: {OTHERS_ROUNDS}), {record.at[:10]}.{tail} "
         "[All figures, including where peers are faster](docs/benchmarks.md); `make bench` reproduces them."
     )
 
@@ -514,6 +585,6 @@ def _number(value: float) -> str:
 
 def _table(rows: list[list[str]]) -> str:
     head, *rest = rows
-    is_number = [all(re.match(r"[*\d(-]|$|failed", row[column]) for row in rest) for column in range(len(head))]
+    is_number = [all(re.match(r"[*\d(-]|$|failed|p50 ", row[column]) for row in rest) for column in range(len(head))]
     rule = ["---:" if number else "---" for number in is_number]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rest])

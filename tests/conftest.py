@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +25,7 @@ from servers.fast import is_fast
 from servers.require import require_server
 from servers.sentinel import SentinelSetup
 from servers.shared import SharedServers, make_server
+from support.tracing import traced_by
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -58,14 +58,10 @@ def pytest_configure() -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Suspend coverage while a test marked `untraced` runs: tracing would change what it counts."""
-    tracer = sys.gettrace()
-    if tracer is None or item.get_closest_marker("untraced") is None:
+    if item.get_closest_marker("untraced") is None:
         return (yield)
-    sys.settrace(None)
-    try:
+    with traced_by(None):
         return (yield)
-    finally:
-        sys.settrace(tracer)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

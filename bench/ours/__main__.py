@@ -52,6 +52,6 @@ if __name__ == "__main__":
         settings={
             "adding": "Producer, one process, uvloop, idempotency by windows and chains (the default)",
             "working": "`worker-default`, `round-trip`: Worker(queue) and @queue.task with default settings. Others: "
-            "Consumer, one process, uvloop, 100 coroutines; batch=256 where the table says so, else 64",
+            "Consumer, one process, uvloop, 100 coroutines; batch=256 (the default), in `worker-generic` 64",
         },
     )

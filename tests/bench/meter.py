@@ -6,11 +6,11 @@ scheduler) does not depend on the number of jobs, and becomes negligible when di
 
 from __future__ import annotations
 
-import sys
-import threading
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from support.tracing import traced_by
 from tampu.redis.connection import Connection
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ class Meter:
     calls: int = 0
     instructions: int = 0
     commands: dict[str, int] = field(default_factory=dict)
+    _tracing: ExitStack = field(default_factory=ExitStack)
 
     def __enter__(self) -> Self:
         plain, plain_pieces = Connection.request, Connection.request_pieces
@@ -47,15 +48,12 @@ class Meter:
         self.monkeypatch.setattr(Connection, "request", request)
         self.monkeypatch.setattr(Connection, "request_pieces", request_pieces)
         self.client.config_resetstat()
-        self._former = sys.gettrace()
-        threading.settrace(self._trace)
-        sys.settrace(self._trace)
+        self._tracing.enter_context(traced_by(self._trace))
         # Frames that are already waiting, such as a consumer's loops, are traced when they resume.
         return self
 
     def __exit__(self, *_: object) -> None:
-        sys.settrace(self._former)
-        threading.settrace(None)  # type: ignore[arg-type]  # None is allowed, as for sys.settrace
+        self._tracing.close()
         self.monkeypatch.undo()
         self.commands = {
             name.removeprefix("cmdstat_"): stats["calls"]

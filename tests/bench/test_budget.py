@@ -11,12 +11,14 @@ import asyncio
 import json
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from meter import Meter
 
+from support.tracing import traced_by
 from tampu import (
     AddOptions,
     BackoffSpec,
@@ -32,11 +34,12 @@ from tampu import (
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from types import FrameType
 
     from servers.process import Server
 
 BUDGET = Path(__file__).with_name("budget.json")
-ATTEMPTS = 12
+ATTEMPTS = 30
 QUEUE = "budget"
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
 #: Allowed excess: less than one request or call per job, and about one line's worth of instructions.
@@ -210,6 +213,7 @@ def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
     return over
 
 
+@pytest.mark.untraced
 @pytest.mark.servers("valkey", "redis86")
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_a_job_costs_no_more_than_its_budget(
@@ -241,6 +245,7 @@ async def test_a_job_costs_no_more_than_its_budget(
     pytest.fail(f"{name}: " + "; ".join(over_budget(found, allowed)))
 
 
+@pytest.mark.untraced
 @pytest.mark.servers("valkey", "redis86")
 async def test_one_more_command_for_every_job_is_over_budget(
     server: Server, server_kind: str, monkeypatch: pytest.MonkeyPatch
@@ -256,6 +261,25 @@ async def test_one_more_command_for_every_job_is_over_budget(
     said = over_budget(meter.per_job(50), allowed)
     assert said[0] == "1 incr per job, 0 allowed"
     assert any("requests" in line for line in said)
+
+
+def test_the_meter_leaves_coverage_on_in_later_threads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def coverage(frame: FrameType, event: str, argument: Any) -> None:
+        seen.append(frame.f_code.co_name)
+
+    def work() -> None:
+        pass
+
+    with traced_by(coverage):
+        with Meter(server.client(), monkeypatch):
+            pass
+        assert sys.gettrace() is coverage
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert "work" in seen
 
 
 def test_every_figure_over_budget_is_reported() -> None:

@@ -1,6 +1,6 @@
-"""`make chaos`: runs the fleet under faults, and says what it met and what it proved.
+"""`make chaos`: run the fleet under injected faults, check its history and print a report.
 
-python -m chaos --minutes 10 --seed 7                 # all topologies, 10 minutes in all
+python -m chaos --minutes 10 --seed 7                 # all topologies, 10 minutes in total
 python -m chaos --jobs 340000 --seed 1 --topology single --json figures.json
 """
 
@@ -17,21 +17,21 @@ from pathlib import Path
 from chaos.run import Report, Setup, run
 from chaos.servers import fast_folder
 
-#: Which share of the time, and of the jobs, each topology gets.
+#: Share of the time and of the jobs for each topology.
 SHARES = {"single": 0.7, "sentinel": 0.15, "cluster": 0.15}
-#: Least number of times that each kind of fault must have met a job in flight, in a run of 10 minutes.
+#: Minimum number of faults of each kind that must hit a job in flight, in a run of 10 minutes.
 LEAST_HITS = 3
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10.0, help="how long jobs are added, over all topologies")
-    parser.add_argument("--jobs", type=int, default=0, help="jobs in all; 500 per second by default")
-    parser.add_argument("--seed", type=int, default=0, help="0: a random one, which is printed")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long jobs are added, all topologies together")
+    parser.add_argument("--jobs", type=int, default=0, help="total number of jobs; default: 500 per second")
+    parser.add_argument("--seed", type=int, default=0, help="0: a random seed, which is printed")
     parser.add_argument("--topology", choices=sorted(SHARES), action="append")
     parser.add_argument("--kinds", help="only these faults, separated by commas")
-    parser.add_argument("--calm", type=float, default=1.0, help="how much longer the pauses between faults are")
-    parser.add_argument("--skip-missed", action="store_true", help="schedules that skip missed fires, as by default")
+    parser.add_argument("--calm", type=float, default=1.0, help="factor for the pauses between faults")
+    parser.add_argument("--skip-missed", action="store_true", help="use schedules that skip missed fires")
     parser.add_argument("--least-hits", type=int, default=LEAST_HITS)
     parser.add_argument("--keep", type=Path, help="keep records and logs in this folder")
     parser.add_argument("--json", type=Path, help="append the figures of each run to this file")
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def in_a_folder(setup: Setup, keep: Path | None) -> Report:
-    """Run in a folder of its own, in memory where possible, which is deleted unless it is to be kept."""
+    """Run in a temporary folder, in memory if possible. Delete it afterwards unless `keep` is given."""
     parent = keep or fast_folder(Path(tempfile.gettempdir()))
     parent.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(prefix=f"{setup.topology}-{setup.seed}-", dir=parent))

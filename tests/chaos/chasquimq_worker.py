@@ -1,6 +1,6 @@
 """A chasquimq 1.3.0 worker in the fleet, run with the Python of its own virtual environment: no import of tampu.
 
-Its handlers record as those of `worker.py` do; they know `ok`, `nap`, `fail`, `never` and `die`.
+Its handlers write the same records as those of `worker.py`, and support `ok`, `nap`, `fail`, `never` and `die`.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""The checker: proves from a history that every promise was kept. Pure: no clock, no server, no files.
+"""The checker: finds every broken promise in a history. Pure: no clock, no server, no files.
 
 | rule         | promise                                                                                              |
 |--------------|------------------------------------------------------------------------------------------------------|
 | `missing`    | a confirmed job ran to its end or is a dead letter; nothing is left on the server                    |
 | `unfinished` | no job was acknowledged without having finished                                                      |
-| `rerun`      | no second start of the same attempt without a cause: a worker that died, lost its lease or was       |
-|              | stopped during an outage, or a failover                                                              |
-| `attempts`   | an attempt is used up by a failure only; nothing runs more often than promised                       |
-| `dead`       | a dead letter had used up its attempts, had begun its last one, or had killed worker after worker     |
-| `invented`   | nothing runs that was not added, or whose add was refused                                            |
+| `rerun`      | an attempt starts twice only with a cause: its worker died, lost its lease or was stopped during an  |
+|              | outage, or the server failed over                                                                    |
+| `attempts`   | only a failure uses up an attempt; no job runs more often than promised                              |
+| `dead`       | a dead letter had used up its attempts, had started its last one, or had killed too many workers     |
+| `invented`   | no job runs that was not added, or whose add was rejected                                            |
 | `schedule`   | a schedule fired once per due time                                                                   |
-| `unique`     | an explicit id was added once                                                                        |
+| `unique`     | an explicit ID was added once                                                                        |
 | `result`     | a finished job's result is stored                                                                    |
 | `cancelled`  | a cancelled job did not start; nor did one whose cancel was requested, from two seconds later on     |
 """
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 SETTLE_SECS = 2.0
 #: How long a worker may take to reconnect after an outage, in seconds.
 RECONNECT_SECS = 3.0
-#: A start this soon after its worker stood still may have been decided before, in seconds.
+#: How long after a stall a job may start that the worker had checked before the stall, in seconds.
 LATE_START_SECS = 0.2
-#: The start of a last attempt is recorded a moment before the handler's first line. One worker out of this many may die
-#: in that moment, with one job that had not begun.
+#: The start of a last attempt is recorded just before the handler's first line. For every this many worker deaths, one
+#: may fall into that gap and leave a dead letter of a job that had not started.
 DEATHS_PER_MOMENT = 25
 #: Deaths after which a job that never fails is a dead letter, and deaths beyond its attempts: `consume/inflight.py`.
 MAX_DEATHS = 6
@@ -65,7 +65,7 @@ class Violation:
 
 
 def check(history: History) -> list[Violation]:
-    """Return every violation in a history; none is the proof."""
+    """Return all violations in a history. An empty list means that every promise was kept."""
     judge = _Judge(history)
     return [
         *judge.jobs(),
@@ -82,7 +82,8 @@ class _Judge:
         self._outages: dict[str, list[Fault]] = defaultdict(list)
         for fault in history.faults:
             if fault.kind == "failover":
-                # A worker finds out at its next renewal which of its entries the new master does not know as its own.
+                # It begins with the last write that the new master has: earlier writes are not lost (`failovers.py`). A
+                # worker finds out at its next renewal which of its entries the new master does not know as its own.
                 until = fault.end + (RECONNECT_SECS + history.lease_secs / 3) * 1e9
                 self._causes[fault.target].append(Fault(fault.kind, fault.target, fault.begin, until))
             elif fault.kind in EXCUSES and self._is_long_enough(fault):
@@ -90,7 +91,7 @@ class _Judge:
             if fault.kind in OUTAGES:
                 self._outages[fault.target].append(fault)
         for fault in history.faults:
-            # A worker that is stopped gives up at its deadline: what it could not write by then runs again.
+            # A stopped worker gives up at its deadline: jobs whose outcomes it could not write by then run again.
             for outage in (*self._outages.get("*", ()), *self._outages.get(fault.target, ())):
                 if fault.kind == "term" and outage.begin <= fault.end <= outage.end:
                     self._causes[fault.target].append(Fault("term", fault.target, outage.begin, fault.end))
@@ -98,14 +99,14 @@ class _Judge:
             self._causes[process].append(Fault("death", process, at, at))
         for causes in self._causes.values():
             causes.sort(key=lambda fault: fault.begin)
-        self._recounts = [fault for fault in history.faults if fault.kind in ("term", "failover")]
+        self._failovers = [fault for fault in history.faults if fault.kind == "failover"]
         self._spent: set[int] = set()
-        #: Dead letters of jobs that had not begun, and that are allowed.
+        #: Number of dead letters of jobs that had not started that are still allowed.
         self._moments = max(len(history.deaths) // DEATHS_PER_MOMENT, 1) if history.deaths else 0
         self._scheduled = {schedule.spec for schedule in history.schedules}
 
     def _is_long_enough(self, fault: Fault) -> bool:
-        """A worker that stood still for less than half a lease has lost nothing."""
+        """Return False for a stall of less than half a lease: the worker has lost nothing."""
         return fault.kind != "stalled" or fault.end - fault.begin >= self._history.lease_secs * 0.5e9
 
     # --- jobs
@@ -115,7 +116,7 @@ class _Judge:
         for token, asked in history.asked.items():
             runs = history.runs.get(token, ())
             if len(runs) == 1 and runs[0].outcome == "ok" and token not in history.dead and asked.do == "ok":
-                if asked.answer == "refused" or runs[0].attempt:  # the one common case, without further ado
+                if asked.answer == "refused" or runs[0].attempt:  # the common case, decided quickly
                     yield from self._job(asked, runs)
                 continue
             yield from self._job(asked, runs)
@@ -144,8 +145,8 @@ class _Judge:
         is_done = any(run.outcome == "ok" for run in runs) or token in history.dead or token in history.left
         if is_done or token in history.cancels:
             return
-        if runs and asked.answer != "ok" and any(self._fails_over(run) for run in runs):
-            return  # the add was not confirmed: it may be lost with the master that had it
+        if runs and self._is_lost_with_its_master(asked, runs[0]):
+            return
         if runs:
             last = runs[-1]
             how = "failed" if last.outcome else "was cut short in"
@@ -182,7 +183,7 @@ class _Judge:
                 yield Violation("unfinished", token, f"{_shown(run)} and never ended, although {run.process} lived")
         most = min(MAX_DEATHS, asked.attempts + self._history.extra_runs) if asked.attempts > 1 else 1
         if asked.do == "die" and runs:
-            most += MAX_DEATHS * self._recounts_between(runs[0].start, runs[-1].start)
+            most += MAX_DEATHS * self._failovers_between(runs[0].start, runs[-1].start)
         if asked.do == "die" and len(runs) > most:
             yield Violation("attempts", token, f"it killed {len(runs)} workers, and at most {most} are promised")
 
@@ -203,13 +204,14 @@ class _Judge:
                 yield Violation("dead", token, f"it was dead-lettered ({letter.error_type}) and had never started")
             elif letter.error_type == "WorkerLost" and not is_silent:
                 had_begun = any(run in cut for run in finals)
-                if not had_begun and len(cut) < min(MAX_DEATHS, left + LONE_DEATHS):
+                lost = len(cut) + (self._deaths_elsewhere(runs) if asked.do == "die" else 0)
+                if not had_begun and lost < min(MAX_DEATHS, left + LONE_DEATHS):
                     yield Violation("dead", token, f"WorkerLost after {len(cut)} of its workers were lost")
             elif letter.reason == "unrecoverable":
                 if asked.do != "give-up":
                     yield Violation("dead", token, "its handler did not say that it is unrecoverable")
             elif letter.error_type == "WorkerLost":
-                pass  # the start of a child process that was killed with its worker may not be recorded
+                pass  # a child process that was killed with its worker may not have recorded its start
             elif letter.reason != "retries_exhausted":
                 yield Violation("dead", token, f"{letter.reason}, although its entry was sound")
             elif not is_silent and not any(run.outcome == "fail" for run in finals):
@@ -219,6 +221,11 @@ class _Judge:
             for run in runs:
                 if run.outcome == "ok" and not self._excused(run, None):
                     yield Violation("dead", token, f"it was dead-lettered although {_shown(run)} and succeeded")
+
+    def _deaths_elsewhere(self, runs: list[Run]) -> int:
+        """Return how many workers died in which the job may have waited: deaths that count, but leave no start."""
+        own = {run.process for run in runs}
+        return sum(at >= runs[0].start for process, at in self._history.deaths.items() if process not in own)
 
     def _results(self, asked: Asked, runs: list[Run]) -> Iterator[Violation]:
         token = asked.token
@@ -230,15 +237,12 @@ class _Judge:
 
     # --- causes
 
-    def _recounts_between(self, begin: float, end: float) -> int:
-        """How often the deaths of a job may have been forgotten.
-
-        A worker that is stopped hands a job back as a new entry; a failover loses counts that were not replicated.
-        """
-        return sum(begin <= fault.end and fault.begin <= end for fault in self._recounts)
+    def _failovers_between(self, begin: float, end: float) -> int:
+        """Return how often the deaths of a job may have been forgotten: a failover loses what was not replicated."""
+        return sum(begin <= fault.end and fault.begin <= end for fault in self._failovers)
 
     def _excused(self, run: Run, again: Run | None) -> bool:
-        """Return True if `run` was lost by its process, so that `again`, or a dead letter, may follow."""
+        """Return True if the process may have lost `run`, so that `again` or a dead letter may follow."""
         settled_by = self._settled_by(run)
         for cause in self._causes_of(run):
             is_in_time = again is None or cause.begin <= again.start
@@ -246,17 +250,17 @@ class _Judge:
                 return True
         return again is not None and (self._was_decided_before(again) or self._was_decided_before(run))
 
-    def _fails_over(self, run: Run) -> bool:
-        causes = self._causes.get("*", ())
-        return any(cause.begin <= self._settled_by(run) and cause.end >= run.start for cause in causes)
+    def _is_lost_with_its_master(self, asked: Asked, first: Run) -> bool:
+        """Return True if the add was neither confirmed nor replicated: it was stored by the time of its first run."""
+        return asked.answer != "ok" and self._is_lost(asked.at, first.start)
 
     def _was_decided_before(self, run: Run) -> bool:
-        """A worker that is stopped between its look at the lease and the handler's first line cannot know.
+        """Return True if the worker was suspended between checking the lease and the handler's first line.
 
-        Only one job can be there at a time: one start is excused for each time the worker stood still.
+        Only one job can be at this point at a time, so each suspension excuses one start.
         """
         for cause in self._causes_of(run):
-            # It is resumed a moment before the record of its stop ends.
+            # The process resumes a moment before the record of its stop ends.
             begin = cause.begin if cause.kind == "stop" else cause.end
             if begin <= run.start <= cause.end + LATE_START_SECS * 1e9 and id(cause) not in self._spent:
                 self._spent.add(id(cause))
@@ -268,7 +272,7 @@ class _Judge:
         yield from self._causes.get("*", ())
 
     def _settled_by(self, run: Run) -> float:
-        """Return when the outcome must have been written: soon, but not while the server could not be reached."""
+        """Return the time by which the outcome must have been written, which is later after an outage."""
         if run.end == NEVER:
             return NEVER
         by = run.end + SETTLE_SECS * 1e9
@@ -305,7 +309,12 @@ class _Judge:
         for job_id, several in asked_by_id.items():
             ran = [asked.token for asked in several if asked.token in self._history.runs]
             added = [asked.token for asked in several if asked.answer == "ok"]
-            if len(ran) > 1 or len(added) > 1:
+            kept = [
+                asked
+                for asked in several
+                if asked.token in ran and not self._is_lost_with_its_master(asked, self._history.runs[asked.token][0])
+            ]
+            if len(kept) > 1 or len(added) > 1:
                 yield Violation("unique", job_id, f"added by {', '.join(added)}, and {', '.join(ran)} ran")
             if not ran and any(asked.answer in ("ok", "known") for asked in several):
                 dead = any(asked.token in self._history.dead for asked in several)
@@ -316,7 +325,7 @@ class _Judge:
     def cancellations(self) -> Iterator[Violation]:
         for token, at in self._history.cancelled.items():
             for run in self._history.runs.get(token, ()):
-                if run.start > at and not self._is_disturbed(at, run, self._causes["*"]):
+                if run.start > at and not self._is_lost(self._history.cancels.get(token, at), at):
                     yield Violation("cancelled", token, f"{_shown(run)}, after its cancellation was confirmed")
         for token, at in self._history.requested.items():
             for run in self._history.runs.get(token, ()):
@@ -324,8 +333,12 @@ class _Judge:
                 if run.start > at + CANCEL_SECS * 1e9 and not self._is_disturbed(at, run, outages):
                     yield Violation("cancelled", token, f"{_shown(run)}, long after its cancel was requested")
 
+    def _is_lost(self, begin: float, end: float) -> bool:
+        """Return True if a failover may have lost what was written between the two times."""
+        return any(failover.begin <= end and failover.end >= begin for failover in self._causes.get("*", ()))
+
     def _is_disturbed(self, cancelled_at: float, run: Run, faults: list[Fault]) -> bool:
-        """A failover may lose a cancel, and a worker that cannot ask the server does not learn of one."""
+        """Return True if the worker could not learn of the cancel: no connection, or a failover lost the request."""
         since = cancelled_at - RECONNECT_SECS * 1e9
         return any(fault.begin <= run.start and fault.end >= since for fault in faults)
 
@@ -336,7 +349,7 @@ def _shown(run: Run) -> str:
 
 
 def story(history: History, token: str) -> list[str]:
-    """Return everything that is known of one job, in order: what a violation is understood by."""
+    """Return everything that is known about one job, in order, to explain a violation."""
     lines: list[tuple[float, str]] = []
     asked = history.asked.get(token)
     if asked:

@@ -1,6 +1,6 @@
-"""Every kind of fault that can be injected: what it does, and to which process, or to all.
+"""Every kind of fault that can be injected, into one process or into the server.
 
-Which of them excuse a second start is the checker's to say (`checker.EXCUSES`), not the injector's.
+`checker.EXCUSES` decides which of them excuse a second start.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import random
     from collections.abc import AsyncIterator, Awaitable, Callable
 
+    from chaos.failovers import FailoverWatch
     from chaos.fleet import Fleet, Member
     from chaos.records import Recorder
     from chaos.servers import ClockedServer
@@ -33,7 +34,7 @@ AIM_SECS = 20.0
 
 
 class Lab:
-    """What faults can lay hands on."""
+    """The processes, servers and proxies that faults act on."""
 
     def __init__(
         self,
@@ -44,6 +45,7 @@ class Lab:
         lease_secs: float,
         server: ClockedServer | None = None,
         sentinel: SentinelSetup | None = None,
+        failover_watch: FailoverWatch | None = None,
         cluster: Cluster | None = None,
         wires: dict[int, Wire] | None = None,
         queue_key: str = "",
@@ -53,14 +55,15 @@ class Lab:
         self.rng = rng
         self.lease_secs = lease_secs
         self._server, self._sentinel, self._cluster = server, sentinel, cluster
-        #: Proxies by the place of the process behind them.
+        self._failover_watch = failover_watch
+        #: Proxies, by the place of the process that connects through them.
         self.wires = wires or {}
-        #: A key of the queue: where its slot is.
+        #: A key of the queue, which determines its slot.
         self.queue_key = queue_key
 
     @property
     def has_server(self) -> bool:
-        """True if it is one server, which faults may kill."""
+        """True for a single server, which faults may kill."""
         return self._server is not None
 
     @property
@@ -74,15 +77,20 @@ class Lab:
         return self._sentinel
 
     @property
+    def failover_watch(self) -> FailoverWatch:
+        assert self._failover_watch is not None
+        return self._failover_watch
+
+    @property
     def cluster(self) -> Cluster:
         assert self._cluster is not None
         return self._cluster
 
     @contextlib.asynccontextmanager
     async def recorded(self, kind: str, target: str = EVERYBODY) -> AsyncIterator[None]:
-        """Record the fault that happens inside; one that concerns all begins when a worker has a job in flight."""
+        """Record the fault that is injected inside the block. One without a target waits for a job in flight first."""
         if target == EVERYBODY:
-            await self._aimed(self.fleet.workers)
+            await self.aim(self.fleet.workers)
         begin = time.monotonic_ns()
         try:
             yield
@@ -91,8 +99,8 @@ class Lab:
 
     @contextlib.asynccontextmanager
     async def victim(self, members: list[Member]) -> AsyncIterator[Member | None]:
-        """Choose a process that has a job in flight and is not in trouble already; None if there is none for long."""
-        member = await self._aimed(members)
+        """Aim at a process, and exclude it from other faults until the block ends."""
+        member = await self.aim(members)
         if member is None:
             yield None
             return
@@ -102,7 +110,8 @@ class Lab:
         finally:
             member.is_in_trouble = False
 
-    async def _aimed(self, members: list[Member]) -> Member | None:
+    async def aim(self, members: list[Member]) -> Member | None:
+        """Return a process that has a job in flight and no other fault; None if there is none within `AIM_SECS`."""
         give_up_at = time.monotonic() + AIM_SECS
         while time.monotonic() < give_up_at:
             able = [member for member in members if member.is_at_work and not member.is_in_trouble]
@@ -114,7 +123,7 @@ class Lab:
         return None
 
     async def command(self, *words: Any) -> Any:
-        """One command to the server, over its own connection."""
+        """Send one command to the server, over a new connection."""
         return await asyncio.to_thread(self._command, words)
 
     def _command(self, words: tuple[Any, ...]) -> Any:
@@ -127,7 +136,7 @@ class Lab:
                         return []
                     raise
 
-        # Another fault may have the server, or this connection, at the moment.
+        # Another fault may affect the server or this connection at the same time.
         return eventually(ask, f"the server answers {words[0]}")[0]
 
     def some(self, low: float, high: float) -> float:
@@ -147,7 +156,7 @@ async def kill(lab: Lab) -> None:
 
 
 async def stop(lab: Lab) -> None:
-    """Longer than the lease."""
+    """Suspend a worker for longer than its lease."""
     async with lab.victim(lab.fleet.workers) as worker:
         if worker is not None:
             async with lab.recorded("stop", worker.name):
@@ -157,7 +166,7 @@ async def stop(lab: Lab) -> None:
 
 
 async def term(lab: Lab) -> None:
-    """A deploy: it finishes what it runs, and another takes its place."""
+    """Deploy: the worker finishes its running jobs, and a new one replaces it."""
     async with lab.victim(lab.fleet.workers) as worker:
         if worker is None:
             return
@@ -166,12 +175,12 @@ async def term(lab: Lab) -> None:
             worker.signal(signal.SIGTERM)
             await worker.end()
         if worker.process.returncode != 0:
-            lab.records.write("death", worker.name)  # a handler ended it meanwhile
+            lab.records.write("death", worker.name)  # a handler has ended it in the meantime
         lab.fleet.retire(worker)
 
 
 async def fds(lab: Lab) -> None:
-    """No file descriptor is left, and its connections are gone."""
+    """Use up all file descriptors of a worker, and close its connections."""
     async with lab.victim(lab.fleet.workers) as worker:
         if worker is None:
             return
@@ -221,12 +230,12 @@ async def client_pause(lab: Lab) -> None:
 
 
 async def busy(lab: Lab) -> None:
-    """A script that does not end, until it is killed."""
+    """Run a script that does not end until it is killed."""
     async with lab.recorded("busy"):
         running = asyncio.create_task(lab.command("EVAL", "while true do end", 0))
         await asyncio.sleep(lab.some(0.3, 1.8))
         while not running.done():
-            with contextlib.suppress(redis.ResponseError):  # NOTBUSY: it has not begun yet
+            with contextlib.suppress(redis.ResponseError):  # NOTBUSY: it has not started yet
                 await lab.command("SCRIPT", "KILL")
             await asyncio.wait({running}, timeout=0.2)
         with contextlib.suppress(redis.RedisError):
@@ -294,13 +303,13 @@ async def _half_close(lab: Lab, wire: Wire) -> None:
 
 
 async def _blackhole(lab: Lab, wire: Wire) -> None:
-    """Shorter than what a lease has to spare."""
+    """Swallow data for less time than a lease lasts beyond its renewal."""
     wire.swallow()
     await asyncio.sleep(lab.some(0.05, 0.25))
 
 
 async def _partition(lab: Lab, wire: Wire) -> None:
-    """Longer than the lease: what was sent arrives when its jobs are others' already."""
+    """Swallow data for longer than the lease: it arrives after other workers have taken over the jobs."""
     wire.swallow()
     await asyncio.sleep(lab.some(1.3, 2.2))
 
@@ -309,33 +318,25 @@ async def _partition(lab: Lab, wire: Wire) -> None:
 
 
 async def failover(lab: Lab) -> None:
-    """The sentinels make the replica the master; what had not reached it is gone."""
-    sentinel = lab.sentinel
-    async with lab.recorded("failover"):
-        before = await asyncio.to_thread(sentinel.current_master)
-        other = sentinel.replica if before is sentinel.master else sentinel.master
-        with sentinel.sentinels[0]._connect() as client:
-            for _ in range(200):
-                with contextlib.suppress(redis.RedisError):
-                    await asyncio.to_thread(client.execute_command, "SENTINEL FAILOVER", sentinel.name)
-                    break
-                await asyncio.sleep(0.1)
-        for _ in range(600):
-            with contextlib.suppress(redis.RedisError, OSError):
-                roles = [await asyncio.to_thread(_role, server) for server in (before, other)]
-                if roles == [b"slave", b"master"]:
-                    break
+    """Make the replica the master. The watch records the fault, with the time from which on writes are lost."""
+    sentinel, watch = lab.sentinel, lab.failover_watch
+    await lab.aim(lab.fleet.workers)
+    before = watch.failovers
+    with sentinel.sentinels[0]._connect() as client:
+        for _ in range(200):
+            with contextlib.suppress(redis.RedisError):
+                await asyncio.to_thread(client.execute_command, "SENTINEL FAILOVER", sentinel.name)
+                break
             await asyncio.sleep(0.1)
+    for _ in range(600):
+        if watch.failovers > before:
+            break
+        await asyncio.sleep(0.1)
     await asyncio.sleep(lab.lease_secs)
 
 
-def _role(server: Any) -> bytes:
-    with server._connect(socket_timeout=2.0) as client:
-        return bytes(client.execute_command("ROLE")[0])
-
-
 async def slot_move(lab: Lab) -> None:
-    """The queue's slot moves to another node, key by key, while it is used."""
+    """Move the queue's slot to another node, key by key, while it is used."""
     async with lab.recorded("slot-move"):
         await asyncio.to_thread(_move_slot, lab)
 
@@ -343,17 +344,7 @@ async def slot_move(lab: Lab) -> None:
 def _move_slot(lab: Lab) -> None:
     cluster = lab.cluster
     source = cluster.node_of(lab.queue_key)
-    target = lab.rng.choice([node for node in cluster.masters if node is not source])
-    with source._connect() as old, target._connect() as new:
-        slot = old.execute_command("CLUSTER KEYSLOT", lab.queue_key)
-        old_id, new_id = (client.execute_command("CLUSTER MYID").decode() for client in (old, new))
-        new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", old_id)
-        old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", new_id)
-        while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 50):
-            old.execute_command("MIGRATE", target.address[0], target.port, "", 0, 20000, "KEYS", *keys)
-        for node in (target, source, *cluster.masters):
-            with node._connect() as client:
-                client.execute_command("CLUSTER SETSLOT", slot, "NODE", new_id)
+    cluster.move_slot(lab.queue_key, lab.rng.choice([node for node in cluster.masters if node is not source]))
 
 
 FAULTS: dict[str, Callable[[Lab], Awaitable[None]]] = {
@@ -382,11 +373,11 @@ FAULTS: dict[str, Callable[[Lab], Awaitable[None]]] = {
 }
 
 CLOCK_STEPS = ("clock-forward", "clock-back")
-#: Lanes of each topology: how much longer than others its pauses are, and its faults, which happen one at a time.
+#: Lanes of each topology: a factor for its pauses, and its faults, which happen one at a time.
 LANES: dict[str, list[tuple[float, tuple[str, ...]]]] = {
     "single": [
         (1, ("kill", "stop", "term", "fds", "producer-kill")),
-        # While the server is away nothing else can be hit.
+        # Longer pauses: while the server is unreachable, other faults hit nothing.
         (3, ("server-kill", "server-stop", "client-kill", "client-pause", "busy", "oom", "script-flush", *CLOCK_STEPS)),
         (1, ("cut", "delay", "throttle", "half-close", "blackhole", "partition")),
     ],

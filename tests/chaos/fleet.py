@@ -1,4 +1,4 @@
-"""The processes of a run: workers in numbered places, each started again when it is gone, and producers."""
+"""The processes of a run: workers and producers in numbered places. One that dies is replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from chaos.records import Recorder
 
 TESTS = Path(__file__).parent.parent
-#: How often the fleet is looked at, in seconds.
+#: Interval between two checks of the fleet, in seconds.
 WATCH_SECS = 0.05
 #: How long a process takes to start, in seconds.
 START_SECS = 2.0
@@ -33,13 +33,13 @@ class Member:
     process: subprocess.Popen[bytes]
     log: Path
     is_expected_to_end: bool = False
-    #: Only one fault at a time happens to it.
+    #: A fault is being injected into it; only one at a time is.
     is_in_trouble: bool = False
     born_at: float = field(default_factory=time.monotonic)
 
     @property
     def is_at_work(self) -> bool:
-        """True if it has had time to come up: a fault that meets no job proves nothing."""
+        """True if it has had time to start: a fault that hits no job proves nothing."""
         return self.is_alive and time.monotonic() - self.born_at > START_SECS
 
     @property
@@ -47,7 +47,7 @@ class Member:
         return self.process.poll() is None
 
     async def end(self, within_secs: float = 3600) -> bool:
-        """Wait until it is gone; False if that takes too long."""
+        """Wait until it has exited. Return False if that takes too long."""
         deadline = time.monotonic() + within_secs
         while self.is_alive and time.monotonic() < deadline:  # noqa: ASYNC110 - a process sets no event
             await asyncio.sleep(0.01)
@@ -116,7 +116,7 @@ class Fleet:
         return [member for member in self.members if member.name.startswith("p")]
 
     async def watch(self) -> None:
-        """Replace workers that are gone, until cancelled."""
+        """Replace processes that have exited, until cancelled."""
         while True:
             self.look()
             await asyncio.sleep(WATCH_SECS)
@@ -131,13 +131,13 @@ class Fleet:
             member.hang_up()
             if code != 0 or member.name.startswith("w"):
                 self.records.write("death", member.name)
-                # 9: `os._exit` of a handler. Without descriptors even the interpreter may not get far.
+                # 9: `os._exit` of a handler. Without file descriptors, the interpreter itself may fail.
                 if code not in (9, -9) and not member.is_in_trouble:
                     self.unexpected.append(f"{member.name} ended with {code}: {tail(member.log)}")
                 self.members[number] = self._spawn(member.place)
 
     def retire(self, member: Member) -> None:
-        """Replace a process that was told to end and did: its jobs must have gone on without a trace."""
+        """Replace a process that was stopped and has exited. Its jobs must continue elsewhere."""
         member.hang_up()
         self.members[self.members.index(member)] = self._spawn(member.place)
 
@@ -147,14 +147,14 @@ class Fleet:
         await self._await_end(self.producers, within_secs)
 
     async def stop_workers(self, within_secs: float) -> None:
-        """End all workers in good order."""
+        """Stop all workers with SIGTERM."""
         for member in self.workers:
             member.is_expected_to_end = True
             member.signal(signal.SIGTERM)
         await self._await_end(self.workers, within_secs)
         for member in self.workers:
             code = member.process.returncode
-            # One that was still starting has no handler for the signal yet, and no job.
+            # A worker that is still starting has no signal handler yet, and no job.
             if code != 0 and not (code == -signal.SIGTERM and self._has_run_nothing(member)):
                 self.unexpected.append(f"{member.name} ended with {code}: {tail(member.log)}")
 
@@ -169,7 +169,7 @@ class Fleet:
                 self.records.write("death", member.name)
 
     def kill_all(self) -> None:
-        """End whatever is left."""
+        """Kill all processes that still run."""
         for member in self.members:
             if member.is_alive:
                 member.signal(signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Hits: how many jobs were in flight at the target of each fault. A fault that meets nothing proves nothing."""
+"""Hits: counts the jobs in flight at the target of each fault. A fault that hits no job proves nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from chaos.records import History
 
-#: What a handler does, and the fault it stands for.
+#: What a handler does, and the kind of fault that it counts as.
 HANDLER_FAULTS = {
     "die": "handler-exit",
     "die-once": "handler-exit",
@@ -25,7 +25,7 @@ HANDLER_FAULTS = {
 
 @dataclass
 class Hits:
-    """One kind of fault: how often it was injected, how often it met a job, and how many jobs in all."""
+    """One kind of fault: how often it was injected, how often it hit a job, and how many jobs in total."""
 
     injected: int = 0
     hit: int = 0
@@ -44,7 +44,7 @@ class _Flights:
 
 
 def count_hits(history: History) -> dict[str, Hits]:
-    """Return the hits by kind of fault. A job is in flight while its handler runs, or its add is not answered yet."""
+    """Return the hits of each kind of fault. A job is in flight while its handler runs or its add is unanswered."""
     flights: dict[str, _Flights] = defaultdict(_Flights)
     for run in history.all_runs():
         end = min(run.end, history.deaths.get(run.process, run.end))

@@ -1,6 +1,7 @@
-"""A producer process of the fleet: records what it asks for, then what it is told. Its plan is in `CHAOS_PLAN`.
+"""A producer process of the fleet: records each request and its answer. Its plan is in `CHAOS_PLAN`.
 
-It ends when it has confirmed its share of jobs, or when its standard input ends.
+It ends when it has confirmed its share of jobs, or when its standard input ends. The lines `pause` and `resume` on its
+standard input suspend it.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
 
     from tampu import Job
 
-#: What a plain job does, and how often out of a thousand.
+#: What a plain job does, and its frequency per thousand jobs.
 COMMON = [("ok", 880), ("result", 20), ("nap", 80), ("fail:1", 10), ("fail:2", 5), ("never", 3), ("give-up", 2)]
-#: Handlers that misbehave, one after the other, each with the task that runs it.
+#: Handlers that misbehave, used in turn, each with the task that runs it.
 RARE = [
     ("die-once", "work"),
     ("fork", "work"),
@@ -46,13 +47,15 @@ RARE = [
     ("long", "work"),
     ("die", "work"),
 ]
-#: Most jobs of a bulk that are added in one step.
+#: Maximum number of jobs in one window of a bulk add.
 WINDOW_JOBS = 256
-#: A job with an explicit id is added this often.
+#: Interval between two adds with an explicit ID, in seconds.
 UNIQUE_SECS = 0.2
-#: A job is added and cancelled this often.
+#: Interval between two jobs that are added and cancelled, in seconds.
 CANCEL_SECS = 0.1
-#: How long a job takes that is added again and again, so that every fault finds some in flight.
+#: Interval at which a paused producer checks whether it may resume, in seconds.
+PAUSE_SECS = 0.1
+#: Duration of the long jobs that are added regularly, so that every fault finds jobs in flight, in milliseconds.
 LONG_MS = 1500
 
 
@@ -66,6 +69,7 @@ class Producer:
         self.records = Recorder(Path(plan["folder"]) / "records", self.name)
         self.confirmed = 0
         self.stopping = threading.Event()
+        self.is_paused = False
         self._numbers = 0
         self._next_rare = time.monotonic() + self.plan["rare_secs"]
         self._next_long = self._next_unique = self._next_cancel = time.monotonic()
@@ -83,13 +87,17 @@ class Producer:
         settings["dedup_ttl_secs"] = plan["kept_secs"]
         if plan["min_replicas"]:
             settings |= {"min_replicas": 1, "min_replicas_timeout_ms": 2000}
-        # One that takes the place of a killed one adds what was left to add.
+        # A producer that replaces a killed one adds the remaining jobs.
         now = time.monotonic()
         rate = plan["jobs"] / plan["seconds"]
         ends_at = plan["began"] + plan["seconds"]
         jobs = rate * max(ends_at - now, 0)
         async with Queue(plan["queue"], url=plan["url"], **settings) as queue:
             while not self.stopping.is_set() and (self.confirmed < jobs or time.monotonic() < ends_at):
+                if self.is_paused:
+                    await asyncio.sleep(PAUSE_SECS)
+                    now += PAUSE_SECS  # do not catch up on the pause
+                    continue
                 if time.monotonic() >= self._next_long:
                     self._next_long = time.monotonic() + plan["long_secs"]
                     await self.add_rare(queue, f"nap:{LONG_MS}", "work")
@@ -130,7 +138,7 @@ class Producer:
         for do, tokens in by_do.items():
             self.records.write("ask", attempts or 3, do, "-", *tokens)
         if attempts is not None:
-            # With options, a bulk is a set of adds, and each has its own answer.
+            # With options, each job of a bulk is a separate add with its own answer.
             adds = (self.answered([token], self._adder(queue, token, do, attempts)) for token, do in jobs)
             await asyncio.gather(*adds)
             return
@@ -152,13 +160,13 @@ class Producer:
         await self.answered([token], lambda: queue.add("work", {"token": token, "do": do}, delay_ms=delay_ms))
 
     async def add_unique(self, queue: Queue) -> None:
-        # All producers draw from the same few ids at a time, so most are asked for by several.
+        # All producers choose from the same few IDs at a time, so several producers add most of them.
         token, job_id = self.token(), f"u{int(time.monotonic())}-{self.random.randrange(3)}"
         self.records.write("ask", 3, "ok", job_id, token)
         await self.answered([token], lambda: queue.add_unique("work", {"token": token, "do": "ok"}, job_id=job_id))
 
     async def add_and_cancel(self, queue: Queue) -> None:
-        """Cancel a job that is delayed, waits for a retry, waits or runs."""
+        """Add a job and cancel it while it is delayed, waiting, running or waiting for a retry."""
         token, do = self.token(), self.random.choice(("ok", "nap:1000", "nap:3000", "never"))
         delay_ms = self.random.choice((None, 50, 3000))
         self.records.write("ask", 3, do, "-", token)
@@ -184,7 +192,7 @@ class Producer:
         if do == "die" and (self.random.random() < 0.75 or not self.plan["poison"]):
             attempts = 1
         if do.startswith("process"):
-            attempts = 20  # a child that cannot be started for want of descriptors uses up an attempt
+            attempts = 20  # a child that cannot start, because no file descriptor is left, uses up an attempt
         self.records.write("ask", attempts, do, "-", token)
         await self.answered([token], lambda: queue.add(task, {"token": token, "do": do}, attempts=attempts))
 
@@ -198,12 +206,12 @@ class Producer:
                 self.answer("ok", tokens[:added])
                 self.answer("refused", tokens[added:])
             else:
-                self.answer("unknown", tokens)  # each of its windows is taken from its front
+                self.answer("unknown", tokens)  # each window accepts its own first jobs
             await asyncio.sleep(0.1)
         except OutcomeUnknownError:
             self.answer("unknown", tokens)
         except RedisError as error:
-            # A window may have been applied before the one that failed: only a single add is wholly refused.
+            # Earlier windows may have been applied: only a single add is known to be rejected as a whole.
             self.answer("refused" if len(tokens) == 1 else "unknown", tokens)
             logging.warning("refused: %s", error)
             await asyncio.sleep(0.1)
@@ -222,12 +230,13 @@ def main() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     producer = Producer(json.loads(os.environ["CHAOS_PLAN"]))
 
-    def wait_for_the_end() -> None:
+    def obey() -> None:
         with contextlib.suppress(OSError):
-            sys.stdin.read()
+            for line in sys.stdin:
+                producer.is_paused = line.strip() == "pause"
         producer.stopping.set()
 
-    threading.Thread(target=wait_for_the_end, daemon=True).start()
+    threading.Thread(target=obey, daemon=True).start()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         runner.run(producer.run())
 

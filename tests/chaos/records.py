@@ -7,21 +7,21 @@ Times are nanoseconds of the monotonic clock, which all processes of a machine s
 |-------------------------------------------------|-------------------------------------------------------------------|
 | `T ask ATTEMPTS DO UNIQUE TOKEN...`             | a producer before it adds; UNIQUE is the explicit id, or -        |
 | `T ok TOKEN...`                                 | a producer: the add was confirmed                                 |
-| `T known TOKEN`                                 | a producer: the id had been added before                          |
+| `T known TOKEN`                                 | a producer: the ID had been added before                          |
 | `T refused TOKEN...`                            | a producer: the error says that nothing was added                 |
-| `T unknown TOKEN...`                            | a producer: the error says that it cannot be told                 |
+| `T unknown TOKEN...`                            | a producer: the error says that the outcome is unknown            |
 | `T cancel TOKEN`                                | a producer before it cancels a job                                |
 | `T cancelled TOKEN`                             | a producer: the job is cancelled                                  |
 | `T requested TOKEN`                             | a producer: the job's worker will drop or cancel it               |
-| `T start TOKEN ATTEMPT`                         | a handler, first thing                                            |
-| `T end TOKEN ATTEMPT ok` or `fail`              | a handler, last thing                                             |
+| `T start TOKEN ATTEMPT`                         | a handler, as its first step                                      |
+| `T end TOKEN ATTEMPT ok` or `fail`              | a handler, as its last step                                       |
 | `T stalled MS`                                  | a worker that noticed it had not run for that long                |
 | `T fault KIND TARGET BEGIN END`                 | the injector; TARGET is a process, or * for all                   |
 | `T death PROCESS`                               | the injector, when a process is gone                              |
 | `T schedule SPEC INTERVAL_MS FIRST NEXT`        | the run: due times from FIRST up to, but not including, NEXT      |
 | `T dead TOKEN REASON RUNS ERROR_TYPE`           | the run, from the dead letters                                    |
 | `T result TOKEN VALUE`                          | the run, from the stored results                                  |
-| `T left TOKEN WHERE`                            | the run: what is still on the server after the queue was drained  |
+| `T left TOKEN WHERE`                            | the run: a job still on the server after the queue was drained    |
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-#: How much of a file is looked at to tell what is in flight.
+#: How much of a file's end is read to find out which jobs are in flight.
 TAIL_BYTES = 32_768
 #: The end of a run that was cut short.
 NEVER = math.inf
@@ -124,14 +124,14 @@ class Schedule:
 
 @dataclass
 class History:
-    """Everything that was recorded in one run."""
+    """All records of one run."""
 
     asked: dict[str, Asked] = field(default_factory=dict)
     runs: dict[str, list[Run]] = field(default_factory=lambda: defaultdict(list))
     dead: dict[str, list[DeadLetter]] = field(default_factory=lambda: defaultdict(list))
     results: dict[str, str] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
-    #: When each cancelled job was asked to be, when that was confirmed, and when it was passed on to its worker.
+    #: For each cancel: when it was requested, when the job was cancelled, and when the request reached its worker.
     cancels: dict[str, float] = field(default_factory=dict)
     cancelled: dict[str, float] = field(default_factory=dict)
     requested: dict[str, float] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class History:
         running: dict[tuple[str, str], list[Run]] = defaultdict(list)
         for line in lines:
             if not line.endswith("\n"):
-                continue  # cut by a SIGKILL in the middle of the write: it never happened
+                continue  # cut by a SIGKILL in the middle of the write: ignored
             at_text, kind, *words = line.split()
             at = float(at_text)
             if kind == "start":
@@ -206,7 +206,7 @@ class History:
 
 
 def in_flight(folder: Path, process: str) -> set[str]:
-    """Return the jobs that a process has begun, or asked for, lately and not finished, by the end of its records."""
+    """Return the jobs that a process has recently started or added, and not finished, from the end of its records."""
     tokens: set[str] = set()
     for path in folder.glob(f"{process}~*.rec"):
         with path.open("rb") as file:
@@ -223,7 +223,7 @@ def in_flight(folder: Path, process: str) -> set[str]:
 
 
 def read_history(folder: Path, lease_secs: float) -> History:
-    """Return the history of a run: all files of its folder."""
+    """Return the history of a run, from all files in its folder."""
     history = History(lease_secs=lease_secs)
     # Producers first: an answer is always in the file of the process that asked.
     for path in sorted(folder.glob("*.rec")):

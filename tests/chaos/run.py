@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from chaos.checker import Violation, check, story
+from chaos.failovers import FailoverWatch
 from chaos.faults import FAULTS, LANES, Lab
 from chaos.fleet import Fleet
 from chaos.hits import Hits, count_hits
@@ -44,16 +45,16 @@ KEYS = QueueKeys(QUEUE)
 
 @dataclass
 class Setup:
-    """What a run is made of."""
+    """The settings of a run."""
 
     #: "single", "sentinel" or "cluster".
     topology: str = "single"
     seed: int = 1
-    #: Jobs to confirm, and the time over which they are added, in seconds.
+    #: Number of jobs to confirm, and how long they are added, in seconds.
     jobs: int = 100_000
     seconds: float = 300.0
     workers: int = 4
-    #: How many of the workers are chasquimq's, and the Python that runs them.
+    #: Number of workers that are chasquimq's, and the Python that runs them.
     peers: int = 0
     peer_python: str = ""
     #: How many runs beyond its attempts a job that kills its workers may have.
@@ -62,7 +63,7 @@ class Setup:
     concurrency: int = 40
     lease_secs: float = 4.0
     schedules: int = 3
-    #: Fires that fell due while no scheduler ran are made up for; otherwise only those of a leader that died.
+    #: Schedules also fire what fell due while no scheduler ran; otherwise only what a dead leader has missed.
     fires_all: bool = True
     #: Pause between two faults of a lane, in seconds: random, up to twice this.
     pause_secs: float = 1.5
@@ -70,21 +71,21 @@ class Setup:
     kinds: tuple[str, ...] | None = None
     #: Handlers that misbehave, by the first word of what they do; all by default.
     rare: tuple[str, ...] | None = None
-    #: How often each producer adds one of them, in seconds. Each that ends a process costs a second to start another.
+    #: Interval at which each producer adds one of them, in seconds. Replacing a process that one ends takes a second.
     rare_secs: float = 1.5
-    #: How often each producer adds a job that takes a while, so that every fault finds some in flight, in seconds.
+    #: Interval at which each producer adds a long job, so that every fault finds jobs in flight, in seconds.
     long_secs: float = 0.1
-    #: Jobs that kill worker after worker until they are dead letters: that takes a while.
+    #: Add jobs that kill one worker after another until they are dead-lettered, which takes a while.
     poison: bool = True
-    #: How often each fault is injected; None: as often as fits into the time.
+    #: How often each fault is injected; None: as often as the time allows.
     cycles: int | None = None
-    #: How long the queue may take to drain once everything is healed, in seconds.
+    #: How long the queue may take to drain after the last fault, in seconds.
     drain_secs: float = 180.0
 
 
 @dataclass
 class Report:
-    """What came out of a run."""
+    """The result of a run."""
 
     setup: Setup
     seconds: float = 0.0
@@ -93,14 +94,14 @@ class Report:
     reruns: int = 0
     dead_letters: int = 0
     fires: int = 0
-    #: Jobs that were cancelled at once, and those whose worker was asked to.
+    #: Jobs that were cancelled at once, and jobs whose worker was asked to cancel them.
     cancelled: int = 0
     requested: int = 0
     hits: dict[str, Hits] = field(default_factory=dict)
     violations: list[Violation] = field(default_factory=list)
-    #: Processes that ended as they should not have.
+    #: Processes that ended unexpectedly.
     unexpected: list[str] = field(default_factory=list)
-    #: The story of the first violations.
+    #: Everything that is known about the jobs of the first violations.
     stories: list[str] = field(default_factory=list)
     history: History | None = None
 
@@ -109,7 +110,7 @@ class Report:
         return not self.violations and not self.unexpected
 
     def kinds_missed(self, least: int) -> list[str]:
-        """Return the kinds of faults that met a job in flight less often than `least` times."""
+        """Return the kinds of faults that hit a job in flight fewer than `least` times."""
         wanted = [kind for _, kinds in _lanes(self.setup) for kind in kinds]
         return [kind for kind in wanted if self.hits.get(kind, Hits()).hit < least]
 
@@ -140,7 +141,7 @@ class Report:
 
 
 async def run(setup: Setup, folder: Path, say: Callable[[str], None] = lambda line: None) -> Report:
-    """Run once and return what came out of it."""
+    """Run once and return the report."""
     began = time.monotonic()
     records_folder = folder / "records"
     records_folder.mkdir(parents=True)
@@ -159,7 +160,7 @@ async def run(setup: Setup, folder: Path, say: Callable[[str], None] = lambda li
         injecting = [asyncio.create_task(_inject(lab, *lane, setup, enough)) for lane in _lanes(setup)]
         say(f"{setup.topology}: running, seed {setup.seed}")
         await _until_added(fleet, setup, injecting)
-        enough.set()  # a fault that has begun comes to its end
+        enough.set()  # a fault that has begun is completed
         for outcome in await asyncio.gather(*injecting, return_exceptions=True):
             if isinstance(outcome, Exception):
                 report.unexpected.append(f"the injector: {outcome!r}")
@@ -184,7 +185,7 @@ async def run(setup: Setup, folder: Path, say: Callable[[str], None] = lambda li
 
 
 def _begin_with_the_first_fire(history: History) -> None:
-    """What fell due before the first worker ran was missed, and the policy drops it."""
+    """Ignore due times before the first worker ran: the policy drops them."""
     for schedule in history.schedules:
         fired = (token.partition("@") for token in history.runs)
         schedule.first = min(int(due) for spec, _, due in fired if spec == schedule.spec)
@@ -226,7 +227,10 @@ async def _open_lab(
         sentinel = SentinelSetup(Path(require_server("redis86")), folder / "sentinel", 1)
         stack.callback(sentinel.stop)
         await asyncio.to_thread(sentinel.start)
-        return Lab(**common, sentinel=sentinel), sentinel.url
+        watch = FailoverWatch(sentinel.master, sentinel.replica, records)
+        stack.callback(watch.stop)
+        watch.start()
+        return Lab(**common, sentinel=sentinel, failover_watch=watch), sentinel.url
     if setup.topology == "cluster":
         cluster = Cluster("cluster86", Path(require_server("cluster86")), folder / "cluster")
         stack.callback(cluster.stop)
@@ -235,7 +239,7 @@ async def _open_lab(
     server = persistent_server(Path(require_server("redis86")), folder / "server")
     stack.callback(server.stop)
     await asyncio.to_thread(server.start)
-    # Half of the workers and half of the producers are behind a proxy of their own.
+    # Half of the workers and half of the producers connect through their own proxy.
     places = [*range(0, setup.workers, 2), *range(setup.workers, setup.workers + setup.producers, 2)]
     wires = {place: await stack.enter_async_context(Wire(server.address)) for place in places}
     return Lab(**common, server=server, wires=wires), server.url
@@ -279,7 +283,7 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
 
 
 async def _start_schedules(queue: Queue, setup: Setup) -> dict[str, tuple[int, int]]:
-    """Register schedules, before any worker runs; return for each its interval and its first due time."""
+    """Register schedules, before any worker runs. Return the interval and the first due time of each."""
     intervals_ms = {f"schedule-{number}": (500, 1000, 3000)[number % 3] for number in range(setup.schedules)}
     for name, interval_ms in intervals_ms.items():
         spec = RepeatableSpec("work", RepeatPattern.every(interval_ms), {"token": name, "do": "ok"}).with_key(name)
@@ -289,7 +293,7 @@ async def _start_schedules(queue: Queue, setup: Setup) -> dict[str, tuple[int, i
 
 
 async def _stop_schedules(queue: Queue, records: Recorder, specs: dict[str, tuple[int, int]]) -> None:
-    """Remove the schedules; what was due before they were last seen must have fired."""
+    """Remove the schedules, and record the due times that must have fired."""
     for meta in await queue.get_repeatable_jobs():
         interval_ms, first = specs[meta.key]
         records.write("schedule", meta.key, interval_ms, first, meta.next_fire_ms)
@@ -301,8 +305,8 @@ async def _stop_schedules(queue: Queue, records: Recorder, specs: dict[str, tupl
 
 async def _inject(lab: Lab, slowness: float, kinds: list[str], setup: Setup, enough: asyncio.Event) -> None:
     """Inject the faults of one lane: each kind in turn, in an order that the seed decides."""
-    await asyncio.sleep(2.0)  # the fleet comes up
-    rng = random.Random(f"{setup.seed} {kinds}")  # lanes run side by side: each has its own sequence
+    await asyncio.sleep(2.0)  # the fleet starts
+    rng = random.Random(f"{setup.seed} {kinds}")  # lanes run in parallel, each with its own sequence
     for _ in itertools.count() if setup.cycles is None else range(setup.cycles):
         order = list(kinds)
         rng.shuffle(order)
@@ -326,7 +330,7 @@ async def _until_added(fleet: Fleet, setup: Setup, injecting: list[asyncio.Task[
 
 
 async def _heal(lab: Lab) -> None:
-    """Undo whatever a fault has left behind."""
+    """Undo what faults have left behind."""
     for wire in lab.wires.values():
         wire.heal()
     if lab.has_server:
@@ -341,7 +345,7 @@ async def _heal(lab: Lab) -> None:
 
 
 async def drain(queue: Queue, within_secs: float) -> None:
-    """Wait until nothing is left to do, or for as long as that may take."""
+    """Wait until no job is left, for at most `within_secs`."""
     client = queue.producer.ready_client()
     deadline = time.monotonic() + within_secs
     while time.monotonic() < deadline:
@@ -353,7 +357,7 @@ async def drain(queue: Queue, within_secs: float) -> None:
 
 
 async def collect(queue: Queue, records: Recorder) -> None:
-    """Record what the server holds: dead letters, results, and jobs that should not be there any more."""
+    """Record what the server holds: dead letters, results, and jobs that should be gone."""
     client = queue.producer.ready_client()
     for _, fields in await _entries(client, KEYS.dlq):
         letter = decode_dlq_fields("", fields)

@@ -24,10 +24,10 @@ def compile_clock(folder: Path) -> Path | None:
 
 
 class ClockedServer(Server):
-    """A server that is told its time: `step_clock(ms)` moves its wall clock, as `ntpd` or an operator would."""
+    """A server whose wall clock can be stepped, as `ntpd` or an operator would: `step_clock(ms)`."""
 
     def step_clock(self, ms: int) -> None:
-        """Move the clock by this much, from one moment to the next."""
+        """Move the clock by `ms` in one step."""
         path = self.data_dir / "clock"
         (now,) = struct.unpack("<q", path.read_bytes())
         with path.open("r+b") as file:
@@ -50,7 +50,7 @@ class ClockedServer(Server):
 
 
 def persistent_server(binary: Path, folder: Path) -> ClockedServer:
-    """Return a server that has lost nothing it has confirmed when it is killed: every write is on disk first."""
+    """Return a server that loses no confirmed write when it is killed: it syncs each write to disk first."""
     settings = {
         "appendonly": "yes",
         "appendfsync": "always",
@@ -61,7 +61,7 @@ def persistent_server(binary: Path, folder: Path) -> ClockedServer:
 
 
 def fast_folder(default: Path) -> Path:
-    """Return a folder in memory where there is one: a run writes every change, and measures no disk."""
+    """Return a folder in memory if there is one: a run syncs every write, and does not test the disk."""
     shared = Path("/dev/shm")
     if os.access(shared, os.W_OK):
         return shared / f"tampu-chaos-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""The checker, on histories a few lines long: what it must let pass, and what each rule must find."""
+"""The checker on short histories: which ones it must accept, and what each rule must find."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from chaos.records import History
 
 
 def history(**files: str) -> History:
-    """A history from the records of several processes; times are in seconds for short."""
+    """Return a history from the records of several processes, with times in seconds."""
     made = History(lease_secs=4.0)
     for process, text in files.items():
         lines = [line.strip() for line in text.split(";") if line.strip()]
@@ -103,6 +103,17 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "12 start a 0; 12 end a 0 ok",
         "injector": "7 fault failover * 5 7",
     },
+    "succeeded after the last write that the new master has": {
+        "p": "1 ask 1 ok - a; 2 ok a",
+        "w": ONCE,
+        "injector": "8 death w; 9 fault failover * 5.9 9; 20 dead a retries_exhausted 1 WorkerLost",
+    },
+    "an ID added again after its first add was lost with the master": {
+        "p": "1 ask 3 ok u a; 2 unknown a",
+        "q": "8 ask 3 ok u b; 8 ok b",
+        "w": f"{ONCE}; 9 start b 0; 9 end b 0 ok",
+        "injector": "7 fault failover * 2 7",
+    },
     "not confirmed, begun and lost with its master": {
         "p": "1 ask 3 ok - a; 2 unknown a",
         "w": "3 start a 0; 4 end a 0 fail",
@@ -128,6 +139,12 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "9 start a 0",
         "injector": "4 death w; 8 fault failover * 3.5 8; 10 death v; 20 dead a retries_exhausted 1 WorkerLost",
     },
+    "it killed three workers, and waited in three that others killed": {
+        "p": "1 ask 3 die - a; 2 ok a",
+        "w": "3 start a 0", "v": "9 start a 0", "u": "15 start a 0",
+        "injector": "4 death w; 10 death v; 12 death x; 13 death y; 14 death z; 16 death u; "
+        "20 dead a retries_exhausted 6 WorkerLost",
+    },
     "given up": {
         "p": "1 ask 3 give-up - a; 2 ok a",
         "w": "3 start a 0; 4 end a 0 fail",
@@ -151,7 +168,7 @@ SOUND: dict[str, dict[str, str]] = {
     "cancelled, and the cancel was not replicated": {
         "p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 cancelled a",
         "w": "9 start a 0; 10 end a 0 ok",
-        "injector": "8 fault failover * 3.5 8",
+        "injector": "8 fault failover * 2.5 8",
     },
 }  # fmt: skip
 
@@ -180,6 +197,30 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         "rerun",
         {"p": ADDED, "w": "9 start a 0; 9 end a 0 ok; 10 start a 0; 10 end a 0 ok",
          "injector": "4 fault failover * 2.5 4"},
+    ),
+    "run again although its success was replicated before the failover": (
+        "rerun",
+        {"p": ADDED, "w": ONCE, "v": "12 start a 0; 12 end a 0 ok", "injector": "9 fault failover * 6.1 9"},
+    ),
+    "dead-lettered although its success was replicated before the failover": (
+        "dead",
+        {"p": "1 ask 1 ok - a; 2 ok a", "w": ONCE,
+         "injector": "8 death w; 9 fault failover * 6.1 9; 20 dead a retries_exhausted 1 WorkerLost"},
+    ),
+    "not confirmed, but replicated and gone": (
+        "unfinished",
+        {"p": "1 ask 3 ok - a; 2 unknown a", "w": "3 start a 0; 4 end a 0 fail",
+         "injector": "7 fault failover * 3.1 7"},
+    ),
+    "an ID added again although its first add was replicated": (
+        "unique",
+        {"p": "1 ask 3 ok u a; 2 unknown a", "q": "8 ask 3 ok u b; 8 ok b",
+         "w": f"{ONCE}; 9 start b 0; 9 end b 0 ok", "injector": "7 fault failover * 3.1 7"},
+    ),
+    "run although its cancellation was replicated before the failover": (
+        "cancelled",
+        {"p": "1 ask 3 ok - a; 2 ok a; 3 cancel a; 3 cancelled a", "w": "9 start a 0; 10 end a 0 ok",
+         "injector": "8 fault failover * 3.1 8"},
     ),
     "run twice after a stop, and neither was the one stopped": (
         "rerun",
@@ -222,6 +263,11 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         {"p": "1 ask 1 die - a; 2 ok a", "w": "3 start a 0", "v": "9 start a 0",
          "injector": "4 death w; 10 death v; 20 dead a retries_exhausted 1 WorkerLost"},
     ),
+    "it killed more workers than promised, and one was stopped in between": (
+        "attempts",
+        {"p": "1 ask 1 die - a; 2 ok a", "w": "3 start a 0", "v": "9 start a 0",
+         "injector": "4 death w; 8 fault term u 5 8; 10 death v; 20 dead a retries_exhausted 1 WorkerLost"},
+    ),
     "dead-lettered and never started": (
         "dead",
         {"p": ADDED, "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost"},
@@ -238,6 +284,17 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
     "dead-lettered after one death": (
         "dead",
         {"p": ADDED, "w": "3 start a 0", "injector": "4 death w; 9 dead a retries_exhausted 1 WorkerLost"},
+    ),
+    "dead-lettered after it killed three workers, and others died before it started": (
+        "dead",
+        {"p": "1 ask 3 die - a; 2 ok a", "w": "3 start a 0", "v": "9 start a 0", "u": "15 start a 0",
+         "injector": "1 death x; 1 death y; 2 death z; 4 death w; 10 death v; 16 death u; "
+         "20 dead a retries_exhausted 6 WorkerLost"},
+    ),
+    "dead-lettered after three deaths that it did not cause": (
+        "dead",
+        {"p": "1 ask 3 ok - a; 2 ok a", "w": "3 start a 0", "v": "9 start a 0", "u": "15 start a 0",
+         "injector": "4 death w; 10 death v; 16 death u; 20 dead a retries_exhausted 6 WorkerLost"},
     ),
     "dead-lettered although it succeeded": (
         "dead",
@@ -319,7 +376,7 @@ def test_a_fault_counts_as_a_hit_when_a_job_was_in_flight_at_its_target() -> Non
     assert (hits["busy"].hit, hits["busy"].jobs) == (1, 1)
 
 
-def test_a_story_tells_what_happened_to_a_job_in_order() -> None:
-    told = story(history(p=ADDED, w="3 start a 0", v=AGAIN, injector="4 death w"), "a")
-    words = [line.split(maxsplit=1)[1] for line in told]
+def test_a_story_lists_what_happened_to_a_job_in_order() -> None:
+    lines = story(history(p=ADDED, w="3 start a 0", v=AGAIN, injector="4 death w"), "a")
+    words = [line.split(maxsplit=1)[1] for line in lines]
     assert words.index("w starts attempt 0") < words.index("w is dead") < words.index("v starts attempt 0")

@@ -1,5 +1,5 @@
-"""The checker beside a small queue that can be broken on purpose: any program on a sound one passes; a broken one is
-found, and hypothesis shrinks it to the few steps that matter.
+"""The checker on a small queue that can be broken on purpose: it accepts every program of a correct queue, and finds
+every bug. Hypothesis shrinks the program to the few steps that matter.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ WORKERS = ("w", "v")
 
 
 class SmallQueue:
-    """A queue with leases in a few lines. Time passes a second a step, ten when a lease has to run out."""
+    """A minimal queue with leases. Each step takes a second, or ten if a lease has to expire."""
 
     def __init__(self, bug: str = "") -> None:
         self.bug = bug
         self.history = History(lease_secs=4.0)
         self.now = 0.0
         self.waiting: deque[tuple[str, int]] = deque()
-        #: What each worker process holds: the runs of its handler.
+        #: The runs that each worker process holds.
         self.held: dict[str, list[Run]] = {worker: [] for worker in WORKERS}
         self.names = {worker: f"{worker}1" for worker in WORKERS}
         self.ids: set[str] = set()
@@ -103,7 +103,7 @@ class SmallQueue:
         self.history.dead[token].append(DeadLetter(token, "retries_exhausted", runs, error_type))
 
     def drain(self) -> list[Violation]:
-        """Let everything come to its end, and check."""
+        """Finish all jobs, and check the history."""
         while self.waiting or any(self.held.values()):
             self.start("w")
             for worker in WORKERS:
@@ -114,10 +114,10 @@ class SmallQueue:
 
 
 class Program(RuleBasedStateMachine):
-    """Any sequence of steps, drained and checked in the end."""
+    """Any sequence of steps, drained and checked at the end."""
 
     bug: ClassVar[str] = ""
-    #: The records of the last program that broke a promise: the smallest, when hypothesis is done.
+    #: The steps and violations of the last program that broke a promise; once hypothesis is done, the smallest one.
     broken: ClassVar[tuple[list[str], list[Violation]] | None] = None
 
     def __init__(self) -> None:

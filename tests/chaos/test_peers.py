@@ -1,6 +1,6 @@
-"""The checker beside a queue whose faults are known: workers of chasquimq 1.3.0 in the fleet, and nothing injected.
+"""The checker finds the known bugs of chasquimq 1.3.0 workers, without injected faults.
 
-The numbers are those of the list of findings that `tests/findings` covers for tampu.
+The numbers are those of the findings that `tests/findings` covers for tampu.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-#: Which worker gets a job is chance: so many runs of 12 seconds may be needed to meet all three.
+#: Maximum number of runs of 12 s: which worker gets a job is random, so one run may not show all three bugs.
 MOST_RUNS = 5
 
 

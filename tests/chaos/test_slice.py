@@ -1,6 +1,6 @@
-"""A slice of `make chaos` for every run of the tests: each fault once, with a fixed seed.
+"""A short chaos run that is part of `make test`: most faults once, with a fixed seed.
 
-It ends when every fault was injected, not when some time has passed, so a busy machine only makes it longer.
+It ends when every fault was injected, not after a fixed time, so on a busy machine it only takes longer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A TCP proxy for a fleet: passes bytes on as they are, and makes trouble on all its connections at once.
+"""A TCP proxy for a fleet: forwards bytes, and injects faults into all its connections at once.
 
 `support.proxy` breaks one connection at an exact byte and keeps what was sent; this one only has to be quick.
 """
@@ -21,16 +21,16 @@ class Wire:
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
         self.port = 0
-        #: How long each piece of data takes to pass, in seconds.
+        #: Delay of each piece of data, in seconds.
         self.delay_secs = 0.0
-        #: How much of each connection passes in a second; None: all.
+        #: Bytes per second of each connection; None: unlimited.
         self.bytes_per_sec: float | None = None
         self._open = asyncio.Event()
         self._open.set()
         self._links: set[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = set()
         self._serving: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
-        #: Bytes that each connection may still pass before it is cut; None: any number.
+        #: Bytes that each connection forwards before it is cut; None: any number.
         self._budget: int | None = None
 
     @property
@@ -40,7 +40,7 @@ class Wire:
     # --- faults
 
     def cut(self, after_bytes: int = 0) -> None:
-        """Cut every connection, in the middle of the next data to pass if `after_bytes` says so."""
+        """Cut every connection, after the next `after_bytes` bytes."""
         if after_bytes:
             self._budget = after_bytes
             return
@@ -49,17 +49,17 @@ class Wire:
             server.transport.abort()
 
     def half_close(self) -> None:
-        """Close the connections towards the clients, and leave those to the server open for a while."""
+        """Close the connections to the clients, and keep those to the server open for a while."""
         for client, _ in list(self._links):
             with contextlib.suppress(OSError, RuntimeError):
                 client.write_eof()
 
     def swallow(self) -> None:
-        """Pass nothing on, and close nothing: what is sent waits."""
+        """Forward nothing and close nothing: data waits."""
         self._open.clear()
 
     def heal(self) -> None:
-        """Pass everything on again, what waited included."""
+        """Forward everything again, including data that waited."""
         self.delay_secs, self.bytes_per_sec, self._budget = 0.0, None, None
         self._open.set()
 

@@ -11,13 +11,13 @@ The handlers record their starts and ends themselves. What one does is its argum
 | `never`, `give-up` | always raises; `give-up` says that it is unrecoverable                                         |
 | `die`, `die-once` | ends its worker with `os._exit`, each time or the first time                                    |
 | `fork`            | forks a child that returns from the handler                                                     |
-| `hang`            | waits for ever in its first attempt, which its timeout ends                                     |
+| `hang`            | never ends in its first attempt, which its timeout cancels                                      |
 | `raise:NAME`      | raises this BaseException in its first attempt                                                  |
 | `block:MS`        | blocks the event loop                                                                           |
 | `process`         | runs in a child process                                                                         |
-| `process-exit`, `process-hang` | the same; the child of the first attempt exits or hangs                            |
+| `process-exit`, `process-hang` | runs in a child process, which exits or hangs in the first attempt                 |
 
-A line `fds SECS` on its standard input takes all file descriptors for a while. When the input ends, so does it.
+A line `fds SECS` on its standard input uses up all file descriptors for a while. It exits when the input ends.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ FOLDER = Path(PLAN["folder"])
 RECORDER = Recorder(FOLDER / "records", PLAN["name"])
 RUNS = threading.Event()
 PID = os.getpid()
-#: How long a watchdog may oversleep before it says so, in seconds.
+#: How late the watchdog may wake up before it records a stall, in seconds.
 STALL_SECS = 0.5
 
 queue = Queue(PLAN["queue"], url=PLAN["url"])
 
 
 class OnPurposeError(Exception):
-    """What handlers raise on purpose."""
+    """Raised by handlers that fail on purpose."""
 
 
 BASE_EXCEPTIONS: dict[str, type[BaseException]] = {
@@ -145,7 +145,7 @@ async def act(token: str, do: str, attempt: int) -> None:
 
 
 def watch_for_stalls() -> None:
-    """Record when this process did not get to run: a busy machine is a cause too, and must not be guessed."""
+    """Record when this process did not run for a while: on a busy machine, that is a cause of reruns too."""
     last = time.monotonic()
     while True:
         time.sleep(0.1)
@@ -156,8 +156,8 @@ def watch_for_stalls() -> None:
 
 
 def obey() -> None:
-    """Do what is said on the standard input, until it ends."""
-    RUNS.wait()  # faults are for workers that run, not for those that import
+    """Execute the commands on the standard input until it ends."""
+    RUNS.wait()  # inject faults only once the worker runs
     for line in sys.stdin:
         command, seconds = line.split()
         if command == "fds":

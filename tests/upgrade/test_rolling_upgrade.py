@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from servers.process import eventually
+from support.lines import whole_lines
 from support.queues import QueueView
 from upgrade.releases import previous_release, this_release
 
@@ -81,8 +82,7 @@ class Fleet:
 
     def runs(self, event: str, **wanted: str) -> list[Run]:
         """The recorded runs with this event, and with these values: `runs("end", task="tick")`."""
-        lines = self.log.read_text().splitlines() if self.log.exists() else []
-        runs = [Run(*line.split()) for line in lines]
+        runs = [Run(*line.split()) for line in whole_lines(self.log)]
         return [run for run in runs if run.event == event and wanted.items() <= run._asdict().items()]
 
     def under_way(self, process: str) -> set[str]:
