@@ -107,7 +107,7 @@ def reasons_table() -> str:
         tampu.DlqReason.MALFORMED: "the entry has no payload field; all its fields are kept in the dead letter",
         tampu.DlqReason.OVERSIZE_PAYLOAD: "the envelope is larger than `max_payload_bytes`",
         tampu.DlqReason.UNRECOVERABLE: "the handler raised `UnrecoverableError` or returned `Cancel`, no worker has a "
-        "task with its name, its retry rules gave up, or its result cannot be stored",
+        "task with the job's name, the task's retry rules gave up, or the result cannot be stored",
         tampu.DlqReason.EXPIRED: "the job had not started when it expired (`task.using(expires=...)`)",
     }
     rows = [f"| `{reason}` | {reason.code} | {meaning[reason]} |" for reason in tampu.DlqReason]
