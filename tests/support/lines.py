@@ -11,8 +11,7 @@ if TYPE_CHECKING:
 def whole_lines(path: Path) -> list[str]:
     """Return the complete lines of a file, or none if it does not exist.
 
-    One `write` of a line is atomic only for other writers: a reader can see the first part of a line that crosses a page
-    of the file.
+    A `write` of a line is atomic only for other writers: a reader can see the first part of a line that crosses a page.
     """
     text = path.read_text() if path.exists() else ""
     return text[: text.rfind("\n") + 1].splitlines()
