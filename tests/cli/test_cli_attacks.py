@@ -172,7 +172,7 @@ async def test_a_line_that_is_too_long_does_not_break_the_link() -> None:
     receiver.close()
 
 
-async def test_the_health_port_closes_connections_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_silent_connections_do_not_block_the_health_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "MAX_CONNECTIONS", 2)
     server = HealthServer(None, "127.0.0.1", 0, None)  # type: ignore[arg-type]  # nothing is asked of it
     port = int((await server.start()).split(":")[2].split("/")[0])
@@ -180,9 +180,38 @@ async def test_the_health_port_closes_connections_beyond_its_limit(monkeypatch: 
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         async with asyncio.timeout(health.REQUEST_SECS / 2):
-            assert await reader.read() == b""
+            writer.write(b"GET /none HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
+            assert await silent[0][0].read() == b""  # the oldest made room
         for _, one in [*silent, (reader, writer)]:
             one.close()
+    finally:
+        await server.stop()
+
+
+async def test_the_health_port_closes_connections_beyond_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MAX_CONNECTIONS", 1)
+    server = HealthServer(None, "127.0.0.1", 0, None)  # type: ignore[arg-type]  # nothing is asked of it
+    answered, release = asyncio.Event(), asyncio.Event()
+
+    async def slow(head: bytes) -> tuple[int, str, bytes]:
+        answered.set()
+        await release.wait()
+        return 200, "text/plain", head
+
+    monkeypatch.setattr(server, "_respond", slow)
+    port = int((await server.start()).split(":")[2].split("/")[0])
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await answered.wait()
+        next_reader, next_writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(health.REQUEST_SECS / 2):
+            assert await next_reader.read() == b""
+            release.set()
+            assert (await reader.read()).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+        next_writer.close()
     finally:
         await server.stop()
 

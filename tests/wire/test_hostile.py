@@ -224,6 +224,15 @@ def test_a_length_that_is_only_claimed_costs_nothing(lead: bytes, claim: int) ->
         assert peak_memory(*around(body).values()) < 200_000
 
 
+def test_nested_lists_that_claim_more_than_they_hold_take_no_memory() -> None:
+    claims = b"".join((b"\xdd" + count.to_bytes(4, "big")) * 200 for count in (1_000_000, 65_535))
+    for bomb in (claims + b"\x00" * 1_000_000, b"\xdc\xff\xff" * 500 + b"\x00" * 70_000):
+        # The payload is copied once, into the unpacker; the lists themselves would take over 80 MB.
+        assert peak_memory(bomb) < 10 * len(bomb)
+        with pytest.raises(DecodeError, match="not MessagePack"):
+            decode_slot(bomb)
+
+
 ODDITIES = {
     "a map as key": b"\x81\x80\x01",
     "a list as key": b"\x81\x91\x01\x01",

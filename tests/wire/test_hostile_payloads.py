@@ -11,7 +11,7 @@ import pytest
 
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_job, decode_result, decode_spec
-from tampu.wire.map_keys import MAX_NUMBER_KEYS, MAX_WORK, UNCOUNTED_KEYS
+from tampu.wire.map_keys import MAX_LARGE_KEYS, MAX_NUMBER_KEYS, MAX_WORK, UNCOUNTED_KEYS
 from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, encode_values, wrap_bin
 from tampu.wire.retry import (
     BackoffKind,
@@ -96,6 +96,9 @@ HOSTILE = {
     ),
     # msgpack's own timestamps hash to seconds + nanoseconds.
     "timestamps": map_of(b"\xd7\xff" + struct.pack(">Q", (10**9 - n << 34) | n) for n in range(1 << 17)),
+    "text keys": map_of(b"\xa5" + b"%05x" % number for number in range(1 << 18)),
+    "maps of 16 text keys": array_of(b"\xde\x00\x10" + b"".join(b"\xa2%02d\x01" % number for number in range(16))),
+    "extensions": array_of(b"\xd4\x05\x00"),
     "integers": array_of(b"\x01"),
     "empty arrays": array_of(b"\x90"),
     "small maps": array_of(b"\x81\x01\x01"),
@@ -151,6 +154,22 @@ def test_keys_that_are_plain_values_keep_their_types() -> None:
     assert decode_value(encode_value(value)) == value
 
 
+def test_the_number_of_keys_in_large_maps_is_limited() -> None:
+    half = {f"{number:x}": 0 for number in range(MAX_LARGE_KEYS // 2)}
+    assert decode_value(encode_value([half, half])) == [half, half]
+    too_many = {f"{number:x}": 0 for number in range(MAX_LARGE_KEYS + 1)}
+    packed = map_of(b"\xa5" + b"%05x" % number for number in range(MAX_LARGE_KEYS + 1))
+    for refuse, error in (
+        (lambda: encode_value(too_many), EncodeError),
+        (lambda: encode_value([half, half, half]), EncodeError),
+        (lambda: encode_values([{}, too_many]), EncodeError),
+        (lambda: decode_value(packed), DecodeError),
+        (lambda: decode_slot(wrap_bin(packed)), DecodeError),
+    ):
+        with pytest.raises(error, match="more than 50,000 keys in all; at most 50,000 are allowed"):
+            refuse()
+
+
 def spread(count: int) -> dict[int, None]:
     return dict.fromkeys(range(0, 1000 * count, 1000))
 
@@ -182,7 +201,7 @@ def test_a_large_map_in_a_bulk_of_short_payloads_is_found() -> None:
         encode_values([*[{}] * 1000, numbers])
 
 
-def test_text_and_consecutive_integers_are_not_limited_as_keys() -> None:
+def test_text_and_consecutive_integers_as_keys_are_limited_less() -> None:
     for value in ({str(n): n for n in range(50_000)}, {n.to_bytes(3): n for n in range(50_000)}):
         assert decode_value(encode_value(value)) == value
         assert [decode_value(one) for one in encode_values([value])] == [value]
