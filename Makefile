@@ -44,7 +44,7 @@ test: setup servers ## run all but the slow Spark tests on real servers, in two 
 	@$(BIN)/python $(if $(COVERAGE),-m coverage run) $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
 	@$(if $(COVERAGE),$(BIN)/python scripts/check_coverage.py)
 
-test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about two minutes)
+test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about a minute)
 	@$(BIN)/python $(PYTEST) --fast -q -r fE $(ARGS)
 
 coverage: ## run the tests with line and branch coverage of src/, and check the limits (.ci/uncovered.toml)

@@ -255,6 +255,7 @@ def test_a_codec_needs_the_format_bin() -> None:
         Queue("q", codec="aes")  # type: ignore[arg-type]  # the point of the test
 
 
+@pytest.mark.slow
 async def test_the_command_line_reads_and_writes_with_the_keys(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMPU_URL", server.url)
     async with Queue("q", url=server.url, codec=CODECS[1]) as queue:

@@ -351,6 +351,7 @@ async def test_a_closed_queue_raises_shutdown_error(server: Server) -> None:
         await queue.add("n", 1)
 
 
+@pytest.mark.slow
 async def test_a_missing_server_is_a_runtime_error_with_its_address() -> None:
     async with Queue("q", redis_url="redis://127.0.0.1:1", retry_for_secs=1) as queue:
         with pytest.raises(RedisError, match=r"127\.0\.0\.1:1") as caught:

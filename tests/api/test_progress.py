@@ -230,6 +230,7 @@ async def test_invalid_progress_of_a_handler_fails_its_job(queue: Queue, server:
             await (await queue.add("", 5)).result(20)
 
 
+@pytest.mark.slow
 async def test_the_state_of_a_running_job_shows_its_progress(queue: Queue) -> None:
     ends = asyncio.Event()
 

@@ -89,6 +89,7 @@ async def test_a_task_that_ends_in_time_is_not_interrupted(queue: Queue) -> None
             await (await fails.add()).result(20)
 
 
+@pytest.mark.slow
 async def test_a_cancelled_job_is_cancelled_and_not_timed_out(queue: Queue) -> None:
     started = asyncio.Event()
 
@@ -138,6 +139,7 @@ async def test_a_thread_is_told_at_its_next_check(queue: Queue) -> None:
             await (await export.add(catches=False)).result(20)
 
 
+@pytest.mark.slow
 async def test_a_process_is_interrupted_wherever_it_is(server: Server, process_tasks: Any) -> None:
     async with process_tasks.queue as queue, working(queue, concurrency=1):
         for _ in range(2):  # the second time in the same process, whose timer must be off in between
@@ -150,6 +152,7 @@ async def test_a_process_is_interrupted_wherever_it_is(server: Server, process_t
             await (await slow.add()).result(60)
 
 
+@pytest.mark.slow
 async def test_the_timer_of_a_process_ends_with_its_job(server: Server, process_tasks: Any) -> None:
     async with process_tasks.queue as queue, working(queue, concurrency=1):
         pid = await (await process_tasks.quick_pid.add()).result(60)

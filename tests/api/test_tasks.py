@@ -285,6 +285,7 @@ async def test_a_tasks_own_attempts_and_backoff_apply(queue: Queue) -> None:
 # --- processes
 
 
+@pytest.mark.slow
 async def test_tasks_run_in_processes(server: Server, process_tasks: Any) -> None:
     tasks = process_tasks
     number = uuid.uuid4()

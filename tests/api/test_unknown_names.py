@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from servers.process import Server
 
 
+@pytest.mark.slow
 async def test_an_unknown_job_waits_for_a_worker_with_its_task(queue: Queue, server: Server) -> None:
     view = QueueView(server, "q")
 

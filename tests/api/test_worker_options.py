@@ -203,6 +203,7 @@ async def test_processes_are_bounded_and_replaced(server: Server, monkeypatch: p
         assert sorted(pids.count(pid) for pid in set(pids)) == [2, 2]
 
 
+@pytest.mark.slow
 async def test_a_job_that_is_not_to_run_does_not_wait_for_a_process(
     queue: Queue, server: Server, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
@@ -275,6 +276,7 @@ async def test_a_task_called_in_a_test_has_a_current_job(queue: Queue) -> None:
         current_job()
 
 
+@pytest.mark.slow
 async def test_a_worker_without_a_server_keeps_trying_inside_a_block() -> None:
     queue = Queue("q", url="redis://127.0.0.1:1")
 

@@ -176,10 +176,12 @@ BROKEN_SETTINGS = settings(
 )
 
 
+@pytest.mark.slow
 def test_any_program_of_a_sound_queue_passes() -> None:
     run_state_machine_as_test(Program, settings=SOUND_SETTINGS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("bug", "rule_broken", "smallest"),
     [

@@ -150,6 +150,7 @@ async def test_doctor_names_a_stream_that_accepts_no_more_entries_and_the_remedy
             await job.result(20)
 
 
+@pytest.mark.slow
 def test_a_password_in_url_is_warned_of_but_never_printed(server: Server, shop: Filled) -> None:
     url = server.url.replace("redis://", "redis://default:s3cret@")
     for arguments in (("--url", url), (f"--url={url}",)):

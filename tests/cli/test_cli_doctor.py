@@ -210,6 +210,7 @@ async def findings_of(check: str) -> list[dict[str, Any]]:
     return [one for one in done.json["findings"] if one["check"] == check]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "about", "text", "remedy"),
     [
@@ -251,6 +252,7 @@ async def test_jobs_that_wait_because_the_worker_is_full_are_found(
     assert remedy in finding["remedy"]
 
 
+@pytest.mark.slow
 async def test_a_worker_that_cannot_read_a_queue_is_found(server: Server, url: str) -> None:
     with acl_user(server, "blind", "pw", "~*", "+@all", "-xreadgroup"):
         queue = Queue("hidden", url=url.replace("redis://", "redis://blind:pw@"))

@@ -80,6 +80,7 @@ async def test_a_running_coroutine_is_cancelled(seen: QueueView) -> None:
             assert "failed" not in seen.event_names(job.id)
 
 
+@pytest.mark.slow
 async def test_a_function_in_a_thread_is_asked_to_stop(seen: QueueView) -> None:
     async with Queue("q", url=seen.server.url) as queue:
 
@@ -98,6 +99,7 @@ async def test_a_function_in_a_thread_is_asked_to_stop(seen: QueueView) -> None:
                 await job.result(timeout=10)
 
 
+@pytest.mark.slow
 async def test_a_function_in_a_thread_is_not_over_before_it_stops(seen: QueueView) -> None:
     has_noticed, may_stop = threading.Event(), threading.Event()
     async with Queue("q", url=seen.server.url) as queue:
@@ -123,6 +125,7 @@ async def test_a_function_in_a_thread_is_not_over_before_it_stops(seen: QueueVie
                 await job.result(timeout=10)
 
 
+@pytest.mark.slow
 async def test_a_failure_after_the_request_is_not_retried(seen: QueueView) -> None:
     runs: list[int] = []
     async with Queue("q", url=seen.server.url) as queue:
@@ -145,6 +148,7 @@ async def test_a_failure_after_the_request_is_not_retried(seen: QueueView) -> No
     assert seen.is_settled()
 
 
+@pytest.mark.slow
 async def test_a_job_that_finishes_first_keeps_its_result(seen: QueueView) -> None:
     async with Queue("q", url=seen.server.url) as queue:
 
@@ -200,6 +204,7 @@ async def test_a_new_add_takes_the_mark_of_its_id_with_it(seen: QueueView) -> No
             assert await queue.cancel(job.id) == "finished"
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 @pytest.mark.parametrize("score", ["+inf", "1e300", str(2**52 + 1)])
 async def test_a_mark_with_a_huge_score_does_not_delay_cancels(seen: QueueView, score: str) -> None:

@@ -164,6 +164,7 @@ async def test_events_enabled_off_writes_none_at_all(view: WorkerView) -> None:
     assert not view.client.exists(view.keys.events)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "setting"), [("retries", "retry_inflight"), ("letters", "dlq_inflight")])
 async def test_failures_that_cannot_be_written_hold_no_slot(view: WorkerView, kind: str, setting: str) -> None:
     """With a key of the wrong type one kind of outcome cannot be written; the other kinds are."""
@@ -193,6 +194,7 @@ async def test_failures_that_cannot_be_written_hold_no_slot(view: WorkerView, ki
     assert len(runs) == 41
 
 
+@pytest.mark.slow
 async def test_shutdown_deadline_secs_is_the_time_that_handlers_get(view: WorkerView) -> None:
     started_jobs: list[str] = []
     ended: list[str] = []

@@ -328,6 +328,7 @@ async def test_a_handler_runs_in_a_separate_process_that_is_reused(
     await until(lambda: not is_alive(int(pid)), "the process is gone with the worker")
 
 
+@pytest.mark.slow
 async def test_a_failure_in_a_process_is_reported_and_fails_one_job(view: WorkerView) -> None:
     sink = InMemorySink()
     expected = {
@@ -379,6 +380,7 @@ async def test_typed_payloads_arrive_typed_in_a_process(view: WorkerView) -> Non
     assert (letter.reason, letter.error_type, letter.attempts) == ("decode_failed", "DecodeError", 1)
 
 
+@pytest.mark.slow
 async def test_a_process_that_dies_between_two_jobs_fails_none(view: WorkerView) -> None:
     options = {"store_results": True, "max_attempts": 1, "concurrency": 1}
     async with consuming(view.server.url, pid_of_child, process=True, **options):

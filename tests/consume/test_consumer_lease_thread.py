@@ -8,14 +8,14 @@ import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from consume.workers import consuming
 from support.waiting import until
 from tampu.redis import calls
 from tampu.redis.faults import Unreachable
 
 if TYPE_CHECKING:
-    import pytest
-
     from consume.views import WorkerView
     from tampu.wire.job import Job
 
@@ -24,6 +24,7 @@ def _is_lease_thread() -> bool:
     return threading.current_thread().name == "tampu-leases"
 
 
+@pytest.mark.slow
 async def test_a_lease_thread_without_file_descriptors_restarts(
     view: WorkerView, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

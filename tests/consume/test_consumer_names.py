@@ -6,12 +6,12 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from consume.workers import consuming
 from support.waiting import until
 
 if TYPE_CHECKING:
-    import pytest
-
     from consume.views import WorkerView
     from consume.workers import Fleet
     from tampu.wire.job import Job
@@ -25,6 +25,7 @@ def _warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if "consumer_id" in record.getMessage()]
 
 
+@pytest.mark.slow
 async def test_two_workers_with_the_same_consumer_id_warn_once_each(
     view: WorkerView, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -40,6 +41,7 @@ async def test_two_workers_with_the_same_consumer_id_warn_once_each(
     assert "consumer_id 'twin' (queue 'q', group 'default')" in first
 
 
+@pytest.mark.slow
 async def test_workers_with_their_own_names_do_not_warn(view: WorkerView, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "tampu.worker"):
         async with (
@@ -50,6 +52,7 @@ async def test_workers_with_their_own_names_do_not_warn(view: WorkerView, caplog
     assert _warnings(caplog) == []
 
 
+@pytest.mark.slow
 async def test_a_worker_that_takes_the_name_of_a_killed_one_does_not_warn(
     view: WorkerView, fleet: Fleet, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,6 +105,7 @@ async def test_jobs_read_ahead_are_handed_back_when_handlers_get_slow(view: Work
     assert held > 2, "the test needs jobs that were read ahead"
 
 
+@pytest.mark.slow
 async def test_a_paused_queue_is_neither_read_nor_taken_over(view: WorkerView) -> None:
     view.client.set(view.keys.paused, "1")
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)

@@ -27,6 +27,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loop_watch, "LOG_SECS", 0.5)
 
 
+@pytest.mark.slow
 async def test_the_blocking_handler_is_named_and_logged_once(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[Blocked | None] = []
     async with Queue("q", url=server.url) as queue:

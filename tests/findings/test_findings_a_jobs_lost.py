@@ -79,6 +79,7 @@ async def test_finding_02_entries_deleted_under_a_worker_leave_the_pending_list(
             await until(lambda: view.client.xpending(stream, "default")["pending"] == 0, "nothing is pending")
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey", "redis86")
 async def test_finding_03_an_interval_shorter_than_the_tick_fires(server: Server) -> None:
     view = QueueView(server, "q")
@@ -170,6 +171,7 @@ async def test_finding_08_an_outcome_that_cannot_be_written_keeps_the_job(
     assert len(view.dead_letters() if key == "dlq" else view.delayed()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.servers("valkey", "redis62", "redis70", "redis86")
 async def test_finding_09_neither_poison_nor_oom_stops_promoter_or_scheduler(
     server: Server, troubles: Troubles
@@ -230,6 +232,7 @@ async def test_finding_10_a_deleted_group_is_created_again(server: Server | Clus
         await until(lambda: ran[1:] == [after], "it works again")
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_finding_11_an_add_that_was_a_duplicate_says_so(server: Server | Cluster) -> None:
     view = QueueView(server, "q")

@@ -31,6 +31,7 @@ HOUR_MS = 3_600_000
 HOURLY = StoredSpec(key="k", job_name="n", pattern=RepeatPattern.every(HOUR_MS), payload_slot=b"\xc4\x01\x07", limit=2)
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_finding_13_a_handler_longer_than_the_claim_time_runs_once(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
@@ -49,6 +50,7 @@ async def test_finding_13_a_handler_longer_than_the_claim_time_runs_once(server:
     assert view.dead_letters() == []
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_finding_14_jobs_that_wait_in_a_worker_run_once(server: Server | Cluster) -> None:
     view = QueueView(server, "q")

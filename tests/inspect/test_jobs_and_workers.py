@@ -85,6 +85,7 @@ async def test_lists_of_a_queue_that_does_not_exist_are_empty(queue: Queue) -> N
     assert await queue.workers() == []
 
 
+@pytest.mark.slow
 async def test_a_worker_says_where_it_is_and_what_it_runs(seen: QueueView) -> None:
     release = asyncio.Event()
     async with Queue("q", url=seen.server.url) as queue:

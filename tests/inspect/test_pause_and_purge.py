@@ -27,6 +27,7 @@ def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(link, "LOOK_SECS", 0.02)
 
 
+@pytest.mark.slow
 async def test_pause_and_resume_apply_to_all_workers(
     queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -58,6 +59,7 @@ def _are_paused(server: Server, caplog: pytest.LogCaptureFixture, workers: int) 
     return caplog.messages.count('queue "q" paused') == workers and not reading
 
 
+@pytest.mark.slow
 async def test_running_jobs_finish_when_the_queue_is_paused(
     queue: Queue, server: Server, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -76,6 +76,7 @@ async def test_no_event_is_missed_between_the_lookup_and_the_wait(server: Server
                 assert await (await queue.add("", number)).result(20) == number
 
 
+@pytest.mark.slow
 async def test_a_long_wait_does_not_poll(queue: Queue, server: Server) -> None:
     job = await queue.add("", 1)
     server.client().config_resetstat()
@@ -270,6 +271,7 @@ async def test_a_timeout_error_says_what_the_job_is_doing(queue: Queue, server: 
     await until(lambda: readers(server) == 0, "the reader has stopped, as no call is left waiting")
 
 
+@pytest.mark.slow
 async def test_a_timeout_error_says_that_the_worker_stores_no_results(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,6 +60,7 @@ async def test_a_standby_takes_over_at_once_when_the_leader_stops(server: Server
             await until(view.length, "and works")
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_a_standby_takes_over_within_the_ttl_of_a_killed_leader(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
@@ -85,6 +86,7 @@ async def test_a_standby_checks_the_moment_the_lock_expires(server: Server, monk
     assert metrics.lock_outcomes == [LockOutcome.HELD, LockOutcome.ACQUIRED]
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_a_leader_paused_beyond_the_ttl_promotes_nothing_twice(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
@@ -133,6 +135,7 @@ def renewals_of(view: QueueView) -> int:
     return int(view.client.info("commandstats").get("cmdstat_expire", {"calls": 0})["calls"])
 
 
+@pytest.mark.slow
 async def test_an_idle_leader_renews_its_lock_between_rare_polls(server: Server) -> None:
     view = QueueView(server, "q")
     metrics = InMemorySink()
@@ -144,6 +147,7 @@ async def test_an_idle_leader_renews_its_lock_between_rare_polls(server: Server)
     assert metrics.lock_outcomes == [LockOutcome.ACQUIRED]
 
 
+@pytest.mark.slow
 async def test_a_leader_that_lost_its_lock_reports_it_and_may_win_it_back(server: Server) -> None:
     view = QueueView(server, "q")
     metrics = InMemorySink()

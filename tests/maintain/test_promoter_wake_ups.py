@@ -205,6 +205,7 @@ def looks(view: QueueView) -> int:
     return int(view.client.info("commandstats").get("cmdstat_exists", {"calls": 0})["calls"])
 
 
+@pytest.mark.slow
 async def test_a_set_is_polled_rarely_until_a_peer_adds_a_job_unannounced(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ async def test_a_set_is_polled_rarely_until_a_peer_adds_a_job_unannounced(
     assert counts[1] > 2 * counts[0]
 
 
+@pytest.mark.slow
 async def test_the_next_leader_polls_as_often_for_the_jobs_of_peers(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,6 +251,7 @@ async def test_the_next_leader_polls_as_often_for_the_jobs_of_peers(
     assert counts[1] > 2 * counts[0]
 
 
+@pytest.mark.slow
 @pytest.mark.untraced
 async def test_jobs_start_on_time(server: Server) -> None:
     late: dict[str, list[float]] = {"delayed": [], "immediate": []}

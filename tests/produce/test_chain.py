@@ -518,6 +518,7 @@ async def test_age_counts_from_the_first_send_that_may_have_been_applied(
 # --- outages longer than the patience
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_a_window")
 async def test_an_outage_names_the_jobs_that_may_have_been_added(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
@@ -540,6 +541,7 @@ async def test_an_outage_names_the_jobs_that_may_have_been_added(server: Server)
         assert view.ids() == [*kept, *one.ids, *other.ids, *after]
 
 
+@pytest.mark.slow
 async def test_a_job_that_was_never_sent_is_known_not_to_be_added(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
         proxy.shut()
@@ -553,6 +555,7 @@ async def test_a_job_that_was_never_sent_is_known_not_to_be_added(server: Server
         assert QueueView(server, "q").ids() == [job_id]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [LOADING, "READONLY You can't write against a read only replica.", "NOSCRIPT None."])
 async def test_an_error_that_outlasts_the_patience_is_raised(server: Server, error: str) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:

@@ -66,6 +66,7 @@ async def all_well(producer: Producer[Any], view: QueueView) -> None:
 # --- unreachable or forbidden
 
 
+@pytest.mark.slow
 async def test_an_unreachable_server(server: Server) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))

@@ -76,6 +76,7 @@ async def test_bodies_may_be_decoded_and_undecodable_ones_stay_bytes(
     assert jobs(server)[-1].payload == b"x"
 
 
+@pytest.mark.slow
 async def test_a_message_that_is_moved_again_is_not_added_again(
     rsmq: Rsmq, server: Server, producer: Producer[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ async def test_a_message_is_deleted_only_after_the_inlet_accepted_it(rsmq: Rsmq)
     assert inlet.taken == []
 
 
+@pytest.mark.slow
 async def test_a_message_the_inlet_rejects_is_retried_and_others_are_moved(
     rsmq: Rsmq, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -120,6 +120,7 @@ async def test_messages_of_both_come_in_the_order_they_were_sent(js: JsRsmq, our
     assert [(await js.call("popMessage", qname="q"))["id"] for _ in range(40)] == sent
 
 
+@pytest.mark.slow
 async def test_both_wait_out_the_delays_and_the_vt_of_the_other(js: JsRsmq, ours: Rsmq, server: Server) -> None:
     await ours.create_queue("q", delay=1)
     client = server.client()

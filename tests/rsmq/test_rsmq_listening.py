@@ -76,6 +76,7 @@ async def test_without_realtime_a_listener_polls(rsmq: Rsmq, server: Server | Cl
     await ear.stop()
 
 
+@pytest.mark.slow
 async def test_a_listener_wakes_when_a_message_becomes_due(rsmq: Rsmq) -> None:
     """There is no notification when a delay or a vt has passed."""
     await rsmq.create_queue("q")
@@ -187,6 +188,7 @@ async def test_messages_missed_while_unsubscribed_are_received_on_resubscribe(se
             await ear.stop()
 
 
+@pytest.mark.slow
 async def test_a_subscription_to_a_hanging_server_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listen_module, "PING_EVERY_SECS", 0.1)
     async with Proxy(server.address) as proxy, Rsmq(RsmqOptions(url=server.url, realtime=True)) as sender:

@@ -55,6 +55,7 @@ async def test_a_message_is_sent_received_and_deleted(rsmq: Rsmq) -> None:
     assert (attributes.msgs, attributes.totalsent, attributes.totalrecv) == (0, 1, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_a_message_that_is_not_deleted_comes_again_when_its_vt_has_passed(
     rsmq: Rsmq, server: Server | Cluster
@@ -69,6 +70,7 @@ async def test_a_message_that_is_not_deleted_comes_again_when_its_vt_has_passed(
     assert (again.id, again.rc, again.fr) == (first.id, 2, first.fr)
 
 
+@pytest.mark.slow
 @pytest.mark.servers
 async def test_a_delayed_message_comes_when_it_is_due(rsmq: Rsmq, server: Server | Cluster) -> None:
     await rsmq.create_queue("q", delay=1)

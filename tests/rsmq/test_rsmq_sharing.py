@@ -240,6 +240,7 @@ async def test_large_messages_reach_all_of_many_callers(rsmq: Rsmq) -> None:
     assert [message.id for message in popped if message] == ids
 
 
+@pytest.mark.slow
 async def test_idle_batchers_are_dropped(rsmq: Rsmq, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "MAX_BATCHERS", 5)
     await rsmq.create_queue("q")

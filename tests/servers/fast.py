@@ -1,10 +1,15 @@
-"""What `make test-fast` leaves out: tests on other servers than the embedded one, and tests that take their time."""
+"""What `make test-fast` leaves out: tests on other servers than the embedded one, and tests that take their time.
+
+Single slow tests are marked `slow`; the folders and files listed here are not even imported.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pytest
 
 #: Folders whose tests start other programs or servers.
@@ -54,11 +59,16 @@ SLOW_FILES = {
 }
 
 
+def may_be_fast(path: Path) -> bool:
+    """Return whether a folder or file may have tests that belong to `make test-fast`."""
+    return path.stem not in SLOW_FILES and SLOW_FOLDERS.isdisjoint(path.parts)
+
+
 def is_fast(item: pytest.Item) -> bool:
     """Return whether a test belongs to `make test-fast`."""
     callspec = getattr(item, "callspec", None)
     kind = callspec.params.get("server_kind", "valkey") if callspec else "valkey"
     own_servers = {"fresh_server", "fresh_sentinel"} & set(getattr(item, "fixturenames", ()))
     spark = item.get_closest_marker("spark_session") or item.get_closest_marker("spark_cluster")
-    slow = item.path.stem in SLOW_FILES or not SLOW_FOLDERS.isdisjoint(item.path.parts)
+    slow = item.get_closest_marker("slow")
     return kind == "valkey" and not own_servers and not spark and not slow

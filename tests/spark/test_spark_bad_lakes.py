@@ -69,6 +69,7 @@ def complaint(lake: Path | str, url: str, *options: str) -> str:
 
 @pytest.mark.usefixtures("no_session")
 class TestBeforeSpark:
+    @pytest.mark.slow
     def test_a_lake_of_a_newer_version(self, server: Any, tmp_path: Path) -> None:
         LakeVersion(format=99).publish(tmp_path)
         assert "upgrade tampu" in complaint(tmp_path, server.url)
@@ -87,6 +88,7 @@ class TestBeforeSpark:
         with sole_writer(tmp_path):
             assert "another pipeline writes to the lake" in complaint(tmp_path, server.url)
 
+    @pytest.mark.slow
     def test_a_rebuild_beside_a_pipeline(self, tmp_path: Path) -> None:
         LakeVersion().publish(tmp_path)
         with sole_writer(tmp_path):

@@ -100,6 +100,7 @@ def test_compaction_and_retention_are_not_changes(table: Table) -> None:
     assert table.changes(0, 2) is None  # the log does not say any more
 
 
+@pytest.mark.slow
 def test_files_do_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
     first, second = Table(tmp_path, "gold/slo"), Table(tmp_path, "gold/ends")
     tables, state = {table.name: table for table in (first, second)}, LakeVersion()
