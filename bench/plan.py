@@ -153,7 +153,7 @@ def payloads(programs: list[Program], sizes: tuple[str, ...] = ("100 B", *PAYLOA
                 (f"payload-work {size}", "worker", WIDE if program.name == "tampu" else {}),
             ):
                 arguments = {"total": jobs, "payload_bytes": payload_bytes, **more}
-                measures.append(Measure(name, program.name, partial(program.ask, ask, **arguments), arguments, 3))
+                measures.append(Measure(name, program.name, partial(program.ask, ask, **arguments), arguments))
     return measures
 
 

@@ -59,7 +59,7 @@ async def server_memory(url: str, total: int, payload_bytes: int = 0) -> dict[st
     finished = used_memory(url)
     async with Producer.connect(url, CONFIG) as producer:
         await producer.add_in_bulk(AN_HOUR_SECS, [payload] * total)
-        delayed = used_memory(url)
+    delayed = used_memory(url)  # without the buffers of the connection, as for waiting and finished jobs
     return {
         "waiting_bytes": (waiting - empty) / total,
         "finished_bytes": (finished - empty) / total,
