@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import struct
 import time
 from typing import TYPE_CHECKING, Any
@@ -81,31 +82,43 @@ def integer_map(keys: Iterable[int]) -> bytes:
     return b"\xdf" + len(pairs).to_bytes(4, "big") + b"".join(pairs)
 
 
-HOSTILE = {
-    "integers on one path": integer_map(colliding(43_000, 16)),
-    "several maps of integers on one path": array_of(integer_map(colliding(MAX_NUMBER_KEYS, 12))),
+#: Made when they are needed: the first takes ten seconds.
+HOSTILE: dict[str, Callable[[], bytes]] = {
+    "integers on one path": lambda: integer_map(colliding(43_000, 16)),
+    "several maps of integers on one path": lambda: array_of(integer_map(colliding(MAX_NUMBER_KEYS, 12))),
     # hash(-1) == hash(-2): arrays of them all collide.
-    "array keys": map_of(
+    "array keys": lambda: map_of(
         b"\xdc\x00\x12" + bytes(0xFF if bit == "0" else 0xFE for bit in f"{number:018b}") for number in range(1 << 18)
     ),
-    "integers with equal low bits": map_of(b"\xcf" + struct.pack(">Q", number << 40) for number in range(1 << 17)),
-    "floats of equal hash": map_of(
+    "integers with equal low bits": lambda: map_of(
+        b"\xcf" + struct.pack(">Q", number << 40) for number in range(1 << 17)
+    ),
+    "floats of equal hash": lambda: map_of(
         b"\xcb" + struct.pack(">d", number * 2.0 ** (61 * power))
         for number in range(1, 5000)
         for power in range(-16, 16)
     ),
     # msgpack's own timestamps hash to seconds + nanoseconds.
-    "timestamps": map_of(b"\xd7\xff" + struct.pack(">Q", (10**9 - n << 34) | n) for n in range(1 << 17)),
-    "text keys": map_of(b"\xa5" + b"%05x" % number for number in range(1 << 18)),
-    "maps of 16 text keys": array_of(b"\xde\x00\x10" + b"".join(b"\xa2%02d\x01" % number for number in range(16))),
-    "extensions": array_of(b"\xd4\x05\x00"),
-    "integers": array_of(b"\x01"),
-    "empty arrays": array_of(b"\x90"),
-    "small maps": array_of(b"\x81\x01\x01"),
-    "deep arrays": b"\x91" * SIZE + b"\x01",
-    "a claim": b"\xdd\xff\xff\xff\xff" + b"\x01" * SIZE,
-    "an invalid end": array_of(b"\x01")[:-1] + b"\xc1",
+    "timestamps": lambda: map_of(b"\xd7\xff" + struct.pack(">Q", (10**9 - n << 34) | n) for n in range(1 << 17)),
+    "text keys": lambda: map_of(b"\xa5" + b"%05x" % number for number in range(1 << 18)),
+    "maps of 16 text keys": lambda: array_of(
+        b"\xde\x00\x10" + b"".join(b"\xa2%02d\x01" % number for number in range(16))
+    ),
+    "extensions": lambda: array_of(b"\xd4\x05\x00"),
+    "integers": lambda: array_of(b"\x01"),
+    "empty arrays": lambda: array_of(b"\x90"),
+    "small maps": lambda: array_of(b"\x81\x01\x01"),
+    "deep arrays": lambda: b"\x91" * SIZE + b"\x01",
+    "a claim": lambda: b"\xdd\xff\xff\xff\xff" + b"\x01" * SIZE,
+    "an invalid end": lambda: array_of(b"\x01")[:-1] + b"\xc1",
 }
+
+
+@functools.cache
+def hostile(kind: str) -> bytes:
+    return HOSTILE[kind]()
+
+
 READERS: dict[str, Callable[[bytes], Any]] = {
     "payload": decode_value,
     "slot": lambda data: decode_slot(wrap_bin(data)),
@@ -118,12 +131,15 @@ READERS: dict[str, Callable[[bytes], Any]] = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.xdist_group("hostile_payloads")  # in one process, so that they are made once
 @pytest.mark.parametrize("reader", READERS)
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_a_hostile_payload_takes_linear_time(kind: str, reader: str) -> None:
+    packed = hostile(kind)
     begin = time.process_time()
     with contextlib.suppress(DecodeError):
-        READERS[reader](HOSTILE[kind])
+        READERS[reader](packed)
     assert time.process_time() - begin < LIMIT_SECS
 
 
