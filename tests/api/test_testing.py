@@ -107,7 +107,7 @@ def test_the_fixtures_work_in_a_project(tmp_path: Path) -> None:
     )
     plugin = [] if is_installed_as_plugin() else ["-p", "tampu.testing"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", *plugin],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "--basetemp=inner", *plugin],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -32,6 +32,7 @@ def test_programs_can_be_interrupted_in_a_background_run(tmp_path: Path) -> None
     inner = tmp_path / "test_inner.py"
     inner.write_text(textwrap.dedent(INNER))
     options = ["-q", "-p", "no:cacheprovider", "-p", "conftest", "-c", str(TESTS.parent / "pyproject.toml")]
+    options += ["--basetemp", str(tmp_path / "inner")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(inner)],
         env={**os.environ, "PYTHONPATH": str(TESTS)},

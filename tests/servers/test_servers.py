@@ -191,6 +191,8 @@ def test_a_server_that_crashes_fails_its_test_with_its_log(tmp_path: Path, fixtu
     (tmp_path / "test_inner.py").write_text(inner)
     tests = Path(__file__).parents[1]
     options = ["-q", "-p", "no:cacheprovider", "-p", "conftest", "-c", str(tests.parent / "pyproject.toml")]
+    # In its own folder: by default, pytest also removes old folders of other runs, and fails if one is in use.
+    options += ["--basetemp", str(tmp_path / "inner")]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_inner.py")],
         env={**os.environ, "PYTHONPATH": str(tests)},
