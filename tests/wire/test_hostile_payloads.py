@@ -24,7 +24,7 @@ from tampu.wire.retry import (
     from_wire_retry,
 )
 from tampu.wire.scan import MAX_FIELDS
-from tampu.wire.task_codec import Arguments
+from tampu.wire.task_codec import Arguments, Results
 from tampu.wire.typed import TypedPayload
 
 if TYPE_CHECKING:
@@ -241,6 +241,31 @@ def test_the_number_of_containers_is_limited() -> None:
     assert decode_value(encode_value(most)) == most
     with pytest.raises(EncodeError, match="more than 131,072 lists and dicts"):
         encode_value([*most, []])
+
+
+@pytest.mark.parametrize("kind", [list[list[int]], list[frozenset[int]], list[dict[str, int]]])
+def test_the_number_of_containers_is_limited_for_typed_payloads_too(kind: Any) -> None:
+    codec = TypedPayload(kind)
+    lead = b"\x80" if kind == list[dict[str, int]] else b"\x90"
+    most = MAX_CONTAINERS - 1  # without the list around them
+    assert len(codec.decode_slot(b"\xdd" + most.to_bytes(4, "big") + lead * most)) == most
+    with pytest.raises(DecodeError, match="more than 131,072 lists and dicts"):
+        codec.decode_slot(b"\xdd" + (most + 1).to_bytes(4, "big") + lead * (most + 1))
+    with pytest.raises(EncodeError, match="more than 131,072 lists and dicts"):
+        codec.encode([{} if lead == b"\x80" else []] * (most + 1))
+
+
+def test_a_result_that_callers_could_not_decode_is_not_stored() -> None:
+    def rows() -> list[list[int]]: ...
+
+    def counts() -> dict[str, int]: ...
+
+    for function, result in (
+        (rows, [[1]] * MAX_CONTAINERS),
+        (counts, {f"{number:x}": number for number in range(MAX_LARGE_KEYS + 1)}),
+    ):
+        with pytest.raises(EncodeError, match="more than"):
+            Results(function).encode(result)
 
 
 def test_text_and_bytes_do_not_count_as_containers() -> None:

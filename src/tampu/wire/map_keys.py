@@ -43,15 +43,30 @@ def may_have_large_maps(data: bytes) -> bool:
 
 
 class MapBuilder:
-    """Builds the maps of one payload. Raises `DecodeError` when their keys would take too long to hash."""
+    """Builds the maps of one payload. Raises `DecodeError` when their keys would take too long to hash.
 
-    def __init__(self, size: int) -> None:
+    With `most`, it also counts lists and maps, and raises when there are more.
+    """
+
+    def __init__(self, size: int, most: int | None = None) -> None:
+        self._size = size
+        self._most = most
+        self._containers_left = most or 0
         self._left = max(MAX_WORK, size * WORK_PER_BYTE)
         #: Maximum size of a map. msgpack refuses a larger one when it reads its header, before it builds the pairs.
         self.most_keys = self._keys_left = max(MAX_LARGE_KEYS, size // KEY_BYTES)
 
+    def count(self, container: Any) -> Any:
+        """Count a list, for the `list_hook` of msgpack, or a map."""
+        self._containers_left -= 1
+        if self._containers_left < 0:
+            raise DecodeError(f"payload of {self._size:,} bytes has more than {self._most:,} lists and dicts")
+        return container
+
     def build(self, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
         """Return a map from its pairs, for the `object_pairs_hook` of msgpack."""
+        if self._most is not None:
+            self.count(pairs)
         count = len(pairs)
         if count <= UNCOUNTED_KEYS:
             return dict(pairs)

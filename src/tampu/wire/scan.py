@@ -82,9 +82,6 @@ def _children(lead: int) -> int:
 _SIZES = tuple(_size(lead) for lead in range(256))
 _COUNTS = tuple(_children(lead) for lead in range(256))
 
-_CONTAINER_LEADS = frozenset({*range(0x80, 0xA0), *range(0xDC, 0xE0)})
-_NO_CONTAINER = bytes({*range(256)} - _CONTAINER_LEADS)
-
 #: Where the content of a str or bin begins.
 _CONTENT_AT = {lead: 1 + width for lead, width in _STR_AND_BIN.items()} | dict.fromkeys(range(0xA0, 0xC0), 1)
 
@@ -155,23 +152,6 @@ def _python_end(data: bytes, position: int) -> int:
     if position > size:
         raise DecodeError(f"MessagePack ends after {size} bytes in the middle of a value")
     return position
-
-
-def has_more_containers_than(data: bytes, limit: int) -> bool:
-    """Return whether an encoded value holds more than `limit` arrays and maps."""
-    if len(data.translate(None, _NO_CONTAINER)) <= limit:  # in C: too few bytes that could start one
-        return False
-    sizes, leads = _SIZES, _CONTAINER_LEADS  # local names are faster
-    position, size, found = 0, len(data), 0
-    while position < size:  # children follow their container, so all values can be read as one sequence
-        lead = data[position]
-        if lead in leads:
-            found += 1
-            if found > limit:
-                return True
-        own = sizes[lead]
-        position = position + own if own else _numbered_header(data, position)[0]
-    return False
 
 
 def is_array(data: bytes) -> bool:

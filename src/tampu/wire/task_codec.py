@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Union, get_type_hints
 import msgspec
 
 from tampu.errors import ConfigError, DecodeError, EncodeError
-from tampu.wire.payload import decode_slot, encode_value
+from tampu.wire.payload import decode_slot, encode_value, refuse_array_keys
 from tampu.wire.typed import TypedPayload, convert, is_pydantic
 
 if TYPE_CHECKING:
@@ -108,7 +108,12 @@ class Results:
         except EncodeError:
             if self._codec is None:
                 raise
-            return self._codec.encode(value)
+            packed = self._codec.encode(value)
+        try:
+            refuse_array_keys(packed)  # callers decode results without a type
+        except DecodeError as error:
+            raise EncodeError(f"the result has no faithful MessagePack form: {error}") from None
+        return packed
 
     def convert(self, value: Any) -> Any:
         """Convert a stored value to the annotated type; return it unchanged if it does not fit."""

@@ -14,7 +14,15 @@ import msgspec
 from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.map_keys import may_have_large_maps
-from tampu.wire.payload import decode_value, encode_value, refuse_array_keys, slot_format
+from tampu.wire.payload import (
+    LARGE_BYTES,
+    decode_value,
+    encode_value,
+    refuse_array_keys,
+    refuse_many_containers,
+    slot_format,
+    without_gc,
+)
 from tampu.wire.scan import bin_content
 
 if TYPE_CHECKING:
@@ -77,13 +85,18 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     def check(packed: bytes) -> None:
         if is_checked or (is_checked_if_large and may_have_large_maps(packed)):
             refuse_array_keys(packed)
+        elif len(packed) > LARGE_BYTES:
+            refuse_many_containers(packed)
+
+    def decode(packed: bytes) -> Any:
+        return without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)
 
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
             check(packed)
             # Decode it as a check: a payload that a worker would reject must not be sent.
-            read_packed(packed)
+            decode(packed)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodeError(f"payload {shown(value)} is not a {_name(payload_type)}: {error}") from error
         return packed
@@ -91,7 +104,7 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     def read(packed: bytes) -> Any:
         check(packed)
         try:
-            return read_packed(packed)
+            return decode(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise DecodeError(f"payload is not a {_name(payload_type)}: {error}") from error
 
