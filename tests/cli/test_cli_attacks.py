@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -185,6 +186,42 @@ async def test_silent_connections_do_not_block_the_health_port(monkeypatch: pyte
             assert (await reader.read()).startswith(b"HTTP/1.1 404 ")
             assert await silent[0][0].read() == b""  # the oldest made room
         for _, one in [*silent, (reader, writer)]:
+            one.close()
+    finally:
+        await server.stop()
+
+
+async def test_clients_that_do_not_read_do_not_block_the_health_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(health, "MAX_CONNECTIONS", 1)
+    server = HealthServer(None, "127.0.0.1", 0, None)  # type: ignore[arg-type]  # nothing is asked of it
+    page = b"x" * 16_000_000
+
+    async def respond(head: bytes) -> tuple[int, str, bytes]:
+        return 200, "text/plain", page if b"/metrics" in head else b"well"
+
+    monkeypatch.setattr(server, "_respond", respond)
+    port = int((await server.start()).split(":")[2].split("/")[0])
+    try:
+        slow, slow_writer = await asyncio.open_connection("127.0.0.1", port)
+        slow_writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await slow.readexactly(1)  # it is being answered
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        async with asyncio.timeout(health.REQUEST_SECS / 2):
+            writer.write(b"GET /health HTTP/1.1\r\n\r\n")
+            assert (await reader.read()).endswith(b"well")
+            await until(lambda: server._open == 0, "the slow connection is closed too")
+            with contextlib.suppress(ConnectionResetError):
+                assert len(await slow.read()) < len(page)
+        # Without another connection, it is closed after its time is up, with what it did not read.
+        monkeypatch.setattr(health, "REQUEST_SECS", 0.1)
+        slow, last_writer = await asyncio.open_connection("127.0.0.1", port)
+        last_writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+        await slow.readexactly(1)
+        await until(lambda: server._open == 0, "the slow connection is closed")
+        async with asyncio.timeout(2):
+            with contextlib.suppress(ConnectionResetError):
+                assert len(await slow.read()) < len(page)
+        for one in (slow_writer, writer, last_writer):
             one.close()
     finally:
         await server.stop()

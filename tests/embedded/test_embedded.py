@@ -13,7 +13,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -228,9 +228,19 @@ def test_another_port_is_used_if_the_first_is_taken(long_path: Path, monkeypatch
     with EmbeddedServer(long_path) as server:
         ports = iter([server.port, server.port, embedded._free_port()])
         monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
+        passwords: list[str | None] = []
+        launch_at = EmbeddedServer._launch_at
+
+        def recorded(self: EmbeddedServer, port: int, password: str | None, *more: Any) -> bool:
+            passwords.append(password)
+            return launch_at(self, port, password, *more)
+
+        monkeypatch.setattr(EmbeddedServer, "_launch_at", recorded)
         with EmbeddedServer(long_path.with_name("l" * 100)) as other, connect(other) as client:
             assert other.url != server.url
             assert client.ping()
+        # The program on a port that was taken gets the password of that attempt, and no other.
+        assert len(set(passwords)) == 3
 
 
 def test_the_thread_that_started_it_can_end() -> None:

@@ -256,9 +256,11 @@ def test_the_number_of_containers_is_limited_for_typed_payloads_too(kind: Any) -
 
 
 def test_a_result_that_callers_could_not_decode_is_not_stored() -> None:
-    def rows() -> list[list[int]]: ...
+    def rows() -> list[list[int]]:
+        return []
 
-    def counts() -> dict[str, int]: ...
+    def counts() -> dict[str, int]:
+        return {}
 
     for function, result in (
         (rows, [[1]] * MAX_CONTAINERS),

@@ -269,11 +269,13 @@ class EmbeddedServer:
         if self.unix_socket:
             self._launch_at(0, None, binary, server_lock, deadline)
         else:
-            password = secrets.token_urlsafe(32)
-            self._write("valkey.conf", f"requirepass {password}\n")
-            if not any(
-                self._launch_at(_free_port(), password, binary, server_lock, deadline) for _ in range(PORT_TRIES)
-            ):
+            for _ in range(PORT_TRIES):
+                # A new one for each port: a program that has taken the port receives the password when we log in.
+                password = secrets.token_urlsafe(32)
+                self._write("valkey.conf", f"requirepass {password}\n")
+                if self._launch_at(_free_port(), password, binary, server_lock, deadline):
+                    break
+            else:
                 raise RedisError(f"the embedded server tried {PORT_TRIES} ports and all were taken; try again")
         self._write("server.json", json.dumps({"port": self._port, "pid": self._pid, "password": self._password}))
 

@@ -23,7 +23,7 @@ PURPOSES: dict[Role, str] = {
     "operator": "cancels, replays, removes, purges, pauses and deletes",
     "inspector": "reads the state of jobs and queues on the command line",
     "dashboard": "reads the state and follows events",
-    "doctor": "runs `tampu doctor`, which also reads the server's settings",
+    "doctor": "runs `tampu doctor`, which also reads the server's INFO",
 }
 
 #: Commands that some supported servers lack; tampu does without them. On a Cluster, redis-py tries CLIENT SETINFO.
@@ -61,7 +61,8 @@ _COMMANDS: dict[Role, str] = {
     """,
     "inspector": f"script|load {_READ}",
     "dashboard": f"script|load {_READ} xread",
-    "doctor": f"script|load {_READ} info config|get eval",
+    # Without CONFIG GET, which would show the server's password; `doctor` does without it.
+    "doctor": f"script|load {_READ} info eval",
 }
 #: Characters that a server treats as whitespace.
 _WHITESPACE = frozenset(" \t\n\v\f\r")
@@ -82,7 +83,8 @@ def acl_rules(
     keys = "{chasqui:*" if queue is None else f"{{chasqui:{_literal(_unspaced('queue', check_queue_name(queue)))}}}*"
     is_reader = read_keys and role in READ_ONLY
     commands = sorted({*_CONNECT.split(), *_COMMANDS[role].split()} - set(lacks))
-    # On a Cluster, workers receive reports of changed keys on this channel, only of keys that they may read.
+    # On a Cluster, workers receive reports of changed keys on this channel. Like SCAN, which other roles need, it can
+    # show the names of all keys, including those that the user may not read.
     channels = [f"&{CHANGES_CHANNEL}"] if role == "worker" else []
     return [
         *(f"{'%R~' if is_reader else '~'}{keys}", "resetchannels", *channels, "-@all"),

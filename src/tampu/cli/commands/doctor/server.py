@@ -133,6 +133,9 @@ def persistence(info: Info, save: str | None) -> Finding:
         return wrong(check, "none: a restart loses every job", "CONFIG SET appendonly yes, also in redis.conf")
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
         return wrong(check, "the last snapshot failed", "check the server's disk and log")
+    if save is None:
+        text = "no append-only file; snapshots cannot be checked, because CONFIG GET is not allowed"
+        return note(check, text, "CONFIG SET appendonly yes")
     return note(check, "snapshots only: a crash loses all jobs since the last one", "CONFIG SET appendonly yes")
 
 

@@ -25,7 +25,7 @@ READ_MARGIN_SECS = 5.0
 #: Maximum size of a request, and how long to wait for it in seconds.
 MAX_REQUEST_BYTES = 8192
 REQUEST_SECS = 5.0
-#: Connections at the same time. A new one beyond them replaces the oldest that has not sent its request.
+#: Connections at the same time. A new one beyond them replaces the oldest that waits for its client.
 MAX_CONNECTIONS = 32
 
 _SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})?(?P<value> .*)")
@@ -91,8 +91,8 @@ class HealthServer:
         self._max_silence_secs = max_silence_secs
         self._server: asyncio.Server | None = None
         self._open = 0
-        #: Connections whose request is still awaited, oldest first.
-        self._silent: dict[asyncio.StreamWriter, None] = {}
+        #: Connections whose client has yet to send its request or to read the answer, oldest first.
+        self._waiting: dict[asyncio.StreamWriter, None] = {}
 
     async def start(self) -> str:
         """Start listening and return the URL. Port 0 picks a free port."""
@@ -111,28 +111,31 @@ class HealthServer:
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._open >= MAX_CONNECTIONS:
-            # Clients that connect and send nothing must not keep an orchestrator out: it would kill a healthy worker.
-            oldest = next(iter(self._silent), None)
+            # Clients that send or read nothing must not keep an orchestrator out: it would kill a healthy worker.
+            oldest = next(iter(self._waiting), None)
             if oldest is None:
                 writer.close()
                 return
-            del self._silent[oldest]
+            del self._waiting[oldest]
             oldest.transport.abort()
         self._open += 1
-        self._silent[writer] = None
+        self._waiting[writer] = None
         try:
             await self._answer_one(reader, writer)
         finally:
             self._open -= 1
-            self._silent.pop(writer, None)
-            writer.close()
+            self._waiting.pop(writer, None)
+            if writer.transport.get_write_buffer_size():  # the client did not read the answer in time
+                writer.transport.abort()
+            else:
+                writer.close()
 
     async def _answer_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError):
             try:
                 async with asyncio.timeout(REQUEST_SECS):
                     head = await reader.readuntil(b"\r\n\r\n")
-                self._silent.pop(writer, None)
+                self._waiting.pop(writer, None)
                 status, kind, body = await self._respond(head)
             except (asyncio.IncompleteReadError, asyncio.LimitOverrunError):
                 status, kind, body = 400, "text/plain", b"invalid request, or larger than 8 KiB\n"
@@ -143,6 +146,8 @@ class HealthServer:
             )
             if not is_head_only:
                 writer.write(body)
+            self._waiting[writer] = None
+            writer.transport.set_write_buffer_limits(high=0)  # `drain` waits until the client has read all of it
             async with asyncio.timeout(REQUEST_SECS):
                 await writer.drain()
 
