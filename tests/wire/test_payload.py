@@ -23,6 +23,7 @@ from tampu.wire.payload import (
     decode_value,
     encode_slot,
     encode_value,
+    encode_values,
     slot_format,
     wrap_bin,
 )
@@ -143,6 +144,19 @@ def test_a_faithful_value_comes_back_the_same_in_either_format(value: Any) -> No
     assert repr(decode_slot(encode_slot(value))) == repr(value)
     if not isinstance(value, bytes):
         assert repr(decode_slot(encode_slot(value, "inline"))) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        datetime.max.replace(tzinfo=timezone(-timedelta(hours=1))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=1))),
+    ],
+)
+def test_a_datetime_that_is_out_of_range_in_utc_is_not_written(value: datetime) -> None:
+    for write in (encode_value, lambda value: encode_value([value]), lambda value: encode_values([{}, value])):
+        with pytest.raises(EncodeError, match="no faithful MessagePack form"):
+            write(value)
 
 
 def test_an_aware_datetime_comes_back_as_the_same_instant_in_utc() -> None:

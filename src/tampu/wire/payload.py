@@ -45,6 +45,9 @@ _LEVELS_TO_SPARE = b"\x91" * (1024 - MAX_NESTING)
 _CONTAINERS = (list, tuple, dict)
 #: All bytes except those that start a list, a dict or an extension.
 _STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
+#: Bytes that start an extension, such as a datetime; the same with those that start a dict of more than 15 keys.
+_EXT_LEADS = bytes((*range(0xC7, 0xCA), *range(0xD4, 0xD9)))
+_LARGE_OR_EXT_LEADS = _EXT_LEADS + b"\xde\xdf"
 #: All bytes except those that start a list or a dict.
 _STARTS_NO_CONTAINER = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
 #: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. In a
@@ -109,10 +112,10 @@ def encode_value(value: Any) -> bytes:
             f"payload {_shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, 64-bit int, "
             "float, str, bytes, list, dict and aware datetime; for other types set payload_type"
         ) from error
-    if len(packed) <= SHORT_BYTES and len(packed.translate(None, _STARTS_PLAIN)) <= 1:
+    if len(packed) <= SHORT_BYTES and len(packed.translate(None, _STARTS_PLAIN)) <= 1 and packed[0] not in _EXT_LEADS:
         return packed  # at most one list or dict, the payload itself
-    if isinstance(value, _CONTAINERS) and not _is_flat(value):
-        _check_container(value, packed)
+    if packed[0] in _EXT_LEADS or (isinstance(value, _CONTAINERS) and not _is_flat(value)):
+        _check(value, packed)
     return packed
 
 
@@ -129,8 +132,8 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
         if _PLAIN.issuperset(map(type, children)):
             return bodies
     for value, packed in zip(values, bodies, strict=True):
-        if isinstance(value, _CONTAINERS) and not _is_flat(value):
-            _check_container(value, packed)
+        if packed[0] in _EXT_LEADS or (isinstance(value, _CONTAINERS) and not _is_flat(value)):
+            _check(value, packed)
     return bodies
 
 
@@ -141,13 +144,13 @@ def _are_short_and_flat(bodies: list[bytes]) -> bool:
         return False
     # Only first bytes may start one: then all payloads have as many of these bytes as their first bytes alone.
     firsts = bytes(map(_first_byte, bodies))
-    if b"\xde" in firsts or b"\xdf" in firsts:
-        return False  # a dict of more than 15 keys, among payloads that are short on average
+    if len(firsts.translate(None, _LARGE_OR_EXT_LEADS)) < len(firsts):
+        return False  # a dict of more than 15 keys, among payloads that are short on average, or a datetime
     return len(joined.translate(None, _STARTS_PLAIN)) == len(firsts.translate(None, _STARTS_PLAIN))
 
 
-def _check_container(value: Any, packed: bytes) -> None:
-    """Raise `EncodeError` for a list or dict that readers would refuse."""
+def _check(value: Any, packed: bytes) -> None:
+    """Raise `EncodeError` for a value that readers would refuse: a list, a dict, or a datetime out of range."""
     if len(packed) > MAX_NESTING and _is_nested_too_deeply(packed):
         raise EncodeError(
             f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"

@@ -88,15 +88,12 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
         elif len(packed) > LARGE_BYTES:
             refuse_many_containers(packed)
 
-    def decode(packed: bytes) -> Any:
-        return without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)
-
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
             check(packed)
             # Decode it as a check: a payload that a worker would reject must not be sent.
-            decode(packed)
+            without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodeError(f"payload {shown(value)} is not a {_name(payload_type)}: {error}") from error
         return packed
@@ -104,7 +101,7 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     def read(packed: bytes) -> Any:
         check(packed)
         try:
-            return decode(packed)
+            return without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise DecodeError(f"payload is not a {_name(payload_type)}: {error}") from error
 
