@@ -16,9 +16,10 @@ import pytest
 from cli.lab import invoke
 from spark.lake_check import differences
 from spark.test_spark_lake import NOON, History, jobs_of, ulid
+from spark.test_spark_upkeep import SmallLake
 from tampu.cli.commands.pipeline import _cause_of
 from tampu.spark import session
-from tampu.spark.lake import upkeep
+from tampu.spark.lake import contracts, upkeep
 from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.folder import sole_writer
 from tampu.spark.lake.pipeline import Pipeline
@@ -165,6 +166,48 @@ def filled_before(place: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> It
         patch.setattr(owner, name, fill_first)
         yield
     (disk / "filler").unlink()
+
+
+@contextmanager
+def limited_commits() -> Iterator[None]:
+    """Let the commits of tables fail halfway."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "commit", largest_file(500)(Table.commit))
+        yield
+
+
+@pytest.mark.usefixtures("no_session")
+def test_a_first_commit_that_fails_leaves_no_table(tmp_path: Path) -> None:
+    """delta-rs creates the folder of the log first; a table was taken to exist if it has that folder."""
+    lake = SmallLake(tmp_path)
+    with limited_commits(), pytest.raises(OSError, match="File too large"):
+        lake.land("2026-03-01", "a")
+    assert (lake.events.path / "_delta_log").is_dir()
+    assert lake.events.version() == -1
+    for name in ("bronze/dlq", "bronze/repairs", "gold/violations", "lake_versions"):
+        (tmp_path / name / "_delta_log").mkdir(parents=True)
+    (tmp_path / "bronze/dlq/_delta_log/00000000000000000000.json#1").touch()  # how delta-rs names a draft
+    for command in (("show",), ("sql", "SELECT 1"), ("report",), ("compact",), ("vacuum",), ("rebuild",)):
+        done = invoke("pipeline", *command, "--lake", str(tmp_path))
+        assert (done.code, "is not a lake yet" in done.err) == (2, True), command
+    lake.land("2026-03-01", "a")
+    lake.compute()
+    for command in (("show",), ("sql", "SELECT 1"), ("compact",), ("vacuum",), ("retain", "--bronze", "90d")):
+        done = invoke("pipeline", *command, "--lake", str(tmp_path))
+        assert done.code == 0, done.err
+    contracts.publish(tmp_path, ["q"], [])
+    assert set(LakeVersion.load(tmp_path).tables) == {"bronze/events", "silver/jobs", "gold/violations"}
+
+
+@pytest.mark.spark_session
+def test_a_disk_that_is_full_in_the_first_run_loses_nothing(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    History(filled).completed(ulid(1, NOON), NOON)
+    pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+    with limited_commits(), pytest.raises(OSError, match="File too large"):
+        pipeline.run()
+    assert (tmp_path / "bronze/events/_delta_log").is_dir()
+    assert pipeline.run().landed["events"] == 2
+    assert len(jobs_of(tmp_path)) == 1
 
 
 @pytest.mark.spark_session

@@ -64,6 +64,15 @@ def is_lake(folder: Path) -> bool:
     return any((folder / name).is_dir() for name in ("bronze", "lake_versions", "_offsets"))
 
 
+def is_table(folder: Path) -> bool:
+    """Return whether the folder holds a Delta table, which begins with its first commit.
+
+    The folder of its log is not enough: delta-rs creates it before that commit, which may fail on a full disk.
+    """
+    log = folder / "_delta_log"
+    return any(True for kind in ("*.json", "*.checkpoint*.parquet") for _ in log.glob(kind))
+
+
 @contextmanager
 def sole_writer(lake: Path) -> Iterator[None]:
     """Keep other pipelines out of the lake. The lock ends with the process, however that ends."""

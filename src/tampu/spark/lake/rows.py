@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable, QueryBuilder
 
 from tampu.errors import ConfigError
-from tampu.spark.lake.folder import OLD_MANIFEST, lake_folder
+from tampu.spark.lake.folder import OLD_MANIFEST, is_table, lake_folder
 from tampu.spark.lake.table import TABLES, Table
 from tampu.spark.lake.versions import NAME, LakeVersion
 
@@ -26,7 +26,7 @@ def published(lake: str | Path) -> LakeVersion:
     folder = lake_folder(lake)
     if (folder / OLD_MANIFEST).exists():
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
-    if not (folder / NAME / "_delta_log").is_dir():
+    if not is_table(folder / NAME):
         raise ConfigError(f"{folder} is not a lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
     return LakeVersion.load(folder)
 

@@ -30,6 +30,7 @@ from deltalake.transaction import (
 )
 
 from tampu.errors import Error
+from tampu.spark.lake.folder import is_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,7 +131,7 @@ class Table:
 
     def open(self, version: int | None = None) -> DeltaTable | None:
         """Return the table at a version, by default the latest; None if it does not exist."""
-        if not (self.path / "_delta_log").is_dir():
+        if not is_table(self.path):
             return None
         if version is not None:
             return DeltaTable(str(self.path), version=version)

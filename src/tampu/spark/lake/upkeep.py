@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 
 from tampu.errors import ConfigError
 from tampu.spark.lake.bronze import STREAMS, day_of, is_of_other_ids, is_without_day
-from tampu.spark.lake.folder import sole_writer
+from tampu.spark.lake.folder import is_table, sole_writer
 from tampu.spark.lake.rows import published
 from tampu.spark.lake.table import TABLES, File, Table, retention
 from tampu.spark.lake.versions import NAME, LakeVersion
@@ -97,7 +97,7 @@ def delete_old_files(lake: Path, tables: Mapping[str, Table], keep_hours: int) -
     with _followed(tables):
         for name in (*tables, NAME):
             folder = lake / name
-            if not (folder / "_delta_log").is_dir():
+            if not is_table(folder):
                 continue
             shutil.rmtree(folder / "_temporary", ignore_errors=True)  # of a Spark job that was killed
             opened = DeltaTable(str(folder))
