@@ -168,12 +168,16 @@ class Gap:
 
 
 def is_recreated(start: Position, extent: Extent) -> bool:
-    """Return whether the stream was deleted and created again since `start`: fewer entries were added, or lower IDs."""
+    """Return whether the stream was deleted and created again since `start`, as far as its IDs and counters say."""
     if extent.last_generated == BEFORE_ALL:
         return False  # the key is missing: nothing to read until an entry is added
-    if extent.added is not None and start.added is not None and extent.added < start.added:
+    if extent.last_generated < start.id:
         return True
-    return extent.last_generated < start.id
+    if extent.added is None or start.added is None:
+        return False
+    # All entries up to `start` are gone: of the stream they were read from, at least as many must be.
+    is_read_gone = extent.first is not None and extent.first > start.id
+    return extent.added < start.added or (is_read_gone and extent.added - extent.length < start.added)
 
 
 def find_gap(queue: str, stream: str, start: Position, end: Position, extent: Extent) -> Gap | None:
