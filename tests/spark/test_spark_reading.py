@@ -487,6 +487,10 @@ def test_with_data_loss_allowed_a_new_stream_is_read_from_its_start(filled: Fill
     end = planner.latest(offset, None)
     assert count_rows(options, planner.plan(offset, end)) == 30
     assert planner.latest(end, None) == end
+    assert (end["q"]["added"], end["q"]["former"]) == (30, 100)
+    first = planner.latest(offset, 20)
+    assert (first["q"]["added"], first["q"]["former"]) == (20, 100)
+    assert planner.latest(first, 20)["q"] == end["q"]
     planner.close()
 
 

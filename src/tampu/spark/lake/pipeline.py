@@ -169,7 +169,7 @@ class Pipeline:
         for file in table.files():
             rows[file.partition[0]] = rows.get(file.partition[0], 0) + file.rows
         return {
-            queue: max(offset["added"] - rows.get(queue, 0), 0)
+            queue: max(offset.get("former", 0) + offset["added"] - rows.get(queue, 0), 0)
             for queue, offset in offsets.items()
             if "added" in offset
         }

@@ -72,6 +72,8 @@ class Position:
     added: int | None = None
     #: Last IDs of all partitions but the final one. None in checkpoints that were written before cuts were stored.
     cuts: tuple[EntryId, ...] | None = None
+    #: Number of entries that were added to former streams of the queue, which were deleted and created again.
+    former: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that Spark stores in a checkpoint."""
@@ -80,6 +82,8 @@ class Position:
             found["added"] = self.added
         if self.cuts is not None:
             found["cuts"] = [str(cut) for cut in self.cuts]
+        if self.former:
+            found["former"] = self.former
         return found
 
     @classmethod
@@ -92,6 +96,7 @@ class Position:
             parse_entry_id(value["id"], "offset"),
             value.get("added"),
             None if cuts is None else tuple(parse_entry_id(cut, "offset") for cut in cuts),
+            value.get("former", 0),
         )
 
 
