@@ -24,7 +24,7 @@ from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.pipeline import DEFINED, Pipeline
 from tampu.spark.lake.rows import query, read_rows
 from tampu.spark.lake.table import TABLES as ALL_TABLES
-from tampu.spark.lake.table import Changes, Table
+from tampu.spark.lake.table import Changes, LakeError, Table
 from tampu.spark.lake.touched import Touched, group_of
 from tampu.spark.lake.upgrade import upgrade
 from tampu.spark.lake.upkeep import MIN_FILES, compact, retain, vacuum
@@ -81,6 +81,16 @@ def test_partitions_of_any_name_are_replaced_and_not_doubled(queue: str, table: 
     add = staged(table, folder, "two", 2)
     assert table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: file.partition == (queue, "d"))
     assert values_of(table) == [(2, queue, "d")]
+
+
+def test_a_missing_file_can_be_removed_only_by_a_rebuild(table: Table) -> None:
+    table.commit([staged(table, "queue=q/day=d", "one", 1)], SCHEMA, {"app": 0})
+    (table.path / "queue=q/day=d/one.parquet").unlink()
+    add = staged(table, "queue=q/day=d", "two", 2)
+    with pytest.raises(LakeError, match=r"one\.parquet, which is not there: restore it, or run rebuild"):
+        table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: True)
+    assert table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: True, again=True)
+    assert values_of(table) == [(2, "q", "d")]
 
 
 def test_compaction_and_retention_are_not_changes(table: Table) -> None:
@@ -459,6 +469,21 @@ class TestLake:
         assert rebuilt.silver_partitions > 0
         assert rebuilt.gold_partitions > 0  # although no job has new events
         assert [sorted_rows(moved, table) for table in TABLES] == before
+
+    def test_a_rebuild_replaces_files_that_are_missing(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        fill(filled)
+        filled.xadd(filled.keys().events, "x", "y")
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        pipeline.run()
+        computed = ("silver/jobs", *pipelines.BY_DAY, "gold/undecodable", "gold/dlq_clusters")
+        before = {name: sorted_rows(tmp_path, name) for name in computed}
+        for name in computed:
+            table = Table(tmp_path, name)
+            (table.path / table.files()[0].path).unlink()
+        pipeline.rebuild()
+        assert {name: sorted_rows(tmp_path, name) for name in computed} == before
+        pipeline.run()
+        assert differences(filled.client, ["q"], tmp_path) == {}
 
     def test_a_new_definition_is_computed_for_all_jobs(
         self, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -254,7 +254,7 @@ class Table:
         """Add files, and remove those for which `replaces` holds, in one commit.
 
         Returns False, and changes nothing, if these transactions have been committed before; `again` commits them
-        once more.
+        once more, and also removes files that are missing on disk.
         """
         properties = _properties(transactions, {REBUILD: "true"} if again else {})
         table = self.open()
@@ -276,7 +276,8 @@ class Table:
         known = {field.name for field in table.schema().fields}
         if new := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(new)
-        self._write(table, [*adds, *([] if replaces is None else self.removes(replaces))], properties)
+        removes = [] if replaces is None else self.removes(replaces, missing_ok=again)
+        self._write(table, [*adds, *removes], properties)
         return True
 
     def mark(self, transactions: Mapping[str, int]) -> None:
@@ -285,7 +286,7 @@ class Table:
         if table is not None and any(_committed(table, app) < number for app, number in transactions.items()):
             self._write(table, [], _properties(transactions))
 
-    def removes(self, is_removed: Callable[[File], bool]) -> list[RemoveAction]:
+    def removes(self, is_removed: Callable[[File], bool], *, missing_ok: bool = False) -> list[RemoveAction]:
         """Return the actions that remove the files for which `is_removed` holds."""
         now_ms = int(time.time() * 1000)
         found = []
@@ -293,7 +294,7 @@ class Table:
             if not is_removed(file):
                 continue
             # A removal that matches no file is accepted silently and would double the rows.
-            if not (self.path / file.path).exists():
+            if not missing_ok and not (self.path / file.path).exists():
                 raise LakeError(f"{self.path} names {file.path}, which is not there: restore it, or run rebuild")
             values: dict[str, str | None] = dict(zip(self.by, file.partition, strict=True))
             found.append(RemoveAction(file.path, True, now_ms, file.size, values))
