@@ -38,10 +38,12 @@ from tampu.spark.lake.table import CONFIGURATION, Table
 from tampu.spark.read.offsets import EntryId
 from tampu.spark.read.pages import span_pages
 from tampu.spark.read.partitions import Span
-from tampu.spark.server import QueueServer
+from tampu.spark.server import QueueServer, queue_codec
+from tampu.wire.codec import SEALED, describe_sealed
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, read_job_fields
 from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -62,6 +64,8 @@ RULES = ("type", "min", "max", "pattern", "one_of", "required")
 DELAYED_PAGE = 500
 #: Longest sample of a value, in characters.
 MAX_SAMPLE = 200
+#: The rule that a payload breaks which cannot be decoded, or not with the keys of this process.
+UNDECODABLE = "undecodable"
 TABLE = "gold/violations"
 
 
@@ -189,24 +193,32 @@ class Contracts:
 def check_queue(url: str, queue: str, contracts: Contracts) -> tuple[int, list[Violation]]:
     """Check payloads of waiting and delayed jobs and of dead letters. Return the number checked and the violations."""
     checked = 0
+    codec = queue_codec(queue)
     found: dict[tuple[str, ...], Violation] = {}
     with QueueServer(url, queue) as server:
         for stream, name, envelope in _envelopes(server):
             if name not in contracts.rules:
                 continue
             checked += 1
+            job_id = ""
+            payload: Any
             try:
                 job = decode_job(envelope, name)
-                payload = job.payload
-            except DecodeError:
-                continue  # counted in gold/undecodable
-            for column, rule in contracts.violations(name, payload):
+                job_id = job.id
+                payload = decode_slot(job.payload_slot if codec is None else codec.open_slot(job.payload_slot, name))
+                if codec is None and isinstance(payload, bytes) and payload.startswith(SEALED):
+                    raise DecodeError(f"{describe_sealed(payload[len(SEALED) :])}: set TAMPU_CODEC and its keys")
+                broken = contracts.violations(name, payload)
+            except DecodeError as error:
+                payload, broken = error, [("", UNDECODABLE)]
+            for column, rule in broken:
                 key = (stream, name, column, rule)
                 if key in found:
                     found[key].jobs += 1
                     continue
                 value = payload.get(column) if isinstance(payload, Mapping) else payload
-                found[key] = Violation(queue, *key, 1, job.id, repr(value)[:MAX_SAMPLE])
+                sample = str(value) if rule == UNDECODABLE else repr(value)
+                found[key] = Violation(queue, *key, 1, job_id, sample[:MAX_SAMPLE])
     return checked, sorted(found.values(), key=lambda one: (-one.jobs, one.name, one.field, one.rule, one.stream))
 
 
@@ -216,8 +228,7 @@ def _envelopes(server: QueueServer) -> Iterator[tuple[str, str, bytes]]:
     for page, _ in span_pages(server, keys.stream, everything):
         for _, fields in page:
             envelope, name = read_job_fields(fields)
-            if envelope is not None:
-                yield "jobs", name, envelope
+            yield "jobs", name, envelope or b""
     for page, _ in span_pages(server, keys.dlq, everything):
         for entry_id, fields in page:
             letter = decode_dlq_fields(entry_id.decode(), fields)
