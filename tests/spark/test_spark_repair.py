@@ -152,11 +152,23 @@ def test_a_canary_that_dies_stops_the_repair(filled: Filled, worker: dict[str, s
     assert filled.client.xlen(filled.keys().dlq) == 15
 
 
+@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("dlq", 1)])
+def test_fewer_letters_than_canaries_are_waited_for_too(
+    end: str, code: int, filled: Filled, worker: dict[str, str]
+) -> None:
+    bad_letters(filled, 3)
+    worker["pay-1"] = end
+    done = repair(filled, "--yes", "--json")
+    assert done.code == code
+    assert done.json["canaries"] == {"pay-0": "completed", "pay-1": "dead" if code else end, "pay-2": "completed"}
+    assert ("1 of the first 3 did not complete (pay-1)\n" in done.err) == bool(code)
+
+
 def test_without_a_worker_the_rest_is_not_replayed(filled: Filled) -> None:
     bad_letters(filled, 4)
     done = repair(filled, "--yes", "--canary", "2", "--wait", "50ms")
     assert done.code == 1
-    assert "2 of the first 2 did not end within 0 s" in done.err
+    assert "2 of the first 2 did not end within 50ms; the rest stays dead: is a worker running?" in done.err
     assert filled.client.xlen(filled.keys().dlq) == 2
     assert repair(filled, "--yes", "--canary", "0").code == 0
     assert filled.client.xlen(filled.keys().dlq) == 0
