@@ -89,12 +89,18 @@ class Rule:
         if unknown := [rule for rule in given if rule not in RULES]:
             raise ConfigError(f"{where} has an unknown rule {unknown[0]!r}; allowed are {', '.join(RULES)}")
         types = given.get("type", ())
-        types = (types,) if isinstance(types, str) else tuple(types)
-        if unknown := [kind for kind in types if kind not in TYPES]:
-            raise ConfigError(f"type of {where} must be one of {', '.join(TYPES)}; got {unknown[0]!r}")
+        types = tuple(types) if isinstance(types, list | tuple) else (types,)
+        if unknown := [kind for kind in types if not isinstance(kind, str) or kind not in TYPES]:
+            raise ConfigError(
+                f"type of {where} must be one of {', '.join(TYPES)}, or a list of them; got {unknown[0]!r}"
+            )
         for limit in ("min", "max"):
-            if limit in given and not TYPES["number"](given[limit]):
+            if limit in given and (not TYPES["number"](given[limit]) or given[limit] != given[limit]):  # NaN
                 raise ConfigError(f"{limit} of {where} must be a number; got {given[limit]!r}")
+        if "min" in given and "max" in given and given["min"] > given["max"]:
+            raise ConfigError(f"min of {where} must not be above max; got {given['min']!r} and {given['max']!r}")
+        if not isinstance(given.get("required", True), bool):
+            raise ConfigError(f"required of {where} must be true or false; got {given['required']!r}")
         try:
             pattern = re.compile(given["pattern"]) if "pattern" in given else None
         except (re.error, TypeError) as error:
@@ -109,7 +115,7 @@ class Rule:
             given.get("max"),
             pattern,
             None if one_of is None else tuple(one_of),
-            bool(given.get("required", True)),
+            given.get("required", True),
         )
 
     def violation(self, payload: Mapping[str, Any]) -> str | None:
