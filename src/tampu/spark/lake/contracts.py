@@ -36,7 +36,7 @@ from tampu.spark.lake.folder import sole_writer
 from tampu.spark.lake.rows import published
 from tampu.spark.lake.table import CONFIGURATION, Table
 from tampu.spark.read.offsets import EntryId
-from tampu.spark.read.pages import span_pages
+from tampu.spark.read.pages import FIRST_PAGE, next_count, span_pages
 from tampu.spark.read.partitions import Span
 from tampu.spark.server import QueueServer, queue_codec
 from tampu.wire.codec import SEALED, describe_sealed
@@ -60,8 +60,6 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
 }
 RULES = ("type", "min", "max", "pattern", "one_of", "required")
-#: Members of the delayed set that are read at once.
-DELAYED_PAGE = 500
 #: Longest sample of a value, in characters.
 MAX_SAMPLE = 200
 #: The rule that a payload breaks which cannot be decoded, or not with the keys of this process.
@@ -239,9 +237,10 @@ def _envelopes(server: QueueServer) -> Iterator[tuple[str, str, bytes]]:
         for entry_id, fields in page:
             letter = decode_dlq_fields(entry_id.decode(), fields)
             yield "dlq", letter.name, letter.payload
-    cursor = b"0"
+    cursor, count = b"0", FIRST_PAGE
     while True:  # ZSCAN: a job that is promoted meanwhile must not shift others out of sight
-        cursor, flat = server.call("ZSCAN", keys.delayed, cursor, "COUNT", DELAYED_PAGE)
+        cursor, flat = server.call("ZSCAN", keys.delayed, cursor, "COUNT", count)
+        count = next_count(list(map(len, flat[::2])), count)
         for member in flat[::2]:
             try:
                 name, envelope = decode_delayed_member(member)
