@@ -101,18 +101,41 @@ class TestBeforeSpark:
         (tmp_path / "file").touch()
         assert "cannot write to" in complaint(tmp_path / "file" / "lake", server.url)
 
-    @pytest.mark.parametrize("closed", [".", "lake", "lake/silver/jobs", "lake/_offsets"])
-    def test_a_folder_that_the_user_must_not_write(self, closed: str, server: Any, folder_of_all: Path) -> None:
+    @pytest.mark.parametrize("mode", [0o555, 0])
+    @pytest.mark.parametrize(
+        "closed",
+        [
+            *(".", "lake", "lake/silver/jobs", "lake/_offsets", "lake/_spark.log"),
+            *("lake/bronze/events/_delta_log", "lake/bronze/events/queue=q", "lake/bronze/events/queue=q/date=d"),
+        ],
+    )
+    def test_a_folder_that_the_user_must_not_write(
+        self, closed: str, mode: int, server: Any, folder_of_all: Path
+    ) -> None:
         lake = folder_of_all / "lake"
         if closed != ".":  # a new lake
-            for name in ("bronze/events", "silver/jobs", "_offsets"):
+            for name in ("bronze/events/_delta_log", "bronze/events/queue=q/date=d", "silver/jobs", "_offsets"):
                 (lake / name).mkdir(parents=True)
+            (lake / "_spark.log").touch()
         for path in (folder_of_all, *folder_of_all.rglob("*")):
             path.chmod(0o777)
-        (folder_of_all / closed).chmod(0o555)
+        (folder_of_all / closed).chmod(mode)
         with as_another_user():
             said = complaint(lake, server.url)
         assert f"cannot write to {folder_of_all / closed}: check its owner" in said
+
+    @pytest.mark.parametrize("closed", [".", "lake_versions", "bronze/events/_delta_log"])
+    def test_a_lake_that_the_user_must_not_read(self, closed: str, folder_of_all: Path) -> None:
+        lake = SmallLake(folder_of_all / "lake")
+        lake.land("2026-03-01", "a")
+        lake.compute()
+        for path in (folder_of_all, *folder_of_all.rglob("*")):
+            path.chmod(0o777)
+        (lake.folder / closed).chmod(0)
+        for command in (("show",), ("sql", "SELECT 1")):
+            with as_another_user():
+                done = invoke("pipeline", *command, "--lake", str(lake.folder))
+            assert (done.code, "cannot read" in done.err, closed.strip(".") in done.err) == (2, True, True), done.err
 
     @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "deltalake"])
     def test_a_missing_extra(self, missing: str, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

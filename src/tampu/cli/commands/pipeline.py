@@ -39,8 +39,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-#: The file in the lake for the output of Java and Spark: dozens of lines that matter only when something fails.
-LOG_NAME = "_spark.log"
 #: How long to wait for the server's answer before Spark is started, in seconds.
 SERVER_PATIENCE_SECS = 5.0
 
@@ -144,7 +142,7 @@ def build_lake(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import sole_writer, writable_lake
+    from tampu.spark.lake.folder import LOG_NAME, sole_writer, writable_lake
     from tampu.spark.lake.versions import LakeVersion
 
     rules = None if contracts is None else _contracts(contracts)
@@ -552,7 +550,7 @@ def rebuild(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import sole_writer
+    from tampu.spark.lake.folder import LOG_NAME, sole_writer
 
     try:
         first_day = first_day and date.fromisoformat(first_day).isoformat()

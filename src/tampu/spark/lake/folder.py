@@ -19,6 +19,8 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
 #: What a folder of the old format holds: the list of its files, which Delta's log replaces.
 OLD_MANIFEST = "_tables.json"
+#: The file in the lake for the output of Java and Spark: dozens of lines that matter only when something fails.
+LOG_NAME = "_spark.log"
 
 
 def lake_folder(lake: str | Path) -> Path:
@@ -38,6 +40,8 @@ def lake_folder(lake: str | Path) -> Path:
 def writable_lake(lake: str | Path) -> Path:
     """Return the folder of a lake that can be written; refuse a folder of other files and a lake of the old format."""
     folder = lake_folder(lake)
+    # Not by `Path.exists`, which raises in a folder that must not be read.
+    _check_access(next(path for path in (folder, *folder.parents) if os.path.exists(path)))
     if (folder / OLD_MANIFEST).exists():
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
     if (
@@ -51,12 +55,21 @@ def writable_lake(lake: str | Path) -> Path:
 
 
 def _check_permissions(folder: Path) -> None:
-    """Refuse a lake with a table that cannot be written, such as one that was created by root."""
-    exists = next(path for path in (folder, *folder.parents) if path.exists())
-    tables = (*folder.glob("*/"), *folder.glob("*/*/"))
-    for path in (exists, *tables):
-        if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise ConfigError(f"cannot write to {path}: check its owner, its mode and how its file system is mounted")
+    """Refuse a lake with a folder or a log of Spark that cannot be written, such as one that was created by root."""
+
+    def refuse(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            _check_access(error.filename)
+
+    for path, _, _ in os.walk(folder, onerror=refuse):
+        _check_access(path)
+    if (folder / LOG_NAME).exists():
+        _check_access(folder / LOG_NAME, os.W_OK)
+
+
+def _check_access(path: str | Path, mode: int = os.R_OK | os.W_OK | os.X_OK) -> None:
+    if not os.access(path, mode, effective_ids=os.access in os.supports_effective_ids):
+        raise ConfigError(f"cannot write to {path}: check its owner, its mode and how its file system is mounted")
 
 
 def is_lake(folder: Path) -> bool:
@@ -70,7 +83,13 @@ def is_table(folder: Path) -> bool:
     The folder of its log is not enough: delta-rs creates it before that commit, which may fail on a full disk.
     """
     log = folder / "_delta_log"
-    return any(True for kind in ("*.json", "*.checkpoint*.parquet") for _ in log.glob(kind))
+    try:
+        names = os.listdir(log)
+    except PermissionError:
+        raise ConfigError(f"cannot read {log}: check the owner and the mode of the lake's folders") from None
+    except OSError:  # it does not exist
+        return False
+    return any(name.endswith((".json", ".parquet")) for name in names)
 
 
 @contextmanager

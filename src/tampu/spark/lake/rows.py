@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ PERCENTILES = (50, 95, 99)
 def published(lake: str | Path) -> LakeVersion:
     """Return the published state of a lake; `ConfigError` if the folder is not one."""
     folder = lake_folder(lake)
-    if (folder / OLD_MANIFEST).exists():
+    if os.path.exists(folder / OLD_MANIFEST):  # `Path.exists` raises in a folder that must not be read
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
     if not is_table(folder / NAME):
         raise ConfigError(f"{folder} is not a lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
