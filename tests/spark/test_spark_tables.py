@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -248,6 +250,30 @@ def test_without_deltalake_the_remedy_is_named(tmp_path: Path, monkeypatch: pyte
     done = invoke("pipeline", "report", "--lake", str(tmp_path))
     assert done.code == 2
     assert "pip install 'tampu[lake]'" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("missing", "statement", "extra"),
+    [
+        ("deltalake", "from tampu.spark import read_table", "lake"),
+        ("deltalake", "from tampu.spark.lake.pipeline import Pipeline", "lake"),
+        ("pyarrow", "import tampu.spark.source", "connector"),
+        ("pyspark", "from tampu.spark import TampuDataSource", "spark"),
+    ],
+)
+def test_python_code_without_an_extra_names_it(missing: str, statement: str, extra: str) -> None:
+    code = f"""
+import sys
+sys.modules["{missing}"] = None
+from tampu.errors import ConfigError
+try:
+    {statement}
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == f"this needs {missing}, which is not installed: pip install 'tampu[{extra}]'", done
 
 
 # --- with Spark

@@ -5,12 +5,18 @@ table's log, so a run that is killed at any point is continued by the next one. 
 bronze's, gold's days of the jobs that ended or failed on them.
 """
 
+# ruff: noqa: E402 - a missing extra is named before it is imported
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING
+
+from tampu.spark.session import require_lake, settings
+
+require_lake()
 
 from deltalake.exceptions import DeltaError
 
@@ -24,7 +30,6 @@ from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
 from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_days, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
-from tampu.spark.session import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
