@@ -225,7 +225,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     for command in (("compact",), ("show",), ("sql", "SELECT 1")):
         done = invoke("pipeline", *command, "--lake", str(tmp_path))
         assert done.code == 2
-        assert "not a lake" in done.err
+        assert "holds other files and is not a lake: use an empty or a new folder" in done.err
 
 
 def test_a_lake_of_a_newer_version_is_refused(tmp_path: Path) -> None:

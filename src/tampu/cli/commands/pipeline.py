@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tampu.base.text import one_line, without_colors
 from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
 from tampu.cli.logs import silence_py4j
 from tampu.cli.options import (
@@ -241,9 +242,9 @@ def _is_alive(spark: Any) -> bool:
 
 def _cause_of(error: Exception) -> str:
     """Return the one line of an error that says what happened: Spark wraps it in stack traces of two languages."""
+    text = without_colors(str(error))
     if isinstance(error, Error | OSError):
-        return str(error)
-    text = str(error)
+        return text
     # The last line of a Python traceback, and the last cause of a Java one, is the original error.
     found = re.findall(
         r"^\s*(?:Caused by: )?((?:tampu\.|(?=[\w.]+(?:Error|Exception):))[\w.]+): (.+)$", text, re.MULTILINE
@@ -251,7 +252,7 @@ def _cause_of(error: Exception) -> str:
     if found:
         name, line = found[-1]
         return f"{name.rpartition('.')[2]}: {line.strip()}"[:500]
-    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+    return f"{type(error).__name__}: {one_line(text, 300)}"
 
 
 @contextlib.contextmanager
@@ -455,7 +456,7 @@ def sql(
     except Exception as error:
         if isinstance(error, Error):
             raise
-        raise UsageError(f"the query failed: {' '.join(str(error).split())[:500]}") from error
+        raise UsageError(f"the query failed: {one_line(error, 500)}") from error
     if not found.column_names:  # DataFusion runs DROP and CREATE, which change nothing outside of this command
         raise UsageError("sql only reads the lake, and this statement returns no columns: pass a SELECT query")
     rows = found.to_pylist()

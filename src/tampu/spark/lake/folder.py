@@ -26,7 +26,10 @@ LOG_NAME = "_spark.log"
 def lake_folder(lake: str | Path) -> Path:
     """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
     if found := _URI.match(str(lake)):
-        uri = f"{found[1]}://{str(lake)[found.end() :]}"  # a Path has lost one of the slashes
+        rest = str(lake)[found.end() :]
+        if found[1].lower() == "file":
+            raise ConfigError(f"lake must be a path; got the URI file:///{rest}: pass the path /{rest}")
+        uri = f"{found[1]}://{rest}"  # a Path has lost one of the slashes
         raise ConfigError(
             f"lake must be a folder of a local or mounted file system; got the URI {uri} "
             "(object stores are not supported yet)"
@@ -44,14 +47,19 @@ def writable_lake(lake: str | Path) -> Path:
     _check_access(next(path for path in (folder, *folder.parents) if os.path.exists(path)))
     if (folder / OLD_MANIFEST).exists():
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
+    refuse_other_files(folder)
+    _check_permissions(folder)
+    return folder
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Raise `ConfigError` if the folder holds files that do not belong to a lake."""
     if (
         folder.is_dir()
         and not is_lake(folder)
         and any(not path.name.startswith((".", "_")) for path in folder.iterdir())
     ):
         raise ConfigError(f"{folder} holds other files and is not a lake: use an empty or a new folder")
-    _check_permissions(folder)
-    return folder
 
 
 def _check_permissions(folder: Path) -> None:

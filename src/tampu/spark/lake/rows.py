@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from deltalake import DeltaTable, QueryBuilder
 
 from tampu.errors import ConfigError
-from tampu.spark.lake.folder import OLD_MANIFEST, is_table, lake_folder
+from tampu.spark.lake.folder import OLD_MANIFEST, is_table, lake_folder, refuse_other_files
 from tampu.spark.lake.table import TABLES, Table
 from tampu.spark.lake.versions import NAME, LakeVersion
 
@@ -28,6 +28,7 @@ def published(lake: str | Path) -> LakeVersion:
     if os.path.exists(folder / OLD_MANIFEST):  # `Path.exists` raises in a folder that must not be read
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
     if not is_table(folder / NAME):
+        refuse_other_files(folder)
         raise ConfigError(f"{folder} is not a lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
     return LakeVersion.load(folder)
 
