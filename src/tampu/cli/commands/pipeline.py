@@ -314,8 +314,9 @@ def _warnings(summary: Summary) -> list[str]:
 
 def _counts(rows: Mapping[str, int]) -> str:
     """Return numbers of rows by stream as text: `617 events and 39 dead letters`."""
-    nouns = {"events": "event", "dlq": "dead letter"}
-    return " and ".join(plural(count, nouns[stream]) for stream, count in rows.items())
+    nouns = {"events": "event", "dlq": "dead letter", "repairs": "repair"}
+    *others, last = (plural(count, nouns[stream]) for stream, count in rows.items())
+    return " and ".join([", ".join(others), last])
 
 
 # --- without Spark
@@ -498,7 +499,7 @@ def retain(
     lake: Lake,
     bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep rows of bronze this long (90d).")],
 ) -> None:
-    """Remove old events and dead letters from bronze. Silver and gold keep their rows.
+    """Remove the events, dead letters and repairs of old days from bronze. Silver and gold keep their rows.
 
     `vacuum` then deletes the files.
     """
@@ -507,6 +508,11 @@ def retain(
 
     done = upkeep.retain(_existing(lake), math.ceil(parse_duration(bronze) / 86400))
     write_line(f"removed {_counts(done.retired)} from bronze")
+    if any(done.kept.values()):
+        say(
+            f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: in their queues, some jobs were created at an "
+            "unknown time"
+        )
 
 
 @app.command()
