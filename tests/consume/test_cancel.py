@@ -36,6 +36,7 @@ async def test_a_delayed_job_is_removed_at_once(seen: QueueView) -> None:
         assert (raised.value.job_id, raised.value.reason) == (job.id, "by the user")
         event = seen.events(job.id)[-1]
         assert (event["e"], event["n"], event["reason"]) == ("cancelled", "mail", "by the user")
+        assert 0 <= int(event["ts"]) - int(event["created_at_ms"]) < 60_000
 
 
 async def test_a_waiting_job_never_starts(seen: QueueView) -> None:

@@ -16,9 +16,10 @@ import pytest
 from cli.lab import invoke
 from spark.lake_check import differences
 from spark.test_spark_lake import NOON, History, jobs_of, ulid
+from spark.test_spark_upkeep import SmallLake
 from tampu.cli.commands.pipeline import _cause_of
 from tampu.spark import session
-from tampu.spark.lake import upkeep
+from tampu.spark.lake import contracts, upkeep
 from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.folder import sole_writer
 from tampu.spark.lake.pipeline import Pipeline
@@ -100,18 +101,41 @@ class TestBeforeSpark:
         (tmp_path / "file").touch()
         assert "cannot write to" in complaint(tmp_path / "file" / "lake", server.url)
 
-    @pytest.mark.parametrize("closed", [".", "lake", "lake/silver/jobs", "lake/_offsets"])
-    def test_a_folder_that_the_user_must_not_write(self, closed: str, server: Any, folder_of_all: Path) -> None:
+    @pytest.mark.parametrize("mode", [0o555, 0])
+    @pytest.mark.parametrize(
+        "closed",
+        [
+            *(".", "lake", "lake/silver/jobs", "lake/_offsets", "lake/_spark.log"),
+            *("lake/bronze/events/_delta_log", "lake/bronze/events/queue=q", "lake/bronze/events/queue=q/date=d"),
+        ],
+    )
+    def test_a_folder_that_the_user_must_not_write(
+        self, closed: str, mode: int, server: Any, folder_of_all: Path
+    ) -> None:
         lake = folder_of_all / "lake"
         if closed != ".":  # a new lake
-            for name in ("bronze/events", "silver/jobs", "_offsets"):
+            for name in ("bronze/events/_delta_log", "bronze/events/queue=q/date=d", "silver/jobs", "_offsets"):
                 (lake / name).mkdir(parents=True)
+            (lake / "_spark.log").touch()
         for path in (folder_of_all, *folder_of_all.rglob("*")):
             path.chmod(0o777)
-        (folder_of_all / closed).chmod(0o555)
+        (folder_of_all / closed).chmod(mode)
         with as_another_user():
             said = complaint(lake, server.url)
         assert f"cannot write to {folder_of_all / closed}: check its owner" in said
+
+    @pytest.mark.parametrize("closed", [".", "lake_versions", "bronze/events/_delta_log"])
+    def test_a_lake_that_the_user_must_not_read(self, closed: str, folder_of_all: Path) -> None:
+        lake = SmallLake(folder_of_all / "lake")
+        lake.land("2026-03-01", "a")
+        lake.compute()
+        for path in (folder_of_all, *folder_of_all.rglob("*")):
+            path.chmod(0o777)
+        (lake.folder / closed).chmod(0)
+        for command in (("show",), ("sql", "SELECT 1")):
+            with as_another_user():
+                done = invoke("pipeline", *command, "--lake", str(lake.folder))
+            assert (done.code, "cannot read" in done.err, closed.strip(".") in done.err) == (2, True, True), done.err
 
     @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "deltalake"])
     def test_a_missing_extra(self, missing: str, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +189,48 @@ def filled_before(place: str, disk: Path, monkeypatch: pytest.MonkeyPatch) -> It
         patch.setattr(owner, name, fill_first)
         yield
     (disk / "filler").unlink()
+
+
+@contextmanager
+def limited_commits() -> Iterator[None]:
+    """Let the commits of tables fail halfway."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Table, "commit", largest_file(500)(Table.commit))
+        yield
+
+
+@pytest.mark.usefixtures("no_session")
+def test_a_first_commit_that_fails_leaves_no_table(tmp_path: Path) -> None:
+    """delta-rs creates the folder of the log first; a table was taken to exist if it has that folder."""
+    lake = SmallLake(tmp_path)
+    with limited_commits(), pytest.raises(OSError, match="File too large"):
+        lake.land("2026-03-01", "a")
+    assert (lake.events.path / "_delta_log").is_dir()
+    assert lake.events.version() == -1
+    for name in ("bronze/dlq", "bronze/repairs", "gold/violations", "lake_versions"):
+        (tmp_path / name / "_delta_log").mkdir(parents=True)
+    (tmp_path / "bronze/dlq/_delta_log/00000000000000000000.json#1").touch()  # how delta-rs names a draft
+    for command in (("show",), ("sql", "SELECT 1"), ("report",), ("compact",), ("vacuum",), ("rebuild",)):
+        done = invoke("pipeline", *command, "--lake", str(tmp_path))
+        assert (done.code, "is not a lake yet" in done.err) == (2, True), command
+    lake.land("2026-03-01", "a")
+    lake.compute()
+    for command in (("show",), ("sql", "SELECT 1"), ("compact",), ("vacuum",), ("retain", "--bronze", "90d")):
+        done = invoke("pipeline", *command, "--lake", str(tmp_path))
+        assert done.code == 0, done.err
+    contracts.publish(tmp_path, ["q"], [])
+    assert set(LakeVersion.load(tmp_path).tables) == {"bronze/events", "silver/jobs", "gold/violations"}
+
+
+@pytest.mark.spark_session
+def test_a_disk_that_is_full_in_the_first_run_loses_nothing(spark: Any, filled: Filled, tmp_path: Path) -> None:
+    History(filled).completed(ulid(1, NOON), NOON)
+    pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+    with limited_commits(), pytest.raises(OSError, match="File too large"):
+        pipeline.run()
+    assert (tmp_path / "bronze/events/_delta_log").is_dir()
+    assert pipeline.run().landed["events"] == 2
+    assert len(jobs_of(tmp_path)) == 1
 
 
 @pytest.mark.spark_session

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from deltalake.exceptions import DeltaError
 
 from cli.lab import PROGRAM, Done, invoke
 from servers.process import eventually
@@ -19,7 +20,8 @@ from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
 from spark.lake_check import differences
 from spark.test_spark_lake import NOON, History, jobs_of, ulid
 from tampu.cli.commands.demo.command import HOW_TO_GET_IT
-from tampu.cli.commands.pipeline import Stopped, _rounds, _steps
+from tampu.cli.commands.pipeline import Stopped, _cause_of, _rounds, _steps
+from tampu.cli.errors import line_of
 from tampu.spark import session
 from tampu.spark.lake.contracts import Violation
 from tampu.spark.lake.folder import sole_writer
@@ -139,6 +141,20 @@ def test_a_lake_that_is_a_uri_is_refused(uri: str, tmp_path: Path, monkeypatch: 
         assert done.code == 2
         assert f"got the URI {uri} (object stores are not supported yet)" in done.err.replace("\n", " ")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("uri", ["file:///tmp/x", "file:/tmp/x"])
+def test_a_file_uri_is_answered_with_its_path(uri: str) -> None:
+    done = invoke("pipeline", "show", "--lake", uri)
+    assert done.code == 2
+    assert "got the URI file:///tmp/x: pass the path /tmp/x" in done.err.replace("\n", " ")
+
+
+def test_colors_of_delta_rs_are_not_shown() -> None:
+    error = DeltaError("Kernel: \x1b[31mNo files\x1b[0m in\n log segment")
+    assert _cause_of(error) == "DeltaError: Kernel: No files in log segment"
+    assert _cause_of(OSError("\x1b[1;31mdisk full\x1b[0m")) == "disk full"
+    assert "DeltaError: Kernel: No files in log segment;" in line_of(error)
 
 
 @pytest.mark.parametrize(

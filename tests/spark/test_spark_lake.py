@@ -267,8 +267,14 @@ def test_what_was_trimmed_is_counted_and_shown(spark: Any, filled: Filled, tmp_p
         history.completed(ulid(number, NOON), NOON)
     filled.client.xtrim(filled.keys().events, maxlen=35, approximate=False)
     assert pipeline.run().trimmed["events"] == 15
+    filled.client.delete(filled.keys().events)  # of the new stream, 3 of 83 are trimmed
+    for number in range(40, 81):
+        history.completed(ulid(number, NOON), NOON)
+    history.tell("active", ulid(81, NOON), NOON, NOON)
+    filled.client.xtrim(filled.keys().events, maxlen=80, approximate=False)
+    assert pipeline.run().trimmed["events"] == 18
     page = write_report(tmp_path, tmp_path / "report.html").read_text()
-    assert "15 events of q" in page
+    assert "18 events of q" in page
 
 
 def test_the_report_says_all_and_needs_nothing_else(spark: Any, filled: Filled, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 
 from spark.filling import T0, Filled
 from tampu.errors import ConfigError
+from tampu.spark.lake.contracts import Contracts, check_queue
 from tampu.spark.options import STREAMS, ReadOptions
 from tampu.spark.read import pages, partitions, readers
 from tampu.spark.read.batch import arrow_schema, spark_schema
@@ -24,7 +25,9 @@ from tampu.spark.read.partitions import Span, cut
 from tampu.spark.read.plan import FIND_QUEUES_EVERY_SECS, StreamPlanner, plan_batch
 from tampu.spark.read.readers import BatchReader, PushdownReader, read_snapshot, read_span
 from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
-from tampu.wire.payload import encode_value
+from tampu.wire.entry import encode_delayed_member
+from tampu.wire.envelope import encode_envelope
+from tampu.wire.payload import encode_slot, encode_value
 from tampu.wire.repeat import RepeatableSpec, RepeatPattern, encode_spec
 
 if TYPE_CHECKING:
@@ -462,14 +465,15 @@ def test_a_trim_is_seen_although_a_later_event_was_deleted(filled: Filled) -> No
 
 
 @pytest.mark.servers("valkey", "redis62", "redis86")
-@pytest.mark.parametrize("start", [1, 5_000])
-def test_a_stream_that_was_created_again_is_an_error(filled: Filled, start: int) -> None:
+@pytest.mark.parametrize(("start", "count"), [(1, 30), (5_000, 30), (5_000, 150)])
+def test_a_stream_that_was_created_again_is_an_error(filled: Filled, start: int, count: int) -> None:
     filled.events(100)
     planner = StreamPlanner(options_of(filled, streaming=True))
     offset = planner.latest(planner.initial(), None)
     filled.client.delete(filled.keys().events)
     assert planner.latest(offset, None) == offset  # a key that is missing may come back
-    filled.events(30, start=start)
+    filled.events(count, start=start)
+    filled.client.xtrim(filled.keys().events, maxlen=count - 10, approximate=False)
     if start == 1 or offset["q"].get("added"):  # Redis 6.2 does not count, so higher IDs tell nothing
         with pytest.raises(DataLossError, match="deleted and created again"):
             planner.plan(offset, planner.latest(offset, None))
@@ -486,6 +490,10 @@ def test_with_data_loss_allowed_a_new_stream_is_read_from_its_start(filled: Fill
     end = planner.latest(offset, None)
     assert count_rows(options, planner.plan(offset, end)) == 30
     assert planner.latest(end, None) == end
+    assert (end["q"]["added"], end["q"]["former"]) == (30, 100)
+    first = planner.latest(offset, 20)
+    assert (first["q"]["added"], first["q"]["former"]) == (20, 100)
+    assert planner.latest(first, 20)["q"] == end["q"]
     planner.close()
 
 
@@ -523,6 +531,48 @@ def test_pages_are_limited_by_bytes(filled: Filled, monkeypatch: pytest.MonkeyPa
     batches = list(read_span(options, span))
     assert max(batch.num_rows for batch in batches[1:]) == 12
     assert sum(batch.num_rows for batch in batches) == 100
+
+
+@pytest.mark.parametrize("stream", ["delayed", "results"])
+def test_snapshots_are_limited_by_bytes(stream: str, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr(readers, "BATCH_BYTES", 100_000)
+    for number in range(100):
+        packed = encode_slot("x" * 10_000)
+        member = encode_delayed_member("later", encode_envelope(f"later-{number:03}", packed, number))
+        filled.client.zadd(filled.keys().delayed, {member: number // 7})
+        filled.client.set(filled.keys().result(f"later-{number:03}"), encode_value("x" * 10_000))
+    options = options_of(filled, stream=stream)
+    found = list(read_snapshot(options, "q"))
+    assert sorted(job_id for batch in found for job_id in batch["job_id"].to_pylist()) == [
+        f"later-{number:03}" for number in range(100)
+    ]
+    assert max(batch.num_rows for batch in found) <= 16
+    with QueueServer(filled.url, "q") as server:
+        counts = [len(page) for page, _ in readers._SNAPSHOTS[stream][0](server)]
+    assert counts[0] == 16
+    assert set(counts[1:-1]) == {3}
+
+
+def test_the_delayed_jobs_of_a_check_are_read_in_pages_of_bytes(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", 40_000)
+    for number in range(100):
+        member = encode_delayed_member("later", encode_envelope(f"later-{number}", encode_slot("x" * 10_000), number))
+        filled.client.zadd(filled.keys().delayed, {member: number})
+    sizes: list[int] = []
+    call = QueueServer.call
+
+    def counted(self: QueueServer, *parts: Any, **options: Any) -> Any:
+        reply = call(self, *parts, **options)
+        if parts[0] == "ZSCAN":
+            sizes.append(len(reply[1]) // 2)
+        return reply
+
+    monkeypatch.setattr(QueueServer, "call", counted)
+    assert check_queue(filled.url, "q", Contracts.of({"later": {"n": {}}}))[0] >= 100
+    assert len(sizes) > 10, sizes
 
 
 def test_a_server_with_tls_and_a_password(fresh_server: Any) -> None:

@@ -152,11 +152,23 @@ def test_a_canary_that_dies_stops_the_repair(filled: Filled, worker: dict[str, s
     assert filled.client.xlen(filled.keys().dlq) == 15
 
 
+@pytest.mark.parametrize(("end", "code"), [("completed", 0), ("dlq", 1)])
+def test_fewer_letters_than_canaries_are_waited_for_too(
+    end: str, code: int, filled: Filled, worker: dict[str, str]
+) -> None:
+    bad_letters(filled, 3)
+    worker["pay-1"] = end
+    done = repair(filled, "--yes", "--json")
+    assert done.code == code
+    assert done.json["canaries"] == {"pay-0": "completed", "pay-1": "dead" if code else end, "pay-2": "completed"}
+    assert ("1 of the first 3 did not complete (pay-1)\n" in done.err) == bool(code)
+
+
 def test_without_a_worker_the_rest_is_not_replayed(filled: Filled) -> None:
     bad_letters(filled, 4)
     done = repair(filled, "--yes", "--canary", "2", "--wait", "50ms")
     assert done.code == 1
-    assert "2 of the first 2 did not end within 0 s" in done.err
+    assert "2 of the first 2 did not end within 50ms; the rest stays dead: is a worker running?" in done.err
     assert filled.client.xlen(filled.keys().dlq) == 2
     assert repair(filled, "--yes", "--canary", "0").code == 0
     assert filled.client.xlen(filled.keys().dlq) == 0
@@ -242,6 +254,12 @@ def test_each_rule_says_what_breaks_it(tmp_path: Path) -> None:
         ("[x]\ny = 1", "x.y must be rules"),
         ("[x]\ny = {least = 1}", "unknown rule 'least'"),
         ('[x]\ny = {type = "int"}', "one of string, number"),
+        ("[x]\ny = {type = 5}", "type of"),
+        ('[x]\ny = {type = [["x"]]}', "one of string, number"),
+        ("[x]\ny = {min = 2, max = 1}", "min of"),
+        ("[x]\ny = {min = nan}", "min of"),
+        ('[x]\ny = {required = "no"}', "required of"),
+        ("[x]\ny = {pattern = 5}", "pattern of"),
         ('[x]\ny = {min = "1"}', "min of"),
         ('[x]\ny = {pattern = "("}', "not a regular expression"),
         ("[x]\ny = {one_of = 5}", "must be a list"),
@@ -262,7 +280,7 @@ def test_waiting_delayed_and_dead_payloads_are_checked(
     filled.jobs(3)
     filled.delayed(2)
     filled.letter("dead", {"n": "x"})
-    filled.xadd(filled.keys().stream, "d", b"\xc1", "n", "work")  # not a job: counted elsewhere
+    filled.xadd(filled.keys().stream, "d", b"\xc1", "n", "work")  # not a job
     (tmp_path / "rules_of_app.py").write_text(
         'RULES = {"work": {"n": {"type": "integer", "max": 1}}, "later": {"n": {}}}'
     )
@@ -270,14 +288,15 @@ def test_waiting_delayed_and_dead_payloads_are_checked(
     checked, found = check_queue(filled.url, "q", Contracts.load("rules_of_app:RULES"))
     assert checked == 7
     assert [(one.stream, one.name, one.field, one.rule, one.jobs) for one in found] == [
-        *(("delayed", "later", "", "type", 2), ("jobs", "work", "n", "max", 1), ("dlq", "work", "n", "type", 1)),
+        *(("delayed", "later", "", "type", 2), ("jobs", "work", "", "undecodable", 1)),
+        *(("jobs", "work", "n", "max", 1), ("dlq", "work", "n", "type", 1)),
     ]
     options = ("pipeline", "check", "--queue", "q", "--contracts", "rules_of_app:RULES", "--url", filled.url)
     LakeVersion().publish(tmp_path / "lake")
     done = invoke(*options, "--lake", str(tmp_path / "lake"))
     assert done.code == 1
     assert "'x'" in done.out
-    assert len(query(tmp_path / "lake", "SELECT * FROM gold_violations").to_pylist()) == 3
+    assert len(query(tmp_path / "lake", "SELECT * FROM gold_violations").to_pylist()) == 4
     page = write_report(tmp_path / "lake", tmp_path / "report.html").read_text()
     assert "Contract violations" in page
     filled.client.delete(filled.keys().stream, filled.keys().delayed, filled.keys().dlq)
@@ -298,3 +317,19 @@ def test_sealed_letters_are_opened_with_the_keys_of_the_environment(
     monkeypatch.setenv("TAMPU_CODEC_KEYS", f"k:{base64.b64encode(bytes(32)).decode()}")
     (letter,) = find_letters(filled.url, "q", cluster)
     assert (letter.entry_id, letter.payload) == (entry_id, {"amount": "5"})
+
+
+def test_sealed_payloads_are_checked_with_the_keys_of_the_environment(
+    filled: Filled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    codec = QueueCodec(SignedCodec({"k": bytes(32)}), "q")
+    for job_id, amount in (("good", 5), ("bad", "5")):
+        filled.letter(job_id, decode_value(codec.seal_payload(encode_value({"amount": amount}), "work")))
+    rules = Contracts.of({"work": {"amount": {"type": "number"}}})
+    (found,) = check_queue(filled.url, "q", rules)[1]
+    assert (found.rule, found.jobs, found.sample_job_id) == ("undecodable", 2, "good")
+    assert found.sample.startswith("signed with key k")
+    monkeypatch.setenv("TAMPU_CODEC", "signed")
+    monkeypatch.setenv("TAMPU_CODEC_KEYS", f"k:{base64.b64encode(bytes(32)).decode()}")
+    (found,) = check_queue(filled.url, "q", rules)[1]
+    assert (found.field, found.rule, found.sample_job_id, found.sample) == ("amount", "type", "bad", "'5'")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +26,7 @@ from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.pipeline import DEFINED, Pipeline
 from tampu.spark.lake.rows import query, read_rows
 from tampu.spark.lake.table import TABLES as ALL_TABLES
-from tampu.spark.lake.table import Changes, Table
+from tampu.spark.lake.table import Changes, LakeError, Table
 from tampu.spark.lake.touched import Touched, group_of
 from tampu.spark.lake.upgrade import upgrade
 from tampu.spark.lake.upkeep import MIN_FILES, compact, retain, vacuum
@@ -81,6 +83,16 @@ def test_partitions_of_any_name_are_replaced_and_not_doubled(queue: str, table: 
     add = staged(table, folder, "two", 2)
     assert table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: file.partition == (queue, "d"))
     assert values_of(table) == [(2, queue, "d")]
+
+
+def test_a_missing_file_can_be_removed_only_by_a_rebuild(table: Table) -> None:
+    table.commit([staged(table, "queue=q/day=d", "one", 1)], SCHEMA, {"app": 0})
+    (table.path / "queue=q/day=d/one.parquet").unlink()
+    add = staged(table, "queue=q/day=d", "two", 2)
+    with pytest.raises(LakeError, match=r"one\.parquet, which is not there: restore it, or run rebuild"):
+        table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: True)
+    assert table.commit([add], SCHEMA, {"app": 1}, replaces=lambda file: True, again=True)
+    assert values_of(table) == [(2, "q", "d")]
 
 
 def test_compaction_and_retention_are_not_changes(table: Table) -> None:
@@ -213,7 +225,7 @@ def test_a_folder_of_other_files_is_refused(tmp_path: Path) -> None:
     for command in (("compact",), ("show",), ("sql", "SELECT 1")):
         done = invoke("pipeline", *command, "--lake", str(tmp_path))
         assert done.code == 2
-        assert "not a lake" in done.err
+        assert "holds other files and is not a lake: use an empty or a new folder" in done.err
 
 
 def test_a_lake_of_a_newer_version_is_refused(tmp_path: Path) -> None:
@@ -238,6 +250,30 @@ def test_without_deltalake_the_remedy_is_named(tmp_path: Path, monkeypatch: pyte
     done = invoke("pipeline", "report", "--lake", str(tmp_path))
     assert done.code == 2
     assert "pip install 'tampu[lake]'" in done.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("missing", "statement", "extra"),
+    [
+        ("deltalake", "from tampu.spark import read_table", "lake"),
+        ("deltalake", "from tampu.spark.lake.pipeline import Pipeline", "lake"),
+        ("pyarrow", "import tampu.spark.source", "connector"),
+        ("pyspark", "from tampu.spark import TampuDataSource", "spark"),
+    ],
+)
+def test_python_code_without_an_extra_names_it(missing: str, statement: str, extra: str) -> None:
+    code = f"""
+import sys
+sys.modules["{missing}"] = None
+from tampu.errors import ConfigError
+try:
+    {statement}
+except ConfigError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == f"this needs {missing}, which is not installed: pip install 'tampu[{extra}]'", done
 
 
 # --- with Spark
@@ -459,6 +495,21 @@ class TestLake:
         assert rebuilt.silver_partitions > 0
         assert rebuilt.gold_partitions > 0  # although no job has new events
         assert [sorted_rows(moved, table) for table in TABLES] == before
+
+    def test_a_rebuild_replaces_files_that_are_missing(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
+        fill(filled)
+        filled.xadd(filled.keys().events, "x", "y")
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        pipeline.run()
+        computed = ("silver/jobs", *pipelines.BY_DAY, "gold/undecodable", "gold/dlq_clusters")
+        before = {name: sorted_rows(tmp_path, name) for name in computed}
+        for name in computed:
+            table = Table(tmp_path, name)
+            (table.path / table.files()[0].path).unlink()
+        pipeline.rebuild()
+        assert {name: sorted_rows(tmp_path, name) for name in computed} == before
+        pipeline.run()
+        assert differences(filled.client, ["q"], tmp_path) == {}
 
     def test_a_new_definition_is_computed_for_all_jobs(
         self, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -20,11 +20,14 @@ from tampu.errors import ConfigError
 from tampu.spark import read_table
 from tampu.spark.lake import upkeep
 from tampu.spark.lake.bronze import LANDING, OffsetLog
+from tampu.spark.lake.repair import Letter, Repair, record
 from tampu.spark.lake.rows import read_rows
-from tampu.spark.lake.table import Table
+from tampu.spark.lake.table import Changes, Table
 from tampu.spark.lake.upgrade import upgrade
 from tampu.spark.lake.upkeep import compact, merge_small_files, retain, vacuum
 from tampu.spark.lake.versions import LakeVersion
+from tampu.wire.envelope import decode_job, encode_envelope
+from tampu.wire.payload import encode_slot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -229,8 +232,31 @@ def test_retention_keeps_jobs_whose_age_is_unknown(lake: SmallLake) -> None:
         lake.land(date, date)
     lake.land("c2020-01-01", "of a queue without jobs of unknown age", queue="dated")
     lake.compute()
-    assert retain(lake.folder, 90, today=TODAY).retired["events"] == 2
-    assert lake.rows()["bronze/events"] == ["c2020-01-01", "h00", "none"]
+    lake.land("c2026-06-09", "recent")
+    lake.compute()
+    done = retain(lake.folder, 90, today=TODAY)
+    assert (done.retired["events"], done.kept["events"]) == (2, 2)
+    assert lake.rows()["bronze/events"] == ["c2020-01-01", "h00", "none", "recent"]
+    said = invoke("pipeline", "retain", "--bronze", "1d", "--lake", str(lake.folder))
+    assert "created at an unknown time" in said.err
+    assert said.err.startswith("kept ")
+
+
+def test_retention_removes_old_repairs(lake: SmallLake) -> None:
+    lake.land("2020-01-01", "a")
+    lake.compute()
+    letter = Letter("1-0", decode_job(encode_envelope("a", encode_slot(1), 0), "work"), "work", None, None, 1)
+    for at in (datetime(2026, 3, 11, 23, 59, tzinfo=UTC), datetime(2026, 3, 12, tzinfo=UTC)):
+        repaired = [Repair(letter, 2, "work", {})]
+        record(lake.folder, f"{at:%d}", "q", "c", "SELECT", repaired, int(at.timestamp() * 1000), canary=False)
+    version = Table(lake.folder, "bronze/repairs").version()
+    done = retain(lake.folder, 90, today=TODAY)
+    assert done.retired == {"events": 1, "dlq": 0, "repairs": 1}
+    assert [row["repair"] for row in read_rows(lake.folder, "bronze/repairs", lake.state)] == ["12"]
+    # gold/repairs is not computed again for it
+    table = Table(lake.folder, "bronze/repairs")
+    assert table.changes(version, table.version()) == Changes({}, {})
+    assert pipeline(lake, "retain", "--bronze", "90d").startswith("removed 0 events, 0 dead letters and ")
 
 
 def test_events_that_silver_has_not_read_are_not_removed(lake: SmallLake) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from tampu.base.text import one_line
 from tampu.errors import ConfigError, Error
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def line_of(error: BaseException) -> str:
 
     from tampu.redis.faults import Unreachable
 
-    text = " ".join(str(error).split())
+    text = one_line(error)
     if isinstance(error, Unreachable):
         return f"{text}; check that a server is running there, or set --url or TAMPU_URL"
     if isinstance(error, Error | CliError):

@@ -73,10 +73,16 @@ def require_lake() -> None:
     _require(("pyarrow", "deltalake"), "lake")
 
 
+def require_connector() -> None:
+    """Raise `ConfigError` with the remedy if `format("tampu")` cannot be used."""
+    _require(("pyspark",), "spark")
+    _require(("pyarrow",), "connector")
+
+
 def _require(modules: tuple[str, ...], extra: str) -> None:
     for name in modules:
         if find_spec(name) is None:
-            raise ConfigError(f"this command needs {name}, which is not installed: pip install 'tampu[{extra}]'")
+            raise ConfigError(f"this needs {name}, which is not installed: pip install 'tampu[{extra}]'")
 
 
 def spark_session(

@@ -5,9 +5,15 @@ spark.readStream.format("tampu").option("queue", "emails").load()            # f
 df.write.format("tampu").option("queue", "emails").mode("append").save()     # adds jobs
 """
 
+# ruff: noqa: E402 - a missing extra is named before it is imported
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from tampu.spark.session import require_connector
+
+require_connector()
 
 from pyspark.sql.datasource import (
     DataSource,

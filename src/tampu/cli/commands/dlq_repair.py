@@ -95,7 +95,7 @@ def repair(
     if confirm(f"repair and replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
         work = _Work(Repairer(checked_url, queue), queue, cluster, sql, folder)
         told["repair"] = work.id
-        failure = work.run(plan.repairs, canary, patience_secs)
+        failure = work.run(plan.repairs, canary, patience_secs, wait)
         told |= {"canaries": work.outcomes, "replayed": work.replayed}
     if as_json:
         write_json(told)
@@ -117,25 +117,25 @@ class _Work:
         self._about = (queue, cluster, sql)
         self._lake = lake
 
-    def run(self, repairs: list[Repair], canary: int, patience_secs: float) -> str:
-        """Replay the letters; return why it stopped, or nothing."""
+    def run(self, repairs: list[Repair], canary: int, patience_secs: float, wait: str) -> str:
+        """Replay the letters; return why it stopped, or nothing. `wait` is `patience_secs` as the user gave it."""
         first, rest = repairs[:canary], repairs[canary:]
-        if first and rest:
+        stays = "; the rest stays dead" if rest else ""
+        if first:
             self._replay(first, canary=True)
             say(f"replayed {plural(len(first), 'letter')}; waiting for the outcome ...")
             self.outcomes = self._repairer.outcomes(first, patience_secs)
             bad = sorted(job_id for job_id, outcome in self.outcomes.items() if outcome != "completed")
             if bad:
-                return (
-                    f"{len(bad)} of the first {len(first)} did not complete ({', '.join(bad[:3])}); the rest stays dead"
-                )
+                return f"{len(bad)} of the first {len(first)} did not complete ({', '.join(bad[:3])}){stays}"
             if missing := len(first) - len(self.outcomes):
                 return (
-                    f"{missing} of the first {len(first)} did not end within {patience_secs:.0f} s; the rest stays "
-                    "dead: is a worker running? --wait waits longer, --canary 0 does not wait"
+                    f"{missing} of the first {len(first)} did not end within {wait}{stays}: is a worker running? "
+                    "--wait waits longer, --canary 0 does not wait"
                 )
             repairs = rest
-        self._replay(repairs, canary=False)
+        if repairs:
+            self._replay(repairs, canary=False)
         return ""
 
     def _replay(self, repairs: list[Repair], *, canary: bool) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tampu.base.text import one_line, without_colors
 from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
 from tampu.cli.logs import silence_py4j
 from tampu.cli.options import (
@@ -39,8 +40,6 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-#: The file in the lake for the output of Java and Spark: dozens of lines that matter only when something fails.
-LOG_NAME = "_spark.log"
 #: How long to wait for the server's answer before Spark is started, in seconds.
 SERVER_PATIENCE_SECS = 5.0
 
@@ -144,7 +143,7 @@ def build_lake(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import sole_writer, writable_lake
+    from tampu.spark.lake.folder import LOG_NAME, sole_writer, writable_lake
     from tampu.spark.lake.versions import LakeVersion
 
     rules = None if contracts is None else _contracts(contracts)
@@ -243,9 +242,9 @@ def _is_alive(spark: Any) -> bool:
 
 def _cause_of(error: Exception) -> str:
     """Return the one line of an error that says what happened: Spark wraps it in stack traces of two languages."""
+    text = without_colors(str(error))
     if isinstance(error, Error | OSError):
-        return str(error)
-    text = str(error)
+        return text
     # The last line of a Python traceback, and the last cause of a Java one, is the original error.
     found = re.findall(
         r"^\s*(?:Caused by: )?((?:tampu\.|(?=[\w.]+(?:Error|Exception):))[\w.]+): (.+)$", text, re.MULTILINE
@@ -253,7 +252,7 @@ def _cause_of(error: Exception) -> str:
     if found:
         name, line = found[-1]
         return f"{name.rpartition('.')[2]}: {line.strip()}"[:500]
-    return f"{type(error).__name__}: {' '.join(text.split())[:300]}"
+    return f"{type(error).__name__}: {one_line(text, 300)}"
 
 
 @contextlib.contextmanager
@@ -315,8 +314,9 @@ def _warnings(summary: Summary) -> list[str]:
 
 def _counts(rows: Mapping[str, int]) -> str:
     """Return numbers of rows by stream as text: `617 events and 39 dead letters`."""
-    nouns = {"events": "event", "dlq": "dead letter"}
-    return " and ".join(plural(count, nouns[stream]) for stream, count in rows.items())
+    nouns = {"events": "event", "dlq": "dead letter", "repairs": "repair"}
+    *others, last = (plural(count, nouns[stream]) for stream, count in rows.items())
+    return " and ".join([", ".join(others), last])
 
 
 # --- without Spark
@@ -457,7 +457,7 @@ def sql(
     except Exception as error:
         if isinstance(error, Error):
             raise
-        raise UsageError(f"the query failed: {' '.join(str(error).split())[:500]}") from error
+        raise UsageError(f"the query failed: {one_line(error, 500)}") from error
     if not found.column_names:  # DataFusion runs DROP and CREATE, which change nothing outside of this command
         raise UsageError("sql only reads the lake, and this statement returns no columns: pass a SELECT query")
     rows = found.to_pylist()
@@ -499,7 +499,7 @@ def retain(
     lake: Lake,
     bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep rows of bronze this long (90d).")],
 ) -> None:
-    """Remove old events and dead letters from bronze. Silver and gold keep their rows.
+    """Remove the events, dead letters and repairs of old days from bronze. Silver and gold keep their rows.
 
     `vacuum` then deletes the files.
     """
@@ -508,6 +508,11 @@ def retain(
 
     done = upkeep.retain(_existing(lake), math.ceil(parse_duration(bronze) / 86400))
     write_line(f"removed {_counts(done.retired)} from bronze")
+    if any(done.kept.values()):
+        say(
+            f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: in their queues, some jobs were created at an "
+            "unknown time"
+        )
 
 
 @app.command()
@@ -552,7 +557,7 @@ def rebuild(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import sole_writer
+    from tampu.spark.lake.folder import LOG_NAME, sole_writer
 
     try:
         first_day = first_day and date.fromisoformat(first_day).isoformat()

@@ -8,6 +8,7 @@
 -- A mark is 'r' and the reason while cancelling is requested, 'c' and the reason once the job is cancelled. The index
 -- orders marks by a number that only grows, so that a worker reads each new one once, whatever the clock does.
 
+--@include lib/creation_time.lua
 --@include lib/job_id.lua
 --@include lib/due_time.lua
 --@include lib/find_delayed.lua
@@ -29,6 +30,12 @@ if member and redis.call('ZREM', delayed, member) == 1 then
     fields[7], fields[8] = 'n', string.sub(member, 5, 4 + size)
   end
   fields[#fields + 1], fields[#fields + 2] = 'reason', reason
+  local envelope = string.sub(member, 5 + size)
+  local id, payload_at = job_id(envelope)
+  local created = id and creation_time(envelope, payload_at) or '0'
+  if created ~= '0' then
+    fields[#fields + 1], fields[#fields + 2] = 'created_at_ms', created
+  end
   redis.pcall('XADD', events, '*', unpack(fields))
   return 1
 end

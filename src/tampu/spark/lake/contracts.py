@@ -36,12 +36,14 @@ from tampu.spark.lake.folder import sole_writer
 from tampu.spark.lake.rows import published
 from tampu.spark.lake.table import CONFIGURATION, Table
 from tampu.spark.read.offsets import EntryId
-from tampu.spark.read.pages import span_pages
+from tampu.spark.read.pages import FIRST_PAGE, next_count, span_pages
 from tampu.spark.read.partitions import Span
-from tampu.spark.server import QueueServer
+from tampu.spark.server import QueueServer, queue_codec
+from tampu.wire.codec import SEALED, describe_sealed
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, read_job_fields
 from tampu.wire.envelope import decode_job
+from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -58,10 +60,10 @@ TYPES: dict[str, Callable[[Any], bool]] = {
     "null": lambda value: value is None,
 }
 RULES = ("type", "min", "max", "pattern", "one_of", "required")
-#: Members of the delayed set that are read at once.
-DELAYED_PAGE = 500
 #: Longest sample of a value, in characters.
 MAX_SAMPLE = 200
+#: The rule that a payload breaks which cannot be decoded, or not with the keys of this process.
+UNDECODABLE = "undecodable"
 TABLE = "gold/violations"
 
 
@@ -85,12 +87,18 @@ class Rule:
         if unknown := [rule for rule in given if rule not in RULES]:
             raise ConfigError(f"{where} has an unknown rule {unknown[0]!r}; allowed are {', '.join(RULES)}")
         types = given.get("type", ())
-        types = (types,) if isinstance(types, str) else tuple(types)
-        if unknown := [kind for kind in types if kind not in TYPES]:
-            raise ConfigError(f"type of {where} must be one of {', '.join(TYPES)}; got {unknown[0]!r}")
+        types = tuple(types) if isinstance(types, list | tuple) else (types,)
+        if unknown := [kind for kind in types if not isinstance(kind, str) or kind not in TYPES]:
+            raise ConfigError(
+                f"type of {where} must be one of {', '.join(TYPES)}, or a list of them; got {unknown[0]!r}"
+            )
         for limit in ("min", "max"):
-            if limit in given and not TYPES["number"](given[limit]):
+            if limit in given and (not TYPES["number"](given[limit]) or given[limit] != given[limit]):  # NaN
                 raise ConfigError(f"{limit} of {where} must be a number; got {given[limit]!r}")
+        if "min" in given and "max" in given and given["min"] > given["max"]:
+            raise ConfigError(f"min of {where} must not be above max; got {given['min']!r} and {given['max']!r}")
+        if not isinstance(given.get("required", True), bool):
+            raise ConfigError(f"required of {where} must be true or false; got {given['required']!r}")
         try:
             pattern = re.compile(given["pattern"]) if "pattern" in given else None
         except (re.error, TypeError) as error:
@@ -105,7 +113,7 @@ class Rule:
             given.get("max"),
             pattern,
             None if one_of is None else tuple(one_of),
-            bool(given.get("required", True)),
+            given.get("required", True),
         )
 
     def violation(self, payload: Mapping[str, Any]) -> str | None:
@@ -189,24 +197,32 @@ class Contracts:
 def check_queue(url: str, queue: str, contracts: Contracts) -> tuple[int, list[Violation]]:
     """Check payloads of waiting and delayed jobs and of dead letters. Return the number checked and the violations."""
     checked = 0
+    codec = queue_codec(queue)
     found: dict[tuple[str, ...], Violation] = {}
     with QueueServer(url, queue) as server:
         for stream, name, envelope in _envelopes(server):
             if name not in contracts.rules:
                 continue
             checked += 1
+            job_id = ""
+            payload: Any
             try:
                 job = decode_job(envelope, name)
-                payload = job.payload
-            except DecodeError:
-                continue  # counted in gold/undecodable
-            for column, rule in contracts.violations(name, payload):
+                job_id = job.id
+                payload = decode_slot(job.payload_slot if codec is None else codec.open_slot(job.payload_slot, name))
+                if codec is None and isinstance(payload, bytes) and payload.startswith(SEALED):
+                    raise DecodeError(f"{describe_sealed(payload[len(SEALED) :])}: set TAMPU_CODEC and its keys")
+                broken = contracts.violations(name, payload)
+            except DecodeError as error:
+                payload, broken = error, [("", UNDECODABLE)]
+            for column, rule in broken:
                 key = (stream, name, column, rule)
                 if key in found:
                     found[key].jobs += 1
                     continue
                 value = payload.get(column) if isinstance(payload, Mapping) else payload
-                found[key] = Violation(queue, *key, 1, job.id, repr(value)[:MAX_SAMPLE])
+                sample = str(value) if rule == UNDECODABLE else repr(value)
+                found[key] = Violation(queue, *key, 1, job_id, sample[:MAX_SAMPLE])
     return checked, sorted(found.values(), key=lambda one: (-one.jobs, one.name, one.field, one.rule, one.stream))
 
 
@@ -216,15 +232,15 @@ def _envelopes(server: QueueServer) -> Iterator[tuple[str, str, bytes]]:
     for page, _ in span_pages(server, keys.stream, everything):
         for _, fields in page:
             envelope, name = read_job_fields(fields)
-            if envelope is not None:
-                yield "jobs", name, envelope
+            yield "jobs", name, envelope or b""
     for page, _ in span_pages(server, keys.dlq, everything):
         for entry_id, fields in page:
             letter = decode_dlq_fields(entry_id.decode(), fields)
             yield "dlq", letter.name, letter.payload
-    cursor = b"0"
+    cursor, count = b"0", FIRST_PAGE
     while True:  # ZSCAN: a job that is promoted meanwhile must not shift others out of sight
-        cursor, flat = server.call("ZSCAN", keys.delayed, cursor, "COUNT", DELAYED_PAGE)
+        cursor, flat = server.call("ZSCAN", keys.delayed, cursor, "COUNT", count)
+        count = next_count(list(map(len, flat[::2])), count)
         for member in flat[::2]:
             try:
                 name, envelope = decode_delayed_member(member)

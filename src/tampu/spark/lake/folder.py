@@ -19,12 +19,17 @@ _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
 #: What a folder of the old format holds: the list of its files, which Delta's log replaces.
 OLD_MANIFEST = "_tables.json"
+#: The file in the lake for the output of Java and Spark: dozens of lines that matter only when something fails.
+LOG_NAME = "_spark.log"
 
 
 def lake_folder(lake: str | Path) -> Path:
     """Return the folder of a lake; refuse a URI, which would be created as a local folder named `s3a:`."""
     if found := _URI.match(str(lake)):
-        uri = f"{found[1]}://{str(lake)[found.end() :]}"  # a Path has lost one of the slashes
+        rest = str(lake)[found.end() :]
+        if found[1].lower() == "file":
+            raise ConfigError(f"lake must be a path; got the URI file:///{rest}: pass the path /{rest}")
+        uri = f"{found[1]}://{rest}"  # a Path has lost one of the slashes
         raise ConfigError(
             f"lake must be a folder of a local or mounted file system; got the URI {uri} "
             "(object stores are not supported yet)"
@@ -38,30 +43,61 @@ def lake_folder(lake: str | Path) -> Path:
 def writable_lake(lake: str | Path) -> Path:
     """Return the folder of a lake that can be written; refuse a folder of other files and a lake of the old format."""
     folder = lake_folder(lake)
+    # Not by `Path.exists`, which raises in a folder that must not be read.
+    _check_access(next(path for path in (folder, *folder.parents) if os.path.exists(path)))
     if (folder / OLD_MANIFEST).exists():
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
+    refuse_other_files(folder)
+    _check_permissions(folder)
+    return folder
+
+
+def refuse_other_files(folder: Path) -> None:
+    """Raise `ConfigError` if the folder holds files that do not belong to a lake."""
     if (
         folder.is_dir()
         and not is_lake(folder)
         and any(not path.name.startswith((".", "_")) for path in folder.iterdir())
     ):
         raise ConfigError(f"{folder} holds other files and is not a lake: use an empty or a new folder")
-    _check_permissions(folder)
-    return folder
 
 
 def _check_permissions(folder: Path) -> None:
-    """Refuse a lake with a table that cannot be written, such as one that was created by root."""
-    exists = next(path for path in (folder, *folder.parents) if path.exists())
-    tables = (*folder.glob("*/"), *folder.glob("*/*/"))
-    for path in (exists, *tables):
-        if not os.access(path, os.R_OK | os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids):
-            raise ConfigError(f"cannot write to {path}: check its owner, its mode and how its file system is mounted")
+    """Refuse a lake with a folder or a log of Spark that cannot be written, such as one that was created by root."""
+
+    def refuse(error: OSError) -> None:
+        if isinstance(error, PermissionError):
+            _check_access(error.filename)
+
+    for path, _, _ in os.walk(folder, onerror=refuse):
+        _check_access(path)
+    if (folder / LOG_NAME).exists():
+        _check_access(folder / LOG_NAME, os.W_OK)
+
+
+def _check_access(path: str | Path, mode: int = os.R_OK | os.W_OK | os.X_OK) -> None:
+    if not os.access(path, mode, effective_ids=os.access in os.supports_effective_ids):
+        raise ConfigError(f"cannot write to {path}: check its owner, its mode and how its file system is mounted")
 
 
 def is_lake(folder: Path) -> bool:
     """Return whether the folder holds a lake, even one whose first run was interrupted."""
     return any((folder / name).is_dir() for name in ("bronze", "lake_versions", "_offsets"))
+
+
+def is_table(folder: Path) -> bool:
+    """Return whether the folder holds a Delta table, which begins with its first commit.
+
+    The folder of its log is not enough: delta-rs creates it before that commit, which may fail on a full disk.
+    """
+    log = folder / "_delta_log"
+    try:
+        names = os.listdir(log)
+    except PermissionError:
+        raise ConfigError(f"cannot read {log}: check the owner and the mode of the lake's folders") from None
+    except OSError:  # it does not exist
+        return False
+    return any(name.endswith((".json", ".parquet")) for name in names)
 
 
 @contextmanager

@@ -5,12 +5,18 @@ table's log, so a run that is killed at any point is continued by the next one. 
 bronze's, gold's days of the jobs that ended or failed on them.
 """
 
+# ruff: noqa: E402 - a missing extra is named before it is imported
+
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING
+
+from tampu.spark.session import require_lake, settings
+
+require_lake()
 
 from deltalake.exceptions import DeltaError
 
@@ -24,7 +30,6 @@ from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
 from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_days, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
-from tampu.spark.session import settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -130,10 +135,11 @@ class Pipeline:
             if self._tables[name].transaction(DEFINED) > DEFINITIONS:
                 raise ConfigError(f"{self._tables[name].path} was computed by a newer version of tampu: upgrade tampu")
         summary.silver_partitions = self._compute_silver(state, rebuild_from)
-        summary.gold_partitions = self._compute_gold()
-        self._compute_undecodable(state)
-        self._compute_clusters()
-        self._compute_repairs()
+        rebuild = rebuild_from is not None
+        summary.gold_partitions = self._compute_gold(rebuild=rebuild, every_day=rebuild_from == "")
+        self._compute_undecodable(state, rebuild_from)
+        self._compute_clusters(rebuild=rebuild)
+        self._compute_repairs(rebuild=rebuild)
 
     def _check_contracts(self) -> list[Violation]:
         if self._rules is None:
@@ -169,7 +175,7 @@ class Pipeline:
         for file in table.files():
             rows[file.partition[0]] = rows.get(file.partition[0], 0) + file.rows
         return {
-            queue: max(offset["added"] - rows.get(queue, 0), 0)
+            queue: max(offset.get("former", 0) + offset["added"] - rows.get(queue, 0), 0)
             for queue, offset in offsets.items()
             if "added" in offset
         }
@@ -264,20 +270,21 @@ class Pipeline:
 
     # --- gold
 
-    def _compute_gold(self) -> int:
+    def _compute_gold(self, *, rebuild: bool, every_day: bool) -> int:
         source = self._tables["silver/jobs"]
         if (version := source.version()) < 0:
             return 0
         stale = [
             name
             for name in BY_DAY
-            if self._tables[name].transaction(source.name) < version
+            if every_day
+            or self._tables[name].transaction(source.name) < version
             or self._tables[name].transaction(DEFINED) != DEFINITIONS
         ]
         if not stale:
             return 0
         files = source.files()
-        days = self._changed_days(source, files, stale)
+        days = None if every_day else self._changed_days(source, files, stale)
         if days is not None:
             if not days:
                 for name in stale:
@@ -289,7 +296,7 @@ class Pipeline:
         is_wanted = "day IS NOT NULL" if days is None else _is_in(days)
         transactions = {source.name: version, DEFINED: DEFINITIONS}
         ended_table = self._tables["gold/ends"]
-        self._replace(ended_table, gold.ends(jobs).where(is_wanted), days, transactions)
+        self._replace(ended_table, gold.ends(jobs).where(is_wanted), days, transactions, rebuild=rebuild)
         ended = self._read(
             ended_table, [file for file in ended_table.files() if days is None or file.partition in days]
         )
@@ -300,7 +307,10 @@ class Pipeline:
             "gold/latency": gold.latency(ended),
             "gold/slo": gold.slo(ended),
         }
-        return sum(self._replace(self._tables[name], frame, days, transactions) for name, frame in frames.items())
+        return sum(
+            self._replace(self._tables[name], frame, days, transactions, rebuild=rebuild)
+            for name, frame in frames.items()
+        )
 
     def _changed_days(self, source: Table, files: list[File], stale: list[str]) -> set[QueueDay] | None:
         """Return the days that changed jobs count on, before and after; None for all days."""
@@ -329,10 +339,16 @@ class Pipeline:
         return found
 
     def _replace(
-        self, table: Table, frame: DataFrame, partitions: Collection[Partition] | None, transactions: dict[str, int]
+        self,
+        table: Table,
+        frame: DataFrame,
+        partitions: Collection[Partition] | None,
+        transactions: dict[str, int],
+        *,
+        rebuild: bool,
     ) -> int:
         """Put the rows in place of these partitions (None: of all); return the number of files."""
-        if all(table.transaction(app) >= number for app, number in transactions.items()):
+        if not rebuild and all(table.transaction(app) >= number for app, number in transactions.items()):
             return 0
         adds = table.stage(frame)
         table.commit(
@@ -340,44 +356,50 @@ class Pipeline:
             schema_of(frame),
             transactions,
             replaces=lambda file: partitions is None or file.partition in partitions,
+            again=rebuild,
         )
         return len(adds)
 
     # --- what could not be decoded, and dead letters
 
-    def _compute_undecodable(self, state: LakeVersion) -> None:
+    def _compute_undecodable(self, state: LakeVersion, rebuild_from: str | None) -> None:
         target = self._tables["gold/undecodable"]
         sources = {stream: self._tables[f"bronze/{stream}"] for stream in STREAMS}
         transactions = {source.name: version for source in sources.values() if (version := source.version()) >= 0}
-        if all(target.transaction(name) >= version for name, version in transactions.items()) and (
-            not transactions or target.transaction(DEFINED) == DEFINITIONS
+        rebuild = rebuild_from is not None
+        if not transactions or (
+            not rebuild
+            and target.transaction(DEFINED) == DEFINITIONS
+            and all(target.transaction(name) >= version for name, version in transactions.items())
         ):
             return
-        pending: set[Partition] | None = set()
+        pending: set[Partition] = set()
         for source in sources.values():
-            if source.name in transactions and target.transaction(source.name) < transactions[source.name]:
-                changes = self._changes(target, source)
-                pending = None if pending is None or changes is None else pending | changes.partitions
-        if pending is not None:
-            pending = {part for part in pending if (day_of(part[1]) or state.retained_from) >= state.retained_from}
+            if source.name in transactions:
+                changes = self._changes(target, source, rebuild=rebuild)
+                if changes is None:
+                    pending |= {file.partition for file in (*source.files(), *target.files())}
+                else:
+                    pending |= changes.partitions
+        # Of days that retention removed, bronze has only late entries.
+        first_day = max(state.retained_from, rebuild_from or "")
+        pending = {part for part in pending if (day_of(part[1]) or first_day) >= first_day}
         frames = []
         for stream, source in sources.items():
             broken = [
-                file
-                for file in source.files()
-                if (pending is None or file.partition in pending) and file.nulls.get("error") != file.rows
+                file for file in source.files() if file.partition in pending and file.nulls.get("error") != file.rows
             ]
             rows = self._read(source, broken, stream).select("queue", "date", "entry_id", "error")
             frames.append(rows.selectExpr("*", f"'{stream}' AS stream"))
-        has_former = any(pending is None or file.partition in pending for file in target.files())
+        has_former = any(file.partition in pending for file in target.files())
         transactions |= {DEFINED: DEFINITIONS}
         if target.version() >= 0 and not has_former and not any(frame.inputFiles() for frame in frames):
             target.mark(transactions)
             return
         frame = gold.undecodable(reduce(lambda one, other: one.unionByName(other), frames))
-        self._replace(target, frame, pending, transactions)
+        self._replace(target, frame, pending, transactions, rebuild=rebuild)
 
-    def _compute_clusters(self) -> None:
+    def _compute_clusters(self, *, rebuild: bool) -> None:
         letters_table, jobs_table = self._tables["bronze/dlq"], self._tables["silver/jobs"]
         if letters_table.version() < 0:
             return
@@ -387,9 +409,11 @@ class Pipeline:
             jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
             return clusters_of(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
 
-        self._compute_by_queue("gold/dlq_clusters", "grouping dead letters", letters_table, jobs_table, clusters)
+        self._compute_by_queue(
+            "gold/dlq_clusters", "grouping dead letters", letters_table, jobs_table, clusters, rebuild=rebuild
+        )
 
-    def _compute_repairs(self) -> None:
+    def _compute_repairs(self, *, rebuild: bool) -> None:
         repaired_table, ended_table = self._tables["bronze/repairs"], self._tables["gold/ends"]
         if min(repaired_table.version(), ended_table.version()) < 0:
             return
@@ -399,10 +423,19 @@ class Pipeline:
             ended = [file for file in ended_table.files() if file.partition[0] in queues]
             return gold.repairs(self._read(repaired_table, repaired), self._read(ended_table, ended))
 
-        self._compute_by_queue("gold/repairs", "joining repairs to outcomes", repaired_table, ended_table, repairs)
+        self._compute_by_queue(
+            "gold/repairs", "joining repairs to outcomes", repaired_table, ended_table, repairs, rebuild=rebuild
+        )
 
     def _compute_by_queue(
-        self, name: str, step: str, table: Table, jobs_table: Table, compute: Callable[[list[File]], DataFrame]
+        self,
+        name: str,
+        step: str,
+        table: Table,
+        jobs_table: Table,
+        compute: Callable[[list[File]], DataFrame],
+        *,
+        rebuild: bool,
     ) -> None:
         """Compute the queues of which `table` has new rows, or `jobs_table` new rows of its jobs."""
         target, files = self._tables[name], table.files()
@@ -410,17 +443,19 @@ class Pipeline:
         changes = self._changes(target, table)
         changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
         queues: set[str] | None = None
-        if changes is not None and changed_jobs is not None:
+        if rebuild:
+            queues = {file.partition[0] for file in files}
+        elif changes is not None and changed_jobs is not None:
             queues = {partition[0] for partition in changes.partitions}
             queues |= self._queues_with_changed_jobs(table, files, jobs_table, changed_jobs, queues)
             queues &= {file.partition[0] for file in files}
-            if not queues:
-                target.mark(versions)
-                return
+        if queues is not None and not queues:
+            target.mark(versions)
+            return
         self._on_step(step)
         frame = compute([file for file in files if queues is None or file.partition[0] in queues])
         replaced = None if queues is None else {(queue,) for queue in queues}
-        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS})
+        self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS}, rebuild=rebuild)
 
     def _queues_with_changed_jobs(
         self, table: Table, files: list[File], changed_table: Table, changes: Changes, known: set[str]

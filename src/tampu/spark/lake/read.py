@@ -1,9 +1,15 @@
 """Reads tables of the lake with Spark. No Delta jars are needed: the log is read by delta-rs, the files by Spark."""
 
+# ruff: noqa: E402 - a missing extra is named before it is imported
+
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
+
+from tampu.spark.session import require_lake
+
+require_lake()
 
 from tampu.errors import ConfigError
 from tampu.spark.lake.folder import lake_folder

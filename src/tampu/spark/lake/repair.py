@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
+from tampu.base.text import one_line
 from tampu.errors import ConfigError, DecodeError
 from tampu.spark import scripts
 from tampu.spark.lake.rows import published
@@ -131,7 +132,7 @@ def repairs_of(letters: Sequence[Letter], sql: str) -> Plan:
         try:
             after = pa.table(QueryBuilder().register(LETTERS, DeltaTable(folder)).execute(sql))
         except Exception as error:  # the query engine has no error classes
-            raise ConfigError(f"the SQL failed: {' '.join(str(error).split())[:500]}") from error
+            raise ConfigError(f"the SQL failed: {one_line(error, 500)}") from error
     if "_entry_id" not in after.column_names:
         raise ConfigError(
             "the SQL must select _entry_id, which says which letter a row is: SELECT * REPLACE (...) does"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable, QueryBuilder
 
 from tampu.errors import ConfigError
-from tampu.spark.lake.folder import OLD_MANIFEST, lake_folder
+from tampu.spark.lake.folder import OLD_MANIFEST, is_table, lake_folder, refuse_other_files
 from tampu.spark.lake.table import TABLES, Table
 from tampu.spark.lake.versions import NAME, LakeVersion
 
@@ -24,9 +25,10 @@ PERCENTILES = (50, 95, 99)
 def published(lake: str | Path) -> LakeVersion:
     """Return the published state of a lake; `ConfigError` if the folder is not one."""
     folder = lake_folder(lake)
-    if (folder / OLD_MANIFEST).exists():
+    if os.path.exists(folder / OLD_MANIFEST):  # `Path.exists` raises in a folder that must not be read
         raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
-    if not (folder / NAME / "_delta_log").is_dir():
+    if not is_table(folder / NAME):
+        refuse_other_files(folder)
         raise ConfigError(f"{folder} is not a lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
     return LakeVersion.load(folder)
 

@@ -30,6 +30,7 @@ from deltalake.transaction import (
 )
 
 from tampu.errors import Error
+from tampu.spark.lake.folder import is_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -130,7 +131,7 @@ class Table:
 
     def open(self, version: int | None = None) -> DeltaTable | None:
         """Return the table at a version, by default the latest; None if it does not exist."""
-        if not (self.path / "_delta_log").is_dir():
+        if not is_table(self.path):
             return None
         if version is not None:
             return DeltaTable(str(self.path), version=version)
@@ -253,7 +254,7 @@ class Table:
         """Add files, and remove those for which `replaces` holds, in one commit.
 
         Returns False, and changes nothing, if these transactions have been committed before; `again` commits them
-        once more.
+        once more, and also removes files that are missing on disk.
         """
         properties = _properties(transactions, {REBUILD: "true"} if again else {})
         table = self.open()
@@ -275,7 +276,8 @@ class Table:
         known = {field.name for field in table.schema().fields}
         if new := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(new)
-        self._write(table, [*adds, *([] if replaces is None else self.removes(replaces))], properties)
+        removes = [] if replaces is None else self.removes(replaces, missing_ok=again)
+        self._write(table, [*adds, *removes], properties)
         return True
 
     def mark(self, transactions: Mapping[str, int]) -> None:
@@ -284,7 +286,7 @@ class Table:
         if table is not None and any(_committed(table, app) < number for app, number in transactions.items()):
             self._write(table, [], _properties(transactions))
 
-    def removes(self, is_removed: Callable[[File], bool]) -> list[RemoveAction]:
+    def removes(self, is_removed: Callable[[File], bool], *, missing_ok: bool = False) -> list[RemoveAction]:
         """Return the actions that remove the files for which `is_removed` holds."""
         now_ms = int(time.time() * 1000)
         found = []
@@ -292,7 +294,7 @@ class Table:
             if not is_removed(file):
                 continue
             # A removal that matches no file is accepted silently and would double the rows.
-            if not (self.path / file.path).exists():
+            if not missing_ok and not (self.path / file.path).exists():
                 raise LakeError(f"{self.path} names {file.path}, which is not there: restore it, or run rebuild")
             values: dict[str, str | None] = dict(zip(self.by, file.partition, strict=True))
             found.append(RemoveAction(file.path, True, now_ms, file.size, values))

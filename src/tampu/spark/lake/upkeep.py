@@ -10,17 +10,17 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable
 
 from tampu.errors import ConfigError
 from tampu.spark.lake.bronze import STREAMS, day_of, is_of_other_ids, is_without_day
-from tampu.spark.lake.folder import sole_writer
+from tampu.spark.lake.folder import is_table, sole_writer
 from tampu.spark.lake.rows import published
-from tampu.spark.lake.table import TABLES, File, Table, retention
+from tampu.spark.lake.table import TABLES, UPKEEP, File, Table, retention
 from tampu.spark.lake.versions import NAME, LakeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 #: Files that are not part of a table any more are kept this long, in hours, for readers that opened it before.
@@ -47,8 +47,10 @@ class Upkeep:
     written: int = 0
     #: Files that were deleted.
     deleted: int = 0
-    #: Rows that retention removed, per stream.
+    #: Rows that retention removed, per table of bronze.
     retired: dict[str, int] = field(default_factory=dict)
+    #: Rows of jobs of unknown age, and older rows that may belong to such jobs, which retention kept; per stream.
+    kept: dict[str, int] = field(default_factory=dict)
 
 
 def compact(lake: Path) -> Upkeep:
@@ -97,7 +99,7 @@ def delete_old_files(lake: Path, tables: Mapping[str, Table], keep_hours: int) -
     with _followed(tables):
         for name in (*tables, NAME):
             folder = lake / name
-            if not (folder / "_delta_log").is_dir():
+            if not is_table(folder):
                 continue
             shutil.rmtree(folder / "_temporary", ignore_errors=True)  # of a Spark job that was killed
             opened = DeltaTable(str(folder))
@@ -148,7 +150,7 @@ def _tables(lake: Path) -> dict[str, Table]:
 
 
 def retain(lake: Path, days: int, *, today: datetime | None = None) -> Upkeep:
-    """Remove events and letters of jobs older than this many days from bronze. Silver and gold keep their rows.
+    """Remove events, letters and repairs of jobs older than this many days from bronze. Silver and gold keep theirs.
 
     Jobs of unknown age stay, and in their queues all jobs whose IDs hold no day. `vacuum` deletes the files.
     """
@@ -167,18 +169,39 @@ def retain(lake: Path, days: int, *, today: datetime | None = None) -> Upkeep:
                 table = tables[f"bronze/{stream}"]
                 mixed = {file.partition[0] for file in table.files() if is_without_day(file.partition[1])}
 
-                def is_old(file: File, mixed: set[str] = mixed) -> bool:
+                def is_undated(file: File, mixed: set[str] = mixed) -> bool:
                     queue, date = file.partition
-                    day = day_of(date)
-                    return day is not None and day < first and not (queue in mixed and is_of_other_ids(date))
+                    return queue in mixed and is_of_other_ids(date) and (day_of(date) or "") < first
+
+                def is_old(file: File, is_undated: Callable[[File], bool] = is_undated) -> bool:
+                    day = day_of(file.partition[1])
+                    return day is not None and day < first and not is_undated(file)
 
                 retired = state.retired.setdefault(stream, {})
                 for file in table.files():
                     if is_old(file):
                         retired[file.partition[0]] = retired.get(file.partition[0], 0) + file.rows
+                done.kept[stream] = sum(file.rows for file in table.files() if is_undated(file))
                 done.retired[stream] = table.remove(is_old, f"retain from {first}")
+            if (rows := _retire_repairs(tables["bronze/repairs"], first)) is not None:
+                done.retired["repairs"] = rows
         _publish(lake, state)
         return done
+
+
+def _retire_repairs(table: Table, first: str) -> int | None:
+    """Remove the repairs before a day; return their number, None if there is no table of repairs."""
+    opened = table.open()
+    if opened is None:
+        return None
+    rows = sum(file.rows for file in table.files())
+    first_ms = int(datetime.fromisoformat(first).replace(tzinfo=UTC).timestamp() * 1000)
+    # They have no partitions by day: delta-rs writes the files with old repairs again, without them.
+    opened.delete(
+        f"repaired_ms < {first_ms}",
+        commit_properties=CommitProperties(custom_metadata={UPKEEP: f"retain from {first}"}),
+    )
+    return rows - sum(file.rows for file in table.files())
 
 
 def _publish(lake: Path, state: LakeVersion) -> None:

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable, write_deltalake
 
 from tampu.errors import ConfigError
+from tampu.spark.lake.folder import is_table
 from tampu.spark.lake.table import CONFIGURATION
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ class LakeVersion:
     @classmethod
     def load(cls, lake: Path) -> LakeVersion:
         """Return the published state; an initial one where nothing was published yet."""
-        if not (lake / NAME / "_delta_log").is_dir():
+        if not is_table(lake / NAME):
             return cls()
         # Not by `to_pyarrow_table`: see `rows.query_table`.
         (file,) = pa.table(DeltaTable(str(lake / NAME)).get_add_actions())["path"].to_pylist()

@@ -72,6 +72,8 @@ class Position:
     added: int | None = None
     #: Last IDs of all partitions but the final one. None in checkpoints that were written before cuts were stored.
     cuts: tuple[EntryId, ...] | None = None
+    #: Number of entries that were added to former streams of the queue, which were deleted and created again.
+    former: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return the form that Spark stores in a checkpoint."""
@@ -80,6 +82,8 @@ class Position:
             found["added"] = self.added
         if self.cuts is not None:
             found["cuts"] = [str(cut) for cut in self.cuts]
+        if self.former:
+            found["former"] = self.former
         return found
 
     @classmethod
@@ -92,6 +96,7 @@ class Position:
             parse_entry_id(value["id"], "offset"),
             value.get("added"),
             None if cuts is None else tuple(parse_entry_id(cut, "offset") for cut in cuts),
+            value.get("former", 0),
         )
 
 
@@ -168,12 +173,16 @@ class Gap:
 
 
 def is_recreated(start: Position, extent: Extent) -> bool:
-    """Return whether the stream was deleted and created again since `start`: fewer entries were added, or lower IDs."""
+    """Return whether the stream was deleted and created again since `start`, as far as its IDs and counters say."""
     if extent.last_generated == BEFORE_ALL:
         return False  # the key is missing: nothing to read until an entry is added
-    if extent.added is not None and start.added is not None and extent.added < start.added:
+    if extent.last_generated < start.id:
         return True
-    return extent.last_generated < start.id
+    if extent.added is None or start.added is None:
+        return False
+    # All entries up to `start` are gone: of the stream they were read from, at least as many must be.
+    is_read_gone = extent.first is not None and extent.first > start.id
+    return extent.added < start.added or (is_read_gone and extent.added - extent.length < start.added)
 
 
 def find_gap(queue: str, stream: str, start: Position, end: Position, extent: Extent) -> Gap | None:

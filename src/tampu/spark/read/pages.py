@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tampu.spark.server import QueueServer, pages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from tampu.redis.client import Client
     from tampu.spark.read.partitions import Span
@@ -17,6 +17,12 @@ PAGE = 2_500
 FIRST_PAGE = 16
 #: Size of one read that is aimed at, in bytes.
 PAGE_BYTES = 8 * 1024 * 1024
+
+
+def next_count(sizes: Sequence[int], count: int) -> int:
+    """Return how many entries to read next, after a page of at most `count` entries of these sizes in bytes."""
+    fitting = PAGE_BYTES // max(1, *sizes, 1)
+    return max(1, min(fitting, 2 * count, PAGE))
 
 
 def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list[Any], int]]:
@@ -33,8 +39,7 @@ def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list
         sizes = [sum(map(len, fields)) for _, fields in page]
         if len(page) < count or page[-1][0].decode() == last:  # nothing can follow the highest ID of all
             return (page, sum(sizes)), None
-        fitting = PAGE_BYTES // max(1, *sizes, 1)
         # "(" for what is behind an ID came with Redis 6.2, the oldest server that tampu supports.
-        return (page, sum(sizes)), ("(" + page[-1][0].decode(), max(1, min(fitting, 2 * count, PAGE)))
+        return (page, sum(sizes)), ("(" + page[-1][0].decode(), next_count(sizes, count))
 
     return pages(server, (str(span.first), FIRST_PAGE), fetch)

@@ -154,8 +154,9 @@ class StreamPlanner:
             begin, end = begins[queue], (self._stop_at or {}).get(queue, extents[queue].end)
             # Spark runs a micro-batch if the offset differs from the start: without new entries it must be the same.
             found.setdefault(queue, begin.to_json())
-            if is_recreated(begin, extents[queue]) and end.id < begin.id:
-                begin = Position(BEFORE_ALL)  # of the new stream nothing has been read; `plan` reports it
+            if is_recreated(begin, extents[queue]):  # of the new stream nothing has been read; `plan` reports it
+                first = BEFORE_ALL if end.id < begin.id else begin.id
+                begin = Position(first, 0, former=begin.former + (begin.added or 0))
             if end.id > begin.id:
                 share = None if left is None else -(-left // (len(extents) - number))
                 end, taken = self._end(queue, begin, end, extents[queue], share)
@@ -244,7 +245,7 @@ class StreamPlanner:
                     added = max(begin.added or 0, extent.added - extent.length) + taken
                 end = Position(steps[-1].last, added)
             spans = join(server, key, steps, self._least)
-        return replace(end, cuts=tuple(span.last for span in spans[:-1])), taken
+        return replace(end, cuts=tuple(span.last for span in spans[:-1]), former=begin.former), taken
 
 
 def _backlog(begin: Position, extent: Extent) -> int:

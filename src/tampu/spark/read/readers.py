@@ -12,20 +12,20 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from tampu.spark.options import WITH_IDS
 from tampu.spark.read import decode
 from tampu.spark.read.offsets import stream_key
-from tampu.spark.read.pages import PAGE, span_pages
+from tampu.spark.read.pages import FIRST_PAGE, next_count, span_pages
 from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
 from tampu.spark.read.queues import queues_of
 from tampu.spark.server import QueueServer, made_with_gc_paused, pages
 from tampu.wire.entry import score_ms
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import pyarrow as pa
     from pyspark.sql.datasource import Filter
 
     from tampu.redis.client import Client
-    from tampu.spark.options import ReadOptions
+    from tampu.spark.options import Payload, ReadOptions
     from tampu.spark.read.partitions import Span
 
 try:
@@ -185,20 +185,33 @@ def read_partition(options: ReadOptions, partition: InputPartition) -> Iterator[
 
 def read_span(options: ReadOptions, span: Span) -> Iterator[pa.RecordBatch]:
     """Yield the entries of a span."""
-    decoder = decode.DECODERS[options.stream]
+    events = options.events
     with QueueServer(options.url, span.queue) as server:
-        entries: list[Any] = []
-        held_bytes = 0
-        for page, page_bytes in span_pages(server, stream_key(server.keys, options.stream), span):
-            entries += page if options.events is None else [entry for entry in page if _event(entry) in options.events]
-            held_bytes += page_bytes
-            if len(entries) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
-                batch = decoder(span.queue, entries, options.payload)
-                entries, held_bytes = [], 0
-                del page  # or the entries would stay in memory until the next page
-                yield batch
-        if entries:
-            yield decoder(span.queue, entries, options.payload)
+        found = span_pages(server, stream_key(server.keys, options.stream), span)
+        if events is not None:
+            found = (([entry for entry in page if _event(entry) in events], held) for page, held in found)
+        yield from _batches(found, decode.DECODERS[options.stream], span.queue, options.payload)
+
+
+def _batches(
+    pages_found: Iterator[tuple[list[Any], int]],
+    decoder: Callable[[str, list[Any], Payload], pa.RecordBatch],
+    queue: str,
+    payload: Payload,
+) -> Iterator[pa.RecordBatch]:
+    """Decode pages, given with their sizes in bytes, to batches of bounded size."""
+    rows: list[Any] = []
+    held_bytes = 0
+    for page, page_bytes in pages_found:
+        rows += page
+        held_bytes += page_bytes
+        del page  # or its rows would stay in memory until the next page
+        if len(rows) >= BATCH_ROWS or held_bytes >= BATCH_BYTES:
+            batch = decoder(queue, rows, payload)
+            rows, held_bytes = [], 0
+            yield batch
+    if rows:
+        yield decoder(queue, rows, payload)
 
 
 def _event(entry: tuple[bytes, list[bytes]]) -> bytes | None:
@@ -210,65 +223,73 @@ def _event(entry: tuple[bytes, list[bytes]]) -> bytes | None:
 
 def read_snapshot(options: ReadOptions, queue: str) -> Iterator[pa.RecordBatch]:
     """Yield the delayed set, the repeatables or the results. Not consistent: entries may change meanwhile."""
-    read = {"delayed": _read_delayed, "repeat": _read_repeatables, "results": _read_results}[options.stream]
+    read, decoder = _SNAPSHOTS[options.stream]
     with QueueServer(options.url, queue) as server:
         require_queue(server)
-        yield from read(options, server)
+        yield from _batches(read(server), decoder, queue, options.payload)
 
 
-def _read_delayed(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
+def _delayed_pages(server: QueueServer) -> Iterator[tuple[list[Any], int]]:
     key = server.keys.delayed
 
     # By score, not by rank: jobs that are promoted meanwhile must not shift others out of the walk.
-    async def fetch(client: Client, position: tuple[bytes, int]) -> tuple[list[Any], tuple[bytes, int] | None]:
-        low, seen = position
-        flat = await client.call("ZRANGEBYSCORE", key, low, "+inf", "WITHSCORES", "LIMIT", seen, PAGE)
-        members = list(zip(flat[::2], flat[1::2], strict=True))
-        if len(members) < PAGE:
-            return members, None
-        score = members[-1][1]
-        ties = sum(1 for _, other in members if other == score)
-        return members, (score, ties + seen if score == low else ties)
+    async def fetch(client: Client, position: tuple[bytes, int, int]) -> tuple[Any, tuple[bytes, int, int] | None]:
+        low, seen, count = position
+        flat = await client.call("ZRANGEBYSCORE", key, low, "+inf", "WITHSCORES", "LIMIT", seen, count)
+        members, scores = flat[::2], flat[1::2]
+        sizes = list(map(len, members))
+        page = [(member, score_ms(score)) for member, score in zip(members, scores, strict=True)], sum(sizes)
+        if len(members) < count:
+            return page, None
+        ties = scores.count(scores[-1])
+        return page, (scores[-1], ties + seen if scores[-1] == low else ties, next_count(sizes, count))
 
-    for page in pages(server, (b"-inf", 0), fetch):
-        if page:
-            members = [(member, score_ms(score)) for member, score in page]
-            yield decode.decode_delayed(server.keys.queue_name, members, options.payload)
+    return pages(server, (b"-inf", 0, FIRST_PAGE), fetch)
 
 
-def _read_repeatables(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
+def _repeatable_pages(server: QueueServer) -> Iterator[tuple[list[Any], int]]:
     flat = server.call("ZRANGE", server.keys.repeat, 0, -1, "WITHSCORES")
-    specs: list[tuple[str, int, bytes | None, int]] = []
     for key, score in zip(flat[::2], flat[1::2], strict=True):
         spec_key = server.keys.repeat_spec("").encode() + key
         packed, fired = server.call("HMGET", spec_key, "spec", "fired")
-        specs.append((key.decode(errors="replace"), score_ms(score), packed, _count(fired)))
-    if specs:
-        yield decode.decode_repeatables(server.keys.queue_name, specs, options.payload)
+        yield [(key.decode(errors="replace"), score_ms(score), packed, _count(fired))], len(packed or b"")
 
 
 def _count(value: bytes | None) -> int:
     return int(value) if value is not None and value.isdigit() and len(value) < 19 else 0
 
 
-def _read_results(options: ReadOptions, server: QueueServer) -> Iterator[pa.RecordBatch]:
+def _result_pages(server: QueueServer) -> Iterator[tuple[list[Any], int]]:
     prefix = server.keys.result("").encode()
     pattern = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in prefix.decode()) + "*"
     now_ms = server.do(lambda client: client.server_time_ms())
-    cursor, seen = b"0", set()
+    cursor, seen, count = b"0", set(), FIRST_PAGE
     while True:
         cursor, keys = server.call("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
         fresh = [key for key in dict.fromkeys(keys) if key not in seen]
         seen.update(fresh)
-        if fresh:
-            values = server.call_many([("GET", key) for key in fresh])
-            ttls = server.call_many([("PTTL", key) for key in fresh])
+        while fresh:
+            some, fresh = fresh[:count], fresh[count:]
+            values = server.call_many([("GET", key) for key in some])
+            ttls = server.call_many([("PTTL", key) for key in some])
             rows = [
                 (key[len(prefix) :].decode(errors="replace"), value, now_ms + ttl if ttl >= 0 else None)
-                for key, value, ttl in zip(fresh, values, ttls, strict=True)
+                for key, value, ttl in zip(some, values, ttls, strict=True)
                 if value is not None  # it expired meanwhile
             ]
-            if rows:
-                yield decode.decode_results(server.keys.queue_name, rows, options.payload)
+            sizes = [len(value) for _, value, _ in rows]
+            count = next_count(sizes, count)
+            del values
+            yield rows, sum(sizes)
         if cursor == b"0":
             return
+
+
+#: Snapshot to what reads it in pages and what decodes it.
+_SNAPSHOTS: dict[
+    str, tuple[Callable[[QueueServer], Iterator[tuple[list[Any], int]]], Callable[..., pa.RecordBatch]]
+] = {
+    "delayed": (_delayed_pages, decode.decode_delayed),
+    "repeat": (_repeatable_pages, decode.decode_repeatables),
+    "results": (_result_pages, decode.decode_results),
+}
