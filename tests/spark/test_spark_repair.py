@@ -143,6 +143,34 @@ def test_a_canary_that_completes_lets_the_others_follow(filled: Filled, worker: 
     assert filled.client.xlen(filled.keys().dlq) == 0
 
 
+def test_a_repair_is_redacted_and_leaves_an_audit_event(
+    filled: Filled, worker: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "hooks_of_repair.py").write_text(
+        "def keys_only(kind, value):\n    return dict.fromkeys(value, 'hidden')\n"
+        "def nothing(kind, value):\n    return 'hidden'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("TAMPU_OPERATOR", "ada")
+    bad_letters(filled, 12)
+    for hook in ("keys_only", "nothing"):
+        monkeypatch.setenv("TAMPU_REDACT", f"hooks_of_repair:{hook}")
+        for options in (("--dry-run",), ("--dry-run", "--json")):
+            done = repair(filled, *options)
+            assert "hidden" in done.out
+            assert "EUR" not in done.out
+            assert "3.0" not in done.out
+    told = repair(filled, "--yes", "--json").json
+    assert told["replayed"] == 12
+    events: Any = filled.client.xrange(filled.keys().events)
+    audits = [fields for _, fields in events if fields[b"e"] == b"audit"]
+    assert [(event[b"action"], event[b"operator"], event[b"count"]) for event in audits] == [
+        (b"replay", b"ada", b"10"),
+        (b"replay", b"ada", b"2"),
+    ]
+    assert {event[b"detail"].decode() for event in audits} == {f"repair {told['repair']}"}
+
+
 def test_a_canary_that_dies_stops_the_repair(filled: Filled, worker: dict[str, str]) -> None:
     bad_letters(filled, 25)
     worker["pay-3"] = "dlq"

@@ -12,6 +12,7 @@ from tampu.cli.errors import ERROR, UsageError
 from tampu.cli.options import AsJson, DryRun, QueueName, Url, Yes, confirm
 from tampu.cli.output import cell, say, show, write_json, write_line
 from tampu.cli.payloads import one_line
+from tampu.cli.redact import redacted
 from tampu.cli.tables import FittingTable
 from tampu.cli.units import parse_duration, plural
 from tampu.redis.settings import resolve_url
@@ -143,13 +144,13 @@ class _Work:
 
         if self._lake is not None:  # before the replay: a repair that is not recorded could not be found later
             record(self._lake, self.id, *self._about, repairs, self._repairer.started_ms, canary=canary)
-        self.replayed += self._repairer.replay(repairs).added
+        self.replayed += self._repairer.replay(repairs, f"repair {self.id}").added
 
 
 def _show_changes(plan: Plan) -> None:
     rows = FittingTable("letter", "job", "field", "before", "after", spare=("letter",))
     for one in plan.repairs[:MAX_SHOWN]:
-        for field, (before, after) in one.changes.items():
+        for field, (before, after) in _shown(one).items():
             rows.add_row(
                 cell(one.letter.entry_id, "dim"),
                 cell(one.letter.job.id),
@@ -170,5 +171,16 @@ def _change_to_json(repair: Repair) -> dict[str, Any]:
     return {
         "dlq_id": repair.letter.entry_id,
         "job_id": repair.letter.job.id,
-        "changes": {field: {"before": before, "after": after} for field, (before, after) in repair.changes.items()},
+        "changes": {field: {"before": before, "after": after} for field, (before, after) in _shown(repair).items()},
     }
+
+
+def _shown(repair: Repair) -> dict[str, tuple[Any, Any]]:
+    """Return the old and new values by field, redacted as parts of the old and the new payload."""
+    before = redacted("payload", {field: old for field, (old, _) in repair.changes.items()})
+    after = redacted("payload", {field: new for field, (_, new) in repair.changes.items()})
+    return {field: (_part(before, field), _part(after, field)) for field in repair.changes}
+
+
+def _part(shown: Any, field: str) -> Any:
+    return shown.get(field) if isinstance(shown, dict) else shown

@@ -19,6 +19,8 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
 from tampu.base.text import one_line
 from tampu.errors import ConfigError, DecodeError
+from tampu.inspect.audit import operator_name
+from tampu.inspect.audit import record as audit
 from tampu.spark import scripts
 from tampu.spark.lake.rows import published
 from tampu.spark.lake.table import CONFIGURATION
@@ -247,10 +249,15 @@ class Repairer:
             self._cursor = newest[0][0] if newest else b"0-0"
             self.started_ms: int = server.do(lambda client: client.server_time_ms())
 
-    def replay(self, repairs: Iterable[Repair]) -> Written:
-        """Put the letters back into the queue. Skip letters that were removed in the meantime."""
+    def replay(self, repairs: Iterable[Repair], detail: str = "") -> Written:
+        """Put the letters back into the queue and write an audit event. Skip letters removed in the meantime."""
         rows = (LetterRow(one.letter.entry_id, encode_value(one.payload), one.name) for one in repairs)
-        return ReplaySink(self._options).write((self._queue, row) for row in rows)
+        written = ReplaySink(self._options).write((self._queue, row) for row in rows)
+        if count := written.added:
+            with QueueServer(self._options.url, self._queue) as server:
+                keys, operator = server.keys, operator_name()
+                server.do(lambda client: audit(client, keys, "replay", operator, count=count, detail=detail))
+        return written
 
     def outcomes(
         self,
