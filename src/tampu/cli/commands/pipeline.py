@@ -316,7 +316,7 @@ def _counts(rows: Mapping[str, int]) -> str:
     """Return numbers of rows by stream as text: `617 events and 39 dead letters`."""
     nouns = {"events": "event", "dlq": "dead letter", "repairs": "repair"}
     *others, last = (plural(count, nouns[stream]) for stream, count in rows.items())
-    return " and ".join([", ".join(others), last])
+    return " and ".join(filter(None, [", ".join(others), last]))
 
 
 # --- without Spark
