@@ -5,7 +5,8 @@
 Each round adds events of new jobs, of which one in ten ends in the next round, and runs the pipeline; upkeep is part of
 the rounds, as in `run --every`, and keeps no replaced files. Each kind of ID has its own queue: IDs that are `other`
 hold no day; of `unknown` ones the time of creation is not known either. `--history` adds that many jobs of the last 30
-days first. Prints the medians of the first rounds and of the last ones.
+days first. Prints the medians of rounds 11 to 20 and of the last ten, and ends with exit code 1 if seconds, CPU seconds
+or files are more than 1.5 x of what they were.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import redis
 
@@ -31,7 +32,19 @@ from tampu.wire.events import encode_event_fields
 from tampu.wire.keys import QueueKeys
 from tampu.wire.ulid import encode_ulid
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
 DAY_MS = 86_400_000
+#: Rounds that are compared: these many at the end with these many after the first ones, which also warm Java up.
+WINDOW = 10
+WARM_UP = 10
+#: Fewest rounds with two windows that do not overlap.
+MIN_ROUNDS = WARM_UP + 2 * WINDOW
+#: How much more than early rounds the late ones may cost.
+MAX_RATIO = 1.5
+#: Figures with that limit. Files of tables are part of all files.
+LIMITED = ("seconds", "CPU seconds", "files")
 
 
 class Feed:
@@ -106,12 +119,37 @@ def live_files(lake: Path) -> int:
     return sum(len(Table(lake, name).files()) for name in TABLES)
 
 
+def compare(figures: Mapping[str, Sequence[float]], label: str = "") -> int:
+    """Print the medians of early and late rounds; return the exit code."""
+    too_high = []
+    for name, values in figures.items():
+        first = statistics.median(values[WARM_UP : WARM_UP + WINDOW])
+        last = statistics.median(values[-WINDOW:])
+        print(f"{label}: {name}: {first:.2f} -> {last:.2f} ({last / first:.2f} x)")
+        if name in LIMITED and last > MAX_RATIO * first:
+            too_high.append(name)
+    if too_high:
+        print(f"{label}: more than {MAX_RATIO} x: {', '.join(too_high)}", file=sys.stderr)
+    return 1 if too_high else 0
+
+
+def whole_number(lowest: int) -> Callable[[str], int]:
+    """Return a parser of whole numbers from `lowest` on."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or int(text) < lowest:
+            raise argparse.ArgumentTypeError(f"must be a whole number >= {lowest}; got {text!r}")
+        return int(text)
+
+    return parse
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--events", type=int, default=200)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=whole_number(MIN_ROUNDS), default=500)
+    parser.add_argument("--events", type=whole_number(2), default=200)
     parser.add_argument("--ids", nargs="+", choices=("ulid", "other", "unknown"), default=["ulid"])
-    parser.add_argument("--history", type=int, default=0)
+    parser.add_argument("--history", type=whole_number(0), default=0)
     parser.add_argument("--verbose", action="store_true", help="print each 10th round, and the steps of the last one")
     arguments = parser.parse_args()
     steps: list[tuple[float, str]] = []
@@ -155,13 +193,7 @@ def main() -> int:
                 print(f"  {times[place + 1] - at:.2f} s {step}")
         pipeline.close()
         spark.stop()
-    window = min(10, arguments.rounds // 2)
-    early = slice(5, 5 + window)  # the first rounds also warm Java up
-    late = slice(-window, None)
-    for name, values in figures.items():
-        first, last = statistics.median(values[early]), statistics.median(values[late])
-        print(f"{' '.join(arguments.ids)}: {name}: {first:.2f} -> {last:.2f} ({last / first:.2f} x)")
-    return 0
+    return compare(figures, " ".join(arguments.ids))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Evidence at scale: `lake_kills.py [--events 300000]` fills three hostile queues round by round, kills the pipeline at
-a chosen moment of each round, opens the tables with all readers meanwhile, and compares them with an independent
-computation in Polars. `make chaos-lake` runs it.
+a chosen moment of each round, opens every table with every reader meanwhile, and compares them with an independent
+computation in Polars. `make chaos-lake` runs it. The first round is not killed, so that there is something to read.
 
 `lake_kills.py run URL LAKE MOMENT` is the pipeline that is killed: it sends SIGKILL to itself at that moment.
 """
@@ -8,31 +8,37 @@ computation in Polars. `make chaos-lake` runs it.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import unquote
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import pyarrow as pa
 import redis
+from deltalake import DeltaTable
 
+from spark.extremes import extreme_letters, job_id_of, tell_extremes, tell_highest_ids
 from spark.filling import Filled
-from spark.lake_check import differences
+from spark.lake_check import cluster_of, differences
+from spark.lake_readers import READERS, Readers
 from tampu.spark.lake import upkeep
 from tampu.spark.lake.bronze import OffsetLog
+from tampu.spark.lake.contracts import Contracts
 from tampu.spark.lake.pipeline import Pipeline
-from tampu.spark.lake.report import write_report
-from tampu.spark.lake.rows import query, read_rows
+from tampu.spark.lake.repair import find_letters, record, repairs_of
 from tampu.spark.lake.table import TABLES, Table
-from tampu.wire.events import encode_event_fields
-from tampu.wire.ulid import encode_ulid
 
 QUEUES = ["plain", "odd: name/50%", "007"]
 DAY_MS = 86_400_000
@@ -45,8 +51,12 @@ MOMENTS = (
     *("compact", "vacuum"),
 )
 #: Rounds that delete replaced files at once.
-WITHOUT_READERS = ("vacuum", "never")
-EXTREMES = (0, 2**31, 2**63 - 1, 2**63, 10**30, -1, "", "x", "0x10", b"\xff")
+KEEPING_NOTHING = ("vacuum", "never")
+#: What payloads must look like; many do not.
+RULES = {"work": {"n": {"type": "string", "max": 30}, "amount": {"type": "number", "min": 0, "max": 10}}}
+#: Letters that are repaired after a round, per queue.
+REPAIRED = 5
+REPAIR_SQL = "SELECT * REPLACE (concat(n, '!') AS n) FROM letters"
 
 
 def die() -> None:
@@ -88,7 +98,7 @@ def run(url: str, lake: str, moment: str) -> None:
     OffsetLog.write = written  # type: ignore[method-assign, assignment]
     vars(upkeep)["merge_small_files"] = merged
     spark = spark_session("tampu-kills", master="local[2,4]", conf=SHORT_LIVED)
-    Pipeline(spark, url, QUEUES, lake, max_per_batch=50_000).run()
+    Pipeline(spark, url, QUEUES, lake, max_per_batch=50_000, rules=Contracts.of(RULES)).run()
     if moment == "compact":
         real = vars(upkeep)["published"]
 
@@ -101,8 +111,7 @@ def run(url: str, lake: str, moment: str) -> None:
     upkeep.compact(Path(lake))
     if moment == "vacuum":
         _soon()
-    # Readers need a while: only where none run are files deleted at once.
-    upkeep.vacuum(Path(lake), keep_hours=0 if moment in WITHOUT_READERS else 1)
+    upkeep.vacuum(Path(lake), keep_hours=0 if moment in KEEPING_NOTHING else 1)
     if moment in ("merge", "compact", "vacuum"):
         die()
 
@@ -114,79 +123,134 @@ def _soon() -> None:
     threading.Timer(random.uniform(0.01, 0.1), die).start()
 
 
-def fill(filled: Filled, queue: str, first: int, jobs: int, rng: random.Random) -> int:
-    """Write the events of jobs: ids of every kind, retries, deaths, replays, late and extreme events."""
-    key = filled.keys(queue).events
-    pipe = filled.client.pipeline(transaction=False)
-    count = 0
-    letters: list[tuple[str, int]] = []
+class Queues:
+    """Writes the events, letters and jobs of all queues, and repairs letters."""
 
-    def tell(event: str, job_id: Any, at: Any, created: Any, **extra: Any) -> None:
-        nonlocal count
-        fields = encode_event_fields(event, job_id, at, rng.choice(("work", "mail", "")), {})
-        more = {} if created is None else {"created_at_ms": created}
-        pipe.execute_command("XADD", key, "*", *fields, *(part for pair in (more | extra).items() for part in pair))
-        count += 1
+    def __init__(self, filled: Filled, lake: Path, seed: int) -> None:
+        self._filled = filled
+        self._lake = lake
+        self._rng = random.Random(seed)
+        self._pipe = filled.client.pipeline(transaction=False)
+        self.events = 0
+        #: Rows of `bronze/repairs`.
+        self.repairs: list[dict[str, Any]] = []
+        #: Queue and ID of jobs that were repaired since the last round.
+        self._repaired: list[tuple[str, str]] = []
 
-    for number in range(first, first + jobs):
-        created = START_MS + rng.randrange(3 * DAY_MS)
-        kind = number % 10
-        job_id = encode_ulid(created, rng.randbytes(16)) if kind < 6 else f"order-{queue}-{number}"
-        # Every tenth job was run by a worker that does not say when the job was created.
-        known = None if kind == 9 and queue == "007" else created
-        at = created + rng.randrange(5_000)
-        for attempt in range(1, rng.choice((1, 1, 1, 2, 3)) + 1):
-            tell("active", job_id, at, known, attempt=attempt, worker="w")
-            if rng.random() < 0.2:
-                tell("progress", job_id, at, None)
-            at += rng.randrange(1, 90_000)
-            if rng.random() < 0.3:
-                tell("failed", job_id, at, known, attempt=attempt, reason=f"ValueError: {number}", duration_us=5)
-        if rng.random() < 0.1:
-            tell("dlq", job_id, at, known, attempt=3, reason="retries_exhausted")
-            if rng.random() < 0.5:  # replayed a day later
-                tell("completed", job_id, at + DAY_MS, known, attempt=1, duration_us=rng.randrange(10**6))
-        elif rng.random() < 0.05:  # with the fields of a delayed job, and with those of a running one
-            tell("cancelled", job_id, at, rng.choice((None, known)), reason="by request")
-        elif rng.random() < 0.95:
-            tell("completed", job_id, at, known, attempt=1, duration_us=rng.randrange(10**6), worker="w")
-        if number % 500 == 0:
-            extreme = rng.choice(EXTREMES)
-            for field in ("ts", "attempt", "created_at_ms", "duration_us", "reason"):
-                pipe.execute_command("XADD", key, "*", "e", "failed", "id", f"bad-{queue}-{number}", field, extreme)
-                count += 1
-        if number % 37 == 0:
-            letters.append((job_id, created))
-        if len(pipe.command_stack) > 2_000:
-            pipe.execute()
-    pipe.execute()
-    for job_id, created in letters:
-        for _ in range(rng.choice((1, 1, 2))):  # some died again
-            error = rng.choice((f"bad {created}", "no customer", None))
-            filled.letter(job_id, {"n": job_id}, queue, error=error, created_ms=created)
-    return count
+    def fill(self, queue: str, first: int, jobs: int) -> None:
+        """Write the events of jobs: ids of every kind, retries, deaths, replays, late and extreme events."""
+        rng = self._rng
+        letters: list[tuple[str, int]] = []
+        for number in range(first, first + jobs):
+            created = START_MS + rng.randrange(3 * DAY_MS)
+            kind = number % 20
+            job_id = job_id_of(kind, number, created, queue, rng)
+            # Every tenth job was run by a worker that does not say when the job was created.
+            known = None if kind in (10, 15) and queue == "007" else created
+            at = created + rng.randrange(5_000)
+            for attempt in range(1, rng.choice((1, 1, 1, 2, 3)) + 1):
+                self._tell(queue, "active", job_id, at, known, attempt=attempt, worker=f"w{number % 3}")
+                if rng.random() < 0.2:
+                    self._tell(queue, "progress", job_id, at, None, percent=50)
+                at += rng.randrange(1, 90_000)
+                if rng.random() < 0.3:
+                    reason = f"ValueError: {number} in '{number}'"
+                    self._tell(queue, "failed", job_id, at, known, attempt=attempt, reason=reason, duration_us=number)
+                    if rng.random() < 0.3:
+                        self._tell(queue, "retry-scheduled", job_id, at, known, attempt=attempt, backoff_ms=number)
+            if rng.random() < 0.1:
+                self._tell(queue, "dlq", job_id, at, known, attempt=3, reason="retries_exhausted")
+                if rng.random() < 0.5:  # replayed a day later
+                    run_us = rng.randrange(10**6)
+                    self._tell(queue, "completed", job_id, at + DAY_MS, known, attempt=1, duration_us=run_us)
+            elif rng.random() < 0.05:  # with the fields of a delayed job, and with those of a running one
+                self._tell(queue, "cancelled", job_id, at, rng.choice((None, known)), reason="by request")
+            elif rng.random() < 0.95:
+                run_us = rng.randrange(10**6)
+                self._tell(queue, "completed", job_id, at, known, attempt=1, duration_us=run_us, worker="w")
+            if number % 100 == 0:
+                self._tell(queue, "drained", b"", at, None)
+                self._tell(queue, "completed", b"", at, known, attempt=1)  # of a job without an ID
+            if number % 37 == 0 and kind != 19:  # an envelope holds only text
+                letters.append((job_id.decode(), created))
+            if len(self._pipe.command_stack) > 2_000:
+                self._pipe.execute()
+        self._pipe.execute()
+        for job_id_text, created in letters:
+            for _ in range(rng.choice((1, 1, 2))):  # some died again
+                error = rng.choice((f"bad {created}", "no customer", None))
+                amounts: dict[str, Any] = rng.choice(({}, {"amount": 5}, {"amount": "5 EUR"}, {"amount": -1}))
+                self._filled.letter(job_id_text, {"n": job_id_text} | amounts, queue, error=error, created_ms=created)
+        self._filled.jobs(3, queue, start=first)
+        self._filled.delayed(3, queue)
+
+    def fill_extremes(self, queue: str, label: str) -> None:
+        """Write every extreme in every field of events and letters."""
+        self.events += tell_extremes(self._filled, queue, label)
+        extreme_letters(self._filled, queue, label)
+
+    def fill_highest_ids(self, queue: str) -> None:
+        """Write the entries that no other can follow."""
+        self.events += tell_highest_ids(self._filled, queue)
+
+    def end_repaired(self) -> None:
+        """Write the ends of half of the repaired jobs."""
+        for queue, job_id in self._repaired:
+            if self._rng.random() < 0.5:
+                event = self._rng.choice(("completed", "dlq"))
+                self._tell(queue, event, job_id.encode(), START_MS + 5 * DAY_MS, None, attempt=1, duration_us=7)
+        self._pipe.execute()
+        self._repaired = []
+
+    def repair(self, name: str) -> None:
+        """Repair some letters of each queue, as `tampu dlq repair` does, but leave them on the server for the check."""
+        cluster = cluster_of("retries_exhausted", "ValueError", "no customer")
+        for queue in QUEUES:
+            letters = find_letters(self._filled.url, queue, cluster)
+            plan = repairs_of(self._rng.sample(letters, min(REPAIRED, len(letters))), REPAIR_SQL)
+            seconds, micros = self._filled.client.time()
+            at_ms = seconds * 1000 + micros // 1000
+            record(self._lake, name, queue, cluster, REPAIR_SQL, plan.repairs, at_ms, canary=queue == "007")
+            for one in plan.repairs:
+                payload = one.letter.payload
+                self._repaired.append((queue, one.letter.job.id))
+                self.repairs.append(
+                    {
+                        "repair": name,
+                        "queue": queue,
+                        "cluster": cluster,
+                        "sql": REPAIR_SQL,
+                        "entry_id": one.letter.entry_id,
+                        "job_id": payload["n"],
+                        "name": "work",
+                        "is_canary": queue == "007",
+                        "before": json.dumps(payload),
+                        "after": json.dumps(payload | {"n": payload["n"] + "!"}),
+                        "repaired_ms": at_ms,
+                        "repaired_at": datetime.fromtimestamp(at_ms / 1000, UTC),
+                    }
+                )
+
+    def _tell(self, queue: str, event: str, job_id: bytes, at: int, created: int | None, **extra: Any) -> None:
+        name = self._rng.choice(("work", "mail", ""))
+        fields: dict[str, Any] = {"e": event, "id": job_id, "ts": at}
+        fields |= ({"n": name} if name else {}) | ({} if created is None else {"created_at_ms": created}) | extra
+        parts = (part for pair in fields.items() for part in pair)
+        self._pipe.execute_command("XADD", self._filled.keys(queue).events, "*", *parts)
+        self.events += 1
 
 
-def read_with_all(lake: Path, number: int) -> None:
-    """Open the lake with one reader after the other; raises if one cannot."""
-    import duckdb
-    import polars as pl
-    from deltalake import DeltaTable
-
-    path = str(lake / "silver/jobs")
-    if number % 5 == 0:
-        pl.scan_delta(path).group_by("outcome").len().collect()
-    elif number % 5 == 1:
-        DeltaTable(path).to_pandas(columns=["job_id", "outcome"])
-    elif number % 5 == 2:
-        jobs = DeltaTable(path).to_pyarrow_dataset()
-        duckdb.query("SELECT outcome, count(*) FROM jobs GROUP BY outcome").fetchall()  # type: ignore[union-attr]
-        del jobs
-    elif (lake / "lake_versions/_delta_log").is_dir():
-        if number % 5 == 3:
-            query(lake, "SELECT j.outcome, count(*) FROM silver_jobs j JOIN gold_ends e USING (job_id) GROUP BY 1")
-        else:
-            write_report(lake, lake.parent / "report.html")
+def orphans_of(lake: Path) -> list[str]:
+    """Return the files of tables that are neither log nor part of the latest version."""
+    found: list[str] = []
+    for name in TABLES:  # not of lake_versions: a vacuum ends with a new version of it
+        if (lake / name / "_delta_log").is_dir():
+            live = {
+                unquote(path) for path in pa.table(DeltaTable(str(lake / name)).get_add_actions())["path"].to_pylist()
+            }
+            paths = [path.relative_to(lake / name) for path in (lake / name).rglob("*") if path.is_file()]
+            found += [f"{name}/{path}" for path in paths if path.parts[0] != "_delta_log" and str(path) not in live]
+    return found
 
 
 def main() -> None:
@@ -194,41 +258,62 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=300_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--moments", nargs="*", choices=MOMENTS, default=MOMENTS, help="where to kill; default: all")
+    parser.add_argument("--keep", type=Path, help="copy the lake to this folder, which must not exist")
     arguments = parser.parse_args()
     from tampu.embedded.server import EmbeddedServer
 
-    rng = random.Random(arguments.seed)
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as folder, EmbeddedServer(folder) as server:
         filled = Filled(SimpleNamespace(url=server.url, client=lambda: redis.Redis.from_url(server.url, protocol=2)))
-        lake, events, readable = Path(folder) / "lake", 0, 0
-        moments = tuple(arguments.moments)
-        jobs_per_round = max(arguments.events * 10 // (len(moments) * len(QUEUES) * 34), 1)
+        lake = Path(folder) / "lake"
+        queues, readers = Queues(filled, lake, arguments.seed), Readers(lake)
+        moments = ("never", *arguments.moments, "never")
+        jobs_per_round = max(arguments.events * 10 // ((len(moments) - 1) * len(QUEUES) * 36), 1)
         kills = 0
-        for round_number, moment in enumerate((*moments, "never")):
-            for queue in QUEUES if moment != "never" else ():
-                events += fill(filled, queue, round_number * jobs_per_round, jobs_per_round, rng)
+        for round_number, moment in enumerate(moments):
+            is_last = round_number == len(moments) - 1
+            if not is_last:
+                for place, queue in enumerate(QUEUES):
+                    queues.fill(queue, round_number * jobs_per_round, jobs_per_round)
+                    if round_number % len(QUEUES) == place:
+                        queues.fill_extremes(queue, f"extreme-{round_number}-")
+                queues.end_repaired()
+                if round_number == len(moments) - 2:
+                    queues.fill_highest_ids(QUEUES[0])
             command = [sys.executable, __file__, "run", server.url, str(lake), moment]
             program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             while program.poll() is None:  # readers open what is there at any moment
-                if (lake / "gold/dlq_clusters/_delta_log").is_dir() and moment not in WITHOUT_READERS:
-                    read_with_all(lake, readable)
-                    readable += 1
-                time.sleep(0.2)
+                readers.read_next(is_overtaken=moment in KEEPING_NOTHING)
+                time.sleep(0.5)
             kills += program.returncode == -signal.SIGKILL
-            print(f"round {round_number}: {moment}: exit code {program.returncode}, {events:,} events", flush=True)
-        found = differences(filled.client, QUEUES, lake)
-        orphans = 0
-        for name in TABLES:
-            on_disk = {str(path.relative_to(lake / name)) for path in (lake / name).rglob("queue=*/**/*.parquet")}
-            on_disk |= {str(path.relative_to(lake / name)) for path in (lake / name).glob("queue=*/*.parquet")}
-            orphans += len(on_disk - {file.path for file in Table(lake, name).files()})
-        jobs = len(read_rows(lake, "silver/jobs"))
+            readers.read_next(is_overtaken=False)
+            if not is_last:
+                queues.repair(f"repair-{round_number}")
+            print(
+                f"round {round_number}: {moment}: exit code {program.returncode}, {queues.events:,} events, "
+                f"{readers.reads} reads, {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+        if arguments.keep:
+            shutil.copytree(lake, arguments.keep)
+        found = differences(filled.client, QUEUES, lake, repairs=queues.repairs, rules=RULES)
+        orphans = orphans_of(lake)
+        during = len(readers.pairs)
+        counts = readers.counts()
+        readers.close()
+        unlike = {
+            table: rows for table, rows in counts.items() if len({*rows.values()}) > 1 or len(rows) < len(READERS)
+        }
         print(
-            f"{events:,} events, {jobs:,} jobs, {kills} kills, {readable} reads meanwhile: "
-            f"differences {found or 'none'}, orphans {orphans}, {time.monotonic() - started:.0f} s"
+            f"{queues.events:,} events, {counts['silver/jobs']['Polars']:,} jobs, {len(queues.repairs)} repairs, "
+            f"{kills} kills, {readers.reads} reads of {during} pairs of reader and table "
+            f"({readers.overtaken} overtaken by a vacuum that keeps nothing, {readers.unpublished} failed before it "
+            "published): "
+            f"differences {found or 'none'}, row counts that differ between readers {unlike or 'none'}, "
+            f"orphans {len(orphans)} {orphans[:5] or ''}, {time.monotonic() - started:.0f} s"
         )
-        sys.exit(1 if found or orphans or kills != len(moments) else 0)
+        is_complete = kills == len(arguments.moments) and len(counts) == len(TABLES)
+        sys.exit(1 if found or orphans or unlike or not is_complete else 0)
 
 
 if __name__ == "__main__":

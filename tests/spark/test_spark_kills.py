@@ -29,4 +29,4 @@ def test_a_pipeline_killed_at_chosen_moments_loses_and_doubles_nothing() -> None
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 kills" in done.stdout
-    assert "differences none, orphans 0" in done.stdout
+    assert "differences none, row counts that differ between readers none, orphans 0" in done.stdout

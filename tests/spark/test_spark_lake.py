@@ -7,10 +7,12 @@ import subprocess
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pytest
 
 from servers.require import require
-from spark.lake_check import differences
+from spark.extremes import EXTREMES, extreme_letters, tell_extremes, tell_highest_ids
+from spark.lake_check import KEYS, difference, differences, expected_tables, stored_tables
 from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
 from tampu.spark.lake.charts import COLOURS, Series, line_chart, time_marks
@@ -133,36 +135,39 @@ def test_jobs_are_told_by_all_of_their_events(spark: Any, filled: Filled, tmp_pa
     assert [sorted_rows(tmp_path, table) for table in TABLES] == before
 
 
-#: Extremes of a field: numbers that overflow, times beyond the calendar, text that is not a number, no text.
-EXTREMES = (0, 1, 2**31, 2**62, 2**63 - 1, 2**63, 2**64 - 1, 10**30, -1, -(2**63), "", "x", "0x10", " 7", b"\xff\xfe")
-
-
-def tell_extremes(filled: Filled) -> int:
-    """Write events with every extreme in every field, twice per job so that sums overflow; return their number."""
-    key, number = filled.keys().events, 0
-    usual = {"ts": NOON, "n": "work", "attempt": 1, "created_at_ms": NOON, "duration_us": 1, "reason": "r"}
-    for field in ("id", "n", "ts", "attempt", "created_at_ms", "duration_us", "reason", "backoff_ms", "delay_ms", "e"):
-        for place, value in enumerate(EXTREMES):
-            for event in ("active", "failed", "failed", "dlq", "completed"):
-                fields = {"e": event, "id": f"{field}-{place}"} | usual | {field: value}
-                filled.xadd(key, *(part for pair in fields.items() for part in pair))
-                number += 1
-    # No entry can follow the highest ID, so these come last.
-    for entry_id in (f"{2**63 - 1}-0", f"{2**63 - 1}-{2**63}", f"{2**64 - 1}-{2**64 - 1}"):
-        filled.xadd(key, "e", "drained", "id", "", "ts", NOON, entry_id=entry_id)
-        number += 1
-    return number
-
-
 def test_extremes_in_every_field_do_not_stop_the_pipeline(spark: Any, filled: Filled, tmp_path: Path) -> None:
-    number = tell_extremes(filled)
+    number = tell_extremes(filled) + tell_highest_ids(filled)
+    letters = extreme_letters(filled)
     summary = Pipeline(spark, filled.url, ["q"], tmp_path).run()
-    assert summary.landed["events"] == number
+    assert summary.landed == {"events": number, "dlq": letters}
     jobs = jobs_of(tmp_path)
     assert jobs[f"duration_us-{EXTREMES.index(2**63 - 1)}"]["total_run_us"] is None  # twice 2^63 - 1 is too much
     assert jobs[f"duration_us-{EXTREMES.index(1)}"]["total_run_us"] == 5
     assert differences(filled.client, ["q"], tmp_path) == {}
     assert Pipeline(spark, filled.url, ["q"], tmp_path).run().landed["events"] == 0
+    # The check itself: it notices another value in any column of any table, a missing row and a doubled one.
+    stored = stored_tables(tmp_path)
+    expected = expected_tables(filled.client, ["q"], stored)
+    for table, rows in stored.items():
+        for name, kind in rows.schema.items():
+            values = rows[name].to_list()
+            place = next((place for place, value in enumerate(values) if value is not None), 0)
+            values[place] = changed_value(values[place], kind)
+            changed = rows.with_columns(pl.Series(name, values, kind))
+            assert difference(expected[table], changed, KEYS[table]), (table, name)
+        for changed in (rows[1:], pl.concat([rows, rows[:1]])):
+            assert difference(expected[table], changed, KEYS[table]), table
+
+
+def changed_value(value: Any, kind: pl.DataType) -> Any:
+    """Return another value of the same type."""
+    if value is None or isinstance(value, str | bytes):
+        return (value or b"") + b"!" if kind == pl.Binary else str(value) + "!"
+    if isinstance(value, datetime):
+        return value - timedelta(milliseconds=1) if value.year > 1970 else value + timedelta(milliseconds=1)
+    if isinstance(value, float):
+        return value * 1.001 + 0.001
+    return not value if isinstance(value, bool) else value - 1 if value else 1
 
 
 def test_cancelled_jobs_are_ends_of_their_own_kind(spark: Any, filled: Filled, tmp_path: Path) -> None:
