@@ -6,7 +6,6 @@ import socket
 import time
 from urllib.parse import urlsplit
 
-
 #: The server grows its tables little by little, and frees the old ones in the background: this long without a change
 #: means that it is done. Seconds, and how long to wait at most.
 AT_REST_SECS = 0.5
