@@ -54,6 +54,8 @@ MOMENTS = (
 KEEPING_NOTHING = ("vacuum", "never")
 #: What payloads must look like; many do not.
 RULES = {"work": {"n": {"type": "string", "max": 30}, "amount": {"type": "number", "min": 0, "max": 10}}}
+#: Extremes are of many days, which all have their own partitions: in every round they would be most of the work.
+ROUNDS_BETWEEN_EXTREMES = 4
 #: Letters that are repaired after a round, per queue.
 REPAIRED = 5
 REPAIR_SQL = "SELECT * REPLACE (concat(n, '!') AS n) FROM letters"
@@ -273,10 +275,11 @@ def main() -> None:
         for round_number, moment in enumerate(moments):
             is_last = round_number == len(moments) - 1
             if not is_last:
-                for place, queue in enumerate(QUEUES):
+                for queue in QUEUES:
                     queues.fill(queue, round_number * jobs_per_round, jobs_per_round)
-                    if round_number % len(QUEUES) == place:
-                        queues.fill_extremes(queue, f"extreme-{round_number}-")
+                if round_number % ROUNDS_BETWEEN_EXTREMES == 0:
+                    queue = QUEUES[round_number // ROUNDS_BETWEEN_EXTREMES % len(QUEUES)]
+                    queues.fill_extremes(queue, f"extreme-{round_number}-")
                 queues.end_repaired()
                 if round_number == len(moments) - 2:
                     queues.fill_highest_ids(QUEUES[0])

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from servers.require import require
-from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
+from spark.conftest import QUICK_JAVA
 
 DRIVER = Path(__file__).with_name("lake_kills.py")
 
 
 @pytest.mark.spark_session
-@pytest.mark.timeout(SPARK_TIMEOUT_SECS)
+@pytest.mark.timeout(900)  # four rounds, each with its own Spark session, while another one reads
 def test_a_pipeline_killed_at_chosen_moments_loses_and_doubles_nothing() -> None:
     require("java")
     # In separate processes: a kill takes Java with it.
