@@ -46,7 +46,7 @@ TOLERANCE = 1e-12
 #: What varies from one error to the next, and what stands for it.
 VARYING = (
     (r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}", "<uuid>"),
-    (rf"\b[{CROCKFORD}]{{26}}\b", "<ulid>"),
+    (rf"(?<![0-9A-Za-z_])[{CROCKFORD}]{{26}}(?![0-9A-Za-z_])", "<ulid>"),
     ("0x[0-9a-fA-F]+", "<hex>"),
     ("'[^']*'|\"[^\"]*\"", "<text>"),
     ("[0-9]+", "<n>"),
@@ -440,7 +440,7 @@ def fingerprint(error: str | None) -> str:
     shape = error or ""
     for pattern, replacement in VARYING:
         shape = re.sub(pattern, replacement, shape, flags=re.ASCII)
-    return shape[:200].strip()
+    return shape[:200].strip(" \t\n\v\f\r")
 
 
 def with_fingerprint(rows: pl.DataFrame, column: str | pl.Expr, name: str) -> pl.DataFrame:

@@ -16,14 +16,16 @@ from spark.lake_check import KEYS, difference, differences, expected_tables, sto
 from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
 from tampu.spark.lake.charts import COLOURS, Series, line_chart, time_marks
-from tampu.spark.lake.pipeline import Pipeline
+from tampu.spark.lake.fingerprints import fingerprint_sql
+from tampu.spark.lake.pipeline import Pipeline, days_of_file
 from tampu.spark.lake.report import bucket_of, forecast_of, write_report
 from tampu.spark.lake.rows import ends_by_time, read_rows
 from tampu.spark.lake.table import TABLES as ALL_TABLES
-from tampu.spark.lake.table import Table
+from tampu.spark.lake.table import File, Table
 from tampu.spark.lake.upkeep import vacuum
 from tampu.spark.lake.versions import LakeVersion
 from tampu.wire.events import encode_event_fields
+from tampu.wire.fingerprint import fingerprint
 from tampu.wire.ulid import encode_ulid
 
 if TYPE_CHECKING:
@@ -299,6 +301,36 @@ def test_the_forecast_says_when_it_is_empty() -> None:
     assert "empty in about 5 minutes" in forecast_of(changes, 100).sentence
     assert "does not shrink" in forecast_of({start: [30, 10]}, 20).sentence
     assert "No backlog" in forecast_of({start: [10, 10]}, 0).sentence
+    # Clocks can be wrong: neither the first nor the last time that Python knows may end it.
+    for extreme in (datetime.max.replace(tzinfo=UTC), datetime.min.replace(tzinfo=UTC)):
+        assert "does not shrink" in forecast_of({extreme: [30, 10]}, 20).sentence
+
+
+@pytest.mark.spark_slice
+def test_spark_and_python_agree_on_fingerprints(spark: Any) -> None:
+    texts = [
+        "no 5",
+        " boom\n",
+        "\tboom",
+        "\u00a0boom\u00a0",
+        "é" + "01J" + "0" * 23,
+        "x" + "01J" + "0" * 23,
+        "'a' 0x1F",
+    ]
+    rows = spark.createDataFrame([(text,) for text in texts], "text string")
+    found = [row.shape for row in rows.selectExpr(f"{fingerprint_sql('text')} AS shape").collect()]
+    assert found == [fingerprint(text) for text in texts]
+    assert found[:3] == ["no <n>", "boom", "boom"]
+
+
+def test_the_days_of_a_file_that_spans_thousands_of_years_are_not_listed() -> None:
+    def file(last: datetime) -> File:
+        first = datetime(2026, 11, 1, tzinfo=UTC)
+        none = {"last_failed_at": 1}
+        return File("f", ("q", "2026-11-01"), 1, 1, {"first_ended_at": first}, {"done_at": last}, none)
+
+    assert days_of_file(file(datetime(2026, 11, 2, tzinfo=UTC))) == {"2026-11-01", "2026-11-02"}
+    assert days_of_file(file(datetime(9999, 1, 1, tzinfo=UTC))) is None
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tampu.wire.fingerprint import MAX_FINGERPRINT, RULES
+from tampu.wire.fingerprint import BLANKS, MAX_FINGERPRINT, RULES
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -16,7 +16,8 @@ def fingerprint_sql(column: str) -> str:
     for pattern, replacement in RULES:
         literal = pattern.replace("\\", "\\\\").replace("'", "\\'")
         text = f"regexp_replace({text}, '{literal}', '{replacement}')"
-    return f"trim(substring({text}, 1, {MAX_FINGERPRINT}))"
+    blanks = "".join(f"\\u{ord(character):04x}" for character in BLANKS)
+    return f"trim(BOTH '{blanks}' FROM substring({text}, 1, {MAX_FINGERPRINT}))"
 
 
 def with_fingerprints(letters: DataFrame) -> DataFrame:

@@ -48,6 +48,8 @@ DEFINED = "tampu.definitions"
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
 #: Most rows of changed silver files that are compared to find the days of changed jobs. Of more, the statistics say.
 MAX_COMPARED_ROWS = 1_000_000
+#: Most days that are listed for one file; a single wrong clock can make a file span 8,000 years.
+MAX_DAYS = 3_660
 #: Session settings during a run. The session may be the user's own, with different settings.
 SETTINGS = {
     # Days are UTC days, as in the file statistics that show which files contain a day.
@@ -482,9 +484,12 @@ class Pipeline:
 
 
 def days_of_file(file: File) -> set[str] | None:
-    """Return the days from the first to the last end, and failure, of a silver file's jobs; None if it does not say."""
+    """Return the days from the first to the last end, and failure, of a silver file's jobs.
+
+    None if it does not say, or if there are too many: then all days are computed.
+    """
     spans = _day_spans(file)
-    if spans is None:
+    if spans is None or any((last - first).days > MAX_DAYS for first, last in spans):
         return None
     return {
         (first + timedelta(days=number)).isoformat()

@@ -180,7 +180,7 @@ def forecast_of(changes: dict[datetime, list[int]], size: int, bucket_secs: floa
     """Extrapolate the rates of the last buckets."""
     last = max(changes)
     bucket = timedelta(seconds=bucket_secs)
-    recent = [counts for start, counts in changes.items() if start > last - bucket * FORECAST_BUCKETS]
+    recent = [counts for start, counts in changes.items() if last - start < bucket * FORECAST_BUCKETS]
     span = min(FORECAST_BUCKETS, max((last - min(changes)) / bucket + 1, 1))
     per_bucket = [sum(counts[side] for counts in recent) / span for side in (0, 1)]
     unit = _unit(bucket_secs)
@@ -191,7 +191,7 @@ def forecast_of(changes: dict[datetime, list[int]], size: int, bucket_secs: floa
     growth = per_bucket[0] - per_bucket[1]
     ahead = min(FORECAST_BUCKETS, max(len(changes) // 3, 1))  # not longer than what it is made from
     points: list[tuple[float, float | None]] = [
-        ((last + bucket * number).timestamp(), max(size + growth * number, 0.0)) for number in range(ahead + 1)
+        (last.timestamp() + bucket_secs * number, max(size + growth * number, 0.0)) for number in range(ahead + 1)
     ]
     if went > came:
         return Forecast(f"Backlog of {size:,}: {rates}; empty in about {size / (went - came):,.0f} {unit}s.", points)
