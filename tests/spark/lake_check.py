@@ -6,10 +6,12 @@ Entries are decoded here, by the wire format, and not with tampu's own code: a f
 |---|---|
 | text of `error` for letters whose envelope cannot be decoded | it is that of the MessagePack library |
 | `gold/violations`: `checked_at`, and the samples of delayed jobs | the time of the run; their order is not defined |
+| `gold/violations`: the sample of what cannot be decoded | the text of the MessagePack library |
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -511,7 +513,10 @@ def expected_repairs(repaired: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame
 
 
 def expected_violations(client: Any, queues: Iterable[str], rules: Rules) -> pl.DataFrame:
-    """Return the payloads on the server that break a contract. Knows the rules `required`, `type`, `min` and `max`."""
+    """Return the payloads on the server that break a contract, or that cannot be decoded.
+
+    Knows the rules `required`, `type`, `min` and `max`.
+    """
     found: dict[tuple[str, ...], Row] = {}
     for queue in queues:
         keys = QueueKeys(queue)
@@ -524,15 +529,16 @@ def expected_violations(client: Any, queues: Iterable[str], rules: Rules) -> pl.
             end = 4 + int.from_bytes(member[:4], "little")
             jobs.append(("delayed", member[4:end].decode(), member[end:]))
         for stream, name, envelope in jobs:
+            if name not in rules:
+                continue
             job_id = decoded(envelope).get("job_id")
-            if name not in rules or job_id is None:
-                continue
-            packed = msgpack.unpackb(envelope)[1]
-            try:
-                payload = msgpack.unpackb(packed, strict_map_key=False)
-            except ValueError:
-                continue
-            for field, rule in broken_rules(rules[name], payload):
+            payload: Any = None
+            broken = [("", "undecodable")]
+            if job_id is not None:
+                with contextlib.suppress(ValueError):
+                    payload = msgpack.unpackb(msgpack.unpackb(envelope)[1], strict_map_key=False)
+                    broken = [*broken_rules(rules[name], payload)]
+            for field, rule in broken:
                 row = found.setdefault(
                     (queue, stream, name, field, rule),
                     {
@@ -542,7 +548,7 @@ def expected_violations(client: Any, queues: Iterable[str], rules: Rules) -> pl.
                         "field": field,
                         "rule": rule,
                         "jobs": 0,
-                        "sample_job_id": job_id,
+                        "sample_job_id": job_id or "",
                         "sample": repr(payload.get(field) if isinstance(payload, dict) else payload)[:200],
                     },
                 )
@@ -652,9 +658,13 @@ def expected_tables(
 
 
 def without_samples(violations: pl.DataFrame) -> pl.DataFrame:
-    """Remove the samples of delayed jobs, which have no order."""
+    """Remove the samples of delayed jobs, which have no order, and errors with the text of the MessagePack library."""
     is_ordered = pl.col("stream") != "delayed"
-    return violations.with_columns(pl.when(is_ordered).then(name).alias(name) for name in ("sample_job_id", "sample"))
+    is_ours = is_ordered & (pl.col("rule") != "undecodable")
+    return violations.with_columns(
+        pl.when(is_ordered).then("sample_job_id").alias("sample_job_id"),
+        pl.when(is_ours).then("sample").alias("sample"),
+    )
 
 
 def with_errors_of(letters: pl.DataFrame, stored: pl.DataFrame) -> pl.DataFrame:
