@@ -169,7 +169,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path | None]:
         yield None
         return
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    # Lazily: the Spark session of all tests may still be closing a file of the failed run.
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 @contextmanager
