@@ -125,7 +125,7 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 release: setup ## check and build a release into dist/, with an SBOM (VERSION=0.2.0); tag and upload it yourself
 	@$(BIN)/python scripts/release.py $(VERSION)
 
-bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's tables (about 25 minutes)
+bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's tables (about 15 minutes)
 	@$(BIN)/python scripts/install_peers.py --all || true
 	@$(BIN)/python -m bench full --publish $(ARGS)
 

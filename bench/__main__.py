@@ -67,7 +67,7 @@ def run_quick(arguments: argparse.Namespace) -> Record:
 
 
 def run_full(arguments: argparse.Namespace) -> Record:
-    """Run all contestants in all scenarios, in about 25 minutes."""
+    """Run all contestants in all scenarios, in about 15 minutes."""
     with fresh_server() as server, contextlib.ExitStack() as stack:
         record = new_record("full", f"Redis {server.version}")
         names = arguments.only.split(",") if arguments.only else [*plan.PEERS, *plan.RSMQ_PEERS]
