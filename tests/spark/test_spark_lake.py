@@ -418,6 +418,12 @@ def test_an_axis_of_counts_has_whole_ticks(most: float, ticks: list[str]) -> Non
     assert re.findall(r'text-anchor="end">([\d.]+)</text>', elements) == ticks
 
 
+def test_marks_beyond_the_last_time_that_python_knows_have_labels() -> None:
+    last = datetime.max.replace(tzinfo=UTC).timestamp()
+    line = Series("n", [(last - 9e9, 1.0), (last, 2.0), (last + 9e9, 3.0)])
+    assert "<text" in line_chart("t", "jobs", [line]).elements
+
+
 def test_each_point_of_an_axis_of_tenths_names_its_own_time() -> None:
     line = Series("n", [(1_772_366_400.0 + number / 10, 1.0) for number in range(3)])
     elements = line_chart("t", "jobs", [line]).elements

@@ -273,7 +273,9 @@ def _instant_label(xs: Sequence[float]) -> Callable[[float], str]:
 
 def _clock(x: float, form: str) -> str:
     """Return a time as text, with tenths of a second at most."""
-    text = datetime.fromtimestamp(round(x, 1), UTC).strftime(form)
+    first, last = (instant.replace(tzinfo=UTC).timestamp() for instant in (datetime.min, datetime.max))
+    # A mark or a forecast can lie beyond the year 9999, if the clock of a job was wrong.
+    text = datetime.fromtimestamp(round(min(max(x, first), last - 1), 1), UTC).strftime(form)
     return text[:-5] if form.endswith("%f") else text
 
 
