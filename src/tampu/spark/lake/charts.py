@@ -17,6 +17,8 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 28, 34
 BAR_STEP = 26
 #: Lines with up to this many points show each point.
 FEW_POINTS = 12
+#: The last second that a datetime can hold.
+LAST_SECS = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 #: Charts with up to this many positions on the x axis show their values when the pointer is over them.
 MAX_TOOLTIPS = 400
 #: Colours by position: the Okabe-Ito palette, which colour-blind people can distinguish. A page may replace them by the
@@ -273,9 +275,8 @@ def _instant_label(xs: Sequence[float]) -> Callable[[float], str]:
 
 def _clock(x: float, form: str) -> str:
     """Return a time as text, with tenths of a second at most."""
-    first, last = (instant.replace(tzinfo=UTC).timestamp() for instant in (datetime.min, datetime.max))
     # A mark or a forecast can lie beyond the year 9999, if the clock of a job was wrong.
-    text = datetime.fromtimestamp(round(min(max(x, first), last - 1), 1), UTC).strftime(form)
+    text = datetime.fromtimestamp(round(min(x, LAST_SECS), 1), UTC).strftime(form)
     return text[:-5] if form.endswith("%f") else text
 
 
