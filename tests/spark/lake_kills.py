@@ -310,8 +310,7 @@ def main() -> None:
         print(
             f"{queues.events:,} events, {counts['silver/jobs']['Polars']:,} jobs, {len(queues.repairs)} repairs, "
             f"{kills} kills, {readers.reads} reads of {during} pairs of reader and table "
-            f"({readers.overtaken} overtaken by a vacuum that keeps nothing, {readers.unpublished} failed before it "
-            "published): "
+            f"({readers.overtaken} overtaken by a vacuum that keeps nothing): "
             f"differences {found or 'none'}, row counts that differ between readers {unlike or 'none'}, "
             f"orphans {len(orphans)} {orphans[:5] or ''}, {time.monotonic() - started:.0f} s"
         )

@@ -35,8 +35,6 @@ class Readers:
         self.pairs: set[tuple[str, str]] = set()
         #: Reads that began with a version whose files were deleted at once, and succeeded with the next one.
         self.overtaken = 0
-        #: Known fault: a vacuum deletes log entries of the published version before it publishes the next one.
-        self.unpublished = 0
         self._next = 0
 
     def read_next(self, *, is_overtaken: bool) -> None:
@@ -75,10 +73,7 @@ class Readers:
             before = (self._newest(table), self._newest(NAME))
             try:
                 rows = self._rows(reader, table)
-            except Exception as error:
-                if reader not in LATEST and "No files in log segment" in str(error):
-                    self.unpublished += 1
-                    return 0
+            except Exception:
                 if not is_overtaken or before == (self._newest(table), self._newest(NAME)):
                     print(f"{reader} cannot read {table or 'the lake'}", flush=True)
                     raise

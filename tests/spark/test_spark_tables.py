@@ -112,6 +112,30 @@ def test_compaction_and_retention_are_not_changes(table: Table) -> None:
     assert table.changes(0, 2) is None  # the log does not say any more
 
 
+def test_a_killed_vacuum_leaves_the_published_versions_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, state = Table(tmp_path, "gold/slo"), LakeVersion()
+    for number in range(2 * upkeep.MAX_LOG_FILES):
+        table.commit([staged(table, "queue=q/day=d", f"v{number}", number)], SCHEMA, {"a": number})
+    state.tables = {table.name: table.version()}
+    state.publish(tmp_path)
+
+    def killed(lake: Path, state: LakeVersion) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(upkeep, "_publish", killed)
+        with pytest.raises(KeyboardInterrupt):
+            vacuum(tmp_path, keep_hours=0)
+    found = table.open(LakeVersion.load(tmp_path).tables[table.name])
+    assert found is not None
+    assert found.to_pyarrow_table().num_rows == 2 * upkeep.MAX_LOG_FILES
+    vacuum(tmp_path, keep_hours=0)
+    assert len([*(table.path / "_delta_log").iterdir()]) < upkeep.MAX_LOG_FILES
+    assert table.open(LakeVersion.load(tmp_path).tables[table.name]) is not None
+
+
 @pytest.mark.slow
 def test_files_do_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
     first, second = Table(tmp_path, "gold/slo"), Table(tmp_path, "gold/ends")
@@ -129,6 +153,7 @@ def test_files_do_not_grow_with_the_number_of_rounds(tmp_path: Path) -> None:
             upkeep.delete_old_files(tmp_path, tables, keep_hours=0)
         state.publish(tmp_path)
         if is_last:
+            upkeep.shorten_logs(tmp_path, tables, keep_hours=0)
             after_vacuum.append(files_below(tmp_path))
     assert max(before_vacuum) < 1.3 * before_vacuum[0], before_vacuum
     assert max(after_vacuum) < 1.3 * after_vacuum[0], after_vacuum

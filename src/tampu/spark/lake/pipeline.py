@@ -109,9 +109,10 @@ class Pipeline:
                 summary.landed[stream] = landing.run(partial(self._on_rows, stream))
             self._compute(state, summary)
             summary.violations = self._check_contracts()
-            if sum(summary.landed.values()):
-                self._upkeep(state)
+            is_vacuumed = sum(summary.landed.values()) > 0 and self._upkeep(state)
             self._publish(state)
+            if is_vacuumed:
+                upkeep.shorten_logs(self._lake, self._tables, self._keep_hours)
             summary.trimmed = {stream: sum(counts.values()) for stream, counts in state.trimmed.items()}
             return summary
 
@@ -154,12 +155,14 @@ class Pipeline:
             contracts.store(self._lake, self._queues, found)
         return found
 
-    def _upkeep(self, state: LakeVersion) -> None:
-        """Merge small files; every few rounds also delete files that no reader needs any more."""
+    def _upkeep(self, state: LakeVersion) -> bool:
+        """Merge small files; every few rounds also delete files that no reader needs any more, and return True."""
         upkeep.merge_small_files(self._tables)
-        if state.round % upkeep.ROUNDS_BETWEEN == upkeep.ROUNDS_BETWEEN - 1:
+        is_due = state.round % upkeep.ROUNDS_BETWEEN == upkeep.ROUNDS_BETWEEN - 1
+        if is_due:
             self._on_step("vacuuming")
             upkeep.delete_old_files(self._lake, self._tables, self._keep_hours)
+        return is_due
 
     def _publish(self, state: LakeVersion) -> None:
         self._on_step("publishing")

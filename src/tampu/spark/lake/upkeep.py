@@ -20,7 +20,7 @@ from tampu.spark.lake.table import TABLES, UPKEEP, File, Table, retention
 from tampu.spark.lake.versions import NAME, LakeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 #: Files that are not part of a table any more are kept this long, in hours, for readers that opened it before.
@@ -88,13 +88,15 @@ def vacuum(lake: Path, keep_hours: int = DEFAULT_KEEP_HOURS) -> Upkeep:
     """Delete files that no version of the last `keep_hours` needs, and those that killed runs left behind."""
     with sole_writer(lake):
         state = published(lake)
-        done = Upkeep(deleted=delete_old_files(lake, _tables(lake), keep_hours))
+        tables = _tables(lake)
+        done = Upkeep(deleted=delete_old_files(lake, tables, keep_hours))
         _publish(lake, state)
+        shorten_logs(lake, tables, keep_hours)
         return done
 
 
 def delete_old_files(lake: Path, tables: Mapping[str, Table], keep_hours: int) -> int:
-    """Delete what `vacuum` deletes; return the number of files. The caller holds the lock of the lake."""
+    """Delete the files that `vacuum` deletes, except those of logs; return their number. The caller holds the lock."""
     deleted = 0
     with _followed(tables):
         for name in (*tables, NAME):
@@ -111,19 +113,28 @@ def delete_old_files(lake: Path, tables: Mapping[str, Table], keep_hours: int) -
             if count := sum((folder / path).exists() or (folder / unquote(path)).exists() for path in listed):
                 opened.vacuum(keep_hours, dry_run=False, enforce_retention_duration=False, full=True)
                 deleted += count
-            _shorten_log(opened, folder / "_delta_log", keep_hours)
+            if not retention(keep_hours).items() <= opened.metadata().configuration.items() and _has_long_log(
+                folder, keep_hours
+            ):
+                opened.alter.set_table_properties(retention(keep_hours))
     return deleted
 
 
-def _shorten_log(table: DeltaTable, log: Path, keep_hours: int) -> None:
-    """Delete log files that no version of the last `keep_hours` needs."""
+def shorten_logs(lake: Path, tables: Iterable[str], keep_hours: int) -> None:
+    """Delete log files that no version of the last `keep_hours` needs. The caller holds the lock of the lake.
+
+    Call it after the latest versions are published: a published version whose log is gone cannot be opened.
+    """
+    for name in (*tables, NAME):
+        if is_table(lake / name) and _has_long_log(lake / name, keep_hours):
+            opened = DeltaTable(str(lake / name))
+            opened.create_checkpoint()
+            opened.cleanup_metadata()
+
+
+def _has_long_log(folder: Path, keep_hours: int) -> bool:
     oldest = time.time() - keep_hours * 3600
-    if sum(path.stat().st_mtime < oldest for path in log.iterdir()) < MAX_LOG_FILES:
-        return
-    if not retention(keep_hours).items() <= table.metadata().configuration.items():
-        table.alter.set_table_properties(retention(keep_hours))
-    table.create_checkpoint()
-    table.cleanup_metadata()
+    return sum(path.stat().st_mtime < oldest for path in (folder / "_delta_log").iterdir()) >= MAX_LOG_FILES
 
 
 @contextmanager
