@@ -350,8 +350,8 @@ def test_memory_and_calls_grow_no_faster_than_the_input(grow: Callable[[int], by
     small, large = grow(1_000), grow(10_000)
     factor = len(large) / len(small)
     # Python keeps the memory of thousands of small objects for reuse, 3.14 of more kinds than 3.11: the small input may
-    # seem to take none.
-    assert peak_memory(large) <= 1.5 * factor * peak_memory(small) + 300_000
+    # seem to take none. Above 4 KB, maps are built from their pairs, which takes twice the memory.
+    assert peak_memory(large) <= 1.5 * factor * peak_memory(small) + 400_000
     assert peak_memory(large) <= 200 * len(large)
     assert calls_made(large) <= 1.2 * factor * calls_made(small) + 100
 
