@@ -61,14 +61,18 @@ TABLES: dict[str, tuple[str, ...]] = {
 def retention(hours: int) -> dict[str, str]:
     """Return the properties of a table whose versions of the last hours can be read."""
     kept = f"interval {hours} hours"
-    return {"delta.logRetentionDuration": kept, "delta.deletedFileRetentionDuration": kept}
+    # Without automatic cleanup: a checkpoint during a run would delete the log of the version that is published.
+    return {
+        "delta.logRetentionDuration": kept,
+        "delta.deletedFileRetentionDuration": kept,
+        "delta.enableExpiredLogCleanup": "false",
+    }
 
 
-#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files. Checkpoints drop log
-#: files and names of removed files that are older than the retention, which `vacuum` sets.
+#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files. Checkpoints drop names
+#: of removed files that are older than the retention, which `vacuum` sets; `shorten_logs` deletes old log files.
 CONFIGURATION = {
     "delta.checkpointInterval": "20",
-    "delta.enableExpiredLogCleanup": "true",
     **retention(2),
 }
 #: Rows of a file of sorted rows.
