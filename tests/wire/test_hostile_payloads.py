@@ -12,7 +12,7 @@ import pytest
 
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_job, decode_result, decode_spec
-from tampu.wire.map_keys import MAX_LARGE_KEYS, MAX_NUMBER_KEYS, MAX_WORK, UNCOUNTED_KEYS
+from tampu.wire.map_keys import MAX_LARGE_KEYS, MAX_NUMBER_KEYS, MAX_WORK, UNCOUNTED_KEYS, MapBuilder
 from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, encode_values, wrap_bin
 from tampu.wire.retry import (
     BackoffKind,
@@ -184,6 +184,15 @@ def test_the_number_of_keys_in_large_maps_is_limited() -> None:
     ):
         with pytest.raises(error, match="more than 50,000 keys in all; at most 50,000 are allowed"):
             refuse()
+
+
+def test_a_map_that_is_too_large_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(self: MapBuilder, pairs: Any) -> dict[Any, Any]:
+        raise AssertionError("its pairs were built, which takes most of the time")
+
+    monkeypatch.setattr(MapBuilder, "build", build)
+    with pytest.raises(DecodeError, match="more than 50,000 keys in all"):
+        decode_value(map_of(b"\xa5" + b"%05x" % number for number in range(MAX_LARGE_KEYS + 1)))
 
 
 def spread(count: int) -> dict[int, None]:
