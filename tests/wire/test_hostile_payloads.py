@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import enum
 import functools
 import struct
 import time
+from datetime import datetime
+from decimal import Decimal
+from math import isqrt
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tampu.errors import DecodeError, EncodeError
 from tampu.wire import decode_job, decode_result, decode_spec
-from tampu.wire.map_keys import MAX_LARGE_KEYS, MAX_NUMBER_KEYS, MAX_WORK, UNCOUNTED_KEYS, MapBuilder
+from tampu.wire.map_keys import (
+    MAX_LARGE_KEYS,
+    MAX_NUMBER_KEYS,
+    MAX_TIME_KEYS,
+    MAX_WORK,
+    SET_OF_NUMBERS,
+    SET_OF_TUPLES,
+    UNCOUNTED_KEYS,
+    UNCOUNTED_TUPLES,
+    LimitedBuilder,
+)
 from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, encode_values, wrap_bin
 from tampu.wire.retry import (
     BackoffKind,
@@ -25,7 +39,7 @@ from tampu.wire.retry import (
 )
 from tampu.wire.scan import MAX_FIELDS
 from tampu.wire.task_codec import Arguments, Results
-from tampu.wire.typed import TypedPayload
+from tampu.wire.typed import MAX_DECIMALS, MAX_FLAGS, TypedPayload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +49,8 @@ SIZE = 1 << 20
 LIMIT_SECS = 0.5
 ARRAY_KEY = b"\x81\x91\x01\x02"
 MAP_KEY = b"\x81\x80\x02"
+#: A map for which the keys of all maps are counted.
+LARGER_MAP = b"\xde\x00\x41" + b"".join(b"\xa2%02d\x01" % number for number in range(65))
 
 
 def map_of(keys: Iterable[bytes]) -> bytes:
@@ -48,9 +64,10 @@ def map_of(keys: Iterable[bytes]) -> bytes:
     return b"\xdf" + len(pairs).to_bytes(4, "big") + b"".join(pairs)
 
 
-def array_of(item: bytes) -> bytes:
-    count = (SIZE - 5) // len(item)
-    return b"\xdd" + count.to_bytes(4, "big") + item * count
+def array_of(items: bytes, first: bytes = b"\xc0", values: int = 1) -> bytes:
+    """Return an array of about a MiB: `first`, then `items`, which are this number of values, again and again."""
+    count = (SIZE - 5 - len(first)) // len(items)
+    return b"\xdd" + (1 + count * values).to_bytes(4, "big") + first + items * count
 
 
 def colliding(count: int, log2: int) -> list[int]:
@@ -100,6 +117,9 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
     ),
     # msgpack's own timestamps hash to seconds + nanoseconds.
     "timestamps": lambda: map_of(b"\xd7\xff" + struct.pack(">Q", (10**9 - n << 34) | n) for n in range(1 << 17)),
+    "maps of a timestamp": lambda: array_of(b"\x81\xd6\xff\x00\x01\x02\x03\xc0"),
+    "maps of a timestamp, and one of 65 keys": lambda: array_of(b"\x81\xd6\xff\x00\x01\x02\x03\xc0", LARGER_MAP),
+    "maps, and one of 65 keys": lambda: array_of(b"\x86" + b"\x01\xc0" * 6 + bytes(4), LARGER_MAP, values=5),
     "text keys": lambda: map_of(b"\xa5" + b"%05x" % number for number in range(1 << 18)),
     "maps of 16 text keys": lambda: array_of(
         b"\xde\x00\x10" + b"".join(b"\xa2%02d\x01" % number for number in range(16))
@@ -187,10 +207,10 @@ def test_the_number_of_keys_in_large_maps_is_limited() -> None:
 
 
 def test_a_map_that_is_too_large_is_refused_by_its_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    def build(self: MapBuilder, pairs: Any) -> dict[Any, Any]:
+    def build(self: LimitedBuilder, pairs: Any) -> dict[Any, Any]:
         raise AssertionError("its pairs were built, which takes most of the time")
 
-    monkeypatch.setattr(MapBuilder, "build", build)
+    monkeypatch.setattr(LimitedBuilder, "build", build)
     with pytest.raises(DecodeError, match="more than 50,000 keys in all"):
         decode_value(map_of(b"\xa5" + b"%05x" % number for number in range(MAX_LARGE_KEYS + 1)))
 
@@ -248,7 +268,7 @@ def test_the_keys_of_all_maps_of_a_payload_are_limited_together() -> None:
 def test_the_number_of_containers_is_limited() -> None:
     most = [[]] * (MAX_CONTAINERS - 1)
     assert decode_value(encode_value(most)) == most
-    with pytest.raises(EncodeError, match="more than 131,072 lists and dicts"):
+    with pytest.raises(EncodeError, match="more than 65,536 lists and dicts"):
         encode_value([*most, []])
 
 
@@ -258,10 +278,120 @@ def test_the_number_of_containers_is_limited_for_typed_payloads_too(kind: Any) -
     lead = b"\x80" if kind == list[dict[str, int]] else b"\x90"
     most = MAX_CONTAINERS - 1  # without the list around them
     assert len(codec.decode_slot(b"\xdd" + most.to_bytes(4, "big") + lead * most)) == most
-    with pytest.raises(DecodeError, match="more than 131,072 lists and dicts"):
+    with pytest.raises(DecodeError, match="more than 65,536 lists and dicts"):
         codec.decode_slot(b"\xdd" + (most + 1).to_bytes(4, "big") + lead * (most + 1))
-    with pytest.raises(EncodeError, match="more than 131,072 lists and dicts"):
+    with pytest.raises(EncodeError, match="more than 65,536 lists and dicts"):
         codec.encode([{} if lead == b"\x80" else []] * (most + 1))
+
+
+@pytest.mark.parametrize("keys_per_map", [1, 15, 64])
+@pytest.mark.parametrize("first", [b"\xc0", LARGER_MAP])
+def test_the_number_of_timestamps_as_keys_is_limited(keys_per_map: int, first: bytes) -> None:
+    head = b"\xde" + keys_per_map.to_bytes(2, "big")
+
+    def maps(count: int) -> bytes:
+        pairs = (b"\xd6\xff" + number.to_bytes(4, "big") + b"\xc0" for number in range(keys_per_map))
+        return b"\xdd" + (count + 1).to_bytes(4, "big") + first + (head + b"".join(pairs)) * count
+
+    most = MAX_TIME_KEYS // keys_per_map
+    assert len(decode_value(maps(most))) == most + 1
+    with pytest.raises(DecodeError, match="more than 32,768 timestamps per MiB as keys of maps"):
+        decode_value(maps(most + 1))
+
+
+def test_timestamps_as_keys_are_limited_for_typed_payloads_too() -> None:
+    codec = TypedPayload(list[dict[datetime, None]])
+    one = b"\x81\xd6\xff\x00\x01\x02\x03\xc0"
+    assert len(codec.decode_slot(b"\xdd" + MAX_TIME_KEYS.to_bytes(4, "big") + one * MAX_TIME_KEYS)) == MAX_TIME_KEYS
+    with pytest.raises(DecodeError, match="more than 32,768 timestamps"):
+        codec.decode_slot(b"\xdd" + (MAX_TIME_KEYS + 1).to_bytes(4, "big") + one * (MAX_TIME_KEYS + 1))
+
+
+def test_timestamps_that_are_not_keys_are_not_limited() -> None:
+    times = array_of(b"\xd6\xff\x00\x01\x02\x03")
+    assert len(decode_value(times)) > 5 * MAX_TIME_KEYS
+
+
+class Rights(enum.IntFlag):
+    READ = 1
+    WRITE = 2
+
+
+class Colour(enum.Enum):
+    RED = "red"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Colour:
+        return cls.RED
+
+
+@pytest.mark.parametrize(
+    ("kind", "item", "most"),
+    [
+        (list[Decimal], b"\x01", MAX_DECIMALS),
+        (list[Decimal], b"\xa11", MAX_DECIMALS),
+        (list[int | Decimal], b"\xa11", MAX_DECIMALS),
+        (set[Decimal], b"\xa11", MAX_DECIMALS),
+        (list[Rights], b"\x03", MAX_FLAGS),
+        (list[Rights | None], b"\x03", MAX_FLAGS),
+        (list[Colour], b"\xa1x", MAX_FLAGS),
+    ],
+)
+def test_the_number_of_values_that_are_slow_to_build_is_limited(kind: Any, item: bytes, most: int) -> None:
+    codec = TypedPayload(kind)
+    codec.decode_slot(b"\xdd" + most.to_bytes(4, "big") + item * most)
+    for count in (most + 1, SIZE // len(item)):
+        with pytest.raises(DecodeError, match=f"has more than {most:,} values, the maximum for a type with Decimal"):
+            codec.decode_slot(b"\xdd" + count.to_bytes(4, "big") + item * count)
+
+
+@pytest.mark.parametrize("kind", [set[int], frozenset[float | str], dict[str, set[int]]])
+def test_the_number_of_members_of_a_set_that_are_not_text_is_limited(kind: Any) -> None:
+    codec = TypedPayload(kind)
+
+    def numbers(count: int) -> bytes:
+        members: Any = [
+            float(1000 * number) if kind == frozenset[float | str] else 1000 * number for number in range(count)
+        ]
+        return encode_value({"a": members} if kind == dict[str, set[int]] else members)
+
+    most = isqrt(int(MAX_WORK / SET_OF_NUMBERS))
+    codec.decode_slot(numbers(most))
+    with pytest.raises(
+        DecodeError, match="list of 8,193 values that are not text, too many for a type with a set: use list"
+    ):
+        codec.decode_slot(numbers(most + 1))
+
+
+def tuples(count: int) -> list[list[int]]:
+    """Return lists whose tuples all have the same hash."""
+    return [[-1 if bit == "0" else -2 for bit in f"{number:018b}"] for number in range(count)]
+
+
+@pytest.mark.parametrize("kind", [set[tuple[int, ...]], set[frozenset[int]], list[set[tuple[int, ...]]]])
+def test_the_number_of_tuples_in_a_set_is_limited(kind: Any) -> None:
+    codec = TypedPayload(kind)
+
+    def packed(count: int) -> bytes:
+        return encode_value([tuples(count)] if kind == list[set[tuple[int, ...]]] else tuples(count))
+
+    most = isqrt(int(MAX_WORK / SET_OF_TUPLES))
+    codec.decode_slot(packed(most - 10))  # the tuples, which could be sets too, are a part of the work
+    with pytest.raises(DecodeError, match=r"a list of 1,025 values that are not text, too many"):
+        codec.decode_slot(packed(most + 1))
+
+
+def test_many_small_sets_of_tuples_are_limited_together() -> None:
+    codec = TypedPayload(list[set[tuple[int, ...]]])
+    codec.decode_slot(encode_value([tuples(UNCOUNTED_TUPLES)] * 1000))
+    with pytest.raises(DecodeError, match="a list of 64 values that are not text, too many"):
+        codec.decode_slot(encode_value([tuples(64)] * 500))
+
+
+def test_sets_of_text_and_of_consecutive_integers_are_not_limited() -> None:
+    assert len(TypedPayload(set[str]).decode_slot(encode_value([str(number) for number in range(50_000)]))) == 50_000
+    assert len(TypedPayload(set[int]).decode_slot(encode_value([*range(7, 50_000)]))) == 49_993
+    assert len(TypedPayload(list[int]).decode_slot(encode_value([*range(0, 10**8, 1000)]))) == 100_000
 
 
 def test_a_result_that_callers_could_not_decode_is_not_stored() -> None:

@@ -1,14 +1,17 @@
-"""Limits how many keys a map may have, before Python hashes them.
+"""Limits how many values a payload may have where they are slow to build: keys of maps, members of sets, and others.
 
 Python hashes text and bytes with a secret, but numbers and times in a known way: an attacker can choose integers that
-all follow the same path through a dict's table. A map of n of them takes about n² ns to build: 900 KB took 5 s.
+all follow the same path through a dict's table. A map of n of them takes about n² ns to build: 900 KB took 5 s. A set
+compares neighbours in its table first, which takes half as long.
 Text takes 0.4 us per key in a large map, because its table does not fit into the CPU's cache: 1 MiB took 0.1 s.
+A timestamp takes 0.5 us as a key: 150,000 took 75 ms.
 """
 
 from __future__ import annotations
 
 import re
-from operator import itemgetter
+from datetime import datetime
+from operator import countOf, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tampu.errors import DecodeError
@@ -29,44 +32,92 @@ UNCOUNTED_KEYS = 64
 #: payloads may have more, at `KEY_BYTES` each.
 MAX_LARGE_KEYS = 50_000
 KEY_BYTES = 24
+#: Maximum number of timestamps that are keys of maps, in a payload of up to 1 MiB. Larger payloads may have more, at
+#: `TIME_KEY_BYTES` each.
+MAX_TIME_KEYS = 32_768
+TIME_KEY_BYTES = 32
+#: Work of a set of n members, relative to n². Numbers are compared in 0.5 ns, at the least; tuples in 40 ns, and they
+#: are easy to make collide: Python hashes -1 and -2 alike.
+SET_OF_NUMBERS = 1 / 16
+SET_OF_TUPLES = 4.0
+#: Sets of tuples of up to this size are not counted.
+UNCOUNTED_TUPLES = 8
 #: Types whose hashes cannot be predicted.
 TEXT_TYPES = frozenset((str, bytes))
 
 _key = itemgetter(0)
+_CONTAINERS = frozenset((list, dict))
 #: The header of a map of more than `UNCOUNTED_KEYS` keys, with a size of two bytes.
 _COUNTED_MAP = re.compile(b"\xde(?:[\x01-\xff]|\x00[%c-\xff])" % (UNCOUNTED_KEYS + 1), re.DOTALL)
+#: What the three forms of a timestamp start with.
+_TIME_LEADS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
 
 
-def may_have_large_maps(data: bytes) -> bool:
-    """Return False if a payload has no map of more than 64 pairs: none of its bytes starts one."""
-    return len(data) > SAFE_BYTES and (b"\xdf" in data or _COUNTED_MAP.search(data) is not None)
+def may_have_slow_keys(data: bytes) -> bool:
+    """Return False if a payload has no map of more than 64 pairs, and few timestamps: no bytes start one."""
+    return len(data) > SAFE_BYTES and (
+        b"\xdf" in data or _COUNTED_MAP.search(data) is not None or _may_have_many_times(data)
+    )
 
 
-class MapBuilder:
-    """Builds the maps of one payload. Raises `DecodeError` when their keys would take too long to hash.
+def _may_have_many_times(data: bytes) -> bool:
+    return len(data) > 6 * MAX_TIME_KEYS and sum(map(data.count, _TIME_LEADS)) > MAX_TIME_KEYS
 
-    With `most`, it also counts lists and maps, and raises when there are more.
+
+class LimitedBuilder:
+    """Builds the maps of one payload, and looks at its lists. Raises `DecodeError` when it would take too long.
+
+    `most_containers` limits lists and maps, `most_values` their values, and `set_work` lists that may become sets
+    (`SET_OF_NUMBERS`, `SET_OF_TUPLES`). None or 0: no limit.
     """
 
-    def __init__(self, size: int, most: int | None = None) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        most_containers: int | None = None,
+        most_values: int | None = None,
+        set_work: float = 0,
+    ) -> None:
+        size = len(data)
         self._size = size
-        self._most = most
-        self._containers_left = most or 0
+        self._most_containers = most_containers
+        self._containers_left = size if most_containers is None else most_containers
+        self._most_values = most_values
+        self._values_left = size if most_values is None else most_values
+        self._set_work = set_work
         self._left = max(MAX_WORK, size * WORK_PER_BYTE)
+        self._times_left = max(MAX_TIME_KEYS, size // TIME_KEY_BYTES) if _may_have_many_times(data) else None
+        #: True if lists need a look too.
+        self.looks_at_lists = most_containers is not None or most_values is not None or set_work > 0
         #: Maximum size of a map. msgpack refuses a larger one when it reads its header, before it builds the pairs.
         self.most_keys = self._keys_left = max(MAX_LARGE_KEYS, size // KEY_BYTES)
 
-    def count(self, container: Any) -> Any:
-        """Count a list, for the `list_hook` of msgpack, or a map."""
-        self._containers_left -= 1
-        if self._containers_left < 0:
-            raise DecodeError(f"payload of {self._size:,} bytes has more than {self._most:,} lists and dicts")
-        return container
+    def look_at_list(self, values: list[Any]) -> list[Any]:
+        """Count a list and its values, for the `list_hook` of msgpack."""
+        self._count(values)
+        count = len(values)
+        if self._set_work and count > UNCOUNTED_TUPLES:
+            work = SET_OF_NUMBERS
+            if not _CONTAINERS.isdisjoint(map(type, values)):  # it cannot become a set of numbers
+                work = SET_OF_TUPLES if self._set_work == SET_OF_TUPLES else 0
+            if self._is_too_much_work(values, int(count * count * work)):
+                raise DecodeError(
+                    f"payload has a list of {count:,} values that are not text, too many for a type with a set: use "
+                    "list instead of set"
+                )
+        return values
 
     def build(self, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
         """Return a map from its pairs, for the `object_pairs_hook` of msgpack."""
-        if self._most is not None:
-            self.count(pairs)
+        if self.looks_at_lists:
+            self._count(pairs)
+        if self._times_left is not None:
+            self._times_left -= countOf(map(type, map(_key, pairs)), datetime)
+            if self._times_left < 0:
+                raise DecodeError(
+                    f"payload of {self._size:,} bytes has more than {MAX_TIME_KEYS:,} timestamps per MiB as keys of "
+                    "maps: use text as keys, or a list of pairs"
+                )
         count = len(pairs)
         if count <= UNCOUNTED_KEYS:
             return dict(pairs)
@@ -74,16 +125,32 @@ class MapBuilder:
             self._keys_left -= count
             if self._keys_left < 0:
                 raise too_many_keys(self.most_keys)
-        if not TEXT_TYPES.issuperset(map(type, map(_key, pairs))):
-            self._left -= count * count
-            if self._left < 0 or count > MAX_NUMBER_KEYS:
-                if not _are_consecutive([*map(_key, pairs)]):
-                    raise DecodeError(
-                        f"payload has a map with {count:,} keys that are not all text; at most {MAX_NUMBER_KEYS:,} are "
-                        "allowed, and fewer if there are several such maps: use text as keys, or a list of pairs"
-                    )
-                self._left += count * count
+        if self._is_too_much_work([*map(_key, pairs)], count * count):
+            raise DecodeError(
+                f"payload has a map with {count:,} keys that are not all text; at most {MAX_NUMBER_KEYS:,} are "
+                "allowed, and fewer if there are several such maps: use text as keys, or a list of pairs"
+            )
         return dict(pairs)
+
+    def _count(self, container: Sequence[Any]) -> None:
+        self._containers_left -= 1
+        if self._containers_left < 0:
+            raise DecodeError(
+                f"payload of {self._size:,} bytes has more than {self._most_containers:,} lists and dicts"
+            )
+        self._values_left -= len(container)
+        if self._values_left < 0:
+            raise DecodeError(
+                f"payload of {self._size:,} bytes has more than {self._most_values:,} values, the maximum for a type "
+                "with Decimal or Flag: use another type, or several jobs"
+            )
+
+    def _is_too_much_work(self, keys: list[Any], work: int) -> bool:
+        """Return True if these keys, with all before them, may take too long to hash."""
+        if TEXT_TYPES.issuperset(map(type, keys)) or _are_consecutive(keys):
+            return False
+        self._left -= work
+        return self._left < 0
 
 
 def too_many_keys(most: int) -> DecodeError:

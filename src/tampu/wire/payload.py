@@ -26,8 +26,8 @@ from tampu.wire.map_keys import (
     MAX_LARGE_KEYS,
     MAX_NUMBER_KEYS,
     TEXT_TYPES,
-    MapBuilder,
-    may_have_large_maps,
+    LimitedBuilder,
+    may_have_slow_keys,
     too_many_keys,
 )
 from tampu.wire.scan import REFUSALS
@@ -66,10 +66,10 @@ _NOT_MSGPACK = (ValueError, OverflowError, RecursionError, msgpack.UnpackExcepti
 #: Payloads beyond this size, in bytes, are decoded without garbage collection, which would repeatedly scan the values
 #: built so far and find nothing: it took two thirds of the 0.4 s that a million empty lists took.
 LARGE_BYTES = 65_536
-#: Maximum number of lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, and all other
-#: jobs wait. A larger payload may have more, at `CONTAINER_BYTES` each.
-MAX_CONTAINERS = 131_072
-CONTAINER_BYTES = 8
+#: Maximum number of lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, twice that if
+#: dicts are checked for slow keys, and all other jobs wait. A larger payload may have more, at `CONTAINER_BYTES` each.
+MAX_CONTAINERS = 65_536
+CONTAINER_BYTES = 16
 #: Payloads beyond this size, in bytes, are checked for completeness before they are decoded: msgpack allocates a list
 #: when it reads its header, so that 510 nested lists which claim a million values each took 4 GB for a moment. This
 #: takes 7 % of the time of decoding.
@@ -206,8 +206,10 @@ def _shown(value: object) -> str:
 def decode_value(data: bytes) -> Any:
     """Decode MessagePack. Raises `DecodeError` unless the bytes are exactly one value."""
     if len(data) <= LARGE_BYTES:
-        return _decode(data)
-    return without_gc(partial(_decode, most=_container_limit(data)), data)
+        return _decode(data, LimitedBuilder(data) if may_have_slow_keys(data) else None)
+    most = _container_limit(data)
+    builder = LimitedBuilder(data, most) if most is not None or may_have_slow_keys(data) else None
+    return without_gc(partial(_decode, builder=builder), data)
 
 
 def without_gc(decode: Callable[[bytes], Any], data: bytes) -> Any:
@@ -221,10 +223,16 @@ def without_gc(decode: Callable[[bytes], Any], data: bytes) -> Any:
         gc.enable()
 
 
-def refuse_many_containers(data: bytes) -> None:
-    """Raise `DecodeError` if a payload of more than `LARGE_BYTES` has too many lists and dicts."""
-    if (most := _container_limit(data)) is not None:
-        without_gc(partial(_decode, most=most), data)
+def refuse_slow(data: bytes, max_values: int | None = None, set_work: float = 0) -> None:
+    """Raise `DecodeError` if decoding a payload to a type would take too long.
+
+    Limits its lists and dicts and, for types that need it, its values per MiB (`max_values`) and the members of its
+    sets (`set_work`: see `LimitedBuilder`).
+    """
+    most_values = None if max_values is None else max(max_values, len(data) * max_values >> 20)
+    builder = LimitedBuilder(data, _container_limit(data), most_values, set_work)
+    if builder.looks_at_lists:
+        without_gc(partial(_decode, builder=builder), data)
 
 
 def _container_limit(data: bytes) -> int | None:
@@ -233,19 +241,18 @@ def _container_limit(data: bytes) -> int | None:
     return most if len(data) > most and len(data.translate(None, _STARTS_NO_CONTAINER)) > most else None
 
 
-def _decode(data: bytes, most: int | None = None) -> Any:
+def _decode(data: bytes, builder: LimitedBuilder | None = None) -> Any:
     # msgpack instead of msgspec, which makes tuples of arrays in keys: msgpack makes lists, and stops at the first one.
     # Timestamps become datetimes: msgpack's own type adds seconds and nanoseconds, a hash that is easy to make collide.
-    builder = MapBuilder(len(data), most) if most is not None or may_have_large_maps(data) else None
     try:
         if len(data) > CLAIM_BYTES and (builder is not None or b"\xdc" in data or b"\xdd" in data):
             _skip(data)
         if builder is None:
             return _unpack(data)
-        count = None if most is None else builder.count
-        return _unpack(data, list_hook=count, object_pairs_hook=builder.build, max_map_len=builder.most_keys)
+        look = builder.look_at_list if builder.looks_at_lists else None
+        return _unpack(data, list_hook=look, object_pairs_hook=builder.build, max_map_len=builder.most_keys)
     except DecodeError:
-        raise  # from the map builder
+        raise  # from the builder
     except TypeError:
         raise DecodeError(
             "payload has an array, a map or an extension as the key of a map; use text or numbers"

@@ -7,19 +7,21 @@ inside the others, if pydantic is installed.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from inspect import getattr_static
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 
 from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
-from tampu.wire.map_keys import may_have_large_maps
+from tampu.wire.map_keys import SAFE_BYTES, SET_OF_NUMBERS, SET_OF_TUPLES, may_have_slow_keys
 from tampu.wire.payload import (
     LARGE_BYTES,
     decode_value,
     encode_value,
     refuse_array_keys,
-    refuse_many_containers,
+    refuse_slow,
     slot_format,
     without_gc,
 )
@@ -27,6 +29,13 @@ from tampu.wire.scan import bin_content
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+#: Maximum number of values in a payload of up to 1 MiB, if its type has a Decimal (0.15 us each) or a Flag (3 us each).
+MAX_DECIMALS = 65_536
+MAX_FLAGS = 16_384
+#: `_missing_` of an Enum that does not define it.
+_NO_MISSING = getattr_static(Enum, "_missing_")
 
 
 class TypedPayload:
@@ -79,14 +88,17 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     except TypeError as error:
         raise ConfigError(f"payload_type {_name(payload_type)} cannot be encoded as MessagePack: {error}") from error
     pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
-    is_checked = _has_keys(payload_type, _holds_sequence)
-    is_checked_if_large = is_checked or _has_keys(payload_type, _holds_number)
+    has_sequence_keys = _has_part(payload_type, _may_have_sequence_keys)
+    has_number_keys = has_sequence_keys or _has_part(payload_type, _may_have_number_keys)
+    set_work = _set_work(payload_type)
+    max_values = _max_values(payload_type)
+    unchecked_bytes = SAFE_BYTES if set_work or max_values else LARGE_BYTES
 
     def check(packed: bytes) -> None:
-        if is_checked or (is_checked_if_large and may_have_large_maps(packed)):
+        if has_sequence_keys or (has_number_keys and may_have_slow_keys(packed)):
             refuse_array_keys(packed)
-        elif len(packed) > LARGE_BYTES:
-            refuse_many_containers(packed)
+        if len(packed) > unchecked_bytes:
+            refuse_slow(packed, max_values, set_work)
 
     def write(value: Any) -> bytes:
         try:
@@ -108,38 +120,77 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     return write, read
 
 
-def _has_keys(payload_type: Any, is_such: Callable[[msgspec.inspect.Type], bool]) -> bool:
-    """Return True if a value of this type can hold a map with such keys.
-
-    It can if it has a part without a type, or a map with keys of such a type. Other types skip the check.
-    """
+def _has_part(payload_type: Any, is_such: Callable[[msgspec.inspect.Type], bool]) -> bool:
+    """Return True if a type is such a type, or has a part that is one."""
     seen: set[int] = set()
 
     def look(part: Any) -> bool:
-        if isinstance(part, msgspec.inspect.AnyType | msgspec.inspect.CustomType | msgspec.inspect.RawType):
-            return True
-        if isinstance(part, msgspec.inspect.DictType) and is_such(part.key_type):
-            return True
         if isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field):
             if id(part) in seen:
                 return False
             seen.add(id(part))
+            if isinstance(part, msgspec.inspect.Type) and is_such(part):
+                return True
             return any(look(getattr(part, name)) for name in part.__struct_fields__)
         return isinstance(part, list | tuple) and any(map(look, part))
 
     return look(msgspec.inspect.type_info(payload_type))
 
 
+def _may_have_sequence_keys(part: msgspec.inspect.Type) -> bool:
+    """Return True for a map with such keys, and for a part without a type, which can hold any map."""
+    return _has_no_type(part) or (isinstance(part, msgspec.inspect.DictType) and _holds_sequence(part.key_type))
+
+
+def _may_have_number_keys(part: msgspec.inspect.Type) -> bool:
+    return _has_no_type(part) or (isinstance(part, msgspec.inspect.DictType) and _holds_number(part.key_type))
+
+
+def _has_no_type(part: msgspec.inspect.Type) -> bool:
+    return isinstance(part, msgspec.inspect.AnyType | msgspec.inspect.CustomType | msgspec.inspect.RawType)
+
+
+def _set_work(payload_type: Any) -> float:
+    """Return the work of the largest set that a value of this type can hold, relative to the square of its size."""
+    if _has_part(payload_type, lambda part: _is_set(part) and _holds_sequence(part.item_type)):
+        return SET_OF_TUPLES
+    return (
+        SET_OF_NUMBERS if _has_part(payload_type, lambda part: _is_set(part) and _holds_number(part.item_type)) else 0
+    )
+
+
+def _is_set(part: msgspec.inspect.Type) -> TypeGuard[msgspec.inspect.SetType | msgspec.inspect.FrozenSetType]:
+    return isinstance(part, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType)
+
+
+def _max_values(payload_type: Any) -> int | None:
+    """Return how many values a payload of up to 1 MiB may have; None if values of this type are quick to build."""
+    if _has_part(payload_type, _is_slow_enum):
+        return MAX_FLAGS
+    return MAX_DECIMALS if _has_part(payload_type, _is_decimal) else None
+
+
+def _is_decimal(part: msgspec.inspect.Type) -> bool:
+    return isinstance(part, msgspec.inspect.DecimalType)
+
+
+def _is_slow_enum(part: msgspec.inspect.Type) -> bool:
+    """Return True for a Flag, and for an Enum with its own `_missing_`: msgspec calls it for each unknown value."""
+    return isinstance(part, msgspec.inspect.EnumType) and getattr_static(part.cls, "_missing_") is not _NO_MISSING
+
+
 def _holds_sequence(key: msgspec.inspect.Type) -> bool:
-    kinds = key.types if isinstance(key, msgspec.inspect.UnionType) else (key,)
     sequences = (msgspec.inspect.CollectionType, msgspec.inspect.TupleType, msgspec.inspect.NamedTupleType)
     structs = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
-    return any(isinstance(kind, (*sequences, *structs)) for kind in kinds)
+    return any(isinstance(kind, (*sequences, *structs)) for kind in _kinds(key))
 
 
 def _holds_number(key: msgspec.inspect.Type) -> bool:
-    kinds = key.types if isinstance(key, msgspec.inspect.UnionType) else (key,)
-    return not all(isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.BytesType) for kind in kinds)
+    return not all(isinstance(kind, msgspec.inspect.StrType | msgspec.inspect.BytesType) for kind in _kinds(key))
+
+
+def _kinds(part: msgspec.inspect.Type) -> tuple[msgspec.inspect.Type, ...]:
+    return part.types if isinstance(part, msgspec.inspect.UnionType) else (part,)
 
 
 def convert(value: Any, payload_type: Any) -> Any:
