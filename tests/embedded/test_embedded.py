@@ -110,6 +110,8 @@ def test_other_users_can_read_none_of_its_files(data_dir: Path) -> None:
     with EmbeddedServer(data_dir) as server, connect(server) as client:
         client.set("secret", "payload")
         client.execute_command("BGREWRITEAOF")
+        # Until it ends, files are renamed.
+        eventually(lambda: client.info("persistence")["aof_rewrite_in_progress"] == 0, "the rewrite of the log")
         files = [path for path in data_dir.rglob("*") if not path.is_symlink()]
         assert {"server.json", "valkey.log", "appendonlydir"} <= {path.name for path in files}
         assert [path.name for path in [data_dir, *files] if path.stat().st_mode & 0o077] == []

@@ -35,6 +35,12 @@ def nodes_of(server: Server | Cluster) -> list[Server]:
     return server.nodes if isinstance(server, Cluster) else [server]
 
 
+@pytest.mark.xdist_group("a_group")
+def test_tests_of_a_group_run_in_one_process(request: pytest.FixtureRequest) -> None:
+    """pytest-xdist reads a test's group from its ID. pytest 9.2 lost it, and every process started a Spark session."""
+    assert request.node.nodeid.endswith("@a_group") == ("PYTEST_XDIST_WORKER" in os.environ)
+
+
 # Every kind
 
 

@@ -34,7 +34,7 @@ SPARK_TIMEOUT_SECS = 600
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Function]) -> None:
     """All tests with Spark get the time it needs, unless they say otherwise.
 
-    Two processes run them: those with the shared session are for one, those that start programs for the other. Each
+    Two processes run them: those with the shared session are for one, those that start programs for another. Each
     leaves a core idle for half of its time.
     """
     for name in FIRST_OF:
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
         if shares_session or starts_programs:
             item.add_marker(pytest.mark.xdist_group("session" if shares_session else "programs"))
-    # A group is one piece of work for one process: the largest first, so that the other has something to do meanwhile.
+    # A group is one piece of work for one process: the largest first, so that the others have something to do meanwhile.
     items.sort(key=lambda item: "spark" not in item.fixturenames)
 
 
