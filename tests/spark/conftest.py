@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Func
             item.add_marker(pytest.mark.timeout(SPARK_TIMEOUT_SECS))
         if shares_session or starts_programs:
             item.add_marker(pytest.mark.xdist_group("session" if shares_session else "programs"))
-    # A group is one piece of work for one process: the largest first, so that the others have something to do meanwhile.
+    # A group is one piece of work for one process: the largest first, so that the others have work meanwhile.
     items.sort(key=lambda item: "spark" not in item.fixturenames)
 
 
