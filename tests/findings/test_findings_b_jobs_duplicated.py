@@ -216,4 +216,5 @@ async def test_finding_20_two_workers_of_one_name_do_not_both_promote(server: Se
         consuming(server.url, ignore, metrics=sinks[1], **same),
     ):
         await until(lambda: all(sink.lock_outcomes for sink in sinks), "both have asked for the lock")
-    assert sorted(outcome for sink in sinks for outcome in sink.lock_outcomes) == ["acquired", "held"]
+        # While both run: once one stops, the other may acquire the lock.
+        assert sorted(outcome for sink in sinks for outcome in sink.lock_outcomes) == ["acquired", "held"]
