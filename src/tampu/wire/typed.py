@@ -88,10 +88,11 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     except TypeError as error:
         raise ConfigError(f"payload_type {_name(payload_type)} cannot be encoded as MessagePack: {error}") from error
     pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
-    has_sequence_keys = _has_part(payload_type, _may_have_sequence_keys)
-    has_number_keys = has_sequence_keys or _has_part(payload_type, _may_have_number_keys)
-    set_work = _set_work(payload_type)
-    max_values = _max_values(payload_type)
+    info = msgspec.inspect.type_info(payload_type)
+    has_sequence_keys = _has_part(info, _may_have_sequence_keys)
+    has_number_keys = has_sequence_keys or _has_part(info, _may_have_number_keys)
+    set_work = _set_work(info)
+    max_values = _max_values(info)
     unchecked_bytes = SAFE_BYTES if set_work or max_values else LARGE_BYTES
 
     def check(packed: bytes) -> None:
@@ -120,7 +121,7 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     return write, read
 
 
-def _has_part(payload_type: Any, is_such: Callable[[msgspec.inspect.Type], bool]) -> bool:
+def _has_part(info: msgspec.inspect.Type, is_such: Callable[[msgspec.inspect.Type], bool]) -> bool:
     """Return True if a type is such a type, or has a part that is one."""
     seen: set[int] = set()
 
@@ -134,7 +135,7 @@ def _has_part(payload_type: Any, is_such: Callable[[msgspec.inspect.Type], bool]
             return any(look(getattr(part, name)) for name in part.__struct_fields__)
         return isinstance(part, list | tuple) and any(map(look, part))
 
-    return look(msgspec.inspect.type_info(payload_type))
+    return look(info)
 
 
 def _may_have_sequence_keys(part: msgspec.inspect.Type) -> bool:
@@ -150,24 +151,22 @@ def _has_no_type(part: msgspec.inspect.Type) -> bool:
     return isinstance(part, msgspec.inspect.AnyType | msgspec.inspect.CustomType | msgspec.inspect.RawType)
 
 
-def _set_work(payload_type: Any) -> float:
+def _set_work(info: msgspec.inspect.Type) -> float:
     """Return the work of the largest set that a value of this type can hold, relative to the square of its size."""
-    if _has_part(payload_type, lambda part: _is_set(part) and _holds_sequence(part.item_type)):
+    if _has_part(info, lambda part: _is_set(part) and _holds_sequence(part.item_type)):
         return SET_OF_TUPLES
-    return (
-        SET_OF_NUMBERS if _has_part(payload_type, lambda part: _is_set(part) and _holds_number(part.item_type)) else 0
-    )
+    return SET_OF_NUMBERS if _has_part(info, lambda part: _is_set(part) and _holds_number(part.item_type)) else 0
 
 
 def _is_set(part: msgspec.inspect.Type) -> TypeGuard[msgspec.inspect.SetType | msgspec.inspect.FrozenSetType]:
     return isinstance(part, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType)
 
 
-def _max_values(payload_type: Any) -> int | None:
+def _max_values(info: msgspec.inspect.Type) -> int | None:
     """Return how many values a payload of up to 1 MiB may have; None if values of this type are quick to build."""
-    if _has_part(payload_type, _is_slow_enum):
+    if _has_part(info, _is_slow_enum):
         return MAX_FLAGS
-    return MAX_DECIMALS if _has_part(payload_type, _is_decimal) else None
+    return MAX_DECIMALS if _has_part(info, _is_decimal) else None
 
 
 def _is_decimal(part: msgspec.inspect.Type) -> bool:
