@@ -229,8 +229,8 @@ class ConsumerConfig(_Checked):
     dlq_max_stream_len: int = _number(DEFAULT_DLQ_MAX_STREAM_LEN, low=1)
     #: Backoff of jobs that do not set one.
     retry: RetryConfig = field(default_factory=RetryConfig, metadata={"check": _instance(RetryConfig)})
-    #: Maximum number of retries waiting to be written; handlers wait beyond that. Defaults to 64.
-    retry_inflight: int = _number(64, low=1)
+    #: Maximum number of retries waiting to be written; handlers wait beyond that. Defaults to 256.
+    retry_inflight: int = _number(256, low=1)
     #: Run a promoter too. Defaults to True.
     delayed_enabled: bool = _checked(check_bool, True)
     #: Same as `PromoterConfig.poll_interval_ms`. Defaults to 100.

@@ -19,7 +19,7 @@ from tampu.base.clock import wall_clock_ms
 from tampu.consume import outcomes
 from tampu.consume.runner import max_attempts_of
 from tampu.errors import DecodeError
-from tampu.metrics import DlqRouted, RetryScheduled, tell
+from tampu.metrics import DlqRouted, MetricsSink, RetryScheduled, tell
 from tampu.redis import calls
 from tampu.redis.calls import START_MARK
 from tampu.redis.codes import OutcomeKind, SettleCode
@@ -151,6 +151,7 @@ class InFlight:
         self._opens_for = ""
         self._open_named = partial(self._open_and_decode, "")
         self._log = log
+        self._observes_retries = type(config.metrics).retry_scheduled is not MetricsSink.retry_scheduled
         self._held: dict[bytes, Delivery] = {}
         self._share = share
         #: Called for each dead letter that was written.
@@ -279,7 +280,7 @@ class InFlight:
         if outcome.dlq_reason is not None:
             tell(metrics.dlq_routed, DlqRouted(outcome.dlq_reason, outcome.runs, name))
             self.on_dead_letter(outcome)
-        else:
+        elif self._observes_retries:
             tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
 
     def all_succeeded(self, outcomes: Sequence[Outcome]) -> None:

@@ -42,9 +42,10 @@ class FailureKind(NamedTuple):
 class _Count:
     """Failures of one kind."""
 
-    __slots__ = ("left_out", "seen")
+    __slots__ = ("kind", "left_out", "seen")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: FailureKind) -> None:
+        self.kind = kind
         self.seen = 0
         #: Failures since the last line.
         self.left_out = 0
@@ -56,7 +57,8 @@ class JobLog:
     def __init__(self, queue_name: str, now: Callable[[], float] = time.monotonic) -> None:
         self._queue = queue_name
         self._now = now
-        self._counts: dict[FailureKind, _Count] = {}
+        #: By the parts of their kinds, which are quicker to find than the texts in it are to make.
+        self._counts: dict[tuple[object, ...], _Count] = {}
         self._allowance = float(BURST)
         self._refilled_at = now()
         #: True if starts are logged; asked for once, because a start is on the path of every job.
@@ -106,13 +108,13 @@ class JobLog:
     def failed(self, outcome: Outcome, error: BaseException | None, attempts: int) -> None:
         """Log a failed attempt and what follows: at WARNING if the job is retried, at ERROR if it is dead-lettered."""
         job = outcome.delivery.job
-        kind = kind_of(job.name, error)
-        count = self._counts.get(kind)
+        parts = _parts_of(job.name, error)
+        count = self._counts.get(parts)
         if count is None:
             if len(self._counts) >= MAX_KINDS:
                 self.flush()
                 self._counts.clear()
-            count = self._counts[kind] = _Count()
+            count = self._counts[parts] = _Count(kind_of(job.name, error))
         count.seen += 1
         is_first = count.seen == 1
         if not is_first and not self._may_log():
@@ -148,7 +150,7 @@ class JobLog:
                 attempt=outcome.runs,
                 attempts=attempts,
                 duration_us=outcome.duration_us,
-                error_type=kind.error_type,
+                error_type=count.kind.error_type,
                 error=text,
                 retry_in_ms=backoff_ms,
             ),
@@ -170,7 +172,8 @@ class JobLog:
 
     def flush(self) -> None:
         """Log how many failures were left out since their last line."""
-        for kind, count in self._counts.items():
+        for count in self._counts.values():
+            kind = count.kind
             if count.left_out and self._may_log():
                 logger.warning(
                     "%s: %s failed %s more times with %s at %s",
@@ -205,14 +208,29 @@ def kind_of(task: str, error: BaseException | None) -> FailureKind:
     if error is None:
         return FailureKind(task, "", "")
     if isinstance(error, RemoteError):
-        place = next((line.strip() for line in reversed(error.remote_traceback.splitlines()) if "File " in line), "")
-        return FailureKind(task, error.error_type, place)
+        return FailureKind(task, error.error_type, _remote_place(error))
+    trace = _innermost(error)
+    place = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return FailureKind(task, error_type(error), place)
+
+
+def _parts_of(task: str, error: BaseException | None) -> tuple[object, ...]:
+    """Return the parts of a failure's kind."""
+    if isinstance(error, RemoteError):
+        return task, error.error_type, _remote_place(error)
+    trace = None if error is None else _innermost(error)
+    return (task, type(error)) if trace is None else (task, type(error), trace.tb_frame.f_code, trace.tb_lineno)
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
     trace = error.__traceback__
-    if trace is None:
-        return FailureKind(task, error_type(error), "")
-    while trace.tb_next is not None:
+    while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return FailureKind(task, error_type(error), f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}")
+    return trace
+
+
+def _remote_place(error: RemoteError) -> str:
+    return next((line.strip() for line in reversed(error.remote_traceback.splitlines()) if "File " in line), "")
 
 
 def _exception(error: BaseException | None) -> tuple[type[BaseException], BaseException, TracebackType | None] | None:

@@ -176,7 +176,7 @@ class Runner:
         if outcome.kind is _SUCCESS or outcome.kind is _RESULT:
             if delivery.job.attempt:
                 self._log.recovered(delivery.job, outcome.duration_us)
-        else:
+        elif not self._settler.has_room(outcome.kind):
             await self._settler.wait_for_room(outcome.kind)
 
     def _is_put_aside(self, job: Job[Any]) -> bool:
@@ -261,8 +261,8 @@ class Runner:
         return self._retry(delivery, duration_us, error, wait_ms)
 
     def _retry(self, delivery: Delivery, duration_us: int, error: BaseException, wait_ms: int) -> Outcome:
-        job = delivery.job
-        if job.attempt + 1 >= max_attempts_of(job, self._config):
+        attempts = max_attempts_of(delivery.job, self._config)
+        if delivery.job.attempt + 1 >= attempts:
             return self._dead(delivery, duration_us, error, DlqReason.RETRIES_EXHAUSTED)
         outcome = outcomes.retry(
             delivery,
@@ -272,17 +272,14 @@ class Runner:
             wait_ms,
             traceback=outcomes.event_traceback(error) if self._events else "",
         )
-        self._log_failure(outcome, error)
+        self._log.failed(outcome, error, attempts)
         return outcome
 
     def _dead(self, delivery: Delivery, duration_us: int, error: BaseException, reason: DlqReason) -> Outcome:
         worker = self._config.consumer_id
         outcome = outcomes.dead_letter(delivery, self._now_ms(), duration_us, reason=reason, worker=worker, error=error)
-        self._log_failure(outcome, error)
+        self._log.failed(outcome, error, max_attempts_of(delivery.job, self._config))
         return outcome
-
-    def _log_failure(self, outcome: Outcome, error: BaseException) -> None:
-        self._log.failed(outcome, error, max_attempts_of(outcome.delivery.job, self._config))
 
     def _observe(self, delivery: Delivery, kind: JobOutcomeKind, duration_us: int) -> None:
         job = delivery.job

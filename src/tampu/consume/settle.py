@@ -180,11 +180,13 @@ class Settler:
             return self._config.retry_inflight - self.unsettled_retries
         return self._config.dlq_inflight - self.unsettled_letters
 
+    def has_room(self, kind: OutcomeKind) -> bool:
+        """Return True if more retries or dead letters fit. Other kinds are not limited."""
+        return self._room_for(kind) > 0 or kind not in self._waiters
+
     async def wait_for_room(self, kind: OutcomeKind) -> None:
-        """Wait until there is room for more retries or dead letters. Other kinds are not limited."""
-        if kind not in self._waiters:
-            return
-        while self._room_for(kind) <= 0:
+        """Wait until there is room for more retries or dead letters."""
+        while not self.has_room(kind):
             waiter = self._loop.create_future()
             self._waiters[kind].append(waiter)
             if self._in_flight < MAX_IN_FLIGHT:
