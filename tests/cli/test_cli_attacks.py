@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import subprocess
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,20 @@ def test_completion_offers_no_name_that_a_shell_would_run(server: Server, url: s
     words = " ".join(complete_queue(""))
     subprocess.run(["bash", "-c", f'COMPREPLY=( $(compgen -W "{words}" -- "") )'], check=True)
     assert not proof.exists()
+
+
+def test_suggested_commands_are_quoted_for_a_shell(server: Server, url: str, tmp_path: Path) -> None:
+    name = f"a;touch {tmp_path / 'proof'}"
+    client = server.client()
+    client.xadd(QueueKeys(name).dlq, {"d": "x"})
+    client.set(QueueKeys(name).paused, "1")
+    said = invoke("doctor").out + invoke("queue", "pause", name, "--task", "b c").out
+    commands = re.findall("`tampu (.*?)`", re.sub(r"\s+", " ", said))
+    assert [words for words in commands if name in words] == [
+        f"queue resume '{name}'",
+        f"dlq peek '{name}'",
+        f"queue resume '{name}' --task 'b c'",
+    ]
 
 
 @pytest.mark.parametrize("command", [("inspect", QUEUE), ("doctor",), ("queue", "list"), ("inspect",)], ids=" ".join)

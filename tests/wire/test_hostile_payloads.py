@@ -12,6 +12,7 @@ from decimal import Decimal
 from math import isqrt
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
 from tampu.errors import DecodeError, EncodeError
@@ -27,7 +28,15 @@ from tampu.wire.map_keys import (
     UNCOUNTED_TUPLES,
     LimitedBuilder,
 )
-from tampu.wire.payload import MAX_CONTAINERS, decode_slot, decode_value, encode_value, encode_values, wrap_bin
+from tampu.wire.payload import (
+    MAX_CONTAINERS,
+    MAX_NESTING,
+    decode_slot,
+    decode_value,
+    encode_value,
+    encode_values,
+    wrap_bin,
+)
 from tampu.wire.retry import (
     BackoffKind,
     BackoffSpec,
@@ -392,6 +401,25 @@ def test_sets_of_text_and_of_consecutive_integers_are_not_limited() -> None:
     assert len(TypedPayload(set[str]).decode_slot(encode_value([str(number) for number in range(50_000)]))) == 50_000
     assert len(TypedPayload(set[int]).decode_slot(encode_value([*range(7, 50_000)]))) == 49_993
     assert len(TypedPayload(list[int]).decode_slot(encode_value([*range(0, 10**8, 1000)]))) == 100_000
+
+
+class Node(msgspec.Struct):
+    child: Node | None = None
+
+
+@pytest.mark.parametrize("kind", [list, Any, Node])
+def test_a_typed_payload_of_too_many_levels_is_not_added(kind: Any) -> None:
+    codec = TypedPayload(kind)
+
+    def nested(levels: int) -> Any:
+        value: Any = Node() if kind is Node else []
+        for _ in range(levels - 1):
+            value = Node(value) if kind is Node else [value]
+        return value
+
+    codec.decode_slot(codec.encode(nested(MAX_NESTING)))
+    with pytest.raises(EncodeError, match="more than 512 levels"):
+        codec.encode(nested(MAX_NESTING + 1))
 
 
 def test_a_result_that_callers_could_not_decode_is_not_stored() -> None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import select
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,11 @@ def _console(stream: Any) -> Console:
 def is_terminal() -> bool:
     """Return whether results go to a terminal."""
     return sys.stdout.isatty()
+
+
+def command(*words: str) -> str:
+    """Return a `tampu` command to suggest, quoted for a shell: a queue's name may be chosen to run another one."""
+    return f"`tampu {shlex.join(words)}`"
 
 
 def printable(text: str) -> str:

@@ -151,7 +151,7 @@ def _are_short_and_flat(bodies: list[bytes]) -> bool:
 
 def _check(value: Any, packed: bytes) -> None:
     """Raise `EncodeError` for a value that readers would refuse: a list, a dict, or a datetime out of range."""
-    if len(packed) > MAX_NESTING and _is_nested_too_deeply(packed):
+    if is_nested_too_deeply(packed):
         raise EncodeError(
             f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"
         )
@@ -179,7 +179,10 @@ def refuse_array_keys(packed: bytes) -> None:
     decode_value(packed)
 
 
-def _is_nested_too_deeply(packed: bytes) -> bool:
+def is_nested_too_deeply(packed: bytes) -> bool:
+    """Return True if a payload has more than `MAX_NESTING` levels."""
+    if len(packed) <= MAX_NESTING:
+        return False
     if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
         return False  # the quickest check, for nearly all small payloads
     try:

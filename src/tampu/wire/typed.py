@@ -18,8 +18,10 @@ from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.map_keys import SAFE_BYTES, SET_OF_NUMBERS, SET_OF_TUPLES, may_have_slow_keys
 from tampu.wire.payload import (
     LARGE_BYTES,
+    MAX_NESTING,
     decode_value,
     encode_value,
+    is_nested_too_deeply,
     refuse_array_keys,
     refuse_slow,
     slot_format,
@@ -104,6 +106,8 @@ def _msgspec_codec(payload_type: Any) -> tuple[Callable[[Any], bytes], Callable[
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
+            if is_nested_too_deeply(packed):
+                raise ValueError(f"it has more than {MAX_NESTING} levels")
             check(packed)
             # Decode it as a check: a payload that a worker would reject must not be sent.
             without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)

@@ -11,7 +11,7 @@ from rich.text import Text
 from tampu.cli.commands.dlq_repair import repair
 from tampu.cli.errors import ERROR, check_choice
 from tampu.cli.options import DryRun, QueueName, Raw, Yes, confirm
-from tampu.cli.output import cell, progress_bar, say, show, write_json
+from tampu.cli.output import cell, command, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of
 from tampu.cli.redact import redacted, redacted_cluster, redacted_letter
 from tampu.cli.session import CommonOptions, Session
@@ -220,7 +220,7 @@ def replay(
         show(f"replayed {plural(moved, 'dead letter')}")
     if moved.skipped:
         skipped = plural(moved.skipped, "dead letter")
-        say(f"skipped {skipped} that cannot be decoded; run `tampu dlq peek {queue}` to see them", "yellow")
+        say(f"skipped {skipped} that cannot be decoded; run {command('dlq', 'peek', queue)} to see them", "yellow")
     if moved.queue_is_full:
         say("the queue is full; run the command again when there is room to replay the rest", "red")
         raise typer.Exit(ERROR)

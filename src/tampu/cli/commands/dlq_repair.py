@@ -10,7 +10,7 @@ import typer
 
 from tampu.cli.errors import ERROR, UsageError
 from tampu.cli.options import AsJson, DryRun, QueueName, Url, Yes, confirm
-from tampu.cli.output import cell, say, show, write_json, write_line
+from tampu.cli.output import cell, command, say, show, write_json, write_line
 from tampu.cli.payloads import one_line
 from tampu.cli.redact import redacted
 from tampu.cli.tables import FittingTable
@@ -76,7 +76,8 @@ def repair(
     checked_url = check_shared_url(resolve_url(url), "--url")
     letters = find_letters(checked_url, queue, cluster, limit)
     if not letters:
-        raise UsageError(f"queue {queue!r} has no dead letters of cluster {cluster!r}: see `tampu dlq summary {queue}`")
+        summary = command("dlq", "summary", queue)
+        raise UsageError(f"queue {queue!r} has no dead letters of cluster {cluster!r}: see {summary}")
     plan = repairs_of(letters, sql)
     if not as_json:
         _show_changes(plan)

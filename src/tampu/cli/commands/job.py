@@ -13,7 +13,7 @@ from tampu.cli.commands.dlq import letter_to_json
 from tampu.cli.commands.job_timeline import Step, condensed, explain, read_events, steps_of
 from tampu.cli.errors import CliError, check_choice
 from tampu.cli.options import QueueName, QueueOption, Raw
-from tampu.cli.output import cell, progress_bar, say, show, write_json
+from tampu.cli.output import cell, command, progress_bar, say, show, write_json
 from tampu.cli.payloads import envelope_of, one_line, payload_of, queue_codec, shown_value
 from tampu.cli.redact import redacted_state
 from tampu.cli.session import CommonOptions, Session, skip_if_broken
@@ -251,7 +251,9 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
     ]
     rows = fact_table(facts)
     if state.state == "unknown":
-        rows.add_row("", cell(f"not in the queue now; run `tampu job why {state.id}` to see what happened to it"))
+        rows.add_row(
+            "", cell(f"not in the queue now; run {command('job', 'why', state.id)} to see what happened to it")
+        )
     return Group(Text.assemble(cell(state.id, "bold"), "  ", cell(state.state, _STYLES[state.state])), rows)
 
 

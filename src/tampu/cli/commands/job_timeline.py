@@ -7,6 +7,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from tampu.cli.commands.events import details, event_ms
+from tampu.cli.output import command
 from tampu.cli.redact import redacted_event
 from tampu.cli.units import duration, iso, plural
 from tampu.errors import DecodeError
@@ -168,7 +169,7 @@ def _why_waiting(state: JobState, queue: QueueSnapshot) -> list[str]:
         return [f"worker {state.worker} of group {state.group} has fetched it and will start it when a slot is free"]
     if queue.is_paused:
         why = f": {queue.pause_reason}" if queue.pause_reason else ""
-        return [f"the queue is paused{why}; run `tampu queue resume {queue.queue}` to continue"]
+        return [f"the queue is paused{why}; run {command('queue', 'resume', queue.queue)} to continue"]
     if not queue.workers:
         return ["no worker serves this queue; start one with `tampu worker app:queue`"]
     lines = [f"{plural(queue.waiting, 'job')} waiting for {plural(queue.workers, 'worker')}"]
@@ -187,7 +188,7 @@ def _why_delayed(state: JobState, entries: list[tuple[str, QueueEvent]], queue: 
     if state.name in queue.paused_tasks:
         reason = queue.paused_tasks[state.name]
         paused = f"task {state.name} is paused" + (f": {reason}" if reason else "")
-        lines.append(f"{paused}; run `tampu queue resume {queue.queue} --task {state.name}` to continue")
+        lines.append(f"{paused}; run {command('queue', 'resume', queue.queue, '--task', state.name)} to continue")
     if failed:
         reason = str(failed[-1].fields.get("reason", ""))
         lines.append(f"last error: {reason}")
@@ -196,7 +197,7 @@ def _why_delayed(state: JobState, entries: list[tuple[str, QueueEvent]], queue: 
                 "it is retried for an hour, until a worker with a task of that name runs it; then it is dead-lettered"
             )
     if left < -2000 and queue.promoter is None:
-        lines.append(f"no promoter is running; start a worker or `tampu promoter {queue.queue}`")
+        lines.append(f"no promoter is running; start a worker or {command('promoter', queue.queue)}")
     return lines
 
 
@@ -209,5 +210,6 @@ def _why_dead(state: JobState, entries: list[tuple[str, QueueEvent]], queue: Que
     reasons = {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}
     if len(reasons) > 1:
         lines.append(f"its attempts failed with {len(reasons)} different errors")
-    lines.append(f"to retry it once the cause is fixed: `tampu dlq replay {queue.queue} --id {letter.dlq_id}`")
+    replay = command("dlq", "replay", queue.queue, "--id", letter.dlq_id)
+    lines.append(f"to retry it once the cause is fixed: {replay}")
     return lines

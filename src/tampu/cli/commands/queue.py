@@ -7,7 +7,7 @@ import typer
 
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import DryRun, QueueName, Yes, confirm
-from tampu.cli.output import progress_bar, say, show, write_json
+from tampu.cli.output import command, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import duration, parse_duration, plural
 from tampu.errors import ConfigError
@@ -56,11 +56,11 @@ def pause(
         await (await session.queue(queue)).pause(task=task, reason=reason, until=until)
 
     common.run(work)
-    what, option = (queue, "") if task is None else (f"task {task} of {queue}", f" --task {task}")
+    what, option = (queue, ()) if task is None else (f"task {task} of {queue}", ("--task", task))
     if common.as_json:
         write_json({"queue": queue, "task": task, "is_paused": True, "reason": reason, "for_secs": until})
     elif until is None:
-        show(f"paused {what}; run `tampu queue resume {queue}{option}` to continue")
+        show(f"paused {what}; run {command('queue', 'resume', queue, *option)} to continue")
     else:
         show(f"paused {what} for {duration(until * 1000)}")
 
@@ -72,7 +72,7 @@ def drain(common: CommonOptions, queue: QueueName, within: DrainTimeout = None) 
     try:
         common.run(_drain, queue, within_secs)
     except TimeoutError:
-        raise CliError(f"{queue} still has jobs after {within}; run `tampu inspect {queue}` to see them") from None
+        raise CliError(f"{queue} still has jobs after {within}; run {command('inspect', queue)} to see them") from None
     if common.as_json:
         write_json({"queue": queue, "is_drained": True})
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from tampu.cli.commands.doctor.findings import Finding, note, ok, wrong
 from tampu.cli.commands.doctor.workers import check_workers
+from tampu.cli.output import command
 from tampu.cli.session import literal_glob, scan_keys
 from tampu.cli.units import duration, plural
 from tampu.config import DEFAULT_DLQ_MAX_STREAM_LEN, DEFAULT_MAX_STREAM_LEN
@@ -88,8 +89,8 @@ def lag(one: QueueSnapshot, limits: Limits) -> list[Finding]:
     """Find jobs that have waited too long, and the reason."""
     if one.is_paused:
         why = f" ({one.pause_reason})" if one.pause_reason else ""
-        resume = f"tampu queue resume {one.queue}"
-        return [note("paused", f"paused{why}, {plural(one.waiting, 'job')} waiting", f"run `{resume}` to continue")]
+        resume = command("queue", "resume", one.queue)
+        return [note("paused", f"paused{why}, {plural(one.waiting, 'job')} waiting", f"run {resume} to continue")]
     oldest = one.oldest_waiting_ms
     if oldest is None or oldest <= limits.max_age_ms:
         return []
@@ -105,7 +106,7 @@ def paused_tasks(one: QueueSnapshot) -> list[Finding]:
         note(
             "paused",
             f"task {name} is paused" + (f" ({reason})" if reason else ""),
-            f"run `tampu queue resume {one.queue} --task {name}` to continue",
+            f"run {command('queue', 'resume', one.queue, '--task', name)} to continue",
         )
         for name, reason in sorted(one.paused_tasks.items())
     ]
@@ -118,7 +119,7 @@ def overdue(one: QueueSnapshot) -> list[Finding]:
         return []
     found = f"{plural(one.due, 'delayed job')} overdue, the oldest by {duration(late)}"
     if one.promoter is None:
-        remedy = f"start a worker or `tampu promoter {one.queue}`"
+        remedy = f"start a worker or {command('promoter', one.queue)}"
         return [wrong("delayed", f"{found}; no promoter is running", remedy)]
     return [wrong("delayed", found, "the stream may be full or the promoter stuck: check the promoter's log")]
 
@@ -131,7 +132,7 @@ async def overdue_repeatables(client: Client, keys: QueueKeys, one: QueueSnapsho
         return []
     found = f"a schedule is overdue by {duration(late)}"
     if one.scheduler is None:
-        remedy = f"start a worker or `tampu scheduler {one.queue}`"
+        remedy = f"start a worker or {command('scheduler', one.queue)}"
         return [wrong("repeatables", f"{found}; no scheduler is running", remedy)]
     return [wrong("repeatables", found, "check the scheduler's log")]
 
@@ -145,11 +146,11 @@ def caps(one: QueueSnapshot) -> list[Finding]:
     if one.dlq > DEFAULT_DLQ_MAX_STREAM_LEN * NEAR_SHARE:
         limit = f"{DEFAULT_DLQ_MAX_STREAM_LEN:,}"
         letters = f"{one.dlq:,} dead letters; above about {limit} the oldest are deleted"
-        remedy = f"run `tampu dlq replay {one.queue}` or `tampu dlq remove {one.queue}`"
+        remedy = f"run {command('dlq', 'replay', one.queue)} or {command('dlq', 'remove', one.queue)}"
         found.append(wrong("dead letters", letters, remedy))
     elif one.dlq:
         found.append(
-            note("dead letters", plural(one.dlq, "dead letter"), f"run `tampu dlq peek {one.queue}` for details")
+            note("dead letters", plural(one.dlq, "dead letter"), f"run {command('dlq', 'peek', one.queue)} for details")
         )
     return found
 

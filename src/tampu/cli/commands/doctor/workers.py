@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tampu.cli.commands.doctor.findings import Finding, note, wrong
+from tampu.cli.output import command
 from tampu.cli.session import literal_glob, scan_keys
 from tampu.cli.units import duration, plural
 from tampu.inspect.snapshot import ask_each, is_alive, text
@@ -91,7 +92,7 @@ def long_running(queue: str, workers: Sequence[WorkerInfo]) -> list[Finding]:
             if job.running_ms >= LONG_RUNNING_MS:
                 label = f"{job.name or '(no name)'} {job.id}"
                 text_ = f"{label} has been running for {duration(job.running_ms)} on {worker.name}"
-                remedy = f"if it hangs, run `tampu cancel {queue} {job.id}`; a timeout on the task would end it"
+                remedy = f"if it hangs, run {command('cancel', queue, job.id)}; a timeout on the task would end it"
                 findings.append(note("long-running", text_, remedy))
                 break
     return findings
