@@ -11,6 +11,7 @@ import pytest
 
 from consume.workers import consuming
 from support.waiting import until
+from tampu.consume import inflight
 from tampu.consume.settle import HELD_RETRY_SECS, MAX_UNWRITTEN
 from tampu.wire.envelope import decode_job, encode_envelope
 
@@ -200,3 +201,26 @@ async def test_an_entry_of_many_megabytes_is_not_kept_in_its_dead_letter(view: W
     assert (oversize.reason, oversize.payload) == ("oversize_payload", b"")
     assert oversize.detail == "5,000,000 bytes are not kept, over 4,194,304"
     assert (malformed.reason, malformed.original) == ("malformed", None)
+
+
+async def test_an_unexpected_error_of_the_decoder_costs_one_entry(
+    view: WorkerView, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It used to end the read: the other entries of the batch stayed pending, and were read again with it."""
+
+    def decode(data: bytes, name: str = "") -> Job[Any]:
+        if name == "poison":
+            raise RecursionError("too deep")
+        return decode_job(data, name)
+
+    monkeypatch.setattr(inflight, "decode_job", decode)
+    before = view.add()
+    poison = view.add(name="poison")
+    after = view.add()
+    async with consuming(view.server.url, noop):
+        await until(lambda: all("completed" in view.event_names(job_id) for job_id in (before, after)), "others run")
+        await until(view.is_settled, "nothing is left")
+    (letter,) = view.dead_letters()
+    assert (letter.reason, letter.error_type, letter.name) == ("decode_failed", "RecursionError", "poison")
+    assert decode_job(letter.payload).id == poison
+    assert "internal error (please report it)" in caplog.text

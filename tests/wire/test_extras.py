@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tampu.errors import ConfigError
+from tampu.errors import ConfigError, DecodeError
+from tampu.wire import envelope
 from tampu.wire.envelope import decode_job, encode_envelope, encode_job
 from tampu.wire.extras import JobExtras, check_headers, decode_extras, encode_extras, split_extras
 
@@ -53,3 +56,28 @@ def test_headers_are_text_to_text(headers: object) -> None:
 def test_large_headers_are_refused() -> None:
     with pytest.raises(ConfigError, match="at most 8,192 bytes"):
         encode_extras(JobExtras({"a": "x" * 9000}))
+
+
+FRAME = b"\xc1\x00\x00\xc1T"
+
+
+def test_an_entry_of_many_frames_is_read_once() -> None:
+    """Each frame was taken for the options of what came before it: 5 KB of them exceeded Python's stack."""
+    for frames in (1000, 200_000):
+        with pytest.raises(DecodeError, match="not a job envelope"):
+            decode_job(FRAME * frames)
+    job = decode_job(ENVELOPE + FRAME * 1000)
+    assert (job.id, job._tail) == ("id", FRAME)
+
+
+def test_the_envelope_before_many_frames_is_not_read_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    decode = envelope._decode_envelope
+
+    def counted(data: bytes) -> Any:
+        reads.append(len(data))
+        return decode(data)
+
+    monkeypatch.setattr(envelope, "_decode_envelope", counted)
+    decode_job(ENVELOPE + FRAME * 1000)
+    assert len(reads) == 2

@@ -190,7 +190,9 @@ class InFlight:
             return None
         try:
             job = decode_job(envelope, name)
-        except DecodeError as error:
+        except Exception as error:  # not only DecodeError: no entry may keep the others of its read from running
+            if not isinstance(error, DecodeError):
+                logger.exception("internal error (please report it): entry %s cannot be decoded", entry_id.decode())
             self._reject(entry_id, DlqReason.DECODE_FAILED, fields, error.with_traceback(None))
             return None
         if len(name) > SHORT_TEXT and not is_short(name, MAX_NAME_BYTES):

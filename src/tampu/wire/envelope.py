@@ -135,17 +135,20 @@ def encode_job(job: Job[Any]) -> bytes:
 
 def decode_job(data: bytes, name: str = "") -> Job[Any]:
     """Decode an envelope. `name` is the value of the field `n`. Raises `DecodeError`."""
+    tail = b""
     try:
         envelope = _decode_envelope(data)
     except REFUSALS:
         head, tail = split_extras(data)
-        if not tail:
-            return decode_any_envelope(data, name)
-        job = decode_job(head, name)
-        job._tail = tail
-        return job
+        try:
+            # Only once: an entry can hold thousands of frames, and reading the envelope again for each takes a second.
+            envelope = _decode_envelope(head)
+        except REFUSALS:
+            job = decode_any_envelope(head, name)
+            job._tail = tail
+            return job
     retry = envelope.retry
-    return Job.from_wire(
+    job = Job.from_wire(
         envelope.id,
         bytes(envelope.payload),
         envelope.created_at_ms,
@@ -153,6 +156,9 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
         None if retry is None else from_wire_retry(retry),
         name,
     )
+    if tail:
+        job._tail = tail
+    return job
 
 
 def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from tampu.errors import DecodeError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 #: Maximum size of a map whose keys are not all text or bytes, unless they are consecutive integers.
 MAX_NUMBER_KEYS = 2048
@@ -36,17 +36,22 @@ KEY_BYTES = 24
 #: `TIME_KEY_BYTES` each.
 MAX_TIME_KEYS = 32_768
 TIME_KEY_BYTES = 32
-#: Work of a set of n members, relative to n². Numbers are compared in 0.5 ns, at the least; tuples in 40 ns, and they
-#: are easy to make collide: Python hashes -1 and -2 alike.
+#: Work of comparing the members of a set, all with each other. Numbers take 0.5 ns, at the least. Tuples are easy to
+#: make collide, as Python hashes -1 and -2 alike, and take 15 to 50 ns for each value in them; dataclasses and structs
+#: take 700 ns.
 SET_OF_NUMBERS = 1 / 16
-SET_OF_TUPLES = 4.0
-#: Sets of tuples of up to this size are not counted.
-UNCOUNTED_TUPLES = 8
+SET_OF_TUPLES = 2.0
+SET_OF_OBJECTS = 32.0
+#: Work of UUIDs and Decimals, as keys or as members, relative to the square of their number: 60 ns each.
+UUID_KEYS = 4
+#: Sets of up to this size are not counted.
+UNCOUNTED_MEMBERS = 8
 #: Types whose hashes cannot be predicted.
 TEXT_TYPES = frozenset((str, bytes))
 
 _key = itemgetter(0)
 _CONTAINERS = frozenset((list, dict))
+_INTEGERS = frozenset((int,))
 #: The header of a map of more than `UNCOUNTED_KEYS` keys, with a size of two bytes.
 _COUNTED_MAP = re.compile(b"\xde(?:[\x01-\xff]|\x00[%c-\xff])" % (UNCOUNTED_KEYS + 1), re.DOTALL)
 #: What the three forms of a timestamp start with.
@@ -67,8 +72,9 @@ def _may_have_many_times(data: bytes) -> bool:
 class LimitedBuilder:
     """Builds the maps of one payload, and looks at its lists. Raises `DecodeError` when it would take too long.
 
-    `most_containers` limits lists and maps, `most_values` their values, and `set_work` lists that may become sets
-    (`SET_OF_NUMBERS`, `SET_OF_TUPLES`). None or 0: no limit.
+    `most_containers` limits lists and maps, `most_values` their values, and `set_work` lists that may become sets (the
+    largest of `SET_OF_NUMBERS`, `SET_OF_TUPLES` and `SET_OF_OBJECTS` in the type). None or 0: no limit. With
+    `hashes_text`, text may become keys or members of another type, such as UUID, whose hashes are known.
     """
 
     def __init__(
@@ -77,6 +83,8 @@ class LimitedBuilder:
         most_containers: int | None = None,
         most_values: int | None = None,
         set_work: float = 0,
+        *,
+        hashes_text: bool = False,
     ) -> None:
         size = len(data)
         self._size = size
@@ -85,6 +93,12 @@ class LimitedBuilder:
         self._most_values = most_values
         self._values_left = size if most_values is None else most_values
         self._set_work = set_work
+        self._secret = frozenset[type]() if hashes_text else TEXT_TYPES
+        self._key_work = UUID_KEYS if hashes_text else 1
+        self._member_work = UUID_KEYS if hashes_text else SET_OF_NUMBERS
+        self._uncounted_keys = UNCOUNTED_MEMBERS if hashes_text else UNCOUNTED_KEYS
+        #: For sets of tuples: the number of values in each list and map, by its identity, until its parent is built.
+        self._sizes: dict[int, int] = {}
         self._left = max(MAX_WORK, size * WORK_PER_BYTE)
         self._times_left = max(MAX_TIME_KEYS, size // TIME_KEY_BYTES) if _may_have_many_times(data) else None
         #: True if lists need a look too.
@@ -95,17 +109,30 @@ class LimitedBuilder:
     def look_at_list(self, values: list[Any]) -> list[Any]:
         """Count a list and its values, for the `list_hook` of msgpack."""
         self._count(values)
-        count = len(values)
-        if self._set_work and count > UNCOUNTED_TUPLES:
-            work = SET_OF_NUMBERS
-            if not _CONTAINERS.isdisjoint(map(type, values)):  # it cannot become a set of numbers
-                work = SET_OF_TUPLES if self._set_work == SET_OF_TUPLES else 0
-            if self._is_too_much_work(values, int(count * count * work)):
+        if self._set_work:
+            count = len(values)
+            size = count
+            work = self._member_work
+            if not _CONTAINERS.isdisjoint(map(type, values)):
+                # It cannot become a set of numbers, nor one of tuples if a map comes first.
+                may_be_set = self._set_work == SET_OF_OBJECTS or type(values[0]) is not dict
+                work = self._set_work if self._set_work > SET_OF_NUMBERS and may_be_set else 0
+                size = self._size_of(values) if self._set_work > SET_OF_NUMBERS else 0
+            if self._set_work > SET_OF_NUMBERS:
+                self._sizes[id(values)] = size
+            if count > UNCOUNTED_MEMBERS and self._is_too_much_work(values, int(count * size * work)):
                 raise DecodeError(
                     f"payload has a list of {count:,} values that are not text, too many for a type with a set: use "
                     "list instead of set"
                 )
         return values
+
+    def _size_of(self, values: Iterable[Any]) -> int:
+        """Return the number of values in a list or map, and in the lists and maps in it."""
+        size = 0
+        for value in values:
+            size += 1 + (self._sizes.pop(id(value), 0) if type(value) in _CONTAINERS else 0)
+        return size
 
     def build(self, pairs: Sequence[tuple[Any, Any]]) -> dict[Any, Any]:
         """Return a map from its pairs, for the `object_pairs_hook` of msgpack."""
@@ -118,19 +145,24 @@ class LimitedBuilder:
                     f"payload of {self._size:,} bytes has more than {MAX_TIME_KEYS:,} timestamps per MiB as keys of "
                     "maps: use text as keys, or a list of pairs"
                 )
+        if len(pairs) > self._uncounted_keys:
+            self._check_keys(pairs)
+        built = dict(pairs)
+        if self._set_work > SET_OF_NUMBERS:
+            self._sizes[id(built)] = self._size_of(built.values())
+        return built
+
+    def _check_keys(self, pairs: Sequence[tuple[Any, Any]]) -> None:
         count = len(pairs)
-        if count <= UNCOUNTED_KEYS:
-            return dict(pairs)
         if count > MAX_NUMBER_KEYS:
             self._keys_left -= count
             if self._keys_left < 0:
                 raise too_many_keys(self.most_keys)
-        if self._is_too_much_work([*map(_key, pairs)], count * count):
+        if self._is_too_much_work([*map(_key, pairs)], count * count * self._key_work):
             raise DecodeError(
                 f"payload has a map with {count:,} keys that are not all text; at most {MAX_NUMBER_KEYS:,} are "
                 "allowed, and fewer if there are several such maps: use text as keys, or a list of pairs"
             )
-        return dict(pairs)
 
     def _count(self, container: Sequence[Any]) -> None:
         self._containers_left -= 1
@@ -142,12 +174,12 @@ class LimitedBuilder:
         if self._values_left < 0:
             raise DecodeError(
                 f"payload of {self._size:,} bytes has more than {self._most_values:,} values, the maximum for a type "
-                "with Decimal or Flag: use another type, or several jobs"
+                "with a set, a Decimal or a Flag: use another type, or several jobs"
             )
 
     def _is_too_much_work(self, keys: list[Any], work: int) -> bool:
         """Return True if these keys, with all before them, may take too long to hash."""
-        if TEXT_TYPES.issuperset(map(type, keys)) or _are_consecutive(keys):
+        if self._secret.issuperset(map(type, keys)) or _are_dense(keys):
             return False
         self._left -= work
         return self._left < 0
@@ -161,6 +193,6 @@ def too_many_keys(most: int) -> DecodeError:
     )
 
 
-def _are_consecutive(keys: list[Any]) -> bool:
-    """Return True for integers that follow one another: each has its own slot in a dict's table."""
-    return type(keys[0]) is int and keys == [*range(keys[0], keys[0] + len(keys))]
+def _are_dense(keys: list[Any]) -> bool:
+    """Return True for integers that follow one another, in any order: each has its own slot in a dict's table."""
+    return _INTEGERS.issuperset(map(type, keys)) and max(keys) - min(keys) < len(keys)

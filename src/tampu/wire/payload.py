@@ -40,8 +40,8 @@ PayloadFormat = Literal["bin", "inline"]
 #: Deepest nesting of lists and dicts that is accepted when it may exhaust a reader's stack: on Python 3.11 decoding
 #: fails at 1000 levels, including those of its callers. Writers on later versions keep to it: readers may be older.
 MAX_NESTING = 512
-#: msgpack skips values of up to 1024 levels, on every version of Python.
-_LEVELS_TO_SPARE = b"\x91" * (1024 - MAX_NESTING)
+#: msgpack skips values of up to this number of levels, on every version of Python.
+_SKIPPED_LEVELS = 1024
 _CONTAINERS = (list, tuple, dict)
 #: All bytes except those that start a list, a dict or an extension.
 _STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
@@ -179,14 +179,14 @@ def refuse_array_keys(packed: bytes) -> None:
     decode_value(packed)
 
 
-def is_nested_too_deeply(packed: bytes) -> bool:
-    """Return True if a payload has more than `MAX_NESTING` levels."""
-    if len(packed) <= MAX_NESTING:
+def is_nested_too_deeply(packed: bytes, most: int = MAX_NESTING) -> bool:
+    """Return True if a payload has more than this number of levels."""
+    if len(packed) <= most:
         return False
-    if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
+    if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < most:
         return False  # the quickest check, for nearly all small payloads
     try:
-        _skip(_LEVELS_TO_SPARE + packed)
+        _skip(b"\x91" * (_SKIPPED_LEVELS - most) + packed)
     except msgpack.StackError:
         return True
     return False
@@ -226,15 +226,22 @@ def without_gc(decode: Callable[[bytes], Any], data: bytes) -> Any:
         gc.enable()
 
 
-def refuse_slow(data: bytes, max_values: int | None = None, set_work: float = 0) -> None:
+def refuse_slow(
+    data: bytes,
+    max_values: int | None = None,
+    set_work: float = 0,
+    *,
+    hashes_text: bool = False,
+    checks_keys: bool = False,
+) -> None:
     """Raise `DecodeError` if decoding a payload to a type would take too long.
 
-    Limits its lists and dicts and, for types that need it, its values per MiB (`max_values`) and the members of its
-    sets (`set_work`: see `LimitedBuilder`).
+    Limits its lists and dicts and, for types that need it, its values per MiB (`max_values`), the members of its sets
+    (`set_work`, `hashes_text`: see `LimitedBuilder`), and keys of maps (`checks_keys`: refuses arrays).
     """
     most_values = None if max_values is None else max(max_values, len(data) * max_values >> 20)
-    builder = LimitedBuilder(data, _container_limit(data), most_values, set_work)
-    if builder.looks_at_lists:
+    builder = LimitedBuilder(data, _container_limit(data), most_values, set_work, hashes_text=hashes_text)
+    if builder.looks_at_lists or hashes_text or checks_keys:
         without_gc(partial(_decode, builder=builder), data)
 
 

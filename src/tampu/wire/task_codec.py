@@ -76,7 +76,14 @@ class Arguments:
             packed = self._codec.encode(self._codec.payload_type(**values))
         except EncodeError as error:
             raise EncodeError(f"task {self._name!r}: {error.__cause__}; nothing was sent") from error
-        return encode_value(decode_slot(packed) | rest) if rest else packed
+        if not rest:
+            return packed
+        packed = encode_value(decode_slot(packed) | rest)
+        try:
+            self._codec.decode_slot(packed)  # the arguments together may exceed a limit
+        except DecodeError as error:
+            raise EncodeError(f"task {self._name!r}: {error}; nothing was sent") from error
+        return packed
 
     def decode(self, slot: bytes) -> dict[str, Any]:
         """Decode a payload to keyword arguments. Raises `DecodeError` if they do not fit the function.
