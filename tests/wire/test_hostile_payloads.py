@@ -442,6 +442,8 @@ def test_the_number_of_objects_in_a_set_is_limited(kind: Any) -> None:
     codec.decode_slot(encode_value([{"of": one} for one in tuples(50)]))
     with pytest.raises(DecodeError, match="a list of 400 values that are not text"):
         codec.decode_slot(encode_value([{"of": one} for one in tuples(400)]))
+    with pytest.raises(DecodeError, match="a list of 40 values that are not text"):
+        codec.decode_slot(encode_value([{"of": [0] * 300 + one} for one in tuples(40)]))
 
 
 def test_many_small_sets_of_tuples_are_limited_together() -> None:
