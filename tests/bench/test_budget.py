@@ -45,6 +45,8 @@ PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 6
 #: Allowed excess: less than one request or call per job, and about one line's worth of instructions.
 SLACK = {"requests": 0.3, "bytes": 12, "calls": 0.7, "instructions": 12}
 SHARE = 0.05
+#: Bytes of a request without its jobs: the script, its keys and fixed arguments.
+REQUEST_BYTES = 350
 #: Calls and instructions differ between Python versions; commands and requests do not.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -207,8 +209,10 @@ def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
     ]
     for figure, slack in SLACK.items():
         limit = allowed[figure] if figure in ("requests", "bytes") else allowed.get(PYTHON, {}).get(figure)
+        # On a busy machine, fewer jobs share a window: each window that is sent in addition has a header.
+        headers = REQUEST_BYTES * max(found["requests"] - allowed["requests"], 0) if figure == "bytes" else 0
         # With thousands of instructions, some depend on how many jobs share a window.
-        if limit is not None and found[figure] > limit + max(slack, limit * SHARE):
+        if limit is not None and found[figure] > limit + max(slack, limit * SHARE) + headers:
             over.append(f"{found[figure]} {figure} per job, {limit} allowed")
     return over
 
@@ -290,4 +294,6 @@ def test_every_figure_over_budget_is_reported() -> None:
     assert over_budget({**found, "commands": {"xadd": 1}, "requests": 1.02}, allowed)
     assert over_budget({**found, "commands": {"xadd": 1}, "calls": 9.0}, allowed)
     assert over_budget({**found, "commands": {"xadd": 1}, "bytes": 170}, allowed)
+    more_requests = {"requests": 0.22, "bytes": 170}
+    assert not over_budget({**found, "commands": {"xadd": 1}, **more_requests}, allowed)
     assert not over_budget({**found, "commands": {"xadd": 1}}, allowed)

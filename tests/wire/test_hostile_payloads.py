@@ -330,7 +330,9 @@ class Rights(enum.IntFlag):
 
 
 #: Takes 13 us for each value.
-ManyRights = enum.IntFlag("ManyRights", {f"R{number}": 1 << number for number in range(60)})
+ManyRights: Any = enum.IntFlag(  # type: ignore[misc]  # mypy wants a literal
+    "ManyRights", {f"R{number}": 1 << number for number in range(60)}
+)
 
 
 class Colour(enum.Enum):
