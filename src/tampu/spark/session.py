@@ -44,6 +44,11 @@ DEFAULTS = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
     "spark.ui.enabled": "false",
+    # Spark keeps the plans and metrics of 1,000 queries for its interface, even if that is off: 100 MB in the end.
+    "spark.sql.ui.retainedExecutions": "10",
+    "spark.ui.retainedJobs": "10",
+    "spark.ui.retainedStages": "10",
+    "spark.ui.retainedTasks": "100",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.adaptive.enabled": "true",
     # A round of the pipeline uses about 110 generated classes. Spark keeps 100 by default, so each round compiled 76 of

@@ -65,11 +65,12 @@ def latency(ended: DataFrame) -> DataFrame:
 
     Cancelled jobs do not count: their times say when they were cancelled, not how fast the workers are.
     """
-    ended = ended.where("outcome <> 'cancelled'")
-    columns = {"jobs": "count(*)"}
-    for name, value in (("wait", "wait_ms"), ("run", "run_us / 1000"), ("total", "total_ms")):
-        columns |= {f"{name}_p{p}_ms": f"percentile({value}, {p / 100})" for p in (50, 95, 99)}
-    return ended.groupBy(*_BY_MINUTE).agg(*named(**columns))
+    times = {"wait": "wait_ms", "run": "run_us / 1000", "total": "total_ms"}
+    # All percentiles of a column in one call: each call collects and sorts its values.
+    columns = {name: f"percentile({value}, array(0.5, 0.95, 0.99))" for name, value in times.items()}
+    counted = ended.where("outcome <> 'cancelled'").groupBy(*_BY_MINUTE).agg(*named(jobs="count(*)", **columns))
+    percentiles = [f"{name}[{place}] AS {name}_p{p}_ms" for name in times for place, p in enumerate((50, 95, 99))]
+    return counted.selectExpr(*_BY_MINUTE, "jobs", *percentiles)
 
 
 def failures(failed: DataFrame) -> DataFrame:
