@@ -47,6 +47,10 @@ SLACK = {"requests": 0.3, "bytes": 12, "calls": 0.7, "instructions": 12}
 SHARE = 0.05
 #: Bytes of a request without its jobs: the script, its keys and fixed arguments.
 REQUEST_BYTES = 350
+#: Threads may still run a job when its start is sent; then its ID and name are sent twice. How many do depends on how
+#: busy the machine is.
+RUNS_IN_THREADS = ("defaults, a plain function",)
+START_BYTES = 60
 #: Calls and instructions differ between Python versions; commands and requests do not.
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -200,19 +204,21 @@ def best_of(attempts: list[dict[str, Any]]) -> dict[str, Any]:
     return {**least, "commands": {name: min(each["commands"][name] for each in attempts) for name in sorted(names)}}
 
 
-def over_budget(found: dict[str, Any], allowed: dict[str, Any]) -> list[str]:
-    """Return a sentence for each figure that is over budget."""
+def over_budget(found: dict[str, Any], allowed: dict[str, Any], name: str = "") -> list[str]:
+    """Return a sentence for each figure of a scenario that is over budget."""
     over = [
-        f"{found['commands'][name]} {name} per job, {allowed['commands'].get(name, 0)} allowed"
-        for name in found["commands"]
-        if found["commands"][name] > allowed["commands"].get(name, 0)
+        f"{found['commands'][command]} {command} per job, {allowed['commands'].get(command, 0)} allowed"
+        for command in found["commands"]
+        if found["commands"][command] > allowed["commands"].get(command, 0)
     ]
     for figure, slack in SLACK.items():
         limit = allowed[figure] if figure in ("requests", "bytes") else allowed.get(PYTHON, {}).get(figure)
         # On a busy machine, fewer jobs share a window: each window that is sent in addition has a header.
-        headers = REQUEST_BYTES * max(found["requests"] - allowed["requests"], 0) if figure == "bytes" else 0
+        more = REQUEST_BYTES * max(found["requests"] - allowed["requests"], 0) if figure == "bytes" else 0
+        if figure == "bytes" and name in RUNS_IN_THREADS:
+            more += START_BYTES
         # With thousands of instructions, some depend on how many jobs share a window.
-        if limit is not None and found[figure] > limit + max(slack, limit * SHARE) + headers:
+        if limit is not None and found[figure] > limit + max(slack, limit * SHARE) + more:
             over.append(f"{found[figure]} {figure} per job, {limit} allowed")
     return over
 
@@ -233,7 +239,7 @@ async def test_a_job_costs_no_more_than_its_budget(
         meter = Meter(client, monkeypatch)
         jobs = await SCENARIOS[name](server.url, meter)
         attempts.append(meter.per_job(jobs))
-        if not is_recording and not over_budget(best_of(attempts), allowed):
+        if not is_recording and not over_budget(best_of(attempts), allowed, name):
             return
     found = best_of(attempts)
     if is_recording:
@@ -246,7 +252,7 @@ async def test_a_job_costs_no_more_than_its_budget(
         }
         BUDGET.write_text(json.dumps(budget, indent=1, sort_keys=True) + "\n")
         return
-    pytest.fail(f"{name}: " + "; ".join(over_budget(found, allowed)))
+    pytest.fail(f"{name}: " + "; ".join(over_budget(found, allowed, name)))
 
 
 @pytest.mark.untraced
@@ -294,6 +300,7 @@ def test_every_figure_over_budget_is_reported() -> None:
     assert over_budget({**found, "commands": {"xadd": 1}, "requests": 1.02}, allowed)
     assert over_budget({**found, "commands": {"xadd": 1}, "calls": 9.0}, allowed)
     assert over_budget({**found, "commands": {"xadd": 1}, "bytes": 170}, allowed)
+    assert not over_budget({**found, "commands": {"xadd": 1}, "bytes": 170}, allowed, RUNS_IN_THREADS[0])
     more_requests = {"requests": 0.22, "bytes": 170}
     assert not over_budget({**found, "commands": {"xadd": 1}, **more_requests}, allowed)
     assert not over_budget({**found, "commands": {"xadd": 1}}, allowed)
