@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from math import isqrt
 from operator import countOf, itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,9 @@ TEXT_TYPES = frozenset((str, bytes))
 _key = itemgetter(0)
 _CONTAINERS = frozenset((list, dict))
 _INTEGERS = frozenset((int,))
+#: Sizes of a UUID as bytes, and as text without and with hyphens; characters that a Decimal may start with.
+_UUID_SIZES = (16, 32, 36)
+_DECIMAL_STARTS = frozenset("+-.0123456789")
 #: The header of a map of more than `UNCOUNTED_KEYS` keys, with a size of two bytes.
 _COUNTED_MAP = re.compile(b"\xde(?:[\x01-\xff]|\x00[%c-\xff])" % (UNCOUNTED_KEYS + 1), re.DOTALL)
 #: What the three forms of a timestamp start with.
@@ -93,7 +97,7 @@ class LimitedBuilder:
         self._most_values = most_values
         self._values_left = size if most_values is None else most_values
         self._set_work = set_work
-        self._secret = frozenset[type]() if hashes_text else TEXT_TYPES
+        self._hashes_text = hashes_text
         self._key_work = UUID_KEYS if hashes_text else 1
         self._member_work = UUID_KEYS if hashes_text else SET_OF_NUMBERS
         self._uncounted_keys = UNCOUNTED_MEMBERS if hashes_text else UNCOUNTED_KEYS
@@ -159,9 +163,10 @@ class LimitedBuilder:
             if self._keys_left < 0:
                 raise too_many_keys(self.most_keys)
         if self._is_too_much_work([*map(_key, pairs)], count * count * self._key_work):
+            most = isqrt(MAX_WORK // self._key_work)
             raise DecodeError(
-                f"payload has a map with {count:,} keys that are not all text; at most {MAX_NUMBER_KEYS:,} are "
-                "allowed, and fewer if there are several such maps: use text as keys, or a list of pairs"
+                f"payload has a map with {count:,} keys that are not all text (UUIDs and Decimals are not); at most "
+                f"{most:,} are allowed, and fewer if there are several such maps: use text as keys, or a list of pairs"
             )
 
     def _count(self, container: Sequence[Any]) -> None:
@@ -179,7 +184,10 @@ class LimitedBuilder:
 
     def _is_too_much_work(self, keys: list[Any], work: int) -> bool:
         """Return True if these keys, with all before them, may take too long to hash."""
-        if self._secret.issuperset(map(type, keys)) or _are_dense(keys):
+        if TEXT_TYPES.issuperset(map(type, keys)):
+            if not self._hashes_text or not any(map(_may_be_uuid_or_decimal, keys)):
+                return False
+        elif _are_dense(keys):
             return False
         self._left -= work
         return self._left < 0
@@ -191,6 +199,10 @@ def too_many_keys(most: int) -> DecodeError:
         f"payload has maps of more than {MAX_NUMBER_KEYS:,} keys with more than {most:,} keys in all; "
         f"at most {most:,} are allowed at this size: use lists of pairs, or several jobs"
     )
+
+
+def _may_be_uuid_or_decimal(key: str | bytes) -> bool:
+    return len(key) in _UUID_SIZES or (isinstance(key, str) and key[:1] in _DECIMAL_STARTS)
 
 
 def _are_dense(keys: list[Any]) -> bool:
