@@ -123,6 +123,30 @@ class QueueWith:
         return wrap_bin(QueueCodec(self._codec, "q").seal_payload(encode_value(value), name))
 
 
+class FailingCodec:
+    """A codec of an application that cannot seal results."""
+
+    def seal(self, plain: bytes, context: bytes) -> bytes:
+        if context.startswith(b"result"):
+            raise RuntimeError("no key service")
+        return plain
+
+    def open(self, sealed: bytes, context: bytes) -> bytes:
+        return sealed
+
+
+async def test_a_job_whose_result_cannot_be_sealed_fails(server: Server) -> None:
+    async with Queue("q", url=server.url, codec=FailingCodec()) as queue:
+
+        @queue.task(attempts=1)
+        async def echo(text: str) -> str:
+            return text
+
+        async with Worker(queue):
+            with pytest.raises(JobFailed, match="no key service"):
+                await (await echo.add("x")).result(20)
+
+
 class FalsyCodec(SignedCodec):
     """A codec that is false as a condition, as one that counts its keys may be."""
 

@@ -121,6 +121,53 @@ def test_encrypting_twice_gives_different_bytes_that_hold_no_plain_text() -> Non
     assert b"ada" not in first
 
 
+@kinds
+@pytest.mark.parametrize("count", [0, 1, 3, 300])
+def test_many_values_are_sealed_as_one_by_one(kind: type[SignedCodec | EncryptedCodec], count: int) -> None:
+    codec = QueueCodec(kind({"k": KEY}), "q")
+    plains = [encode_value("x" * number) for number in range(count)]
+    jobs = [f"job-{number}" for number in range(count)]
+    payloads, results = codec.seal_payloads(plains, "t"), codec.seal_results(plains, jobs)
+    assert [codec.open_payload(sealed, "t") for sealed in payloads] == plains
+    assert [codec.open_result(sealed, job) for sealed, job in zip(results, jobs, strict=True)] == plains
+
+
+def test_values_that_are_encrypted_together_share_no_nonce() -> None:
+    codec = EncryptedCodec({"k": KEY})
+    sealed = codec.seal_many([b"x"] * 300, [b""] * 300) + codec.seal_many([b"x"] * 300, [b""] * 300)
+    assert len({one[19:31] for one in sealed}) == 600
+
+
+@kinds
+def test_a_slot_signed_or_encrypted_with_an_older_key_opens(kind: type[SignedCodec | EncryptedCodec]) -> None:
+    for old_id in ("k1", "longer"):  # as long as the new one, and not
+        old, both = QueueCodec(kind({old_id: KEY}), "q"), QueueCodec(kind({"k2": OTHER, old_id: KEY}), "q")
+        slots = [wrap_bin(codec.seal_payload(PLAIN, "t")) for codec in (old, both, old, both)]
+        open_slot = both.slot_opener("t")
+        assert [open_slot(slot) for slot in slots] == [PLAIN] * 4
+        assert [open_slot(slot) for slot in slots] == [PLAIN] * 4  # now all keys are known
+
+
+class Reversed(SignedCodec):
+    """A subclass that seals and opens in its own way."""
+
+    def seal(self, plain: bytes, context: bytes) -> bytes:
+        return super().seal(plain[::-1], context)
+
+    def open(self, sealed: bytes, context: bytes) -> bytes:
+        return super().open(sealed, context)[::-1]
+
+
+def test_a_subclass_may_seal_in_its_own_way() -> None:
+    codec, inherited = QueueCodec(Reversed({"k": KEY}), "q"), QueueCodec(SignedCodec({"k": KEY}), "q")
+    (sealed,) = codec.seal_payloads([PLAIN], "t")
+    assert codec.open_slot(wrap_bin(sealed), "t") == PLAIN
+    assert inherited.open_slot(wrap_bin(sealed), "t") == PLAIN[::-1]
+    (result,) = codec.seal_results([PLAIN], ["job"])
+    assert inherited.open_result(result, "job") == PLAIN[::-1]
+    assert not codec.seals_many
+
+
 def test_a_process_derives_a_new_key_before_nonces_could_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(codecs, "USES_PER_KEY", 3)
     codec = EncryptedCodec({"k": KEY})

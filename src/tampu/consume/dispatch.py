@@ -167,7 +167,8 @@ class Dispatcher:
         codec = QueueCodec.of(self._codec, task.queue.name)
         encode = task.results.encode if self._store_results else None
         is_coroutine = is_coroutine_handler(task.function)
-        called = with_rules(TaskCall(task.function, task.arguments, codec), task.rules)
+        open_slot = None if codec is None else codec.slot_opener(task.name)
+        called = with_rules(TaskCall(task.function, task.arguments, open_slot), task.rules)
         called = with_soft_timeout(called, soft_secs, is_coroutine=is_coroutine)
         if task.process:
             call = in_process(self._processes_for(task), timeout_secs)
@@ -251,16 +252,22 @@ def _opened_first(call: Caller, codec: QueueCodec) -> Caller:
 class TaskCall:
     """Calls a task's function with the arguments in a job."""
 
-    def __init__(self, function: Callable[..., Any], arguments: Arguments, codec: QueueCodec | None = None) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        open_slot: Callable[[bytes], bytes] | None = None,
+    ) -> None:
         self._function = function
         self._arguments = arguments
-        self._codec = codec
+        #: Opens sealed payloads; None if the queue has no codec.
+        self._open_slot = open_slot
 
     def __call__(self, job: Job[Any]) -> Any:
         slot = job._slot
         try:
-            if self._codec is not None:
-                slot = self._codec.open_slot(slot, job.name)
+            if self._open_slot is not None:
+                slot = self._open_slot(slot)
             arguments = self._arguments.decode(slot)
         except DecodeError as error:
             error.job_id = job.id

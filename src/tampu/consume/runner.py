@@ -75,7 +75,9 @@ class Runner:
         self._random_below = random_below
         self._events = config.events_enabled
         self._metrics = config.metrics
-        self._codec = QueueCodec.of(config.codec, config.queue_name)
+        codec = QueueCodec.of(config.codec, config.queue_name)
+        #: Seals results, unless the settler seals those of a window together.
+        self._codec = None if codec is None or codec.seals_many else codec
         self._observes = type(config.metrics).job_outcome is not MetricsSink.job_outcome
         #: Returns a context that waits for what a job's handler needs, such as a process; None if it needs nothing.
         self.reserve: Callable[[Job[Any]], AbstractAsyncContextManager[None] | None] = _nothing_to_reserve

@@ -25,6 +25,7 @@ from tampu.redis.connection import pack_command
 from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError
 from tampu.redis.resend import Recovery
 from tampu.redis.scripts import Script, load_script
+from tampu.wire.codec import QueueCodec
 from tampu.wire.entry import entry_order
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ class Settler:
         #: known by the time the window is sent.
         self._started: list[Delivery] = []
         self._result_prefix = keys.result("")
+        codec = QueueCodec.of(config.codec, config.queue_name)
+        #: Seals the results of a window together. A codec that may fail seals in the runner, where the job then fails.
+        self._codec = codec if codec is not None and codec.seals_many else None
         self._is_flushing = False
         self._in_flight = 0
         self._outcomes_in_flight = 0
@@ -322,6 +326,7 @@ class Settler:
         successes: list[Any] = []
         failures: list[Outcome] = []
         prefix = self._result_prefix
+        sealed = None if self._codec is None else iter(self._sealed_results(window, self._codec))
         for outcome in window:
             kind = outcome.kind
             if kind is not _SUCCESS and kind is not _RESULT:
@@ -333,7 +338,7 @@ class Settler:
             result = b""
             if kind is _RESULT:
                 keys.append(prefix + job_id)
-                result = outcome.extra[0]
+                result = outcome.extra[0] if sealed is None else next(sealed)
             successes += (
                 *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
                 *(outcome.runs, outcome.duration_us),
@@ -360,6 +365,12 @@ class Settler:
             _pack((actives, successes, others)),
         )
         return pack_command(("EVALSHA", self._script.sha, len(keys), *keys, *head))
+
+    def _sealed_results(self, window: SettleWindow, codec: QueueCodec) -> list[bytes]:
+        """Return the results of a window, sealed."""
+        outcomes = [outcome for outcome in window if outcome.kind is _RESULT]
+        results = [outcome.extra[0] for outcome in outcomes]
+        return codec.seal_results(results, [outcome.delivery.job.id for outcome in outcomes])
 
     def _packed_failure(self, outcome: Outcome, keys: list[str]) -> tuple[Any, ...]:
         """Return the values of an outcome that is not a success, and append its keys."""

@@ -279,7 +279,7 @@ class Producer(Generic[T]):
 
     def _all_sealed(self, packed: Sequence[bytes], name: str) -> Sequence[bytes]:
         codec = self._codec
-        return packed if codec is None else [codec.seal_payload(one, name) for one in packed]
+        return packed if codec is None else codec.seal_payloads(packed, name)
 
     def _encode_many(self, payloads: Sequence[Any], position: int = 0, name: str = "") -> list[bytes]:
         """Encode payloads. The error of one that cannot be encoded names its position, counted from `position`."""

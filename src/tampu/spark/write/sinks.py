@@ -215,7 +215,7 @@ class _QueueSink:
             payloads = [row.packed for row in rows]
             chunk = self._chunk([name.encode(), *payloads])  # of the plain payloads: sealed ones differ in every run
             if codec is not None:
-                payloads = [codec.seal_payload(packed, name) for packed in payloads]
+                payloads = codec.seal_payloads(payloads, name)
             return scripts.add_alike(keys, chunk, name, fresh_envelopes(ids, payloads, now_ms))
         jobs: list[scripts.NewJob] = []
         digested: list[bytes] = []
