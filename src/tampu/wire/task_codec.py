@@ -14,7 +14,7 @@ import msgspec
 
 from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.payload import decode_slot, encode_value, refuse_array_keys
-from tampu.wire.typed import TypedPayload, convert, is_pydantic
+from tampu.wire.typed import TypedPayload, is_pydantic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +105,6 @@ class Results:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         hint = _known_hint(_hints(function).get("return", Any))
-        self._type = hint
         self._codec = None if hint is Any else TypedPayload(hint)
 
     def encode(self, value: Any) -> bytes:
@@ -127,7 +126,7 @@ class Results:
         if self._codec is None or value is None:
             return value
         try:
-            return convert(value, self._type)
+            return self._codec.convert(value)
         except DecodeError:
             return value
 
