@@ -17,9 +17,10 @@ from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
 from tampu.spark.lake.charts import COLOURS, Series, line_chart, time_marks
 from tampu.spark.lake.fingerprints import fingerprint_sql
-from tampu.spark.lake.pipeline import Pipeline, days_of_file
+from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.report import bucket_of, forecast_of, write_report
 from tampu.spark.lake.rows import ends_by_time, read_rows
+from tampu.spark.lake.spans import days_of_file
 from tampu.spark.lake.table import TABLES as ALL_TABLES
 from tampu.spark.lake.table import File, Table
 from tampu.spark.lake.upkeep import vacuum

@@ -22,6 +22,7 @@ from tampu.errors import ConfigError
 from tampu.spark import lake, read_table
 from tampu.spark.lake import pipeline as pipelines
 from tampu.spark.lake import silver, upkeep
+from tampu.spark.lake import table as lake_table
 from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.pipeline import DEFINED, Pipeline
 from tampu.spark.lake.rows import query, read_rows
@@ -429,7 +430,8 @@ class TestLake:
         compiled = getattr(metrics, "MODULE$").METRIC_COMPILATION_TIME()
         pipeline, history, counts = Pipeline(spark, filled.url, ["q"], tmp_path), History(filled), []
         for number in range(4):
-            history.completed(ulid(number, NOON), NOON)
+            moment = NOON + 60_000 * number  # each in its own minute
+            history.completed(ulid(number, moment), moment)
             before = compiled.getCount()
             pipeline.run()
             counts.append(compiled.getCount() - before)
@@ -493,6 +495,56 @@ class TestLake:
         monkeypatch.setattr(pipelines, "MAX_COMPARED_ROWS", 0)
         tell("completed", "open", 4)
         assert len(computed()) == 10
+
+    def test_news_replaces_only_the_minutes_of_its_jobs(
+        self, spark: Any, filled: Filled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lake_table, "SORTED_ROWS_PER_FILE", 2)
+        history = History(filled)
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        ends = Table(tmp_path, "gold/ends")
+
+        def completed(job_id: str, minute: int) -> None:
+            history.tell("completed", job_id, NOON + 60_000 * minute, NOON, attempt=1, duration_us=5)
+
+        def paths() -> list[str]:
+            return [file.path for file in sorted(ends.files(), key=lambda file: file.lowest["minute"])]
+
+        for number in range(10):
+            completed(f"job-{number}", number // 2)
+        pipeline.run()
+        first = paths()
+        assert len(first) == 5  # one for each minute
+        completed("late", 2)
+        completed("latest", 3)
+        history.tell("failed", "late", NOON + 180_000, NOON, attempt=1, reason="ValueError: no")
+        pipeline.run()
+        assert differences(filled.client, ["q"], tmp_path) == {}
+        assert [path in first for path in paths()] == [True, True, False, False, False, True]
+        latency = sorted(read_rows(tmp_path, "gold/latency"), key=lambda row: row["minute"])
+        assert [row["jobs"] for row in latency] == [2, 2, 3, 3, 2]
+        # The last file holds two minutes from now on: its rows of the first one are kept.
+        monkeypatch.setattr(lake_table, "SORTED_ROWS_PER_FILE", 100)
+        for number, minute in enumerate((5, 4, 6, 5)):
+            completed(f"more-{number}", minute)
+            pipeline.run()
+            assert differences(filled.client, ["q"], tmp_path) == {}
+
+    def test_a_missing_file_of_gold_is_named_before_its_other_rows_are_lost(
+        self, spark: Any, filled: Filled, tmp_path: Path
+    ) -> None:
+        history = History(filled)
+        pipeline = Pipeline(spark, filled.url, ["q"], tmp_path)
+        history.completed("old", NOON)
+        history.completed("newer", NOON + 60_000)
+        pipeline.run()
+        (file,) = Table(tmp_path, "gold/throughput").files()
+        (tmp_path / "gold/throughput" / file.path).unlink()
+        history.completed("new", NOON + 60_000)
+        with pytest.raises(LakeError, match="which is not there: restore it, or run rebuild"):
+            pipeline.run()
+        pipeline.rebuild()
+        assert differences(filled.client, ["q"], tmp_path) == {}
 
     def test_old_events_can_be_removed_and_their_jobs_stay(self, spark: Any, filled: Filled, tmp_path: Path) -> None:
         history = History(filled)

@@ -2,7 +2,7 @@
 
 Each table says in its log up to which version of the table before it was computed. What changed since then is in that
 table's log, so a run that is killed at any point is continued by the next one. Silver's partitions are functions of
-bronze's, gold's days of the jobs that ended or failed on them.
+bronze's, gold's minutes of the jobs that ended or failed in them.
 """
 
 # ruff: noqa: E402 - a missing extra is named before it is imported
@@ -10,7 +10,6 @@ bronze's, gold's days of the jobs that ended or failed on them.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from datetime import date, datetime, timedelta
 from functools import partial, reduce
 from typing import TYPE_CHECKING
 
@@ -27,20 +26,27 @@ from tampu.spark.lake.fingerprints import clusters_of
 from tampu.spark.lake.folder import sole_writer, writable_lake
 from tampu.spark.lake.read import read_files
 from tampu.spark.lake.rows import read_rows
+from tampu.spark.lake.spans import (
+    MAX_SPANS,
+    days_of_file,
+    holds_jobs_in,
+    holds_only_rows_in,
+    holds_rows_in,
+    is_job_in,
+    is_row_in,
+)
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
-from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_days, group_of, holds_any
+from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_spans, group_of, holds_any
 from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from tampu.spark.lake.contracts import Violation
-
-    #: A queue and a day.
-    QueueDay = tuple[str, str]
+    from tampu.spark.lake.spans import Spans
 
 #: Name of the transaction that holds the version of a table's definition.
 DEFINED = "tampu.definitions"
@@ -48,8 +54,6 @@ DEFINED = "tampu.definitions"
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
 #: Most rows of changed silver files that are compared to find the days of changed jobs. Of more, the statistics say.
 MAX_COMPARED_ROWS = 1_000_000
-#: Most days that are listed for one file; a single wrong clock can make a file span 8,000 years.
-MAX_DAYS = 3_660
 #: Session settings during a run. The session may be the user's own, with different settings.
 SETTINGS = {
     # Days are UTC days, as in the file statistics that show which files contain a day.
@@ -289,36 +293,36 @@ class Pipeline:
         if not stale:
             return 0
         files = source.files()
-        days = None if every_day else self._changed_days(source, files, stale)
-        if days is not None:
-            if not days:
+        spans = None if every_day else self._changed_spans(source, files, stale)
+        if spans is not None:
+            if not spans:
                 for name in stale:
                     self._tables[name].mark({source.name: version})
                 return 0
-            files = [file for file in files if _counts_on(file, days)]
-        self._on_step(f"computing gold, days: {'all' if days is None else len(days)}")
+            files = [file for file in files if holds_jobs_in(file, spans)]
+        self._on_step(f"computing gold, days: {'all' if spans is None else len(spans)}")
         jobs = self._read(source, files)
-        is_wanted = "day IS NOT NULL" if days is None else _is_in(days)
-        transactions = {source.name: version, DEFINED: DEFINITIONS}
-        ended_table = self._tables["gold/ends"]
-        self._replace(ended_table, gold.ends(jobs).where(is_wanted), days, transactions, rebuild=rebuild)
-        ended = self._read(
-            ended_table, [file for file in ended_table.files() if days is None or file.partition in days]
-        )
+        is_wanted = "day IS NOT NULL"
+        if spans is not None:
+            jobs = jobs.where(is_job_in(spans))
+            is_wanted = is_row_in(spans)
+        replace = partial(self._replace, transactions={source.name: version, DEFINED: DEFINITIONS}, rebuild=rebuild)
+        ends_table = self._tables["gold/ends"]
+        replace(ends_table, gold.ends(jobs).where(is_wanted), spans)
+        of_days = [file for file in ends_table.files() if spans is None or file.partition in spans]
+        of_minutes = [file for file in of_days if spans is None or holds_rows_in(file, spans[file.partition])]
+        ended = self._read(ends_table, of_minutes).where(is_wanted)
         failed = gold.failed_runs(jobs).where(is_wanted)
-        frames = {
-            "gold/failures": gold.failures(failed),
-            "gold/throughput": gold.throughput(ended, failed),
-            "gold/latency": gold.latency(ended),
-            "gold/slo": gold.slo(ended),
-        }
-        return sum(
-            self._replace(self._tables[name], frame, days, transactions, rebuild=rebuild)
-            for name, frame in frames.items()
+        days = None if spans is None else dict.fromkeys(spans)
+        return (
+            replace(self._tables["gold/failures"], gold.failures(failed), spans)
+            + replace(self._tables["gold/throughput"], gold.throughput(ended, failed), spans)
+            + replace(self._tables["gold/latency"], gold.latency(ended), spans)
+            + replace(self._tables["gold/slo"], gold.slo(self._read(ends_table, of_days)), days)
         )
 
-    def _changed_days(self, source: Table, files: list[File], stale: list[str]) -> set[QueueDay] | None:
-        """Return the days that changed jobs count on, before and after; None for all days."""
+    def _changed_spans(self, source: Table, files: list[File], stale: list[str]) -> Spans | None:
+        """Return the days and minutes that changed jobs count on, before and after; None for all days."""
         if any(self._tables[name].transaction(DEFINED) != DEFINITIONS for name in stale):
             return None
         done = min(self._tables[name].transaction(source.name) for name in stale)
@@ -334,33 +338,49 @@ class Pipeline:
         if not all((source.path / file.path).exists() for file in touched):
             return None  # vacuum has removed the state that gold was computed from
         if not changes.is_rebuild and sum(file.rows for file in touched) <= MAX_COMPARED_ROWS:
-            return changed_days(source, before, after)
-        found: set[QueueDay] = set()
+            spans = changed_spans(source, before, after)
+            return spans if len(spans) <= MAX_SPANS else dict.fromkeys(spans)
+        found: set[Partition] = set()
         for file in touched:
             days = days_of_file(file)
             if days is None:
                 return None
             found |= {(file.partition[0], day) for day in days}
-        return found
+        return dict.fromkeys(found)
 
     def _replace(
         self,
         table: Table,
         frame: DataFrame,
-        partitions: Collection[Partition] | None,
+        spans: Spans | None,
         transactions: dict[str, int],
         *,
         rebuild: bool,
     ) -> int:
-        """Put the rows in place of these partitions (None: of all); return the number of files."""
+        """Put the rows in place of those of these partitions and minutes (None: of all); return the number of files."""
         if not rebuild and all(table.transaction(app) >= number for app, number in transactions.items()):
             return 0
-        adds = table.stage(frame)
+        replaced = [
+            file
+            for file in table.files()
+            if spans is None or (file.partition in spans and holds_rows_in(file, spans[file.partition]))
+        ]
+        partly = [
+            file for file in replaced if spans is not None and not holds_only_rows_in(file, spans[file.partition])
+        ]
+        if spans is not None and partly:
+            for file in partly:
+                table.require(file)
+            others = self._read(table, partly).where(f"NOT ({is_row_in(spans)})")
+            frame = frame.unionByName(others.select(*frame.columns))
+        # Ends are many: in files with few minutes each, later rounds replace only the last ones.
+        adds = table.stage(frame, sort_by="ended_at" if table.name == "gold/ends" else "")
+        paths = {file.path for file in replaced}
         table.commit(
             adds,
             schema_of(frame),
             transactions,
-            replaces=lambda file: partitions is None or file.partition in partitions,
+            replaces=lambda file: file.path in paths,
             again=rebuild,
         )
         return len(adds)
@@ -402,7 +422,7 @@ class Pipeline:
             target.mark(transactions)
             return
         frame = gold.undecodable(reduce(lambda one, other: one.unionByName(other), frames))
-        self._replace(target, frame, pending, transactions, rebuild=rebuild)
+        self._replace(target, frame, dict.fromkeys(pending), transactions, rebuild=rebuild)
 
     def _compute_clusters(self, *, rebuild: bool) -> None:
         letters_table, jobs_table = self._tables["bronze/dlq"], self._tables["silver/jobs"]
@@ -459,7 +479,7 @@ class Pipeline:
             return
         self._on_step(step)
         frame = compute([file for file in files if queues is None or file.partition[0] in queues])
-        replaced = None if queues is None else {(queue,) for queue in queues}
+        replaced: Spans | None = None if queues is None else {(queue,): None for queue in queues}
         self._replace(target, frame, replaced, versions | {DEFINED: DEFINITIONS}, rebuild=rebuild)
 
     def _queues_with_changed_jobs(
@@ -486,56 +506,7 @@ class Pipeline:
         return read_files(self._spark, table, files, empty_as)
 
 
-def days_of_file(file: File) -> set[str] | None:
-    """Return the days from the first to the last end, and failure, of a silver file's jobs.
-
-    None if it does not say, or if there are too many: then all days are computed.
-    """
-    spans = _day_spans(file)
-    if spans is None or any((last - first).days > MAX_DAYS for first, last in spans):
-        return None
-    return {
-        (first + timedelta(days=number)).isoformat()
-        for first, last in spans
-        for number in range((last - first).days + 1)
-    }
-
-
-def _day_spans(file: File) -> list[tuple[date, date]] | None:
-    """Return the days of the first and last end, and of the first and last failure; None if they are not known."""
-    found: list[tuple[date, date]] = []
-    for first, last in (("first_ended_at", "done_at"), ("first_failed_at", "last_failed_at")):
-        low, high = file.lowest.get(first), file.highest.get(last)
-        if isinstance(low, datetime) and isinstance(high, datetime):
-            found.append((low.date(), high.date()))
-        elif file.nulls.get(last) != file.rows:
-            return None
-    return found
-
-
-def _counts_on(file: File, days: Collection[QueueDay]) -> bool:
-    """Return whether jobs of a silver file may count on one of these days."""
-    spans = _day_spans(file)
-    return any(
-        queue == file.partition[0]
-        and (spans is None or any(first.isoformat() <= day <= last.isoformat() for first, last in spans))
-        for queue, day in days
-    )
-
-
 def _changed_files(files: list[File], changed: dict[str, Partition]) -> list[File]:
     """Return the changed files; all of a partition if one of its changed files was compacted before or after."""
     unclear = {changed[path] for path in changed.keys() - {file.path for file in files}}
     return [file for file in files if file.path in changed or file.partition in unclear]
-
-
-def _is_in(days: Collection[QueueDay]) -> str:
-    """Return a condition: the row is of one of these queues and days."""
-    by_queue: dict[str, list[str]] = {}
-    for queue, day in days:
-        by_queue.setdefault(queue, []).append(day)
-    return " OR ".join(f"(queue = {silver.literal(q)} AND day IN ({_list(values)}))" for q, values in by_queue.items())
-
-
-def _list(values: Iterable[str]) -> str:
-    return ", ".join(silver.literal(value) for value in sorted(set(values)))

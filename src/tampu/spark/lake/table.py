@@ -75,8 +75,8 @@ CONFIGURATION = {
     "delta.checkpointInterval": "20",
     **retention(2),
 }
-#: Rows of a file of sorted rows.
-SORTED_ROWS_PER_FILE = 50_000
+#: Rows of a file of sorted rows: the last one is written again in every round, the others rarely.
+SORTED_ROWS_PER_FILE = 25_000
 #: Longer text is left out of the statistics: a shortened maximum would make readers skip rows.
 LONGEST_STATISTIC = 32
 #: The name of the commits that move rows out of a table without a change to what follows from them.
@@ -297,12 +297,17 @@ class Table:
         for file in self.files():
             if not is_removed(file):
                 continue
-            # A removal that matches no file is accepted silently and would double the rows.
-            if not missing_ok and not (self.path / file.path).exists():
-                raise LakeError(f"{self.path} names {file.path}, which is not there: restore it, or run rebuild")
+            if not missing_ok:
+                # A removal that matches no file is accepted silently and would double the rows.
+                self.require(file)
             values: dict[str, str | None] = dict(zip(self.by, file.partition, strict=True))
             found.append(RemoveAction(file.path, True, now_ms, file.size, values))
         return found
+
+    def require(self, file: File) -> None:
+        """Raise `LakeError` if a file of the table is missing on disk."""
+        if not (self.path / file.path).exists():
+            raise LakeError(f"{self.path} names {file.path}, which is not there: restore it, or run rebuild")
 
     def remove(self, is_removed: Callable[[File], bool], reason: str) -> int:
         """Remove files as a matter of upkeep: tables that follow from this one stay as they are. Returns the rows."""

@@ -17,11 +17,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tampu.spark.lake.bronze import is_of_other_ids
+from tampu.spark.lake.spans import joined, minute_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
+    from tampu.spark.lake.spans import Span
     from tampu.spark.lake.table import File, Partition, Table
 
 #: Partitions with more new events than this are computed as a whole: looking for single jobs would take longer.
@@ -96,13 +98,13 @@ def holds_any(path: Path, ids: pa.Array) -> bool:
     return bool(pc.any(pc.is_in(column, ids)).as_py())
 
 
-def changed_days(table: Table, before: Iterable[File], after: Iterable[File]) -> set[tuple[str, str]]:
-    """Return the queues and days on which jobs ended or failed whose rows of silver differ.
+def changed_spans(table: Table, before: Iterable[File], after: Iterable[File]) -> dict[Partition, Span]:
+    """Return the queues, days and minutes in which jobs ended or failed whose rows of silver differ.
 
     A row follows from the events of its job, which only become more: rows with equal numbers of events are equal.
     """
     sides = (_rows_of(table, before), _rows_of(table, after))
-    found: set[tuple[str, str]] = set()
+    found: dict[Partition, Span] = {}
     for rows_of, others_of in (sides, sides[::-1]):
         for partition, frames in rows_of.items():
             others = [chunk for frame in others_of.get(partition, ()) for chunk in frame["row"].chunks]
@@ -111,9 +113,19 @@ def changed_days(table: Table, before: Iterable[File], after: Iterable[File]) ->
                 changed = frame.filter(pc.invert(pc.is_in(frame["row"], same)))
                 for log in ("end_log", "failure_log"):
                     times = pc.struct_field(pc.list_flatten(changed[log]), "ts").drop_null()
-                    days = pc.unique(times.cast(pa.date32())).to_pylist()
-                    found |= {(partition[0], day.isoformat()) for day in days}
+                    for day, span in _spans_of(times).items():
+                        key = (partition[0], day)
+                        found[key] = joined(found[key], span) if key in found else span
     return found
+
+
+def _spans_of(times: pa.ChunkedArray) -> dict[str, Span]:
+    """Return the first and last minute of each day."""
+    days = times.cast(pa.date32())
+    rows = pa.table({"day": days, "time": times}).group_by("day").aggregate([("time", "min"), ("time", "max")])
+    return {
+        row["day"].isoformat(): (minute_of(row["time_min"]), minute_of(row["time_max"])) for row in rows.to_pylist()
+    }
 
 
 def _rows_of(table: Table, files: Iterable[File]) -> dict[Partition, list[pa.Table]]:

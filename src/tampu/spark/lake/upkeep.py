@@ -30,8 +30,9 @@ MIN_FILES = 8
 #: Files of at least this size, in bytes, are left alone by the compaction after a round: each file of silver with a job
 #: that changes is written again, so files must not grow without a limit.
 SMALL_FILE = 16 * 1024 * 1024
-#: The same for silver, whose files must also span few days: gold reads all files with jobs of a day that it computes.
-SMALL_JOBS_FILE = 1024 * 1024
+#: The same for silver, whose files must also span few days, and for ends, whose files must span few minutes: gold reads
+#: all files with jobs of the minutes that it computes, and writes those of ends again.
+SMALL_JOBS_FILE = 512 * 1024
 #: Old files are deleted every this many rounds.
 ROUNDS_BETWEEN = 10
 #: The log of a table is shortened once this many of its files are old. A log that was just shortened has about four.
@@ -68,7 +69,7 @@ def merge_small_files(tables: Mapping[str, Table], *, min_files: int = MIN_FILES
     done = Upkeep()
     with _followed(tables):
         for name, table in tables.items():
-            small = SMALL_JOBS_FILE if name == "silver/jobs" else SMALL_FILE
+            small = SMALL_JOBS_FILE if name in ("silver/jobs", "gold/ends") else SMALL_FILE
             target_size = None if merge_all else small
             counts: dict[tuple[str, ...], int] = {}
             for file in table.files():
