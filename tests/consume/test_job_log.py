@@ -98,6 +98,24 @@ def test_a_storm_is_logged_at_a_bounded_rate_and_counted(caplog: pytest.LogCaptu
     assert len(lines_of(caplog)) == BURST + 1 + LINES_PER_SEC
 
 
+def test_a_storm_of_recoveries_is_bounded_and_hides_no_failures(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tampu.job")
+    now = 0.0
+    log = JobLog("q", now=lambda: now)
+    job: Job[Any] = Job("job-1", "mail", attempt=1)
+    for _ in range(1000):
+        log.recovered(job, 5_000)
+    assert len(lines_of(caplog)) == BURST
+    for _ in range(2):
+        failed(log, ValueError("again"))
+    assert len(lines_of(caplog)) == BURST + 2
+    now += 1.0
+    log.recovered(job, 5_000)
+    assert lines_of(caplog)[-1].endswith(f" ({1000 - BURST} other recoveries not logged)")
+    log.recovered(job, 5_000)
+    assert "not logged" not in lines_of(caplog)[-1]
+
+
 def test_failures_left_out_are_counted_before_their_kind_is_forgotten(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,7 +1,7 @@
 """The worker's log lines about single jobs: started, failed, retried, dead-lettered, recovered.
 
 The first failure of each kind is logged with its traceback; later ones are one line with a count. A storm of failures
-is logged at a bounded rate, and the lines left out are counted. Payloads are never logged.
+or recoveries is logged at a bounded rate, and the lines left out are counted. Payloads are never logged.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.job")
 
-#: Failures logged per second on average, and in one burst.
+#: Failures logged per second on average, and in one burst; the same again for recoveries.
 LINES_PER_SEC = 10.0
 BURST = 50
 #: Kinds of failures remembered; then all are forgotten, and tracebacks are logged once more.
@@ -51,16 +51,36 @@ class _Count:
         self.left_out = 0
 
 
+class _Rate:
+    """Allows `LINES_PER_SEC` lines on average, and `BURST` at once."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._allowance = float(BURST)
+        self._refilled_at = now()
+
+    def allows_line(self) -> bool:
+        """Return True, and use up a line, if one may be logged."""
+        now = self._now()
+        self._allowance = min(self._allowance + (now - self._refilled_at) * LINES_PER_SEC, float(BURST))
+        self._refilled_at = now
+        if self._allowance < 1:
+            return False
+        self._allowance -= 1
+        return True
+
+
 class JobLog:
     """The log of the jobs of one queue."""
 
     def __init__(self, queue_name: str, now: Callable[[], float] = time.monotonic) -> None:
         self._queue = queue_name
-        self._now = now
         #: By the parts of their kinds, which are quicker to find than the texts in it are to make.
         self._counts: dict[tuple[object, ...], _Count] = {}
-        self._allowance = float(BURST)
-        self._refilled_at = now()
+        self._failures = _Rate(now)
+        self._recoveries = _Rate(now)
+        #: Recoveries since the last line about one.
+        self._recoveries_left_out = 0
         #: True if starts are logged; asked for once, because a start is on the path of every job.
         self.has_starts = logger.isEnabledFor(logging.DEBUG)
 
@@ -78,11 +98,16 @@ class JobLog:
         """Log at INFO that a job succeeded after it had failed."""
         if not logger.isEnabledFor(logging.INFO):
             return  # before the line is made, which takes 3 us
+        if not self._recoveries.allows_line():
+            self._recoveries_left_out += 1
+            return
+        left_out, self._recoveries_left_out = self._recoveries_left_out, 0
         logger.info(
-            "%s succeeded on attempt %d in %s",
+            "%s succeeded on attempt %d in %s%s",
             self._label(job),
             job.attempt + 1,
             _duration(duration_us),
+            f" ({left_out:,} other recoveries not logged)" if left_out else "",
             extra=self._fields(job, "recovered", duration_us=duration_us),
         )
 
@@ -117,7 +142,7 @@ class JobLog:
             count = self._counts[parts] = _Count(kind_of(job.name, error))
         count.seen += 1
         is_first = count.seen == 1
-        if not is_first and not self._may_log():
+        if not is_first and not self._failures.allows_line():
             count.left_out += 1
             return
         more = ""
@@ -159,7 +184,7 @@ class JobLog:
     def not_run(self, outcome: Outcome, error: BaseException | None) -> None:
         """Log at ERROR that a job was dead-lettered without being run: it cannot be read, or no attempt is left."""
         job = outcome.delivery.job
-        if not self._may_log():
+        if not self._failures.allows_line():
             return
         reason = outcome.dlq_reason.as_str() if outcome.dlq_reason is not None else "unknown"
         logger.error(
@@ -174,7 +199,7 @@ class JobLog:
         """Log how many failures were left out since their last line."""
         for count in self._counts.values():
             kind = count.kind
-            if count.left_out and self._may_log():
+            if count.left_out and self._failures.allows_line():
                 logger.warning(
                     "%s: %s failed %s more times with %s at %s",
                     self._queue,
@@ -185,15 +210,6 @@ class JobLog:
                     extra={"fields": {"event": "failed", "queue": self._queue, "task": kind.task}},
                 )
                 count.left_out = 0
-
-    def _may_log(self) -> bool:
-        now = self._now()
-        self._allowance = min(self._allowance + (now - self._refilled_at) * LINES_PER_SEC, float(BURST))
-        self._refilled_at = now
-        if self._allowance < 1:
-            return False
-        self._allowance -= 1
-        return True
 
     def _label(self, job: Job[Any]) -> str:
         return f"{self._queue}: {job.name or '(unnamed)'} {job.id}"
