@@ -344,6 +344,24 @@ async def test_a_task_can_be_called_like_the_function() -> None:
 # --- pydantic
 
 
+def test_a_result_whose_validator_fails_in_any_way_stays_as_it_is() -> None:
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
+
+    class Order(pydantic.BaseModel):  # type: ignore[misc, name-defined]
+        count: int
+
+        @pydantic.field_validator("count")  # type: ignore[untyped-decorator]
+        @classmethod
+        def check(cls, value: int) -> int:
+            raise (TypeError if value else ValueError)("not today")
+
+    def function() -> None: ...
+
+    function.__annotations__["return"] = Order
+    for count in (0, 1):
+        assert Results(function).convert({"count": count}) == {"count": count}
+
+
 def test_pydantic_models_can_be_arguments_and_results() -> None:
     pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
     order = pydantic.create_model("Order", article=(str, ...), count=(int, 1))

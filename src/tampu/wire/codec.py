@@ -29,7 +29,7 @@ from tampu.wire.scan import REFUSALS, bin_content
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    #: Opens a sealed value with its marker. None if that takes a look at its header: then `open` does it.
+    #: Opens a sealed value with its marker. Returns None if only `open`, which reads the header, can open it.
     QuickOpener = Callable[[bytes], bytes | None]
 
 #: First bytes of a sealed value. MessagePack never uses 0xC1, so no plain value starts with them.
@@ -270,7 +270,7 @@ class QueueCodec:
         self._payload_context = b"payload\0%b\0" % queue_name.encode()
         self._result_context = b"result\0%b\0" % queue_name.encode()
         #: The last job name and what opens its payloads: nearly always the same as for the previous job.
-        self._last_opener = "", self.slot_opener("")
+        self._last_opener: tuple[str, Callable[[bytes], bytes]] | None = None
 
     @classmethod
     def of(cls, codec: PayloadCodec | None, queue_name: str) -> QueueCodec | None:
@@ -311,7 +311,7 @@ class QueueCodec:
     def open_slot(self, slot: bytes, name: str) -> bytes:
         """Return the payload slot that a sealed one stands for. Raises `DecodeError`."""
         last = self._last_opener  # replaced as a whole: threads call this too
-        if last[0] != name:
+        if last is None or last[0] != name:
             last = self._last_opener = name, self.slot_opener(name)
         return last[1](slot)
 

@@ -33,7 +33,7 @@ from tampu.wire.map_keys import (
 from tampu.wire.scan import REFUSALS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 PayloadFormat = Literal["bin", "inline"]
 
@@ -48,9 +48,8 @@ _STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *
 #: Bytes that start an extension, such as a datetime; the same with those that start a dict of more than 15 keys.
 _EXT_LEADS = bytes((*range(0xC7, 0xCA), *range(0xD4, 0xD9)))
 _LARGE_OR_EXT_LEADS = _EXT_LEADS + b"\xde\xdf"
-#: All bytes except those that start a dict, and those that start a list or a dict.
-STARTS_NO_DICT = bytes({*range(256)} - {*range(0x80, 0x90), 0xDE, 0xDF})
-STARTS_NO_CONTAINER = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
+#: All bytes except those that start a list or a dict.
+_STARTS_NO_CONTAINER = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
 #: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. In a
 #: bulk of 100-byte payloads, checking the bytes takes 0.05 us each, the types 0.35 us; at this size, both take as long.
 SHORT_BYTES = 384
@@ -246,34 +245,22 @@ def refuse_slow(
         without_gc(partial(_decode, builder=builder), data)
 
 
-def walk(
-    data: bytes, on_map: Callable[[list[tuple[Any, Any]]], None], on_list: Callable[[list[Any]], None] | None
-) -> None:
-    """Call a function for each map and each list of a payload, innermost first. They contain None for others in them.
-
-    Raises `DecodeError` if the payload is not MessagePack, and what the functions raise.
-    """
-    hooks = {"object_pairs_hook": on_map, "list_hook": on_list}
-    without_gc(partial(_decode, hooks=hooks), data)
-
-
 def _container_limit(data: bytes) -> int | None:
     """Return how many lists and dicts a payload may have; None if it has too few bytes that could start one."""
     most = max(MAX_CONTAINERS, len(data) // CONTAINER_BYTES)
-    return most if len(data) > most and len(data.translate(None, STARTS_NO_CONTAINER)) > most else None
+    return most if len(data) > most and len(data.translate(None, _STARTS_NO_CONTAINER)) > most else None
 
 
-def _decode(data: bytes, builder: LimitedBuilder | None = None, hooks: Mapping[str, Any] | None = None) -> Any:
+def _decode(data: bytes, builder: LimitedBuilder | None = None) -> Any:
     # msgpack instead of msgspec, which makes tuples of arrays in keys: msgpack makes lists, and stops at the first one.
     # Timestamps become datetimes: msgpack's own type adds seconds and nanoseconds, a hash that is easy to make collide.
-    if builder is not None:
-        hooks = {"object_pairs_hook": builder.build, "max_map_len": builder.most_keys}
-        if builder.looks_at_lists:
-            hooks["list_hook"] = builder.look_at_list
     try:
-        if len(data) > CLAIM_BYTES and (hooks is not None or b"\xdc" in data or b"\xdd" in data):
+        if len(data) > CLAIM_BYTES and (builder is not None or b"\xdc" in data or b"\xdd" in data):
             _skip(data)
-        return _unpack(data) if hooks is None else _unpack(data, **hooks)
+        if builder is None:
+            return _unpack(data)
+        look = builder.look_at_list if builder.looks_at_lists else None
+        return _unpack(data, list_hook=look, object_pairs_hook=builder.build, max_map_len=builder.most_keys)
     except DecodeError:
         raise  # from the builder
     except TypeError:

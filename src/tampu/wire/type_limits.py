@@ -1,14 +1,12 @@
-"""Limits payloads whose type makes them slow to build: sets, Decimals, Flags, tagged unions, fields left out.
+"""Limits payloads whose type makes them slow to build: sets, Decimals, Flags and tagged unions.
 
 `map_keys.py` counts the values of one payload; this module looks at a type once, and decides what has to be counted.
 """
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
-from enum import Enum, Flag
+from enum import Enum, IntFlag
 from inspect import getattr_static
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
@@ -18,16 +16,13 @@ from tampu.wire.map_keys import SAFE_BYTES, SET_OF_NUMBERS, SET_OF_OBJECTS, SET_
 from tampu.wire.payload import (
     LARGE_BYTES,
     MAX_NESTING,
-    STARTS_NO_CONTAINER,
-    STARTS_NO_DICT,
     is_nested_too_deeply,
     refuse_array_keys,
     refuse_slow,
-    walk,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterator
 
 #: Maximum number of values in a payload of up to 1 MiB, if its type has a Decimal (0.15 us each) or a Flag with few
 #: members (3 us each; with 60 members 13 us, so fewer are allowed).
@@ -35,10 +30,7 @@ MAX_DECIMALS = 65_536
 MAX_FLAGS = 16_384
 #: Maximum number of values in a payload of up to 1 MiB, if its type has a set: a million of them take 0.15 s.
 MAX_SET_VALUES = 262_144
-#: Maximum number of lists, dicts and objects that are made for fields which a payload of up to 1 MiB leaves out: 0.3 us
-#: each.
-MAX_DEFAULTS = 65_536
-#: Maximum number of combinations of a Flag's members that payloads may add to those it keeps: 0.5 KB each.
+#: Maximum number of combinations that an IntFlag keeps: 0.5 KB each.
 MAX_COMBINATIONS = 65_536
 #: Maximum sum of the bytes below each level of a payload, for a type with tagged unions, and the number of levels
 #: that are always allowed.
@@ -48,8 +40,6 @@ MIN_TAGGED_LEVELS = 16
 _FROM_TEXT = (msgspec.inspect.UUIDType, msgspec.inspect.DecimalType)
 #: `_missing_` of an Enum that does not define it.
 _NO_MISSING = getattr_static(Enum, "_missing_")
-
-_key = itemgetter(0)
 
 
 class TypeLimits:
@@ -64,11 +54,10 @@ class TypeLimits:
         self._max_values = _max_values(parts, has_sets=self._set_work > 0)
         has_slow_values = bool(self._set_work or self._max_values or self._hashes_text)
         self._unchecked_bytes = SAFE_BYTES if has_slow_values else LARGE_BYTES
-        self._defaults = DefaultFields.of(parts)
         self._has_tagged_union = any(map(_is_tagged_union, parts))
-        self._flags = [part.cls for part in parts if _is_flag(part)]
+        self._int_flags = [part.cls for part in parts if _is_int_flag(part)]
         #: True if building values of this type takes much longer than decoding them without a type.
-        self.is_slow = has_slow_values or self._defaults is not None or self._has_tagged_union
+        self.is_slow = has_slow_values or self._has_tagged_union
 
     def check(self, packed: bytes) -> None:
         """Raise `DecodeError` if a payload would take too long to decode to this type."""
@@ -87,132 +76,31 @@ class TypeLimits:
             )
         elif checks_keys:
             refuse_array_keys(packed)
-        if self._defaults is not None:
-            self._defaults.check(packed)
 
     def bounded(self, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-        """Return `read`, which for a type with Flags refuses payloads that would fill the memory.
+        """Return `read`, which for a type with an IntFlag forgets numbers that payloads have added to it.
 
-        A Flag keeps every combination of its members that it has seen, and an IntFlag every number.
+        An IntFlag keeps every number that it has seen: without this, payloads could fill the memory. It compares by
+        number, so a member that was forgotten equals one that is made later. Flags of other kinds compare by identity.
         """
-        if not self._flags:
+        if not self._int_flags:
             return read
 
         def read_bounded(packed: bytes) -> Any:
-            sizes = [len(flag._value2member_map_) for flag in self._flags]
             try:
-                value = read(packed)
-            finally:  # also if it is refused at its end
-                too_many = [flag for flag, size in zip(self._flags, sizes, strict=True) if _forget(flag, size)]
-            if too_many:
-                raise DecodeError(
-                    f"payload has new combinations of {too_many[0].__name__}, of which this process has already seen "
-                    f"{MAX_COMBINATIONS:,}: use int instead of the Flag"
-                )
-            return value
+                return read(packed)
+            finally:  # also if the payload is refused at its end
+                for flag in self._int_flags:
+                    if len(flag._value2member_map_) > MAX_COMBINATIONS:
+                        _forget_combinations(flag)
 
         return read_bounded
 
 
-def _forget(flag: type[Enum], size: int) -> bool:
-    """Remove the combinations that were added to the first `size` ones, if there are too many."""
-    known = flag._value2member_map_
-    if len(known) <= max(size, MAX_COMBINATIONS):
-        return False
-    for combination in [*known][size:]:
-        known.pop(combination, None)
-    return True
-
-
-class DefaultFields:
-    """Limits what structs and dataclasses make for the fields that a payload leaves out, such as empty lists.
-
-    65,000 empty maps that became structs with 20 default lists took 0.4 s.
-    """
-
-    def __init__(self, objects: Iterable[msgspec.inspect.StructType | msgspec.inspect.DataclassType]) -> None:
-        #: Of each type that is written as a map: the names of required fields, and the values made by name of field.
-        self._maps: list[tuple[frozenset[str], dict[str, int]]] = []
-        #: Of each type that is written as a list: the number of required values, and the values made by length of list.
-        self._lists: list[tuple[int, list[int]]] = []
-        self._most = 0
-        for kind in objects:
-            made = [_values_made(field.default_factory) for field in kind.fields]
-            self._most = max(self._most, sum(made))
-            if isinstance(kind, msgspec.inspect.StructType) and kind.array_like:
-                tag = 0 if kind.tag is None else 1
-                required = sum(field.required for field in kind.fields)
-                self._lists.append((tag + required, [sum(made)] * tag + [sum(made[at:]) for at in range(len(made))]))
-            else:
-                required_names = frozenset(field.encode_name for field in kind.fields if field.required)
-                names = (field.encode_name for field in kind.fields)
-                self._maps.append((required_names, dict(zip(names, made, strict=True))))
-        self._names: frozenset[str] = frozenset().union(*(made for _, made in self._maps))
-        self._others = STARTS_NO_CONTAINER if self._lists else STARTS_NO_DICT
-
-    @classmethod
-    def of(cls, parts: Iterable[msgspec.inspect.Type]) -> DefaultFields | None:
-        """Return the default fields of a type; None if it has none that are made for each object."""
-        objects = (msgspec.inspect.StructType, msgspec.inspect.DataclassType)
-        found = cls(part for part in parts if isinstance(part, objects))
-        return found if found._most else None
-
-    def check(self, packed: bytes) -> None:
-        """Raise `DecodeError` if a payload leaves out too many fields."""
-        most = max(MAX_DEFAULTS, len(packed) * MAX_DEFAULTS >> 20)
-        fewest = most // self._most
-        if len(packed) <= fewest or len(packed.translate(None, self._others)) <= fewest:
-            return  # too few bytes that could start an object
-        left = most
-        #: By the fields of an object: nearly all objects of a type have the same.
-        made_by_names: dict[frozenset[str], int] = {}
-
-        def count(made: int) -> None:
-            nonlocal left
-            left -= made
-            if left < 0:
-                raise DecodeError(
-                    f"payload of {len(packed):,} bytes leaves out more than {most:,} fields that default to a list, a "
-                    "dict or an object, the maximum at this size: use several jobs"
-                )
-
-        def count_map(pairs: list[tuple[Any, Any]]) -> None:
-            # Only known names are kept: other keys could be chosen so that hashing them takes long.
-            names = self._names.intersection(map(_key, pairs))
-            made = made_by_names.get(names)
-            if made is None:
-                made = made_by_names[names] = self._of_map(names)
-            count(made)
-
-        def count_list(values: list[Any]) -> None:
-            count(self._of_list(len(values)))
-
-        walk(packed, count_map, count_list if self._lists else None)
-
-    def _of_map(self, names: frozenset[str]) -> int:
-        """Return how many values an object makes that is written as a map with these fields."""
-        most = 0
-        for required, made in self._maps:
-            if required <= names:
-                most = max(most, sum(map(made.__getitem__, made.keys() - names)))
-        return most
-
-    def _of_list(self, size: int) -> int:
-        """Return how many values an object makes that is written as a list of this size."""
-        return max((made[size] for required, made in self._lists if required <= size < len(made)), default=0)
-
-
-def _values_made(factory: Any, outer: tuple[Any, ...] = ()) -> int:
-    """Return how many values a default factory makes: a struct or dataclass also makes those of its own fields."""
-    if factory is msgspec.NODEFAULT:
-        return 0
-    if factory in outer or not isinstance(factory, type):
-        return 1
-    if not issubclass(factory, msgspec.Struct) and not is_dataclass(factory):
-        return 1
-    info = msgspec.inspect.type_info(factory)
-    fields = getattr(info, "fields", ())
-    return 1 + sum(_values_made(field.default_factory, (*outer, factory)) for field in fields)
+def _forget_combinations(flag: type[Enum]) -> None:
+    members = {member.value for member in flag.__members__.values()}
+    for number in flag._value2member_map_.keys() - members:
+        flag._value2member_map_.pop(number, None)
 
 
 def _parts_of(info: msgspec.inspect.Type) -> list[msgspec.inspect.Type]:
@@ -277,8 +165,8 @@ def _max_values(parts: list[msgspec.inspect.Type], *, has_sets: bool) -> int | N
     return MAX_SET_VALUES if has_sets else None
 
 
-def _is_flag(part: msgspec.inspect.Type) -> TypeGuard[msgspec.inspect.EnumType]:
-    return isinstance(part, msgspec.inspect.EnumType) and issubclass(part.cls, Flag)
+def _is_int_flag(part: msgspec.inspect.Type) -> TypeGuard[msgspec.inspect.EnumType]:
+    return isinstance(part, msgspec.inspect.EnumType) and issubclass(part.cls, IntFlag)
 
 
 def _is_slow_enum(part: msgspec.inspect.Type) -> TypeGuard[msgspec.inspect.EnumType]:

@@ -114,7 +114,9 @@ def _msgspec_codec(payload_type: Any) -> _Codec:
             if limits.is_slow:
                 return read(pack(value))  # the limits are those of MessagePack
             return msgspec.convert(value, payload_type, dec_hook=_from_plain)
-        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        except DecodeError:
+            raise  # from `read`
+        except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise DecodeError(f"value is not a {_name(payload_type)}: {error}") from error
 
     return write, read, convert
@@ -144,7 +146,7 @@ def _pydantic_codec(payload_type: Any) -> _Codec:
     def convert(value: Any) -> Any:
         try:
             return payload_type.model_validate(value)
-        except ValueError as error:
+        except (ValueError, TypeError, RecursionError) as error:  # validators may raise a TypeError
             raise DecodeError(f"payload is not a {_name(payload_type)}: {error}") from error
 
     def read(packed: bytes) -> Any:

@@ -360,15 +360,11 @@ class Pipeline:
         """Put the rows in place of those of these partitions and minutes (None: of all); return the number of files."""
         if not rebuild and all(table.transaction(app) >= number for app, number in transactions.items()):
             return 0
-        replaced = [
-            file
-            for file in table.files()
-            if spans is None or (file.partition in spans and holds_rows_in(file, spans[file.partition]))
-        ]
-        partly = [
-            file for file in replaced if spans is not None and not holds_only_rows_in(file, spans[file.partition])
-        ]
-        if spans is not None and partly:
+        files = table.files()
+        if spans is None:
+            spans = dict.fromkeys(file.partition for file in files)
+        replaced = [file for file in files if file.partition in spans and holds_rows_in(file, spans[file.partition])]
+        if partly := [file for file in replaced if not holds_only_rows_in(file, spans[file.partition])]:
             for file in partly:
                 table.require(file)
             others = self._read(table, partly).where(f"NOT ({is_row_in(spans)})")

@@ -12,12 +12,14 @@ if TYPE_CHECKING:
 
     from tampu.spark.lake.table import File, Partition
 
-    #: The first and the last minute of a day that changed, in UTC; None for all of its minutes.
-    Span = tuple[datetime, datetime] | None
-    #: Spans by queue and day.
+    #: The first and the last minute, in UTC.
+    Minutes = tuple[datetime, datetime]
+    #: The minutes of a partition that changed; None for all of them.
+    Span = Minutes | None
+    #: Spans by partition: a queue and, in most tables, a day.
     Spans = Mapping[Partition, Span]
 
-#: Most days whose changed minutes are looked at; of more, all minutes are computed.
+#: Maximum number of days for which gold computes single minutes; of more days, it computes all minutes.
 MAX_SPANS = 50
 #: Most days that are listed for one file; a single wrong clock can make a file span 8,000 years.
 MAX_DAYS = 3_660
@@ -28,9 +30,9 @@ def minute_of(moment: datetime) -> datetime:
     return _in_utc(moment).replace(second=0, microsecond=0)
 
 
-def joined(one: Span, other: Span) -> Span:
-    """Return the span from the first to the last minute of both."""
-    return None if one is None or other is None else (min(one[0], other[0]), max(one[1], other[1]))
+def joined(one: Minutes, other: Minutes) -> Minutes:
+    """Return the minutes from the first to the last of both."""
+    return min(one[0], other[0]), max(one[1], other[1])
 
 
 def is_row_in(spans: Spans) -> str:
@@ -49,17 +51,18 @@ def is_row_in(spans: Spans) -> str:
 
 
 def is_job_in(spans: Spans) -> str:
-    """Return a condition on jobs of silver that all jobs fulfil which ended or failed in the spans."""
+    """Return a condition that holds for all jobs of silver which ended or failed in the spans, and for few others."""
+    by_queue: dict[str, tuple[datetime, datetime]] = {}
+    for (queue, day), span in spans.items():
+        span = _whole(day) if span is None else span
+        by_queue[queue] = joined(by_queue.get(queue, span), span)
     conditions: list[str] = []
-    for (queue, _), span in spans.items():
-        if span is None:
-            return "true"
-        first, last = _timestamp(span[0]), _timestamp(span[1])
-        # A minute has begun, but may not have ended: its start is compared.
+    for queue, (first, last) in by_queue.items():
+        # The last minute may not be over: the minute of a time is compared.
         conditions += (
-            f"(queue = {literal(queue)} AND done_at >= {first} AND date_trunc('MINUTE', first_ended_at) <= {last})",
-            f"(queue = {literal(queue)} AND last_failed_at >= {first} AND "
-            f"date_trunc('MINUTE', first_failed_at) <= {last})",
+            f"(queue = {literal(queue)} AND {high} >= {_timestamp(first)} AND "
+            f"date_trunc('MINUTE', {low}) <= {_timestamp(last)})"
+            for low, high in (("first_ended_at", "done_at"), ("first_failed_at", "last_failed_at"))
         )
     return " OR ".join(conditions)
 
@@ -114,12 +117,12 @@ def _runs(file: File) -> list[tuple[datetime, datetime]] | None:
     return found
 
 
-def _minutes(file: File) -> tuple[datetime, datetime] | None:
+def _minutes(file: File) -> Minutes | None:
     low, high = file.lowest.get("minute"), file.highest.get("minute")
     return (_in_utc(low), _in_utc(high)) if isinstance(low, datetime) and isinstance(high, datetime) else None
 
 
-def _whole(day: str) -> tuple[datetime, datetime]:
+def _whole(day: str) -> Minutes:
     midnight = datetime.combine(date.fromisoformat(day), time(), UTC)
     return midnight, midnight.replace(hour=23, minute=59)
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
     from pathlib import Path
 
-    from tampu.spark.lake.spans import Span
+    from tampu.spark.lake.spans import Minutes
     from tampu.spark.lake.table import File, Partition, Table
 
 #: Partitions with more new events than this are computed as a whole: looking for single jobs would take longer.
@@ -98,13 +98,13 @@ def holds_any(path: Path, ids: pa.Array) -> bool:
     return bool(pc.any(pc.is_in(column, ids)).as_py())
 
 
-def changed_spans(table: Table, before: Iterable[File], after: Iterable[File]) -> dict[Partition, Span]:
+def changed_spans(table: Table, before: Iterable[File], after: Iterable[File]) -> dict[Partition, Minutes]:
     """Return the queues, days and minutes in which jobs ended or failed whose rows of silver differ.
 
     A row follows from the events of its job, which only become more: rows with equal numbers of events are equal.
     """
     sides = (_rows_of(table, before), _rows_of(table, after))
-    found: dict[Partition, Span] = {}
+    found: dict[Partition, Minutes] = {}
     for rows_of, others_of in (sides, sides[::-1]):
         for partition, frames in rows_of.items():
             others = [chunk for frame in others_of.get(partition, ()) for chunk in frame["row"].chunks]
@@ -115,11 +115,11 @@ def changed_spans(table: Table, before: Iterable[File], after: Iterable[File]) -
                     times = pc.struct_field(pc.list_flatten(changed[log]), "ts").drop_null()
                     for day, span in _spans_of(times).items():
                         key = (partition[0], day)
-                        found[key] = joined(found[key], span) if key in found else span
+                        found[key] = joined(found.get(key, span), span)
     return found
 
 
-def _spans_of(times: pa.ChunkedArray) -> dict[str, Span]:
+def _spans_of(times: pa.ChunkedArray) -> dict[str, Minutes]:
     """Return the first and last minute of each day."""
     days = times.cast(pa.date32())
     rows = pa.table({"day": days, "time": times}).group_by("day").aggregate([("time", "min"), ("time", "max")])
