@@ -4,8 +4,15 @@
 # else: packages into .venv, test servers into a cache outside the checkout (see scripts/).
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-fast test-pythons test-spark test-spark-versions coverage check lint format types layers servers lock release bench bench-quick bench-report bench-wire bench-codecs profile clean words docs diagram screenshots chaos chaos-lake soak fuzz
+.PHONY: help setup demo test test-fast test-servers test-pythons test-spark test-spark-versions coverage check lint format types layers size servers lock release bench bench-quick bench-report bench-wire bench-codecs profile clean docs diagram screenshots chaos chaos-lake soak fuzz
 MAKEFLAGS += --no-print-directory
+
+# Variables that the command line may set. Others are refused: `make chaos SECONDS=60` would run for 10 minutes.
+SETTINGS := ARGS COVERAGE JOBS MINUTES PROCESSES PYTHONS SEED SPARK_VERSIONS VENV VERSION
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(origin $(name))),$(name)))
+ifneq ($(filter-out $(SETTINGS),$(GIVEN)),)
+$(error unknown variable: $(filter-out $(SETTINGS),$(GIVEN)); allowed: $(SETTINGS))
+endif
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -47,6 +54,9 @@ test: setup servers ## run all but the slow Spark tests on real servers, in thre
 	@$(BIN)/python $(if $(COVERAGE),-m coverage run) $(PYTEST) -m "$(DEFAULT_TESTS)" $(ARGS)
 	@$(if $(COVERAGE),$(BIN)/python scripts/check_coverage.py)
 
+test-servers: setup servers ## run the tests that `make test` runs on one kind of server on all five (nightly, about 20 minutes)
+	@$(BIN)/python $(PYTEST) -m "$(DEFAULT_TESTS)" --all-servers $(ARGS)
+
 test-fast: setup ## run the quick tests that need only the embedded server, while you edit (about a minute)
 	@$(BIN)/python $(PYTEST) --fast -q -r fE $(ARGS)
 
@@ -77,7 +87,7 @@ test-spark-versions: ## test the Spark connector under older versions of PySpark
 		$$environment/bin/python tests/spark/smoke.py; \
 	done
 
-check: lint types layers words docs ## lint, types, import layers, wording and the docs site: every check except the tests
+check: lint types layers size docs ## lint, types, import layers, size and the docs site: every check except the tests
 
 lint: setup ## ruff: rules and formatting
 	@$(BIN)/ruff check
@@ -94,8 +104,8 @@ types: setup ## mypy --strict on src/, and on the tests as strictly as tests/myp
 layers: setup ## import-linter: imports only point downwards
 	@$(BIN)/lint-imports
 
-words: setup ## check the wording of docs and source (scripts/wordcheck.py)
-	@$(BIN)/python scripts/wordcheck.py
+size: setup ## compare the lines and files of src/ with their ceilings (.ci/ceilings.toml)
+	@$(BIN)/python scripts/check_size.py
 
 docs: setup ## build the documentation site into build/site, strictly and offline
 	@# Not with --quiet: it silences the warnings that --strict counts.
@@ -125,7 +135,7 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 	compile --group build -c requirements/dev.txt -o requirements/build.txt; \
 	compile --group release -c requirements/dev.txt -c requirements/build.txt -o requirements/release.txt
 
-release: setup ## check and build a release into dist/, with an SBOM (VERSION=0.2.0); tag and upload it yourself
+release: setup ## check and build a release into dist/, with an SBOM and provenance (VERSION=0.2.0); tag and upload it yourself
 	@$(BIN)/python scripts/release.py $(VERSION)
 
 bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's tables (about 15 minutes)

@@ -39,9 +39,8 @@ from tampu.consume.consumer import Consumer
 from tampu.spark.lake import bronze
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.offsets import stream_key
-from tampu.spark.read.pages import PAGE
 from tampu.spark.read.plan import plan_batch
-from tampu.spark.server import QueueServer, pages
+from tampu.spark.server import PAGE, QueueServer, pages
 from tampu.spark.session import spark_session
 from tampu.spark.worker import SparkWorker
 from tampu.sync import SyncProducer

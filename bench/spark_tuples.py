@@ -7,9 +7,8 @@ from typing import Any
 
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.offsets import stream_key
-from tampu.spark.read.pages import PAGE
 from tampu.spark.read.readers import BatchReader
-from tampu.spark.server import QueueServer, pages
+from tampu.spark.server import PAGE, QueueServer, pages
 from tampu.spark.source import TampuDataSource
 from tampu.wire.entry import read_job_fields
 from tampu.wire.envelope import decode_job

@@ -29,7 +29,7 @@ REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
 #: Defaults of fields that are created for each object.
 MADE = {
-    "consumer_id": "`'<host>:<pid>:<random>'`",
+    "consumer_id": "`'<host>:<pid>'`",
     "holder_id": "`'p-<uuid>'`",
     "metrics": "no metrics",
     "retry": "`RetryConfig()`",
@@ -107,7 +107,7 @@ def reasons_table() -> str:
         tampu.DlqReason.MALFORMED: "the entry has no payload field; all its fields are kept in the dead letter",
         tampu.DlqReason.OVERSIZE_PAYLOAD: "the envelope is larger than `max_payload_bytes`",
         tampu.DlqReason.UNRECOVERABLE: "the handler raised `UnrecoverableError` or returned `Cancel`, no worker has a "
-        "task with the job's name, the task's retry rules gave up, or the result cannot be stored",
+        "task with the job's name, or the task's retry rules gave up",
         tampu.DlqReason.EXPIRED: "the job had not started when it expired (`task.using(expires=...)`)",
     }
     rows = [f"| `{reason}` | {reason.code} | {meaning[reason]} |" for reason in tampu.DlqReason]

@@ -1,16 +1,22 @@
-"""Makes a release: checks, version, changelog, build, `twine check`, SBOM. It changes nothing outside dist/.
+"""Makes a release: checks, version, changelog, build, SBOM, provenance. It changes nothing outside dist/.
 
     make release VERSION=0.2.0
+    python scripts/release.py verify dist/tampu-0.2.0.provenance.json
 
 The version must stand in pyproject.toml and src/tampu/__init__.py, and CHANGELOG.md must have a dated section for it
 with nothing left under "Unreleased". The packages are built from what is committed, with the locked build tools and no
 build isolation, installed into an empty environment and started there once; the SBOM (CycloneDX) describes that
-environment. Tagging and uploading stay with a person; the commands for it are printed.
+environment. The provenance (an in-toto statement with a SLSA predicate, not signed) has the SHA-256 of each file, the
+commit, the locks and the versions of the tools; `verify` compares it with the files next to it. Another build of the
+commit with these tools gives the same packages. Tagging and uploading stay with a person; the commands are printed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -31,6 +37,8 @@ class Refused(Exception):  # noqa: N818 - said to people as "release: ..."
 
 
 def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["verify"]:
+        return verify([Path(each) for each in arguments[1:]])
     try:
         version = arguments[0] if arguments else project_version()
         check_version(version)
@@ -41,11 +49,13 @@ def main(arguments: list[str]) -> int:
         packages = build(tools)
         environment = check_packages(tools, packages, version)
         bill = write_bill_of_materials(tools, environment, version)
+        provenance = write_provenance(tools, [*packages, bill], version)
+        check_provenance(provenance)
     except (Refused, subprocess.CalledProcessError) as reason:
         print(f"release: {reason}", file=sys.stderr)
         return 1
     print(f"release: {version} is ready:")
-    for path in (*packages, bill):
+    for path in (*packages, bill, provenance):
         print(f"  {path.relative_to(PROJECT)}  {path.stat().st_size:,} bytes")
     print("release: CI must be green for this commit. Then:")
     print(f"  git tag --annotate v{version} --message 'tampu {version}' && git push origin v{version}")
@@ -138,6 +148,83 @@ def write_bill_of_materials(tools: Path, environment: Path, version: str) -> Pat
     described = ("--pyproject", str(PROJECT / "pyproject.toml"), "--output-reproducible", "--of", "JSON")
     run(str(tools / "cyclonedx-py"), "environment", *described, "-o", str(path), str(environment / "bin" / "python"))
     return path
+
+
+def write_provenance(tools: Path, files: list[Path], version: str) -> Path:
+    """Write which commit, locks and tools the files were made from, next to them."""
+    freeze = subprocess.run(
+        [tools / "python", "-m", "pip", "--disable-pip-version-check", "list", "--format", "json"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    locks = [PROJECT / "requirements" / f"{name}.txt" for name in ("build", "dev", "release")]
+    statement = {
+        "_type": "https://in-toto.io/Statement/v1",
+        "subject": [{"name": path.name, "digest": {"sha256": sha256(path)}} for path in files],
+        "predicateType": "https://slsa.dev/provenance/v1",
+        "predicate": {
+            "buildDefinition": {
+                "buildType": "urn:tampu:make-release:v1",
+                "externalParameters": {"version": version},
+                "resolvedDependencies": [
+                    {"name": "tampu", "digest": {"gitCommit": commit()}},
+                    *({"name": f"requirements/{lock.name}", "digest": {"sha256": sha256(lock)}} for lock in locks),
+                ],
+            },
+            "runDetails": {
+                "builder": {
+                    "id": "urn:tampu:make-release",
+                    "version": {
+                        "python": platform.python_version(),
+                        **{each["name"]: each["version"] for each in json.loads(freeze)},
+                    },
+                },
+            },
+        },
+    }
+    path = DIST / f"tampu-{version}.provenance.json"
+    path.write_text(json.dumps(statement, indent=2) + "\n")
+    return path
+
+
+def check_provenance(path: Path) -> None:
+    """Refuse unless the files next to a provenance are those that it names."""
+    try:
+        subjects = {each["name"]: each["digest"]["sha256"] for each in json.loads(path.read_text())["subject"]}
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise Refused(f"{path} is not a provenance: {error!r}") from error
+    if not subjects:
+        raise Refused(f"{path} names no files")
+    for name, digest in subjects.items():
+        file = path.parent / Path(name).name
+        if not file.is_file():
+            raise Refused(f"{file} is missing, and {path.name} names it")
+        if sha256(file) != digest:
+            raise Refused(f"{file} is not the file that was built: its SHA-256 is {sha256(file)}, not {digest}")
+
+
+def verify(paths: list[Path]) -> int:
+    try:
+        if not paths:
+            raise Refused("name a provenance: verify dist/tampu-0.2.0.provenance.json")
+        for path in paths:
+            check_provenance(path)
+            print(f"release: the files next to {path} are those that were built")
+    except Refused as reason:
+        print(f"release: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def commit() -> str:
+    return subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=PROJECT, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run(*command: str, **environment: str) -> None:

@@ -3,7 +3,8 @@
 | fixture          | value                                                                                            |
 |------------------|--------------------------------------------------------------------------------------------------|
 | `server`         | a server shared by the whole run, up, empty and with its initial configuration: embedded Valkey   |
-|                  | with `@pytest.mark.servers`: each kind in turn; `@pytest.mark.servers("redis86")`: only that kind |
+|                  | with `@pytest.mark.servers`: each kind in turn, if the file is in `MATRIX` (servers/fast.py);     |
+|                  | `@pytest.mark.servers("redis86")`: only that kind                                                 |
 |                  | kinds: valkey, redis62, redis70, redis86, cluster86                                              |
 | `server_kind`    | the name of that kind, for a test that starts its own servers                                     |
 | `fresh_server`   | `fresh_server(kind="valkey", tls=False, **settings)`: a private server, to kill or reconfigure    |
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from servers.binaries import KINDS
-from servers.fast import is_fast, may_be_fast
+from servers.fast import is_fast, is_in_matrix, may_be_fast
 from servers.require import require_server
 from servers.sentinel import SentinelSetup
 from servers.shared import SharedServers, make_server
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--fast", action="store_true", help="only quick tests that need no server but the embedded one")
+    parser.addoption(
+        "--all-servers", action="store_true", help="run every test marked `servers` on each kind of server"
+    )
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -71,10 +75,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run a test marked `servers` once per kind, or per kind named in the mark; run other tests on Valkey."""
+    """Run a test marked `servers` on each kind named in the mark, or on every kind; run other tests on Valkey.
+
+    Without `--all-servers`, a mark that names no kinds counts only where scripts and protocol differ: see `MATRIX`.
+    """
     mark = metafunc.definition.get_closest_marker("servers")
     if "server_kind" in metafunc.fixturenames:
-        kinds = (mark.args or tuple(KINDS)) if mark else ("valkey",)
+        has_matrix = metafunc.config.getoption("--all-servers") or is_in_matrix(metafunc.definition.path)
+        kinds = mark.args or (tuple(KINDS) if has_matrix else ("valkey",)) if mark else ("valkey",)
         if unknown := set(kinds) - set(KINDS):
             raise pytest.UsageError(
                 f"{metafunc.definition.nodeid}: unknown servers {unknown}; choose from {set(KINDS)}"

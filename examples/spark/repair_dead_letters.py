@@ -13,7 +13,7 @@ import redis
 
 from tampu.embedded import EmbeddedServer
 from tampu.spark import spark_session
-from tampu.spark.lake.fingerprints import clusters_of, with_fingerprints
+from tampu.spark.lake.gold import clusters_of, with_fingerprints
 from tampu.wire import QueueKeys, encode_dlq_fields
 from tampu.wire.dlq import DlqEntry
 from tampu.wire.envelope import encode_envelope

@@ -4,8 +4,7 @@ Names are loaded on first use: a web process that only adds jobs does not load t
 prints its help does not load a Redis client. `__init__.pyi` lists the names and the modules they come from.
 """
 
-from __future__ import annotations
-
+# Not `from __future__ import annotations`: `python -m tampu` would import __future__.py from the current folder.
 from importlib import import_module
 
 __version__ = "0.1.0"
@@ -27,13 +26,7 @@ def version() -> str:
 def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'tampu' has no attribute {name!r}")
-    try:
-        module = import_module(_MODULES[name])
-    except ImportError as error:
-        from tampu.base.shadowing import explained
-
-        raise explained(error) from error
-    found = globals()[name] = getattr(module, name)
+    found = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return found
 
 

@@ -6,8 +6,8 @@ from tampu.queue import Queue as Queue
 from tampu.task import Task as Task
 from tampu.worker import Worker as Worker
 from tampu.events import QueueEvents as QueueEvents
-from tampu.inspect.job_state import JobState as JobState
-from tampu.inspect.workers import WorkerInfo as WorkerInfo
+from tampu.inspect.jobs import JobState as JobState
+from tampu.inspect.snapshot import WorkerInfo as WorkerInfo
 from tampu.worker import Handler as Handler
 from tampu.consume.context import current_job as current_job
 
@@ -51,7 +51,7 @@ from tampu.consume.handlers import Retry as Retry
 from tampu.consume.handlers import Snooze as Snooze
 from tampu.consume.handlers import Cancel as Cancel
 from tampu.errors import SoftTimeout as SoftTimeout
-from tampu.consume.on_failure import FailedJob as FailedJob
+from tampu.consume.handlers import FailedJob as FailedJob
 
 # Dead letters and events
 from tampu.wire.dlq import DlqEntry as DlqEntry
@@ -83,6 +83,7 @@ from tampu.errors import QueueFullError as QueueFullError
 from tampu.errors import OutcomeUnknownError as OutcomeUnknownError
 from tampu.errors import JobFailed as JobFailed
 from tampu.errors import JobCancelled as JobCancelled
+from tampu.errors import ResultNotStored as ResultNotStored
 from tampu.errors import NotSupportedError as NotSupportedError
 
 __version__: str

@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
+from tampu.errors import ConfigError
 from tampu.metrics import MetricsSink, noop_sink
 from tampu.wire.codec import PayloadCodec
 from tampu.wire.payload import PayloadFormat, check_payload_format
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 Overflow = Literal["reject", "wait", "trim"]
-Idempotency = Literal["sequence", "idmp", "off"]
+Idempotency = Literal["sequence"]
 
 DEFAULT_QUEUE_NAME = "default"
 DEFAULT_MAX_STREAM_LEN = 1_000_000
@@ -72,6 +73,13 @@ def _codec(name: str, value: object) -> None:
         raise invalid(name, value, "an EncryptedCodec, a SignedCodec or an object with seal and open")
 
 
+def _idempotency(name: str, value: object) -> None:
+    if value in ("idmp", "off"):
+        raise ConfigError(f"{name}={value!r} was removed: leave it out, every add is applied once on any server")
+    if value != "sequence":
+        raise invalid(name, value, "'sequence'")
+
+
 def _queue_name() -> Any:
     return _checked(lambda name, value: check_queue_name(value, name), DEFAULT_QUEUE_NAME)
 
@@ -81,7 +89,7 @@ def _own_name(prefix: str) -> Any:
 
 
 def _worker_name() -> str:
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:6]}"
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 def _metrics() -> Any:
@@ -113,10 +121,10 @@ class ProducerConfig(_Checked):
     #: When the stream is full: "reject" raises `QueueFullError`, "wait" waits for room, "trim" deletes the oldest
     #: entries, as other implementations do, which loses jobs. Defaults to "reject".
     overflow: Overflow = _checked(_one_of("reject", "wait", "trim"), "reject")
-    #: Adds in progress when the connection is lost: "sequence" sends them again and adds each job once, on any server;
-    #: "idmp" (XADD IDMP of Redis 8.6, which remembers too few IDs for that) and "off" raise `OutcomeUnknownError`.
-    #: Defaults to "sequence".
-    idempotency: Idempotency = _checked(_one_of("sequence", "idmp", "off"), "sequence")
+    #: Adds in progress when the connection is lost are sent again, and each job is added once, on any server. This is
+    #: the only value: "idmp" and "off", which raised `OutcomeUnknownError` instead, were removed. Defaults to
+    #: "sequence".
+    idempotency: Idempotency = _checked(_idempotency, "sequence")
     #: How long an explicit ID cannot be added again, in seconds after the job's run time. Defaults to 3600.
     dedup_ttl_secs: int = _number(DEFAULT_DEDUP_TTL_SECS, low=1)
     #: Number of replicas that must have an add before it is confirmed (WAIT). Defaults to 0.
@@ -139,9 +147,6 @@ class ProducerConfig(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.overflow == "wait" and self.idempotency != "sequence":
-            # A waiting window is sent again until all of its jobs have been added.
-            raise invalid("idempotency", self.idempotency, "'sequence' with overflow 'wait'")
         if self.codec is not None and self.payload_format != "bin":
             raise invalid("payload_format", self.payload_format, "'bin' with a codec")
 
@@ -198,8 +203,8 @@ class ConsumerConfig(_Checked):
     queue_name: str = _queue_name()
     #: Consumer group. Defaults to "default".
     group: str = _checked(check_text, "default")
-    #: Name of this consumer in the group; must be unique per process (`tampu worker --processes N` appends -1 to -N).
-    #: Defaults to "<host>:<pid>:<random>".
+    #: Name of this consumer in the group. On the server a random suffix follows, so that no two processes share a name.
+    #: Defaults to "<host>:<pid>".
     consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
     #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free slots. Defaults
     #: to 256.

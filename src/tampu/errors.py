@@ -70,7 +70,7 @@ class QueueFullError(Error):
 
 
 class OutcomeUnknownError(Error):
-    """The connection was lost for too long: the jobs in `ids` may or may not have been added."""
+    """The reply was lost with the connection: the jobs in `ids` may or may not have been added."""
 
     code = "CMQ-007"
 
@@ -100,6 +100,12 @@ class JobCancelled(Error):  # noqa: N818 - a public name of the API
         super().__init__(message)
         self.job_id = job_id
         self.reason = reason
+
+
+class ResultNotStored(Error):  # noqa: N818 - a public name of the API
+    """The awaited job succeeded, but its result could not be stored. The message says why."""
+
+    code = "CMQ-012"
 
 
 class NotSupportedError(Error):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tampu.base.checks import check_int
 from tampu.errors import RedisError, ShutdownError
+from tampu.inspect.streams import newest_id
 from tampu.maintain.supervise import logger
 from tampu.redis.client import Client, backoff_secs
 from tampu.redis.faults import Remedy, ServerError
@@ -116,9 +117,9 @@ class QueueEvents:
         """Fix the start position now, so that an iteration that starts later misses no event from here on."""
         if self._last_id == "$":
             # Resolve `$` only once: sent again after a reconnect, it would skip the events in between.
-            newest = await self._opened().call("XREVRANGE", self._keys.events, "+", "-", "COUNT", 1)
+            newest = await newest_id(self._opened(), self._keys.events)
             if self._last_id == "$":
-                self._last_id = newest[0][0].decode() if newest else "0-0"
+                self._last_id = newest
 
     def abandon(self) -> None:
         """Drop the connection without closing it: its event loop has ended, or a parent process still uses it."""

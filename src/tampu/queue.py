@@ -24,14 +24,8 @@ from tampu.base.clock import wall_clock_ms
 from tampu.config import ProducerConfig
 from tampu.errors import ConfigError, Error
 from tampu.events import QueueEvents
-from tampu.inspect.cancel import cancel_job
-from tampu.inspect.dlq_summary import summarize_letters
-from tampu.inspect.job_state import JobState, find_job
-from tampu.inspect.jobs import LISTED_STATES, list_jobs
-from tampu.inspect.life_cycle import check_unused, delete_queue, drain_queue
-from tampu.inspect.pauses import pause, pause_reason, paused_tasks, resume
+from tampu.inspect.jobs import LISTED_STATES, JobState
 from tampu.inspect.waiters import Waiters
-from tampu.inspect.workers import list_workers
 from tampu.produce.options import (
     BULK_OPTIONS,
     MISSED_FIRES_ALONE,
@@ -52,7 +46,7 @@ from tampu.task import Task, TaskContext, task_of
 from tampu.wire.codec import QueueCodec
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
-from tampu.wire.payload import decode_result, wrap_bin
+from tampu.wire.payload import decode_result, is_no_result
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -62,13 +56,11 @@ if TYPE_CHECKING:
 
     from tampu.config import ProducerSettings
     from tampu.consume.handlers import HandlerOutcome
-    from tampu.consume.retry_rules import Errors, RetryDecision
-    from tampu.inspect.cancel import CancelOutcome
-    from tampu.inspect.dead_letters import DlqQuery, ReplayCount
-    from tampu.inspect.dlq_summary import LetterCluster
+    from tampu.consume.retries import Errors, RetryDecision
+    from tampu.inspect.admin import CancelOutcome
+    from tampu.inspect.dead_letters import DlqQuery, LetterCluster, ReplayCount
     from tampu.inspect.jobs import ListedState
-    from tampu.inspect.workers import WorkerInfo
-    from tampu.produce.options import AddOptions
+    from tampu.inspect.snapshot import WorkerInfo
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, OnFailure, TaskMaker
     from tampu.wire.codec import PayloadCodec
@@ -139,9 +131,8 @@ class Queue:
             queue_name=name, codec=codec, **{key: value for key, value in given.items() if value is not None}
         )
         self._keys = QueueKeys(name)
-        self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
         self._codec = QueueCodec.of(codec, name)
-        self._waiters = Waiters(self._producer.client, self._keys, self.events, self._codec)
+        self._renew()
         self._closed = False
         self._sync: SyncQueue | None = None
         self._sync_guard = threading.Lock()
@@ -170,8 +161,8 @@ class Queue:
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` has been called."""
-        return self._closed
+        """True after `close`, until the queue is used again."""
+        return self._closed and not self._producer.is_used
 
     @property
     def producer(self) -> Producer[Any]:
@@ -196,13 +187,19 @@ class Queue:
         return f"Queue({self.name!r})"
 
     async def close(self) -> None:
-        """Send all jobs added so far and close the connections."""
-        if not self._closed:
+        """Send all jobs added so far and close the connections. The next use of the queue opens it again."""
+        if not self.is_closed:
             self._closed = True
-            await self._waiters.close()
-            await self._producer.close()
+            producer, waiters = self._producer, self._waiters
+            self._renew()
+            await waiters.close()
+            await producer.close()
         if self._sync is not None:
             self._sync.close()
+
+    def _renew(self) -> None:
+        self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
+        self._waiters = Waiters(self._producer.client, self._keys, self.events, self._codec)
 
     async def __aenter__(self) -> Self:
         return self
@@ -278,35 +275,6 @@ class Queue:
 
         return register if function is None else register(function)
 
-    async def _add_task(
-        self,
-        task: Task[Any, Any],
-        packed: bytes,
-        *,
-        delay: timedelta | float | None = None,
-        run_at: datetime | float | None = None,
-        job_id: str | None = None,
-        options: AddOptions | None = None,
-    ) -> Job[Any]:
-        options = options or task.add_options
-        if job_id is not None:
-            options = options.with_id(check_job_id(job_id, "job_id"))
-        added = await self._producer.add_packed(packed, options, delay=delay, run_at=run_at)
-        return self._task_job(added, task, packed)
-
-    async def _add_tasks(
-        self,
-        task: Task[Any, Any],
-        packed: list[bytes],
-        *,
-        delay: timedelta | float | None = None,
-        run_at: datetime | float | None = None,
-        options: AddOptions | None = None,
-    ) -> list[Job[Any]]:
-        options = options or task.add_options
-        ids = await self._producer.add_packed_bulk(packed, options, delay=delay, run_at=run_at)
-        return [self._task_job(job_id, task, one) for job_id, one in zip(ids, packed, strict=True)]
-
     async def _ensure_repeat(
         self,
         task: Task[Any, Any],
@@ -318,11 +286,6 @@ class Queue:
     ) -> str:
         spec = repeatable_spec(task.name, None, pattern, missed_fires, **bounds)
         return await self._producer.register_packed(spec, packed, keep_identical=True)
-
-    def _task_job(self, job_id: str, task: Task[Any, Any], packed: bytes) -> Job[Any]:
-        job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, task.name)
-        job._context = TaskContext(self, task)
-        return job
 
     # --- adding by name
 
@@ -502,10 +465,7 @@ class Queue:
         A running `async def` task gets `asyncio.CancelledError`, and a `process=True` task is killed. A `def` task in
         a thread continues until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
         """
-        outcome = await cancel_job(self._producer.ready_client(), self._keys, check_job_id(job_id), reason)
-        if outcome in ("cancelled", "requested"):
-            await self._producer.audit("cancel", detail=": ".join(filter(None, [job_id, reason])))
-        return outcome
+        return await self._producer.admin.cancel(job_id, reason)
 
     async def cancel_delayed(self, job_id: str) -> bool:
         """Cancel a delayed job, or one that waits for a retry. Return False if there is no such delayed job."""
@@ -558,18 +518,24 @@ class Queue:
     # --- results and states
 
     async def get_job_result(self, job_id: str) -> Any:
-        """Return the return value of a job's handler, or None if it returned None or no result is stored."""
+        """Return the return value of a job's handler, or None if it returned None or no result is stored.
+
+        Raises `ResultNotStored` if the job succeeded, but its result could not be stored.
+        """
         packed = await self._producer.get_result(job_id)
         return None if packed is None else decode_result(packed)
 
     async def get_job_result_bulk(self, job_ids: Sequence[str]) -> list[Any]:
-        """Return the results of several jobs in one call, in the order of the IDs."""
+        """Return the results of several jobs in one call, in the order of the IDs; None where no result is stored."""
         results = await self._producer.get_result_bulk(list(job_ids))
-        return [None if packed is None else decode_result(packed) for packed in results]
+        return [None if packed is None or is_no_result(packed) else decode_result(packed) for packed in results]
 
     async def get_job(self, job_id: str) -> JobState:
-        """Return the state of a job: waiting, delayed, running, done, dead or cancelled, with its details."""
-        return await find_job(self._producer.ready_client(), self._keys, check_job_id(job_id), self._codec)
+        """Return the state of a job: waiting, delayed, running, done, dead or cancelled, with its details.
+
+        If it is not waiting or done, the dead letters are searched, newest first: 50,000 of them take about 0.6 s.
+        """
+        return await self._producer.admin.job(check_job_id(job_id))
 
     async def jobs(
         self,
@@ -587,13 +553,13 @@ class Queue:
         if state not in LISTED_STATES:
             raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))
         older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
-        client = self._producer.ready_client()
+        admin = self._producer.admin
         check_int("limit", limit, low=1)
-        return await list_jobs(client, self._keys, state, name=name, older_than_ms=older_than_ms, limit=limit)
+        return await admin.jobs(state, name=name, older_than_ms=older_than_ms, limit=limit)
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the live workers of this queue, with host, process, version and running jobs."""
-        return await list_workers(self._producer.ready_client(), self._keys)
+        return await self._producer.admin.workers()
 
     async def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
         """Wait up to `timeout_secs` for a job to finish and return its result. `Job.result` is the usual way.
@@ -601,35 +567,33 @@ class Queue:
         Raises:
             JobFailed: The job was dead-lettered.
             JobCancelled: The job was cancelled.
+            ResultNotStored: The job succeeded, but its result could not be stored.
             TimeoutError: The job did not finish in time.
         """
         self._producer.ready_client()
         return await self._waiters.wait(job_id, timeout_secs)
 
-    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Raise RuntimeError: only a running job can report progress."""
-        raise RuntimeError("this job is not running here; call progress() on the job that the handler received")
-
     # --- dead letters
 
-    async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[dict[str, Any]]:
-        """Return up to `limit` dead letters as dicts, oldest first.
+    async def peek_dlq(self, limit: int = 20, **query: Unpack[DlqQuery]) -> list[dict[str, Any]]:
+        """Return up to `limit` dead letters as dicts, oldest first, or with `newest=True` newest first.
 
-        Filter by `ids`, `reason`, `name`, `error_type`, `match` (text in the error) and `older_than`.
+        Filter by `ids`, `cluster`, `reason`, `name`, `error_type`, `match` (text in the error), `older_than` and
+        `newer_than`.
         """
-        return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **wanted)]
+        return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **query)]
 
     async def dlq_summary(self) -> list[LetterCluster]:
         """Return the dead letters grouped by task, reason and error, the largest group first."""
-        return await summarize_letters(self._producer.ready_client(), self._keys)
+        return await self._producer.admin.dlq_summary()
 
-    async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
+    async def replay_dlq(self, limit: int = 100, **query: Unpack[DlqQuery]) -> ReplayCount:
         """Move up to `limit` dead letters back into the queue and return how many. Takes the filters of `peek_dlq`."""
-        return await self._producer.replay_dlq(limit, **wanted)
+        return await self._producer.replay_dlq(limit, **query)
 
-    async def remove_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> int:
+    async def remove_dlq(self, limit: int = 100, **query: Unpack[DlqQuery]) -> int:
         """Delete up to `limit` dead letters and return how many. Takes the filters of `peek_dlq`."""
-        return await self._producer.remove_dlq(limit, **wanted)
+        return await self._producer.remove_dlq(limit, **query)
 
     # --- the whole queue
 
@@ -644,24 +608,19 @@ class Queue:
             reason: Shown by `tampu inspect`, `tampu doctor` and `tampu job why`.
             until: When to resume automatically: a datetime (naive means UTC), or a timedelta or seconds from now.
         """
-        await pause(self._producer.ready_client(), self._keys, task, reason, until)
-        await self._producer.audit("pause", detail=": ".join(filter(None, [task and f"task {task}", reason])))
+        await self._producer.admin.pause(task, reason, until)
 
     async def pause_reason(self, *, task: str | None = None) -> str | None:
         """Return why the queue, or this task, is paused: "" if no reason was given, None if it is not paused."""
-        return await pause_reason(self._producer.ready_client(), self._keys, task)
+        return await self._producer.admin.pause_reason(task)
 
     async def paused_tasks(self) -> dict[str, str]:
         """Return the names of paused tasks, each with its reason."""
-        found = await paused_tasks(self._producer.ready_client(), self._keys)
-        return {name: one.reason for name, one in found.items()}
+        return {name: pause.reason for name, pause in (await self._producer.admin.paused_tasks()).items()}
 
     async def resume(self, *, task: str | None = None) -> bool:
         """Resume the queue, or only this task. Return False if it was not paused."""
-        was_paused = await resume(self._producer.ready_client(), self._keys, task)
-        if was_paused:
-            await self._producer.audit("resume", detail=f"task {task}" if task else "")
-        return was_paused
+        return await self._producer.admin.resume(task)
 
     async def is_paused(self) -> bool:
         """Return True while the queue is paused."""
@@ -681,21 +640,14 @@ class Queue:
         added all the time never drains.
         """
         timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
-        drained = await drain_queue(self._producer.ready_client(), self._keys, timeout_secs)
-        if drained:
-            await self._producer.audit("drain", count=drained)
+        await self._producer.admin.drain(timeout_secs)
 
     async def delete(self, *, force: bool = False) -> int:
         """Delete the queue with everything in it, results and events too. Return how many keys were deleted.
 
         Raises `ConfigError` if the queue still has jobs, dead letters, schedules or live workers, unless `force`.
         """
-        client = self._producer.ready_client()
-        if not force:
-            await check_unused(client, self._keys)
-        # Write it before the events are deleted, for programs that follow them, and only if there are events.
-        await self._producer.audit("delete", create=False)
-        return await delete_queue(client, self._keys)
+        return await self._producer.admin.delete(force=force)
 
 
 def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:

@@ -18,21 +18,21 @@ from tampu.base.event_loop import LoopThread, blocking
 from tampu.produce.producer import Producer
 from tampu.queue import Queue
 from tampu.redis.settings import DEFAULT_URL, parse_url
-from tampu.task import call_arguments
+from tampu.task import BlockingAdds
 from tampu.wire.job import Job, JobId, check_poll_interval
 from tampu.wire.repeat import RepeatPattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from datetime import datetime, timedelta
+    from datetime import timedelta
     from types import TracebackType
     from typing import Unpack
 
     from tampu.config import ProducerConfig
-    from tampu.inspect.job_state import JobState
-    from tampu.produce.using import UsingOptions
+    from tampu.inspect.jobs import JobState
+    from tampu.produce.options import UsingOptions
     from tampu.redis.settings import CredentialCallback
-    from tampu.task import ConfiguredTask, ScheduleOptions, Task
+    from tampu.task import ScheduleOptions, Task
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -53,7 +53,7 @@ class SyncJob(Job[Any], Generic[R]):
         """Return a copy of `job` that uses `run` to wait for its result."""
         same: SyncJob[R] = cls.__new__(cls)
         for slot in Job.__slots__:
-            setattr(same, slot, getattr(job, slot))
+            setattr(same, slot, getattr(job, slot, None))
         same._run = run
         return same
 
@@ -99,11 +99,11 @@ class SyncQueue:
 
     @property
     def is_closed(self) -> bool:
-        """True once `close` has been called."""
+        """True after `close`, until the queue is used again."""
         return self._inner.is_closed
 
     def close(self) -> None:
-        """Close the connection and stop the thread."""
+        """Close the connection and stop the thread. The next use of the queue opens it again."""
         if not self._inner.is_closed:
             self._run(self._inner.close())
         self._thread.stop()
@@ -153,43 +153,36 @@ class SyncQueue:
     dlq_summary = blocking(Queue.dlq_summary)
 
 
-class SyncTask(Generic[P, R]):
-    """The methods of a `Task` for synchronous code: `task.sync.add(...)`. `job.result()` blocks."""
+class SyncConfiguredTask(BlockingAdds[P, SyncJob[R], list[SyncJob[R]]], Generic[P, R]):
+    """The adds of `task.using(...)` for code without an event loop."""
 
-    def __init__(self, task: Task[P, R]) -> None:
-        self._task = task
-
-    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job that calls the function with these arguments; see `Task.add`."""
-        return self._add(args, kwargs)
-
-    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job that runs after `delay` (a timedelta or seconds); see `Task.add_in`."""
-        return self._add(args, kwargs, delay=delay)
-
-    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job that runs at `run_at` (a datetime or epoch seconds); see `Task.add_at`."""
-        return self._add(args, kwargs, run_at=run_at)
-
-    def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job unless a job with this ID was added within `dedup_ttl_secs`; see `Task.add_unique`."""
-        return self._add(args, kwargs, job_id=job_id)
-
-    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
-        """Add one job per item; see `Task.add_bulk`."""
-        queue = self._task.queue.sync
-        encoded = [self._task.arguments.encode(*call_arguments(item)) for item in calls]
-        jobs = queue._run(queue._inner._add_tasks(self._task, encoded))
-        return [SyncJob.of(job, queue._run) for job in jobs]
-
-    def job(self, job_id: str) -> SyncJob[R]:
-        """Return a job of this task by its ID, to wait for its result or read its state; see `Task.job`."""
-        queue = self._task.queue.sync
-        return SyncJob.of(queue._inner._task_job(JobId(check_job_id(job_id)), self._task, b""), queue._run)
+    @property
+    def _queue(self) -> SyncQueue:
+        return self._adds.task.queue.sync
 
     def using(self, **options: Unpack[UsingOptions]) -> SyncConfiguredTask[P, R]:
         """Return an object that adds jobs of this task with these options; see `Task.using`."""
-        return self._task.using(**options).sync
+        return SyncConfiguredTask(self._adds.using(**options))
+
+    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
+        """Add one job per item; see `Task.add_bulk`."""
+        adds, queue = self._adds, self._queue
+        jobs = queue._run(adds._send_bulk(adds._encode_calls(calls), queue._inner))
+        return [SyncJob.of(job, queue._run) for job in jobs]
+
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:
+        adds, queue = self._adds, self._queue
+        packed = adds.arguments.encode(args, kwargs)
+        return SyncJob.of(queue._run(adds._send(packed, queue._inner, **when)), queue._run)
+
+
+class SyncTask(SyncConfiguredTask[P, R]):
+    """The methods of a `Task` for synchronous code: `task.sync.add(...)`. `job.result()` blocks."""
+
+    def job(self, job_id: str) -> SyncJob[R]:
+        """Return a job of this task by its ID, to wait for its result or read its state; see `Task.job`."""
+        queue = self._queue
+        return SyncJob.of(self._adds.task._job_of(queue._inner, JobId(check_job_id(job_id)), b""), queue._run)
 
     def cron(
         self,
@@ -215,41 +208,8 @@ class SyncTask(Generic[P, R]):
         self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
     ) -> str:
         """Create a schedule and return its key; see `Task.schedule`."""
-        queue = self._task.queue.sync
-        packed = self._task.pack_arguments(kwargs)
-        return queue._run(queue._inner._ensure_repeat(self._task, pattern, packed, **options))
-
-    def _add(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:
-        queue = self._task.queue.sync
-        packed = self._task.arguments.encode(args, kwargs)
-        return SyncJob.of(queue._run(queue._inner._add_task(self._task, packed, **when)), queue._run)
-
-
-class SyncConfiguredTask(Generic[P, R]):
-    """The adds of `task.using(...)` for code without an event loop."""
-
-    def __init__(self, configured: ConfiguredTask[P, R]) -> None:
-        self._configured = configured
-
-    def using(self, **options: Unpack[UsingOptions]) -> SyncConfiguredTask[P, R]:
-        """Return a copy with more options; those given again replace the earlier ones."""
-        return SyncConfiguredTask(self._configured.using(**options))
-
-    def add(self, *args: P.args, **kwargs: P.kwargs) -> SyncJob[R]:
-        """Add a job that calls the function with these arguments."""
-        task = self._configured.task
-        queue = task.queue.sync
-        packed = task.arguments.encode(args, kwargs)
-        added = queue._run(queue._inner._add_task(task, packed, **self._configured._when()))
-        return SyncJob.of(added, queue._run)
-
-    def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
-        """Add one job per item, as `ConfiguredTask.add_bulk`."""
-        task = self._configured.task
-        queue = task.queue.sync
-        packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
-        jobs = queue._run(queue._inner._add_tasks(task, packed, **self._configured._when_bulk()))
-        return [SyncJob.of(job, queue._run) for job in jobs]
+        task, queue = self._adds.task, self._queue
+        return queue._run(queue._inner._ensure_repeat(task, pattern, task.pack_arguments(kwargs), **options))
 
 
 class SyncProducer(Generic[T]):

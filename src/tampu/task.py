@@ -5,16 +5,18 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, TypeVar, cast, overload
 
 from tampu.base.checks import check_bool, check_delay_ms, check_job_id, check_job_name, invalid, shown
-from tampu.consume.invoke import is_coroutine_handler
-from tampu.consume.retry_rules import RetryRules
+from tampu.base.clock import wall_clock_ms
+from tampu.consume.handlers import is_coroutine_handler
+from tampu.consume.retries import RetryRules
 from tampu.errors import ConfigError
-from tampu.produce.options import add_options
-from tampu.produce.using import Using
+from tampu.produce.options import Using, add_options
 from tampu.wire.job import Job, JobId
+from tampu.wire.payload import wrap_bin
 from tampu.wire.repeat import RepeatPattern
 from tampu.wire.task_codec import Arguments, Results
 
@@ -23,12 +25,10 @@ if TYPE_CHECKING:
     from datetime import datetime, timedelta
     from typing import TypeAlias, Unpack
 
-    from tampu.consume.handlers import HandlerOutcome
-    from tampu.consume.on_failure import FailedJob
-    from tampu.consume.retry_rules import Errors, RetryDecision
-    from tampu.inspect.job_state import JobState
-    from tampu.produce.options import Backoff, MissedFires
-    from tampu.produce.using import UsingOptions
+    from tampu.consume.handlers import FailedJob, HandlerOutcome
+    from tampu.consume.retries import Errors, RetryDecision
+    from tampu.inspect.jobs import JobState
+    from tampu.produce.options import AddOptions, Backoff, MissedFires, UsingOptions
     from tampu.queue import Queue
     from tampu.sync import SyncConfiguredTask, SyncTask
     from tampu.wire.job import JobContext
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+#: What an add and a bulk of synchronous code return.
+J = TypeVar("J")
+Js = TypeVar("Js")
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -72,7 +75,123 @@ class TaskJob(Job[dict[str, Any]], Generic[R]):
             ...
 
 
-class Task(Generic[P, R]):
+class TaskAdds(Generic[P, R]):
+    """The methods that add jobs of a task: of `Task`, and of `task.using(...)` with its options."""
+
+    task: Task[P, R]
+    #: Encodes the arguments of a call.
+    arguments: Arguments
+    _using: Using | None = None
+
+    async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
+        """Add a job that calls the function with these arguments, and return it."""
+        return await self._send(self.arguments.encode(args, kwargs))
+
+    async def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
+        """Add a job that runs after `delay` (a timedelta or seconds)."""
+        return await self._send(self.arguments.encode(args, kwargs), delay=delay)
+
+    async def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
+        """Add a job that runs at `run_at` (a datetime or epoch seconds). A naive datetime is UTC."""
+        return await self._send(self.arguments.encode(args, kwargs), at=run_at)
+
+    async def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
+        """Add a job unless a job with this ID was added within `dedup_ttl_secs`.
+
+        `job.id.is_new` is False if nothing was added.
+        """
+        return await self._send(self.arguments.encode(args, kwargs), unique=check_job_id(job_id, "job_id"))
+
+    async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
+        """Add one job per item: a tuple of arguments, a dict of keyword arguments, or a single argument.
+
+        All items are checked before any is sent. Wrap a single argument that is itself a tuple or dict in a tuple. Of
+        `using`, `delay` or `at` applies to all jobs; `unique` is not allowed.
+        """
+        return await self._send_bulk(self._encode_calls(calls))
+
+    def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
+        """Return an object that adds jobs of this task with these options: `task.using(delay=60).add(...)`.
+
+        It can be reused. Options that are not given keep their values. `UsingOptions` lists all options.
+        """
+        return ConfiguredTask(self.task, (self._using or Using()).with_options(options))
+
+    async def _send(
+        self,
+        packed: bytes,
+        queue: Queue | None = None,
+        *,
+        delay: timedelta | float | None = None,
+        at: datetime | float | None = None,
+        unique: str | None = None,
+    ) -> TaskJob[R]:
+        """Add a job to `queue`, by default the task's. The keyword arguments override the options of `using`."""
+        task = self.task
+        queue = queue or task.queue
+        options = task.add_options
+        if self._using is not None:
+            options, delay, at = self._options(delay=delay, at=at, unique=unique)
+        elif unique is not None:
+            options = options.with_id(unique)
+        return task._job_of(queue, await queue._producer.add_packed(packed, options, delay=delay, run_at=at), packed)
+
+    async def _send_bulk(self, packed: list[bytes], queue: Queue | None = None) -> list[TaskJob[R]]:
+        task = self.task
+        queue = queue or task.queue
+        options, delay, at = self._bulk_options()
+        ids = await queue._producer.add_packed_bulk(packed, options, delay=delay, run_at=at)
+        return [task._job_of(queue, job_id, body) for job_id, body in zip(ids, packed, strict=True)]
+
+    def _options(self, **when: Any) -> tuple[AddOptions, timedelta | float | None, datetime | float | None]:
+        """Return (options, delay, instant) of an add that happens now."""
+        options = self.task.add_options
+        if self._using is None:
+            return options, None, None
+        given: Any = {option: value for option, value in when.items() if value is not None}
+        using = self._using.with_options(given) if given else self._using
+        return using.add_options(options.name, options.retry), using.delay, using.at
+
+    def _bulk_options(self) -> tuple[AddOptions, timedelta | float | None, datetime | float | None]:
+        if self._using is not None and self._using.unique is not None:
+            raise ConfigError("unique is the ID of a single job, so add_bulk does not accept it: call add for each job")
+        return self._options()
+
+    def _encode_calls(self, calls: Iterable[Any]) -> list[bytes]:
+        return [self.arguments.encode(*call_arguments(item)) for item in calls]
+
+
+class BlockingAdds(ABC, Generic[P, J, Js]):
+    """The methods of `TaskAdds` for synchronous code, where an add returns `J` and a bulk `Js`."""
+
+    def __init__(self, task: TaskAdds[P, Any]) -> None:
+        self._adds = task
+
+    def add(self, *args: P.args, **kwargs: P.kwargs) -> J:
+        """Add a job that calls the function with these arguments; see `Task.add`."""
+        return self._send(args, kwargs)
+
+    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> J:
+        """Add a job that runs after `delay` (a timedelta or seconds); see `Task.add_in`."""
+        return self._send(args, kwargs, delay=delay)
+
+    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> J:
+        """Add a job that runs at `run_at` (a datetime or epoch seconds); see `Task.add_at`."""
+        return self._send(args, kwargs, at=run_at)
+
+    def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> J:
+        """Add a job unless a job with this ID was added within `dedup_ttl_secs`; see `Task.add_unique`."""
+        return self._send(args, kwargs, unique=check_job_id(job_id, "job_id"))
+
+    @abstractmethod
+    def add_bulk(self, calls: Iterable[Any]) -> Js:
+        """Add one job per item; see `Task.add_bulk`."""
+
+    @abstractmethod
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> J: ...
+
+
+class Task(TaskAdds[P, R]):
     """A function registered with `@queue.task`. Calling it runs the function directly; `add` adds a job.
 
         @queue.task(attempts=5)
@@ -101,6 +220,7 @@ class Task(Generic[P, R]):
         retry: RetryDecision | None = None,
         on_failure: OnFailure | None = None,
     ) -> None:
+        self.task = self
         self.queue = queue
         self.function = function = check_function(function)
         self.name = check_job_name(name or function.__name__, "task name")
@@ -143,45 +263,13 @@ class Task(Generic[P, R]):
     def __repr__(self) -> str:
         return f"Task({self.name!r}, queue={self.queue.name!r})"
 
-    async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """Add a job that calls the function with these arguments, and return it."""
-        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs)))
-
-    async def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """Add a job that runs after `delay` (a timedelta or seconds)."""
-        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), delay=delay))
-
-    async def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """Add a job that runs at `run_at` (a datetime or epoch seconds). A naive datetime is UTC."""
-        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), run_at=run_at))
-
-    async def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """Add a job unless a job with this ID was added within `dedup_ttl_secs`.
-
-        `job.id.is_new` is False if nothing was added.
-        """
-        return self._job(await self.queue._add_task(self, self.arguments.encode(args, kwargs), job_id=job_id))
-
     def job(self, job_id: str) -> TaskJob[R]:
         """Return a job of this task by its ID, to wait for its result or read its state. Does not call the server."""
-        return self._job(self.queue._task_job(JobId(check_job_id(job_id)), self, b""))
+        return self._job_of(self.queue, JobId(check_job_id(job_id)), b"")
 
-    def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
-        """Return an object that adds jobs of this task with these options: `task.using(delay=60).add(...)`.
-
-        It can be reused. Options that are not given keep the task's values. `UsingOptions` lists all options.
-        """
-        return ConfiguredTask(self, Using().with_options(options))
-
-    async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
-        """Add one job per item: a tuple of arguments, a dict of keyword arguments, or a single argument.
-
-        All items are checked before any is sent. Wrap a single argument that is itself a tuple or dict in a tuple.
-        """
-        jobs = await self.queue._add_tasks(self, [self.arguments.encode(*call_arguments(item)) for item in calls])
-        return [self._job(job) for job in jobs]
-
-    def _job(self, job: Job[Any]) -> TaskJob[R]:
+    def _job_of(self, queue: Queue, job_id: JobId, packed: bytes) -> TaskJob[R]:
+        job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, self.name)
+        job._context = TaskContext(queue, self)
         return cast("TaskJob[R]", job)
 
     async def cron(
@@ -247,32 +335,16 @@ class Task(Generic[P, R]):
         return SyncTask(self)
 
 
-class ConfiguredTask(Generic[P, R]):
+class ConfiguredTask(TaskAdds[P, R]):
     """A task with options for its adds, made by `task.using(...)`."""
-
-    __slots__ = ("_using", "task")
 
     def __init__(self, task: Task[P, R], using: Using) -> None:
         self.task = task
+        self.arguments = task.arguments
         self._using = using
 
     def __repr__(self) -> str:
         return f"{self.task!r}.using({self._using!r})"
-
-    def using(self, **options: Unpack[UsingOptions]) -> ConfiguredTask[P, R]:
-        """Return this with more options; those given again replace the earlier ones."""
-        return ConfiguredTask(self.task, self._using.with_options(options))
-
-    async def add(self, *args: P.args, **kwargs: P.kwargs) -> TaskJob[R]:
-        """Add a job that calls the function with these arguments."""
-        task = self.task
-        return task._job(await task.queue._add_task(task, task.arguments.encode(args, kwargs), **self._when()))
-
-    async def add_bulk(self, calls: Iterable[Any]) -> list[TaskJob[R]]:
-        """Add one job per item, like `Task.add_bulk`. `delay` or `at` applies to all; `unique` is not allowed."""
-        task = self.task
-        packed = [task.arguments.encode(*call_arguments(item)) for item in calls]
-        return [task._job(job) for job in await task.queue._add_tasks(task, packed, **self._when_bulk())]
 
     @property
     def sync(self) -> SyncConfiguredTask[P, R]:
@@ -280,16 +352,6 @@ class ConfiguredTask(Generic[P, R]):
         from tampu.sync import SyncConfiguredTask  # here: only synchronous programs need it
 
         return SyncConfiguredTask(self)
-
-    def _when(self) -> dict[str, Any]:
-        using, task = self._using, self.task
-        options = using.add_options(task.name, task.add_options.retry)
-        return {"delay": using.delay, "run_at": using.at, "options": options}
-
-    def _when_bulk(self) -> dict[str, Any]:
-        if self._using.unique is not None:
-            raise ConfigError("unique is the ID of a single job, so add_bulk does not accept it: call add for each job")
-        return self._when()
 
 
 class FunctionTask(Task[P, R]):
@@ -336,10 +398,6 @@ class TaskContext:
     async def get_job(self, job_id: str) -> Any:
         """Return the job's state."""
         return await self._queue.get_job(job_id)
-
-    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Pass progress on to the queue, which accepts it only for a running job."""
-        self._queue.report_progress(job, fraction, note)
 
 
 def task_of(queue: Queue, function: Callable[..., Any], **options: Any) -> Task[Any, Any]:

@@ -27,10 +27,12 @@ from tampu.base.clock import wall_clock_ms
 from tampu.consume.context import context_of
 from tampu.embedded.server import acquire, release
 from tampu.errors import DecodeError, JobFailed
+from tampu.inspect.admin import delete_keys
+from tampu.inspect.streams import newest_id
 from tampu.queue import Queue
 from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
-from tampu.wire.entry import decode_delayed_member
+from tampu.wire.entry import decode_delayed_member, entry_order
 from tampu.wire.envelope import decode_job
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
 from tampu.wire.job import Job
@@ -117,7 +119,7 @@ async def run_until_empty(
     """
     runs: list[str] = []
     errors: dict[str, BaseException] = {}
-    letters = [await _last_letter(queue) for queue in queues]
+    letters = [await newest_id(queue.producer.ready_client(), queue.keys.dlq) for queue in queues]
 
     def note(job: Job[Any], error: BaseException | None) -> None:
         runs.append(job.id)
@@ -198,14 +200,9 @@ def _is_retry(member: bytes) -> bool:
         return False
 
 
-async def _last_letter(queue: Queue) -> str:
-    newest = await queue.producer.ready_client().call("XREVRANGE", queue.keys.dlq, "+", "-", "COUNT", 1)
-    return newest[0][0].decode() if newest else "0-0"
-
-
 async def _raise_new_letters(queue: Queue, last: str, errors: dict[str, BaseException]) -> None:
     for letter in await queue.producer.peek_dlq(1_000_000):
-        if _order(letter.dlq_id) <= _order(last):
+        if entry_order(letter.dlq_id) <= entry_order(last):
             continue
         try:
             job_id = decode_job(letter.payload).id
@@ -216,11 +213,6 @@ async def _raise_new_letters(queue: Queue, last: str, errors: dict[str, BaseExce
         detail = letter.error or letter.detail
         text = f"job {job_id or letter.source_id} of {queue.name!r} was dead-lettered: {letter.reason} ({detail})"
         raise JobFailed(text, job_id=job_id, reason=letter.reason, detail=detail)
-
-
-def _order(entry_id: str) -> tuple[int, int]:
-    ms, _, number = entry_id.partition("-")
-    return int(ms), int(number)
 
 
 if pytest is not None:
@@ -255,12 +247,5 @@ async def _flush() -> None:
 
 
 async def _forget(queue: Queue) -> None:
-    client = queue.producer.ready_client()
-    cursor = b"0"
-    while True:
-        cursor, keys = await client.call("SCAN", cursor, "MATCH", f"{queue.keys.tag}*", "COUNT", 1000)
-        if keys:
-            await client.call("UNLINK", *keys)
-        if cursor == b"0":
-            break
+    await delete_keys(queue.producer.ready_client(), queue.keys)
     await queue.close()

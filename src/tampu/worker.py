@@ -8,48 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import logging
+import os
 import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from tampu.base.checks import check_int, invalid
-from tampu.base.event_loop import close_runner, new_event_loop
+from tampu.base.event_loop import SIGNAL_SECS, close_runner, new_event_loop
 from tampu.config import ConsumerConfig, SchedulerConfig
-from tampu.consume.dispatch import Dispatcher, encode_outcome
-from tampu.consume.forks import ForkGuard, leave
-from tampu.consume.invoke import DaemonThreads, in_thread, is_coroutine_handler
-from tampu.consume.loop_watch import LoopWatch
-from tampu.consume.on_failure import FailureCalls
-from tampu.consume.progress import ProgressReporter
+from tampu.consume.context import ProgressReporter
+from tampu.consume.dispatch import Dispatcher
+from tampu.consume.execute import Execution, Target, call_hook, decode_first
+from tampu.consume.handlers import FailureCalls, is_coroutine_handler
+from tampu.consume.pool import DaemonThreads, Share
 from tampu.consume.runtime import Runtime
-from tampu.consume.shares import Share
 from tampu.errors import ConfigError
 from tampu.queue import Queue, refuse_unknown_settings
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.wire.job import Job
 from tampu.wire.payload import encode_value
+from tampu.wire.retry import RetryConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
-    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
     from typing import Unpack
 
     from tampu.config import ConsumerSettings
-    from tampu.consume.inflight import Delivery
-    from tampu.consume.loop_watch import Blocked
+    from tampu.consume.execute import Middleware
+    from tampu.consume.heartbeat import Blocked
     from tampu.task import OnFailure
 
     #: Hooks may be coroutine functions: an awaitable that they return is awaited.
     Hook = Callable[[], object]
     BeforeJob = Callable[[Job[Any]], object]
     AfterJob = Callable[[Job[Any], BaseException | None], object]
-    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[object]]
-    Inner = Callable[[Job[Any]], Awaitable[Any]]
 
 #: Called for each job: a coroutine function, or a function that runs in a thread.
 Handler = Callable[[Job[Any]], Any]
@@ -57,8 +52,13 @@ Handler = Callable[[Job[Any]], Any]
 logger = logging.getLogger("tampu.worker")
 
 #: Attempts of a job that does not set its own: of a task, and of the drop-in form with a handler, as in chasquimq.
-TASK_ATTEMPTS = 5
+TASK_ATTEMPTS = 7
 HANDLER_ATTEMPTS = 25
+#: Waits of about 1, 3, 9, 27, 81 and 243 s: the last of 7 attempts runs after six to eight minutes. An outage or deploy
+#: of a few minutes leaves no dead letters, and a short one delays jobs only a little.
+TASK_RETRY = RetryConfig(
+    initial_backoff_ms=1000, multiplier=3.0, max_backoff_ms=86_400_000, jitter_ms=0, jitter_ratio=0.25
+)
 
 
 class _Default(int):
@@ -94,10 +94,10 @@ class Worker:
             Defaults to 1 for each.
         reserve: By queue name, slots that are kept free for its jobs. Defaults to none.
         limit: By queue name, the most slots it may have. Defaults to all.
-        max_attempts: Maximum number of attempts, unless the job sets it. Defaults to 5 for tasks and 25 for a handler,
+        max_attempts: Maximum number of attempts, unless the job sets it. Defaults to 7 for tasks and 25 for a handler,
             as in chasquimq.
         group: Consumer group.
-        consumer_id: Name of this worker in the group; must be unique per process. Defaults to `<host>:<pid>:<random>`.
+        consumer_id: Name of this worker in the group; a random suffix makes it unique. Defaults to `<host>:<pid>`.
         read_block_ms: `ConsumerConfig.block_ms`.
         read_count: `ConsumerConfig.batch`.
         claim_min_idle_ms: `ConsumerConfig.claim_min_idle_ms`.
@@ -189,6 +189,7 @@ class Worker:
             "store_results": stores,
             "result_ttl_secs": None if result_ttl_ms is None else -(-check_int("result_ttl_ms", result_ttl_ms) // 1000),
             "scheduler": None if scheduler_tick_ms is None else SchedulerConfig(tick_interval_ms=scheduler_tick_ms),
+            "retry": TASK_RETRY if handler is None else None,
             **settings,
         }
         refuse_unknown_settings("Worker", settings, ConsumerConfig)
@@ -214,7 +215,6 @@ class Worker:
         #: Done once the worker has started, for `async with`.
         self._started: asyncio.Future[None] | None = None
         self._serving: _Serving | None = None
-        self._watch: LoopWatch | None = None
         self._closed = False
         #: Number of jobs that exceeded the shutdown deadline and were abandoned; other workers retry them.
         self.abandoned = 0
@@ -297,15 +297,13 @@ class Worker:
     @property
     def blocked(self) -> Blocked | None:
         """Job, place and duration if the event loop is blocked, otherwise None. It can be read from any thread."""
-        return None if self._watch is None else self._watch.blocked
+        return None if self._serving is None else self._serving.runtime.watch.blocked
 
     def running_jobs(self) -> list[Job[Any]]:
         """Return the jobs that are running now."""
-        return [delivery.job for delivery in self._running_deliveries()]
-
-    def _running_deliveries(self) -> list[Delivery]:
-        queues = [] if self._serving is None else self._serving.runtime.queues
-        return [delivery for queue in queues for delivery in queue.inflight.running_deliveries()]
+        return (
+            [] if self._serving is None else [delivery.job for delivery in self._serving.runtime.running_deliveries()]
+        )
 
     # --- running
 
@@ -323,7 +321,8 @@ class Worker:
     def run_sync(self) -> None:
         """Run jobs until SIGINT or SIGTERM, from synchronous code. Uses uvloop if it is installed.
 
-        On the first signal it takes no more jobs and finishes the running ones; a second signal ends the process.
+        On the first signal it takes no more jobs and finishes the running ones; a second signal, at least a second
+        later, ends the process.
         """
         runner = asyncio.Runner(loop_factory=new_event_loop)
         main = self._run_until_signal()
@@ -372,10 +371,14 @@ class Worker:
         closing: set[asyncio.Task[None]] = set()
 
         def drain() -> None:
+            if not closing:
+                closing.add(loop.create_task(self.close()))
+                loop.call_later(SIGNAL_SECS, give_up_signals)
+
+        def give_up_signals() -> None:
             # The second signal gets its default action: the user does not want to wait.
             for number in (signal.SIGINT, signal.SIGTERM):
                 loop.remove_signal_handler(number)
-            closing.add(loop.create_task(self.close()))
 
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(NotImplementedError, ValueError):  # not on this platform, or not the main thread
@@ -383,10 +386,8 @@ class Worker:
         await self.run()
 
     async def _run(self, shutdown: asyncio.Event) -> None:
-        await self._call_hook("startup")
+        await call_hook(self._hooks["startup"])
         self._serving = serving = _Serving(self._config)
-        self._watch = watch = LoopWatch(self._running_deliveries)
-        watch.start()
         try:
             for queue in self._queues:
                 self._serve(queue, serving)
@@ -394,15 +395,14 @@ class Worker:
                 self._started.set_result(None)
             await serving.runtime.run(shutdown)
         finally:
-            watch.stop()
-            self._watch = self._serving = None
+            self._serving = None
             self.abandoned = serving.runtime.abandoned
             await serving.end()
-            await self._call_hook("shutdown")
+            await call_hook(self._hooks["shutdown"])
 
     def _serve(self, queue: Queue, serving: _Serving) -> None:
         """Let the runtime serve a queue."""
-        config = self._config
+        config = serving.runtime.config
         provider = self._credential_provider or queue._credential_provider
         link = serving.runtime.link(parse_url(queue.url, credential_provider=provider), queue.name)
         events_kept = config.events_max_stream_len if config.events_enabled else 0
@@ -421,76 +421,35 @@ class Worker:
                 jobs_per_process=self._jobs_per_process,
             )
             serving.dispatchers.append(dispatcher)
-            handler = self._wrapped(dispatcher, reporter, dispatcher.knows)
+            find = dispatcher.target_of
         else:
-            inner = _encoding(self._handler, serving.threads, store=config.store_results)
-            handler = self._wrapped(inner, reporter, lambda job: True)
+            target = Target(
+                self._handler,
+                threads=None if is_coroutine_handler(self._handler) else serving.threads,
+                open_first=decode_first,
+                encode=encode_value if config.store_results else None,
+            )
+            find = lambda job: target  # noqa: E731
+        execution = Execution(find, reporter, self._hooks["before"], self._hooks["after"], self._middleware)
         share = Share(
             weight=self._weights.get(queue.name, 1),
             reserve=self._reserve.get(queue.name, 0),
             limit=self._limit.get(queue.name),
         )
-        served = serving.runtime.add(link, queue.name, handler, share, codec)
+        served = serving.runtime.add(link, queue.name, execution.run, share, codec)
         if self._handler is None:
-            reserve = partial(served.reserve_with, dispatcher.reserve)
+            served.admission.names = queue.tasks
+            reserve = partial(setattr, served.admission, "reserve", dispatcher.reserve)
             if any(task.process for task in queue.tasks.values()):
                 reserve()
+            if all(task.process for task in queue.tasks.values()):
+                # Jobs that wait for a process stay at the server: here they would hold slots of other queues. One is
+                # fetched ahead if there is a slot to spare, so that no process has to wait for it.
+                limit = self._processes or os.cpu_count() or 1
+                limit += config.concurrency > limit + 1
+                share.limit = limit if share.limit is None else min(share.limit, limit)
             dispatcher.when_process_task = reserve  # one that is registered later
             served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
-
-    def _wrapped(self, inner: Inner, progress: ProgressReporter, is_run: Callable[[Job[Any]], bool]) -> Inner:
-        """Return the handler wrapped in progress reporting, hooks and middleware.
-
-        `is_run` is False for jobs that the handler will not run.
-        """
-        if self._middleware:
-            inner = _inside(self._middleware, inner, is_run)
-        if self._hooks["before"] is None and self._hooks["after"] is None:
-            caller_of = inner.caller_of if isinstance(inner, Dispatcher) else lambda job: inner
-
-            async def plain(job: Job[Any]) -> Any:
-                job._context = progress
-                try:
-                    return await caller_of(job)(job)
-                finally:
-                    progress.forget(job)
-
-            return plain
-
-        fork_guard = ForkGuard()
-
-        async def hooked(job: Job[Any]) -> Any:
-            if not is_run(job):
-                return await inner(job)
-            job._context = progress
-            error: BaseException | None = None
-            try:
-                await self._call_hook("before", job)
-                return await inner(job)
-            except BaseException as raised:
-                error = raised
-                raise
-            finally:
-                if fork_guard.is_child:
-                    leave(error)
-                progress.forget(job)
-                await self._call_after(job, error)
-
-        return hooked
-
-    async def _call_after(self, job: Job[Any], error: BaseException | None) -> None:
-        try:
-            await self._call_hook("after", job, error)
-        except Exception:
-            # The outcome of the job is decided, and a hook must not change it: a success would run again.
-            logger.exception("hook after_job raised an exception for job %s; the job is not affected", job.id)
-
-    async def _call_hook(self, name: str, *args: Any) -> None:
-        hook = self._hooks[name]
-        if hook is not None:
-            result = hook(*args)
-            if inspect.isawaitable(result):
-                await result
 
 
 class _Serving:
@@ -509,20 +468,6 @@ class _Serving:
         self.threads.shutdown()
         for reporter in self.reporters:
             await reporter.close()
-
-
-def _inside(middleware: Sequence[Middleware], inner: Inner, is_run: Callable[[Job[Any]], bool]) -> Inner:
-    """Return `inner`, run inside the context managers of all middleware."""
-
-    async def call(job: Job[Any]) -> Any:
-        if not is_run(job):
-            return await inner(job)
-        async with contextlib.AsyncExitStack() as stack:
-            for enter in middleware:
-                await stack.enter_async_context(enter(job))
-            return await inner(job)
-
-    return call
 
 
 def _on_failure_of(queue: Queue, name: str) -> OnFailure | None:
@@ -544,35 +489,24 @@ def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None
             raise ConfigError("a queue name needs a handler: Worker('emails', handler); or pass a Queue with tasks")
         return [Queue(queue, url=url)]
     queues = [queue] if isinstance(queue, Queue) else list(queue) if isinstance(queue, Iterable) else []
-    if not queues or not all(isinstance(one, Queue) for one in queues):
+    if not queues or not all(isinstance(served, Queue) for served in queues):
         raise invalid("queue", queue, "a queue name, a Queue or several of them")
     _refuse_twice(queues)
-    for one in queues:
-        if handler is None and not one.tasks:
-            raise ConfigError(f"queue {one.name!r} has no tasks to run; import the module that defines them")
+    for served in queues:
+        if handler is None and not served.tasks:
+            raise ConfigError(f"queue {served.name!r} has no tasks to run; import the module that defines them")
     return queues
 
 
 def _refuse_twice(queues: Iterable[Queue]) -> None:
     seen: set[tuple[str, str]] = set()
-    for one in queues:
-        if (one.name, one.url) in seen:
-            raise ConfigError(f"queue {one.name!r} is given twice; register all its tasks on one Queue object")
-        seen.add((one.name, one.url))
+    for served in queues:
+        if (served.name, served.url) in seen:
+            raise ConfigError(f"queue {served.name!r} is given twice; register all its tasks on one Queue object")
+        seen.add((served.name, served.url))
 
 
 def _by_queue(field: str, given: Mapping[str, int] | None, *, low: int) -> dict[str, int]:
     if given is not None and not isinstance(given, Mapping):
         raise invalid(field, given, "a dict of queue names and whole numbers")
     return {name: check_int(f"{field}[{name!r}]", value, low=low) for name, value in (given or {}).items()}
-
-
-def _encoding(handler: Handler, threads: DaemonThreads, *, store: bool) -> Inner:
-    call = handler if is_coroutine_handler(handler) else in_thread(handler, threads, None)
-    encode = encode_value if store else None
-
-    async def encoded(job: Job[Any]) -> Any:
-        job.payload  # noqa: B018 - decode it here: an undecodable payload is an error of the job, not of the handler
-        return encode_outcome(await call(job), encode)
-
-    return encoded

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import time
 import uuid  # noqa: TC003 - needed at runtime: the annotation selects the encoding
@@ -54,6 +55,16 @@ def tells() -> str:
     return job.id
 
 
+class _NotUnpickled:
+    def __reduce__(self) -> Any:
+        return int, ("not a number",)
+
+
+@queue.task(process=True)
+def unsendable(how: str) -> Any:
+    return (lambda: None) if how == "pickled" else _NotUnpickled()
+
+
 def _kept_its_name(number: int) -> int:
     return 2 * number
 
@@ -80,6 +91,16 @@ def tidies_up() -> str:
     try:
         while True:
             sum(range(1000))
+    except SoftTimeout:
+        return "tidy"
+
+
+@queue.task(process=True, soft_timeout=0.05, timeout=10, attempts=1)
+def logs_without_end() -> str:
+    text = "x" * 4_000_000
+    try:
+        while True:
+            logging.getLogger("endless").warning(text)
     except SoftTimeout:
         return "tidy"
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from servers.process import eventually
 from support.queues import QueueView
 from tampu import (
     BackoffKind,
@@ -20,7 +22,6 @@ from tampu import (
     RedisError,
     RepeatableMeta,
     RepeatPattern,
-    ShutdownError,
 )
 
 if TYPE_CHECKING:
@@ -339,16 +340,26 @@ def test_invalid_patterns_are_refused_when_they_are_created(make: Any, error: ty
 # --- opening and closing
 
 
-async def test_a_closed_queue_raises_shutdown_error(server: Server) -> None:
+def test_a_closed_queue_opens_again_when_it_is_used(server: Server, view: QueueView) -> None:
     queue = Queue("q", url=server.url)
     assert (queue.name, queue.is_closed) == ("q", False)
-    async with queue as entered:
-        assert entered is queue
-        await queue.add("n", 1)
-    assert queue.is_closed
-    await queue.close()
-    with pytest.raises(ShutdownError):
-        await queue.add("n", 1)
+
+    async def serve() -> None:  # as a web application whose tests start it more than once, each time in a new loop
+        async with queue as entered:
+            assert entered is queue
+            await queue.add("n", 1)
+            with pytest.raises(TimeoutError):
+                await queue.wait_for_result("other", timeout_secs=0.01)
+            seen.append(queue.is_closed)
+        await queue.close()
+        seen.append(queue.is_closed)
+
+    seen: list[bool] = []
+    asyncio.run(serve())
+    asyncio.run(serve())
+    assert seen == [False, True, False, True]
+    assert view.length() == 2
+    eventually(lambda: view.connections() == [], "no connection is left")
 
 
 @pytest.mark.slow

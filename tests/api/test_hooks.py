@@ -11,6 +11,7 @@ import pytest
 from api.workers import QUICK, working
 from support.waiting import until
 from tampu import Job, JobFailed, Queue, Worker
+from tampu.metrics import InMemorySink
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -65,6 +66,22 @@ async def test_a_hook_that_raises_before_a_job_fails_the_run(queue: Queue) -> No
             await (await work.add()).result(20)
     assert ran == []
     assert [type(error) for error in after] == [PermissionError]
+
+
+async def test_hooks_and_metrics_get_the_error_that_the_task_raised(queue: Queue) -> None:
+    """The rules of the task decide about it, and do not replace it."""
+    errors: list[BaseException | None] = []
+    sink = InMemorySink()
+
+    @queue.task(no_retry_on=ValueError)
+    async def work() -> None:
+        raise ValueError("its own")
+
+    async with working(queue, after_job=lambda job, error: errors.append(error), metrics=sink):
+        with pytest.raises(JobFailed, match=r"unrecoverable.*its own"):
+            await (await work.add()).result(20)
+    assert [repr(error) for error in errors] == ["ValueError('its own')"]
+    assert [outcome.kind for outcome in sink.job_outcomes] == ["err"]
 
 
 async def test_a_hook_that_raises_after_a_job_changes_nothing(queue: Queue, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,4 +1,4 @@
-"""Importing tampu: names are loaded on first use, and a file that shadows a standard module is named."""
+"""Importing tampu: names are loaded on first use, and a queue.py that shadows the standard one is named."""
 
 from __future__ import annotations
 
@@ -20,13 +20,6 @@ def test_every_public_name_can_be_imported_from_its_module() -> None:
     scope: dict[str, object] = {}
     exec("from tampu import *", scope)
     assert set(tampu.__all__) <= set(scope)
-
-
-def test_the_old_path_of_the_prometheus_sink_still_works() -> None:
-    import tampu.engine.prometheus
-    import tampu.prometheus
-
-    assert tampu.engine.prometheus.PrometheusSink is tampu.prometheus.PrometheusSink
 
 
 def test_an_unknown_name_is_an_error() -> None:
@@ -57,14 +50,38 @@ def test_cron_and_time_zones_are_loaded_on_first_use() -> None:
 
 
 @pytest.mark.parametrize("text", ["from tampu import Queue", "things = []"])
-def test_a_file_that_shadows_a_standard_module_is_named(tmp_path: Path, text: str) -> None:
+def test_a_queue_py_that_shadows_the_standard_library_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "queue.py").write_text(text)
     (tmp_path / "app.py").write_text("from tampu import Queue")
     done = subprocess.run([sys.executable, tmp_path / "app.py"], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    last_line = done.stderr.splitlines()[-1]
-    shadowing = f"{tmp_path / 'queue.py'} shadows the standard-library module of the same name; rename it"
-    assert shadowing in last_line
+    assert "your own queue.py hides the standard library's; rename it" in done.stderr
+    assert str(tmp_path / "queue.py") in done.stderr
+
+
+@pytest.mark.parametrize("module", ["tampu", "tampu.cli"])
+def test_python_m_imports_nothing_from_the_current_folder(tmp_path: Path, module: str) -> None:
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", *arguments]
+        # Without coverage, which imports modules before any other line runs.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        return subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=60)
+
+    (tmp_path / "loaded.py").write_text("import sys\nprint(*sys.modules)")
+    loaded_by_python = {*run("loaded").stdout.split()}  # before any line of the module runs
+    for name in {*sys.stdlib_module_names, "typer", "rich", "redis", "hiredis", "msgpack"} - loaded_by_python:
+        (tmp_path / f"{name}.py").write_text("import os; os._exit(9)")
+    assert (tmp_path / "__future__.py").exists()
+    done = run(module, "inspect", "--url", "embedded://")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert done.stderr.startswith("no queues yet")
+
+
+def test_a_worker_of_python_m_still_loads_the_application_in_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text("raise RuntimeError('it was imported')")
+    command = [sys.executable, "-m", "tampu", "worker", "app:queue", "--url", "embedded://"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+    assert "importing app failed: RuntimeError: it was imported" in done.stderr
 
 
 #: In the process of a task, `embedded://` means the worker's server.

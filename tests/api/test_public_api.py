@@ -12,7 +12,7 @@ SEEDS_LEVEL = set(
     RepeatableMeta DlqEntry DlqReason QueueEvent MetricsSink NoopSink InMemorySink noop_sink PromoterTick LockOutcome
     ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted QueueDepth HandlerError UnrecoverableError Retry
     Snooze Cancel Error RedisError EncodeError DecodeError ConfigError ShutdownError QueueFullError OutcomeUnknownError
-    JobFailed JobCancelled NotSupportedError
+    JobFailed JobCancelled ResultNotStored NotSupportedError
     """.split()
 )
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 SCRIPT = textwrap.dedent(
     """
-    import asyncio, sys, time
+    import asyncio, os, signal, sys
     from tampu import Queue, Worker
     queue = Queue("q", url=sys.argv[1])
 
@@ -29,7 +29,19 @@ SCRIPT = textwrap.dedent(
         await asyncio.sleep(seconds)
         print("finished", flush=True)
 
-    Worker(queue, on_startup=lambda: print("up", flush=True), on_shutdown=lambda: print("down", flush=True)).run_sync()
+    @queue.task
+    async def signal_twice() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not worker.is_closed:
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await asyncio.sleep(0.1)
+        print("finished", flush=True)
+
+    worker = Worker(
+        queue, on_startup=lambda: print("up", flush=True), on_shutdown=lambda: print("down", flush=True)
+    )
+    worker.run_sync()
     print("returned", flush=True)
     """
 )
@@ -61,6 +73,13 @@ async def test_a_signal_drains_the_worker(queue: Queue, script: Any, number: sig
     assert lines(script.stdout, "started") == ["up", "started"]
     script.send_signal(number)
     assert script.communicate(timeout=30) == ("finished\ndown\nreturned\n", "")
+    assert script.returncode == 0
+
+
+async def test_a_signal_that_is_sent_twice_counts_once(queue: Queue, script: Any) -> None:
+    """`timeout` signals its program and then the program's process group."""
+    await queue.add("signal_twice", {})
+    assert script.communicate(timeout=30) == ("up\nfinished\ndown\nreturned\n", "")
     assert script.returncode == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ import pytest
 from api.workers import working
 from support.waiting import until
 from tampu import ConfigError, Job, JobCancelled, JobFailed, Queue, SoftTimeout, current_job
-from tampu.consume.soft_timeout import _Interruptible, call_in_process
+from tampu.consume.execute import Target, _Interruptible
 from tampu.wire.job import Cancellation
 
 if TYPE_CHECKING:
@@ -152,6 +153,13 @@ async def test_a_process_is_interrupted_wherever_it_is(server: Server, process_t
             await (await slow.add()).result(60)
 
 
+async def test_a_soft_timeout_cuts_no_log_record_in_half(server: Server, process_tasks: Any) -> None:
+    logging.getLogger("endless").setLevel(logging.ERROR)  # they are sent here, and dropped
+    async with process_tasks.queue as queue, working(queue, concurrency=1):
+        for _ in range(5):
+            assert await (await process_tasks.logs_without_end.add()).result(60) == "tidy"
+
+
 @pytest.mark.slow
 async def test_the_timer_of_a_process_ends_with_its_job(server: Server, process_tasks: Any) -> None:
     async with process_tasks.queue as queue, working(queue, concurrency=1):
@@ -228,10 +236,11 @@ def test_a_function_in_a_process_is_interrupted_at_any_line() -> None:
         while True:
             pass
 
-    assert call_in_process(spins, job, 0.05) == "the handler reached its soft timeout of 0.05 s"
+    assert Target(spins, soft_secs=0.05).call_in_process(job) == "the handler reached its soft timeout of 0.05 s"
     with pytest.raises(TimeoutError, match="reached its soft timeout"):
-        call_in_process(ignores, job, 0.05)
-    assert call_in_process(lambda _: "at once", job, 0.05) == call_in_process(lambda _: "at once", job, None)
+        Target(ignores, soft_secs=0.05).call_in_process(job)
+    for soft_secs in (0.05, None):
+        assert Target(lambda _: "at once", soft_secs=soft_secs).call_in_process(job) == "at once"
     # No alarm is left behind for the next job of the process.
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == before

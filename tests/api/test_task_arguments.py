@@ -161,6 +161,25 @@ def test_without_an_annotation_lossy_values_are_refused(value: Any) -> None:
         sent(task, 1, other=value)
 
 
+def test_without_an_annotation_a_default_does_not_restrict_the_value() -> None:
+    def task(x, y=None, z=1) -> None: ...  # type: ignore[no-untyped-def]
+
+    when = datetime(2026, 1, 1, tzinfo=UTC)
+    given = {"x": {1: [b"a", 1.5]}, "y": {"deep": [when]}, "z": "text"}
+    assert sent(task, **given) == given
+    assert on_the_wire(task, **given) == given
+    assert sent(task, 1) == {"x": 1, "y": None, "z": 1}
+    assert Arguments(task, "t").decode(encode_value({"x": 1})) == {"x": 1}
+
+
+def test_encoding_does_not_change_the_callers_arguments() -> None:
+    def task(x) -> None: ...  # type: ignore[no-untyped-def]
+
+    given = {"x": [1]}
+    Arguments(task, "t").encode((), given)
+    assert given == {"x": [1]}
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [

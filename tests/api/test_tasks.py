@@ -26,6 +26,7 @@ from tampu import (
     MissedFiresPolicy,
     Queue,
     RepeatPattern,
+    ResultNotStored,
     Retry,
     Worker,
     current_job,
@@ -253,18 +254,37 @@ async def test_a_timeout_is_a_failure_with_a_clear_message(queue: Queue) -> None
     async def slow() -> None:
         await asyncio.sleep(60)
 
-    @queue.task(timeout=0.05, attempts=1)
-    def slow_thread() -> None:
-        threading.Event().wait(0.1)
-
     @queue.task(timeout=30, attempts=1)
     async def its_own() -> None:
         raise TimeoutError("of its own")
 
     async with working(queue):
-        for task, says in [(slow, "0.05 s"), (slow_thread, "timeout is 0.05 s"), (its_own, "of its own")]:
+        for task, says in [(slow, "0.05 s"), (its_own, "of its own")]:
             with pytest.raises(JobFailed, match=f"retries_exhausted.*TimeoutError.*{says}"):
                 await (await task.add()).result(20)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [
+        (set[uuid.UUID], {uuid.uuid4() for _ in range(2500)}),
+        (dict[int, str], {number * 7919: "x" for number in range(6000)}),
+        (list[dict[str, int]], [{"a": 1}] * 90_000),
+        (Any, [{"a": 1}] * 90_000),
+    ],
+    ids=["UUIDs", "integer keys", "small dicts", "small dicts without a type"],
+)
+async def test_large_collections_are_arguments_and_results(annotation: Any, value: Any) -> None:
+    async def echo(value: Any) -> Any:
+        assert type(value) is type(expected)
+        return value
+
+    expected = value
+    echo.__annotations__ |= {"value": annotation, "return": annotation}
+    async with Queue("q", url="embedded://") as queue:
+        task = queue.task(echo)
+        async with working(queue):
+            assert await (await task.add(value)).result(20) == value
 
 
 async def test_a_tasks_own_attempts_and_backoff_apply(queue: Queue) -> None:
@@ -305,6 +325,14 @@ async def test_tasks_run_in_processes(server: Server, process_tasks: Any) -> Non
         ]:
             with pytest.raises(JobFailed, match=says):
                 await job.result(60)
+
+
+@pytest.mark.parametrize("how", ["pickled", "unpickled"])
+async def test_a_result_that_cannot_leave_its_process_fails_only_its_reader(process_tasks: Any, how: str) -> None:
+    async with process_tasks.queue as queue, working(queue):
+        job = await process_tasks.unsendable.add(how)
+        with pytest.raises(ResultNotStored, match=f"it cannot be {how}"):
+            await job.result(60)
 
 
 async def test_tasks_share_their_processes(process_tasks: Any) -> None:

@@ -11,8 +11,8 @@ from api.workers import working
 from support.queues import QueueView
 from support.waiting import until
 from tampu import Cancel, Job, JobFailed, Queue
-from tampu.consume import dispatch
-from tampu.consume.dispatch import UnknownNames
+from tampu.consume import admission
+from tampu.consume.admission import UnknownNames
 from tampu.consume.handlers import PutBack
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ async def test_an_unknown_job_waits_for_a_worker_with_its_task(queue: Queue, ser
         await until(lambda: view.delayed_ids() == [job.id], "it is put back")
         [put_back] = view.delayed_jobs()
         assert (put_back.attempt, put_back.name, put_back.payload) == (0, "new", {"x": 1})
-        assert view.delayed()[0][1] - view.now_ms() <= dispatch.UNKNOWN_DELAY_MS
+        assert view.delayed()[0][1] - view.now_ms() <= admission.UNKNOWN_DELAY_MS
     async with Queue("q", url=server.url) as newer:
 
         @newer.task
@@ -43,8 +43,8 @@ async def test_an_unknown_job_waits_for_a_worker_with_its_task(queue: Queue, ser
 
 
 async def test_an_unknown_job_is_dead_lettered_in_the_end(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "UNKNOWN_DELAY_MS", 1)
-    monkeypatch.setattr(dispatch, "UNKNOWN_PATIENCE_SECS", 0.05)
+    monkeypatch.setattr(admission, "UNKNOWN_DELAY_MS", 1)
+    monkeypatch.setattr(admission, "UNKNOWN_PATIENCE_SECS", 0.05)
 
     @queue.task
     async def known() -> None: ...
@@ -112,7 +112,7 @@ def test_the_hour_starts_again_after_an_absence(unknown: UnknownNames, clock: Cl
 
 
 def test_the_number_of_remembered_jobs_is_limited(unknown: UnknownNames, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "MAX_REMEMBERED", 10)
+    monkeypatch.setattr(admission, "MAX_REMEMBERED", 10)
     for number in range(100):
         unknown.outcome_of(job(str(number), f"name {number}"))
     assert [*unknown._seen] == [str(number) for number in range(90, 100)]

@@ -12,7 +12,7 @@ from api.workers import working
 from support.queues import QueueView
 from support.waiting import until
 from tampu import BackoffSpec, ConfigError, Job, JobFailed, Queue, Snooze, current_job
-from tampu.consume.runner import Runner
+from tampu.consume.admission import is_expired
 from tampu.wire.extras import JobExtras, encode_extras
 
 if TYPE_CHECKING:
@@ -44,6 +44,19 @@ async def test_options_compose_and_can_be_kept(queue: Queue, seen: QueueView) ->
     assert kept.headers == plain.headers == {"tenant": "acme"}
 
 
+async def test_the_call_replaces_the_time_and_the_id_of_using(queue: Queue, seen: QueueView) -> None:
+    @queue.task
+    async def mail() -> None: ...
+
+    configured = mail.using(delay=3600, unique="a", headers={"tenant": "acme"})
+    assert (await configured.add_in(60)).id == "a"
+    ((_, score),) = seen.delayed()
+    assert score < seen.now_ms() + 61_000
+    assert (await configured.add_at(0.0)).id.is_new is False
+    assert (await configured.using(delay=None).add_unique("b")).id == "b"
+    assert [job.headers for job in seen.jobs()] == [{"tenant": "acme"}]
+
+
 async def test_a_later_time_replaces_an_earlier_one(queue: Queue, seen: QueueView) -> None:
     @queue.task
     async def mail() -> None: ...
@@ -53,6 +66,7 @@ async def test_a_later_time_replaces_an_earlier_one(queue: Queue, seen: QueueVie
     ((_, score),) = seen.delayed()
     assert abs(score - at.timestamp() * 1000) <= 1
     sooner = mail.using(at=at).using(delay=60)
+    assert sooner._using is not None
     assert (sooner._using.at, sooner._using.delay) == (None, 60)
     await sooner.add()
     assert min(score for _, score in seen.delayed()) < at.timestamp() * 1000 - 3_600_000
@@ -253,21 +267,8 @@ def test_rules_that_contradict_each_other_are_refused() -> None:
         queue.task(retry_on=("ValueError",))(lambda: None)  # type: ignore[arg-type]
 
 
-async def test_tasks_get_5_attempts_and_plain_handlers_25(queue: Queue) -> None:
-    from tampu import Worker
-
-    @queue.task
-    async def mail() -> None: ...
-
-    assert Worker(queue).config.max_attempts == 5
-    assert Worker(queue, max_attempts=25).config.max_attempts == 25
-    assert Worker("q", lambda job: None).config.max_attempts == 25
-
-
 def test_only_a_job_that_never_ran_expires() -> None:
-    runner = Runner.__new__(Runner)
-    runner._now_ms = lambda: 1000
-    for expires_at_ms, attempt, is_expired in ((999, 0, True), (1000, 0, False), (999, 1, False), (None, 0, False)):
+    for expires_at_ms, attempt, is_over in ((999, 0, True), (1000, 0, False), (999, 1, False), (None, 0, False)):
         job: Job[None] = Job("job-1", attempt=attempt)
         job._tail = encode_extras(JobExtras({"a": "b"}, None, expires_at_ms))
-        assert runner._is_expired(job) is is_expired
+        assert is_expired(job, 1000) is is_over

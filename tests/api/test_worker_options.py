@@ -20,8 +20,9 @@ from api.process_tasks import queue as process_queue
 from api.workers import QUICK, working
 from support.queues import QueueView
 from support.waiting import until
-from tampu import ConfigError, Job, JobFailed, Queue, RedisError, Worker, current_job
+from tampu import ConfigError, Job, JobFailed, Queue, RedisError, RetryConfig, Worker, current_job
 from tampu.testing import job_context
+from tampu.wire.retry import backoff_ms
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -241,6 +242,28 @@ async def test_a_process_task_that_is_registered_while_the_worker_runs(queue: Qu
             await job.result(timeout=30)
 
 
+@pytest.mark.parametrize(("concurrency", "held"), [(2, 1), (3, 2)])
+async def test_jobs_that_wait_for_a_process_leave_slots_to_other_queues(
+    server: Server, tmp_path: Path, concurrency: int, held: int
+) -> None:
+    async with Queue("slow", url=server.url) as slow, Queue("quick", url=server.url) as quick:
+        wait = slow.task(process=True)(wait_for_file)
+
+        @quick.task
+        async def ping() -> str:
+            return "pong"
+
+        jobs = [await wait.add(str(tmp_path / "gate")) for _ in range(5)]
+        async with working([slow, quick], processes=1, concurrency=concurrency) as worker:
+            await until(worker.running_jobs, "one has the only process", 60)
+            for _ in range(3):
+                assert await (await ping.add()).result(timeout=20) == "pong"
+            assert worker.slots_used["slow"] == held
+            (tmp_path / "gate").touch()
+            for job in jobs:
+                await job.result(timeout=30)
+
+
 @pytest.mark.parametrize("setting", ["processes", "jobs_per_process"])
 def test_bad_process_limits_are_refused(setting: str) -> None:
     queue = Queue("q")
@@ -288,12 +311,24 @@ async def test_a_worker_without_a_server_keeps_trying_inside_a_block() -> None:
             await asyncio.wait_for(Queue("q", url="redis://127.0.0.1:1", retry_for_secs=1).add("mail", 1), 10)
 
 
-def test_jobs_of_tasks_get_5_attempts_and_those_of_a_handler_25() -> None:
+def test_jobs_of_tasks_get_7_attempts_and_those_of_a_handler_25() -> None:
     queue = Queue("q")
     queue.task(name="work")(lambda: None)
-    assert Worker(queue).config.max_attempts == 5
+    assert Worker(queue).config.max_attempts == 7
     assert Worker("q", print).config.max_attempts == 25
     assert Worker(queue, max_attempts=25).config.max_attempts == 25
+
+
+def test_tasks_are_retried_for_minutes_and_handlers_as_in_chasquimq() -> None:
+    queue = Queue("q")
+    queue.task(name="work")(lambda: None)
+    config = Worker(queue).config
+    for random_below, secs in ((lambda below: 0, 364), (lambda below: below - 1, 455)):
+        waits = [backoff_ms(number, None, config.retry, random_below) for number in range(1, config.max_attempts)]
+        assert round(sum(waits) / 1000) == secs
+    assert waits[0] < 1250
+    assert Worker("q", print).config.retry == RetryConfig()
+    assert Worker(queue, retry=RetryConfig()).config.retry == RetryConfig()
 
 
 async def test_middleware_does_not_see_jobs_that_are_put_back(queue: Queue, server: Server) -> None:

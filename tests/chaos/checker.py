@@ -43,7 +43,7 @@ LONE_DEATHS = 3
 #: How long a worker may take to learn of a requested cancel, in seconds: two are promised, and the machine is busy.
 CANCEL_SECS = 4.0
 
-#: Faults after which a job of the process may start again: it died, or its lease ran out.
+#: Faults after which a job of the process may start again: it died, or its lease ran out. See also `_Judge`.
 EXCUSES = frozenset({"death", "stop", "partition", "stalled", "fds", "failover"})
 #: Faults in which outcomes cannot be written, or only slowly; they excuse no second start.
 OUTAGES = frozenset(
@@ -93,8 +93,15 @@ class _Judge:
         for fault in history.faults:
             # A stopped worker gives up at its deadline: jobs whose outcomes it could not write by then run again.
             for outage in (*self._outages.get("*", ()), *self._outages.get(fault.target, ())):
-                if fault.kind == "term" and outage.begin <= fault.end <= outage.end:
+                if fault.kind in ("term", "roll") and outage.begin <= fault.end <= outage.end:
                     self._causes[fault.target].append(Fault("term", fault.target, outage.begin, fault.end))
+            # Leases and heartbeats that are evicted while workers cannot renew them for longer than a lease: nothing is
+            # left that tells a live one from a dead one. Alone, neither excuses a second start.
+            for outage in self._outages.get("*", ()):
+                is_long = outage.end - outage.begin >= history.lease_secs * 1e9
+                back_by = outage.end + RECONNECT_SECS * 1e9
+                if fault.kind == "evict" and is_long and outage.begin <= fault.end and fault.begin <= back_by:
+                    self._causes["*"].append(Fault("evict", "*", outage.begin, min(fault.end, back_by)))
         for process, at in history.deaths.items():
             self._causes[process].append(Fault("death", process, at, at))
         for causes in self._causes.values():
@@ -292,8 +299,7 @@ class _Judge:
                 fired[spec].append(int(due_text))
         for schedule in self._history.schedules:
             due_times = sorted(fired[schedule.spec])
-            expected = range(schedule.first, schedule.following, schedule.interval_ms)
-            for due in expected:
+            for due in schedule.due_times:
                 at = bisect_left(due_times, due)
                 if at == len(due_times) or due_times[at] != due:
                     yield Violation("schedule", f"{schedule.spec}@{due}", "it did not fire at this due time")

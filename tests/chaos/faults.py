@@ -137,7 +137,8 @@ class Lab:
                     raise
 
         # Another fault may affect the server or this connection at the same time.
-        return eventually(ask, f"the server answers {words[0]}")[0]
+        # After a kill, a server on a busy machine may need a minute to load what it has written.
+        return eventually(ask, f"the server answers {words[0]}", within_secs=120)[0]
 
     def some(self, low: float, high: float) -> float:
         """Return a random number of leases, in seconds."""
@@ -174,9 +175,27 @@ async def term(lab: Lab) -> None:
             worker.is_expected_to_end = True
             worker.signal(signal.SIGTERM)
             await worker.end()
-        if worker.process.returncode != 0:
-            lab.records.write("death", worker.name)  # a handler has ended it in the meantime
-        lab.fleet.retire(worker)
+            lab.fleet.retire(worker)
+        _note_end(lab, worker)
+
+
+async def roll(lab: Lab) -> None:
+    """Deploy: a new worker of the same name starts while the old one finishes its running jobs."""
+    async with lab.victim(lab.fleet.workers) as worker:
+        if worker is None:
+            return
+        async with lab.recorded("roll", worker.name):
+            worker.is_expected_to_end = True
+            worker.signal(signal.SIGTERM)
+            lab.fleet.retire(worker)
+            await worker.end()
+        _note_end(lab, worker)
+
+
+def _note_end(lab: Lab, worker: Member) -> None:
+    worker.hang_up()
+    if worker.process.returncode != 0:
+        lab.records.write("death", worker.name)  # a handler has ended it in the meantime
 
 
 async def fds(lab: Lab) -> None:
@@ -249,6 +268,15 @@ async def oom(lab: Lab) -> None:
         await lab.command("CONFIG", "SET", "maxmemory", "0")
 
 
+async def evict(lab: Lab) -> None:
+    """Delete keys that a server may evict: what it knows about chains, leases, leaders and workers."""
+    async with lab.recorded("evict"):
+        for pattern in ("pseq:*", "leases:*", "takeovers:*", "wake", "worker:*", "promoter:lock", "scheduler:lock"):
+            found = await lab.command("KEYS", "{chasqui:q}:" + pattern)
+            if found:
+                await lab.command("DEL", *found)
+
+
 async def script_flush(lab: Lab) -> None:
     async with lab.recorded("script-flush"):
         await lab.command("SCRIPT", "FLUSH")
@@ -257,6 +285,13 @@ async def script_flush(lab: Lab) -> None:
 async def clock_forward(lab: Lab) -> None:
     async with lab.recorded("clock-forward"):
         lab.server.step_clock(int(lab.some(1.2, 3) * 1000))
+        await asyncio.sleep(0.1)
+
+
+async def clock_jump(lab: Lab) -> None:
+    """Set the clock forward by more than an hour: most keys with a TTL are gone, and many schedules are due."""
+    async with lab.recorded("clock-jump"):
+        lab.server.step_clock(3_660_000)
         await asyncio.sleep(0.1)
 
 
@@ -351,6 +386,7 @@ FAULTS: dict[str, Callable[[Lab], Awaitable[None]]] = {
     "kill": kill,
     "stop": stop,
     "term": term,
+    "roll": roll,
     "fds": fds,
     "producer-kill": producer_kill,
     "server-kill": server_kill,
@@ -359,9 +395,11 @@ FAULTS: dict[str, Callable[[Lab], Awaitable[None]]] = {
     "client-pause": client_pause,
     "busy": busy,
     "oom": oom,
+    "evict": evict,
     "script-flush": script_flush,
     "clock-forward": clock_forward,
     "clock-back": clock_back,
+    "clock-jump": clock_jump,
     "cut": _on_a_wire("cut", _cut),
     "delay": _on_a_wire("delay", _delay),
     "throttle": _on_a_wire("throttle", _throttle),
@@ -376,9 +414,11 @@ CLOCK_STEPS = ("clock-forward", "clock-back")
 #: Lanes of each topology: a factor for its pauses, and its faults, which happen one at a time.
 LANES: dict[str, list[tuple[float, tuple[str, ...]]]] = {
     "single": [
-        (1, ("kill", "stop", "term", "fds", "producer-kill")),
+        (1, ("kill", "stop", "term", "roll", "fds", "producer-kill")),
         # Longer pauses: while the server is unreachable, other faults hit nothing.
         (3, ("server-kill", "server-stop", "client-kill", "client-pause", "busy", "oom", "script-flush", *CLOCK_STEPS)),
+        (3, ("evict",)),
+        (20, ("clock-jump",)),
         (1, ("cut", "delay", "throttle", "half-close", "blackhole", "partition")),
     ],
     "sentinel": [(2, ("failover",)), (1, ("kill", "stop", "term", "producer-kill"))],

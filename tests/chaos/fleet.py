@@ -137,8 +137,7 @@ class Fleet:
                 self.members[number] = self._spawn(member.place)
 
     def retire(self, member: Member) -> None:
-        """Replace a process that was stopped and has exited. Its jobs must continue elsewhere."""
-        member.hang_up()
+        """Replace a process that was told to stop. Its jobs must continue elsewhere."""
         self.members[self.members.index(member)] = self._spawn(member.place)
 
     async def stop_producers(self, within_secs: float) -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 HANDLER_FAULTS = {
     "die": "handler-exit",
     "die-once": "handler-exit",
-    "fork": "handler-fork",
     "hang": "handler-hang",
     "raise": "handler-raise",
     "block": "handler-block",

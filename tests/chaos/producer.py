@@ -33,7 +33,6 @@ COMMON = [("ok", 880), ("result", 20), ("nap", 80), ("fail:1", 10), ("fail:2", 5
 #: Handlers that misbehave, used in turn, each with the task that runs it.
 RARE = [
     ("die-once", "work"),
-    ("fork", "work"),
     ("hang", "hurried"),
     ("raise:SystemExit", "work"),
     ("raise:KeyboardInterrupt", "in_thread"),

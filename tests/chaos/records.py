@@ -121,6 +121,10 @@ class Schedule:
     first: int
     following: int
 
+    @property
+    def due_times(self) -> range:
+        return range(self.first, self.following, self.interval_ms)
+
 
 @dataclass
 class History:

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 QUEUE = "q"
 KEYS = QueueKeys(QUEUE)
+#: How late schedules may fire at the end of a run, in seconds.
+FIRE_SECS = 10.0
 
 
 @dataclass
@@ -63,6 +65,8 @@ class Setup:
     concurrency: int = 40
     lease_secs: float = 4.0
     schedules: int = 3
+    #: Schedules that cannot be fired, which must not delay the others; more than a scheduler reads at once.
+    broken_schedules: int = 300
     #: Schedules also fire what fell due while no scheduler ran; otherwise only what a dead leader has missed.
     fires_all: bool = True
     #: Pause between two faults of a lane, in seconds: random, up to twice this.
@@ -93,6 +97,8 @@ class Report:
     runs: int = 0
     reruns: int = 0
     dead_letters: int = 0
+    #: Fires that were due by the server's clock, and those that ran.
+    fires_due: int = 0
     fires: int = 0
     #: Jobs that were cancelled at once, and jobs whose worker was asked to cancel them.
     cancelled: int = 0
@@ -118,7 +124,8 @@ class Report:
         setup = self.setup
         yield (
             f"{setup.topology}, seed {setup.seed}: {self.confirmed:,} jobs confirmed, {self.runs:,} runs of which "
-            f"{self.reruns:,} after a cause, {self.dead_letters:,} dead letters, {self.fires:,} fires, "
+            f"{self.reruns:,} after a cause, {self.dead_letters:,} dead letters, "
+            f"{self.fires:,} of {self.fires_due:,} fires, "
             f"{self.cancelled:,} cancels and {self.requested:,} requests, {self.seconds:.0f} s"
         )
         yield f"  {'fault':15} {'injected':>8} {'hit':>6} {'jobs in flight':>15}"
@@ -202,6 +209,7 @@ def judge(report: Report, history: History) -> None:
     )
     report.dead_letters = sum(len(letters) for letters in history.dead.values())
     report.fires = sum("@" in token for token in history.runs)
+    report.fires_due = sum(len(schedule.due_times) for schedule in history.schedules)
     report.cancelled, report.requested = len(history.cancelled), len(history.requested)
     for violation in report.violations[:3]:
         report.stories += [f"  the story of {violation.token}:"]
@@ -252,8 +260,9 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
             "url": wire.url if wire else url,
             "queue": QUEUE,
             "seed": setup.seed,
-            "lease_ms": int(setup.lease_secs * 1000),
-            "kept_secs": 3600,
+            # As in a rolling deploy that changes the lease: the first worker's is twice as long.
+            "lease_ms": int(setup.lease_secs * (2000 if place == 0 else 1000)),
+            "kept_secs": 7 * 86_400,  # the clock jumps
         }
         if place < setup.workers:
             plan |= {"role": "w", "concurrency": setup.concurrency}
@@ -284,20 +293,31 @@ def _start_fleet(setup: Setup, fleet: Fleet, lab: Lab, url: str) -> None:
 
 async def _start_schedules(queue: Queue, setup: Setup) -> dict[str, tuple[int, int]]:
     """Register schedules, before any worker runs. Return the interval and the first due time of each."""
-    intervals_ms = {f"schedule-{number}": (500, 1000, 3000)[number % 3] for number in range(setup.schedules)}
+    intervals_ms = {f"schedule-{number}": (1000, 3000, 10_000)[number % 3] for number in range(setup.schedules)}
     for name, interval_ms in intervals_ms.items():
         spec = RepeatableSpec("work", RepeatPattern.every(interval_ms), {"token": name, "do": "ok"}).with_key(name)
         policy = MissedFiresPolicy.fire_all(10_000) if setup.fires_all else MissedFiresPolicy.skip()
         await queue.producer.upsert_repeatable(spec.with_missed_fires(policy))
-    return {meta.key: (intervals_ms[meta.key], meta.next_fire_ms) for meta in await queue.get_repeatable_jobs()}
+    found = {meta.key: (intervals_ms[meta.key], meta.next_fire_ms) for meta in await queue.get_repeatable_jobs()}
+    client = queue.producer.ready_client()
+    for number in range(setup.broken_schedules):
+        await client.call("SET", KEYS.repeat_spec(f"broken-{number}"), "of a wrong type")
+        await client.call("ZADD", KEYS.repeat, number, f"broken-{number}")
+    return found
 
 
 async def _stop_schedules(queue: Queue, records: Recorder, specs: dict[str, tuple[int, int]]) -> None:
-    """Remove the schedules, and record the due times that must have fired."""
-    for meta in await queue.get_repeatable_jobs():
-        interval_ms, first = specs[meta.key]
-        records.write("schedule", meta.key, interval_ms, first, meta.next_fire_ms)
-        await queue.remove_repeatable_by_key(meta.key)
+    """Remove the schedules, and record the due times that must have fired: all those by the server's clock."""
+    client = queue.producer.ready_client()
+    now_ms = await client.server_time_ms()
+    give_up_at = time.monotonic() + FIRE_SECS
+    for spec, (interval_ms, first) in specs.items():
+        following = 0
+        while following <= now_ms and time.monotonic() < give_up_at:
+            await asyncio.sleep(0.05)
+            following = int(float(await client.call("ZSCORE", KEYS.repeat, spec) or 0))
+        records.write("schedule", spec, interval_ms, first, max(following, now_ms + 1))
+        await queue.remove_repeatable_by_key(spec)
 
 
 # --- the middle

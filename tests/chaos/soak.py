@@ -35,7 +35,7 @@ from chaos.run import KEYS, QUEUE, collect, drain
 from chaos.servers import fast_folder, persistent_server
 from servers.require import require_server
 from tampu import Queue
-from tampu.base.limits import CANCEL_TTL_SECS
+from tampu.base.checks import CANCEL_TTL_SECS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

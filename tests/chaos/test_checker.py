@@ -57,6 +57,12 @@ SOUND: dict[str, dict[str, str]] = {
         "v": "30 start a 0; 30 end a 0 ok",
         "injector": "20 fault server-kill * 3.5 20; 21 death w",
     },
+    "leases evicted while the server was busy for longer than one": {
+        "p": ADDED,
+        "w": ONCE,
+        "v": AGAIN,
+        "injector": "8 fault busy * 3.5 8; 8.5 fault evict * 3.6 8.5",
+    },
     "deployed while the server was away": {
         "p": ADDED,
         "w": ONCE,
@@ -192,6 +198,14 @@ BROKEN: dict[str, tuple[str, dict[str, str]]] = {
         "rerun",
         {"p": ADDED, "w": ONCE, "v": "30 start a 0; 30 end a 0 ok",
          "injector": "5 fault server-kill * 3.5 5; 10 fault term w 3 10"},
+    ),
+    "run twice although only leases were evicted": (
+        "rerun",
+        {"p": ADDED, "w": ONCE, "v": AGAIN, "injector": "8.5 fault evict * 3.6 8.5"},
+    ),
+    "run twice although the server was not busy for a lease": (
+        "rerun",
+        {"p": ADDED, "w": ONCE, "v": AGAIN, "injector": "7 fault busy * 3.5 7; 8.5 fault evict * 3.6 8.5"},
     ),
     "run twice long after a failover": (
         "rerun",

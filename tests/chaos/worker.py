@@ -10,7 +10,6 @@ The handlers record their starts and ends themselves. What one does is its argum
 | `fail:N`          | raises while its attempt is below N                                                             |
 | `never`, `give-up` | always raises; `give-up` says that it is unrecoverable                                         |
 | `die`, `die-once` | ends its worker with `os._exit`, each time or the first time                                    |
-| `fork`            | forks a child that returns from the handler                                                     |
 | `hang`            | never ends in its first attempt, which its timeout cancels                                      |
 | `raise:NAME`      | raises this BaseException in its first attempt                                                  |
 | `block:MS`        | blocks the event loop                                                                           |
@@ -44,7 +43,6 @@ PLAN: dict[str, Any] = json.loads(os.environ["CHAOS_PLAN"])
 FOLDER = Path(PLAN["folder"])
 RECORDER = Recorder(FOLDER / "records", PLAN["name"])
 RUNS = threading.Event()
-PID = os.getpid()
 #: How late the watchdog may wake up before it records a stall, in seconds.
 STALL_SECS = 0.5
 
@@ -79,8 +77,7 @@ async def work(token: str, do: str) -> str | None:
         if do not in ("ok", "result"):
             await act(token, do, attempt)
     except BaseException:
-        if os.getpid() == PID:  # not the child that `fork` made
-            RECORDER.write("end", token, attempt, "fail")
+        RECORDER.write("end", token, attempt, "fail")
         raise
     RECORDER.write("end", token, attempt, "ok")
     return f"{token}/{current_job().id}" if do == "result" else None
@@ -131,11 +128,6 @@ async def act(token: str, do: str, attempt: int) -> None:
             with contextlib.suppress(FileExistsError):
                 os.close(os.open(FOLDER / f"died-{token}", os.O_CREAT | os.O_EXCL))
                 os._exit(9)
-        case "fork":
-            child = os.fork()
-            if child == 0:
-                sys.exit(0)
-            os.waitpid(child, 0)  # noqa: ASYNC222 - it takes a moment
         case "hang" if attempt == 0:
             await asyncio.Event().wait()
         case "raise" if attempt == 0:
@@ -186,7 +178,7 @@ def main() -> None:
     threading.Thread(target=obey, daemon=True).start()
     Worker(
         queue,
-        consumer_id=PLAN["name"],
+        consumer_id=PLAN["name"].partition(".")[0],  # the next process in this place has the same
         concurrency=PLAN["concurrency"],
         claim_min_idle_ms=PLAN["lease_ms"],
         read_block_ms=1000,

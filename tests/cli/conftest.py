@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove environment variables that would change what commands do."""
-    for variable in ("TAMPU_URL", "TAMPU_JSON", "TAMPU_YES", "TAMPU_RAW", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
+    for variable in ("TAMPU_URL", "TAMPU_JSON", "TAMPU_RAW", "COLUMNS", "NO_COLOR", "FORCE_COLOR"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("TZ", "UTC")
 

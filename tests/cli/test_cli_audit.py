@@ -10,9 +10,9 @@ import pytest
 from cli.lab import Done, invoke
 from cli.shop import QUEUE, Filled
 from tampu import Job, Queue, UnrecoverableError, Worker
-from tampu.cli.redact import redacted_state
-from tampu.inspect.audit import operator_name
-from tampu.inspect.job_state import JobState
+from tampu.inspect.admin import operator_name
+from tampu.inspect.jobs import JobState
+from tampu.inspect.views import redacted_state
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:

@@ -235,6 +235,11 @@ def test_peek_shows_the_error_of_a_dead_letter(shop: Filled) -> None:
         (("--match", "teapot"), 0),
         (("--older-than", "1h"), 0),
         (("--older-than", "0s"), 2),
+        (("--since", "1h"), 2),
+        (("--since", "0s"), 0),
+        (("--cluster", "CLUSTER"), 1),
+        (("--cluster", "00000000"), 0),
+        (("--newest",), 2),
         (("--id", "DEAD"), 1),
         (("--id", "DEAD", "--id", "HOPELESS"), 2),
         (("--id", "LETTER"), 1),
@@ -245,11 +250,20 @@ def test_peek_shows_the_error_of_a_dead_letter(shop: Filled) -> None:
 )
 def test_dead_letters_can_be_selected(shop: Filled, url: str, options: tuple[str, ...], count: int) -> None:
     names = {"DEAD": shop.dead, "HOPELESS": shop.hopeless, "LETTER": peek(url)[0]["dlq_id"]}
+    names["CLUSTER"] = invoke("dlq", "summary", QUEUE, "--json").json[0]["cluster"]
     options = tuple(names.get(word, word) for word in options)
     assert len(invoke("dlq", "peek", QUEUE, *options, "--json").json) == count
     assert invoke("dlq", "replay", QUEUE, *options, "--dry-run", "--json").json["matched"] == count
     assert invoke("dlq", "remove", QUEUE, *options, "--yes", "--json").json["removed"] == count
     assert len(peek(url)) == 2 - count
+
+
+def test_the_newest_dead_letters_come_first_on_request(shop: Filled, url: str) -> None:
+    older, newer = (letter["dlq_id"] for letter in peek(url))
+    [first] = invoke("dlq", "peek", QUEUE, "--newest", "--limit", "1", "--json").json
+    assert first["dlq_id"] == newer
+    assert invoke("dlq", "remove", QUEUE, "--newest", "--limit", "1", "--yes").code == 0
+    assert [letter["dlq_id"] for letter in peek(url)] == [older]
 
 
 def test_the_number_of_dead_letters_is_of_those_that_match(shop: Filled, server: Server) -> None:

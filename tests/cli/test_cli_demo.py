@@ -12,9 +12,8 @@ from rich.console import Console
 
 from cli.lab import Terminal, invoke, run_program
 from tampu import Queue
-from tampu.cli.commands.demo.day import DayClock
-from tampu.cli.commands.demo.tally import Tally, TaskTally
-from tampu.cli.commands.demo.view import DayView, Story, _activation, summary
+from tampu.cli.commands.demo_shop import DayClock
+from tampu.cli.commands.demo_view import DayView, Story, Tally, TaskTally, _activation, summary
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +22,10 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAMPU_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TAMPU_DEMO_SPARK", "false")  # its part of the demo is tested in tests/spark
 
 
 def test_the_demo_prints_its_story_as_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    done = run_program("demo", "--hour", "0.15")
+    done = run_program("demo", "--no-spark", "--hour", "0.15")
     assert (done.code, done.err) == (0, "")
     assert "\x1b" not in done.out
     for words in ("The shop opens", "Newsletter", "payment provider is down", "dead payments replayed", "0 lost"):
@@ -45,7 +43,7 @@ def test_the_demo_prints_its_story_as_plain_text(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_demo_is_live_in_a_terminal() -> None:
-    with Terminal("demo", "--hour", "0.2") as terminal:
+    with Terminal("demo", "--no-spark", "--hour", "0.2") as terminal:
         terminal.until("jobs done")
         terminal.until("payments")
         assert terminal.wait() == 0
@@ -70,7 +68,7 @@ def test_nothing_in_the_tables_of_the_demo_is_cut_off_in_60_columns() -> None:
 
 
 def test_ctrl_c_ends_the_demo_with_one_line() -> None:
-    with Terminal("demo", "--hour", "10") as terminal:
+    with Terminal("demo", "--no-spark", "--hour", "10") as terminal:
         terminal.until("The shop opens")
         terminal.press("\x03")
         assert terminal.wait() == 130

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from cli.lab import Terminal
+from cli.lab import Terminal, invoke
 from cli.shop import QUEUE, Filled
 from tampu.cli.tables import Facts, FittingTable
 
@@ -74,6 +74,14 @@ def test_facts_are_side_by_side_or_below_each_other() -> None:
     facts = Facts([("waiting", Text("1")), ("dead", Text("2"))], [("added", Text("3/s")), ("memory", Text("4 KiB"))])
     assert shown(facts, 60) == ["waiting  1      added   3/s", "dead     2      memory  4 KiB"]
     assert shown(facts, 20) == ["waiting  1", "dead     2", "added    3/s", "memory   4 KiB"]
+
+
+@pytest.mark.parametrize("columns", [40, 80, 100, 140])
+def test_a_summary_of_dead_letters_shows_whole_clusters_at_any_width(shop: Filled, columns: int) -> None:
+    with Terminal("dlq", "summary", QUEUE, columns=columns) as terminal:
+        assert terminal.wait() == 0
+        for cluster in invoke("dlq", "summary", QUEUE, "--json").json:
+            assert cluster["cluster"] in terminal.shown
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from tampu.cli.errors import UsageError
 from tampu.cli.output import printable
-from tampu.cli.payloads import jsonable, one_line
 from tampu.cli.units import duration, parse_duration, plural, rate, size
+from tampu.inspect.views import jsonable, one_line
 
 
 @pytest.mark.parametrize(

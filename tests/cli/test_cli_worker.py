@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,9 +21,10 @@ from servers.liveness import is_alive
 from servers.process import eventually
 from support.lines import whole_lines
 from tampu import ConsumerConfig, Queue
+from tampu.base.event_loop import SIGNAL_SECS
 from tampu.cli.commands.worker.child import build_worker
+from tampu.cli.commands.worker.command import python_files
 from tampu.cli.commands.worker.protocol import WorkerPlan
-from tampu.cli.commands.worker.reload import python_files
 from tampu.cli.commands.worker.supervisor import DRAIN_GRACE_SECS
 from tampu.cli.errors import UsageError, exit_code_of, line_of
 from tampu.metrics import noop_sink
@@ -88,6 +90,14 @@ def pid() -> int:
     return os.getpid()
 
 
+@other.task(process=True)
+def process_wait_for(path: str) -> None:
+    write("started", os.getpid())
+    while not os.path.exists(path):
+        time.sleep(0.01)
+    write("done", os.getpid())
+
+
 worker = Worker(queue, concurrency=3, read_block_ms=500)
 """
 
@@ -143,7 +153,6 @@ def test_a_worker_runs_jobs_and_drains_on_sigterm(app: Path, url: str) -> None:
 
 
 def test_ctrl_c_drains_too(app: Path) -> None:
-    (app / "queue.py").write_text("raise RuntimeError('imported instead of the standard library')")
     with worker_program(app, "app:queue") as worker:
         add("wait_for", path=str(app / "go"))
         until_written(app, "started")
@@ -154,12 +163,48 @@ def test_ctrl_c_drains_too(app: Path) -> None:
         assert journal(app)[-1][0] == "done"
 
 
-def test_a_file_named_like_a_standard_module_does_not_break_processes(app: Path, url: str) -> None:
-    """A process for `process=True` tasks gets the module search path of its parent before it imports anything."""
-    (app / "queue.py").write_text("raise RuntimeError('imported instead of the standard library')")
+@pytest.mark.parametrize("processes", [1, 2])
+def test_sigterm_to_the_process_group_drains(app: Path, processes: int) -> None:
+    with worker_program(app, "app:queue", "--processes", str(processes), "--concurrency", "1") as worker:
+        for _ in range(processes):
+            add("wait_for", path=str(app / "go"))
+        until_written(app, "started", times=processes)
+        worker.signal(signal.SIGTERM)  # like `timeout`: to the program, then to its group
+        os.killpg(worker.process.pid, signal.SIGTERM)
+        worker.until_logged("stopping: waiting for running jobs to finish", times=processes)
+        (app / "go").touch()
+        assert worker.wait() == 0
+        assert [words[0] for words in journal(app)].count("done") == processes
+        assert "abandon" not in worker.log.replace("send a second signal to abandon", "")
+
+
+def test_sigterm_to_every_process_drains(app: Path) -> None:
+    """By default systemd signals all processes of a unit, also those that left the process group."""
     with worker_program(app, "app:other") as worker:
-        assert results(url, "other", add("pid", queue="other")) not in (worker.process.pid, *worker.children())
-        assert "RuntimeError" not in worker.log
+        add("process_wait_for", queue="other", path=str(app / "go"))
+        [handler] = until_written(app, "started")
+        for pid in (int(handler), *worker.children(), worker.process.pid):
+            os.kill(pid, signal.SIGTERM)
+        worker.until_logged("stopping: waiting for running jobs to finish")
+        (app / "go").touch()
+        assert worker.wait() == 0
+        assert journal(app) == [["started", handler], ["done", handler]]
+
+
+def test_a_second_signal_without_running_jobs_is_not_an_error(app: Path) -> None:
+    source = (app / "app.py").read_text()
+    hook = "closing = Worker(queue, on_shutdown=lambda: wait_for.function('go'))"
+    (app / "app.py").write_text(f"{source}\n{hook}\n")
+    with worker_program(app, "app:closing") as worker:
+        worker.until_logged("worker started")
+        worker.signal(signal.SIGTERM)
+        until_written(app, "started")
+        time.sleep(SIGNAL_SECS)
+        worker.signal(signal.SIGTERM)
+        worker.until_logged("second signal:")
+        (app / "go").touch()
+        assert worker.wait() == 0
+        assert "abandoned" not in worker.log
 
 
 def test_the_apps_folder_comes_before_installed_packages(app: Path, url: str) -> None:
@@ -176,6 +221,7 @@ def test_a_second_signal_abandons_running_jobs(app: Path) -> None:
         worker.signal(signal.SIGTERM)
         worker.until_logged("stopping: waiting for running jobs to finish")
         children = worker.children()
+        time.sleep(SIGNAL_SECS)  # a signal that follows sooner counts as the same one
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 1
         worker.until_logged("abandoned the running jobs; other workers will retry them after 30 s")
@@ -219,6 +265,7 @@ def test_the_jobs_of_a_process_that_had_to_be_killed_are_logged_as_abandoned(app
         ):
             worker.signal(signal.SIGTERM)
             worker.until_logged(said)
+            time.sleep(SIGNAL_SECS)
         assert worker.wait() == 1
         assert "its running jobs are abandoned, and another worker will run them again" in worker.log
 
@@ -244,14 +291,13 @@ def test_processes_of_a_worker_with_a_fixed_id_get_their_own_ids(app: Path, url:
     with worker_program(app, "app:named", "--processes", "2") as worker, redis.Redis.from_url(url) as client:
         worker.until_logged("worker started: queues q", times=2)
 
-        def owners() -> set[bytes]:
-            return set(client.keys("{chasqui:q}:owner:*"))
+        def prefixes() -> list[bytes]:
+            return [one["name"][:2] for one in client.xinfo_consumers("{chasqui:q}:stream", "default")]
 
-        expected = {b"{chasqui:q}:owner:default:w-1", b"{chasqui:q}:owner:default:w-2"}
-        eventually(lambda: owners() == expected, "each has its own ID")
+        eventually(lambda: prefixes() == [b"w:", b"w:"], "each has its own ID")
         worker.signal(signal.SIGTERM)
         assert worker.wait() == 0
-        assert owners() == set()
+        assert client.xinfo_consumers("{chasqui:q}:stream", "default") == []
 
 
 def test_children_drain_when_their_supervisor_is_killed(app: Path) -> None:
@@ -313,6 +359,82 @@ def test_json_logs_are_one_object_per_line(app: Path) -> None:
     assert {record["level"] for record in failed} == {"warning"}  # a retry may fail before the signal
     assert failed[0]["role"] == "worker-1"
     assert all({"ts", "level", "message", "pid"} <= set(record) for record in records)
+
+
+LOGGING_APP = """
+import asyncio, logging, os, threading, warnings
+from tampu import Queue
+
+queue = Queue("q")
+log = logging.getLogger("shop")
+
+
+def write():
+    log.debug("not shown")
+    log.info("paid %s", "it", extra={"order": 7, "who": threading.Lock})
+    try:
+        raise ValueError("on purpose")
+    except ValueError:
+        log.exception("caught")
+
+
+@queue.task
+async def on_loop() -> None:
+    await asyncio.sleep(0)
+    write()
+
+
+@queue.task
+def in_thread() -> None:
+    write()
+
+
+@queue.task(process=True)
+def in_process() -> None:
+    write()
+    warnings.warn("take care")
+    if (fork := os.fork()) == 0:
+        log.error("in a fork of the process")
+        os._exit(0)
+    os.waitpid(fork, 0)
+"""
+#: Where a task runs.
+PLACES = ("on_loop", "in_thread", "in_process")
+
+
+def test_json_lines_of_tasks_carry_the_job_and_their_extra_fields(tmp_path: Path, url: str) -> None:
+    (tmp_path / "app.py").write_text(LOGGING_APP)
+    with worker_program(tmp_path, "app:queue", "--log", "json") as worker:
+        ids = {name: add(name) for name in PLACES}
+        for job_id in ids.values():
+            results(url, "q", job_id)
+        worker.signal(signal.SIGTERM)
+        assert worker.wait() == 0
+        bare = "in a fork of the process"  # it has no way to its worker
+        assert worker.log.count(bare) == 1
+        lines = [json.loads(line) for line in worker.log.replace(f"{bare}\n", "").splitlines()]
+    about_job = {name: {"queue": "q", "task": name, "job_id": ids[name], "attempt": 1} for name in PLACES}
+    for name in PLACES:
+        paid, caught = (line for line in lines if line.get("job_id") == ids[name] and line["logger"] == "shop")
+        expected = {"message": "paid it", "level": "info", "order": 7, "role": "worker-1", **about_job[name]}
+        assert paid.items() >= expected.items()
+        assert "lock" in str(paid["who"])
+        assert caught["message"] == "caught"
+        assert "ValueError: on purpose" in caught["traceback"]
+    (warning,) = (line for line in lines if "take care" in line["message"])
+    assert warning.items() >= about_job["in_process"].items()
+    assert {line["message"] for line in lines}.isdisjoint({"not shown"})
+
+
+def test_text_lines_of_tasks_name_the_job(tmp_path: Path, url: str) -> None:
+    (tmp_path / "app.py").write_text(LOGGING_APP)
+    with worker_program(tmp_path, "app:queue") as worker:
+        for name in PLACES:
+            job_id = add(name)
+            results(url, "q", job_id)
+            said = rf"info    worker-1\[\d+\] paid it queue=q task={name} job_id={job_id} attempt=1 order=7 who=<"
+            assert re.search(said, worker.log)
+        assert worker.log.count("ValueError: on purpose") == len(PLACES)
 
 
 def test_a_changed_file_restarts_the_worker(app: Path, url: str) -> None:

@@ -92,54 +92,6 @@ def hanging_grandchild(job: Job[Any]) -> None:
         journal.write("grandchild", program.pid)
 
 
-def _fork_and_leave(way: str) -> int:
-    if (pid := os.fork()) == 0:
-        journal.write("forked", os.getpid())
-        if way == "exit":
-            sys.exit(3)
-        if way == "raise":
-            raise ValueError("in the fork")
-    return pid
-
-
-def _exit_code_of(pid: int) -> int | None:
-    ended, status = os.waitpid(pid, os.WNOHANG)
-    return os.waitstatus_to_exitcode(status) if ended else None
-
-
-async def forking(job: Job[Any]) -> None:
-    """Fork a child that leaves the handler as the payload says, and record the child's exit code."""
-    pid = _fork_and_leave(job.payload)
-    if pid == 0:
-        if job.payload == "await":
-            await asyncio.sleep(0)
-            journal.write("awaited", os.getpid())
-        return
-    code = None
-    for _ in range(100):
-        if (code := _exit_code_of(pid)) is not None:
-            break
-        await asyncio.sleep(0.05)
-    else:
-        os.kill(pid, signal.SIGKILL)
-    journal.write("ended", job.payload, code)
-
-
-def forking_in_a_thread(job: Job[Any]) -> None:
-    """Fork like `forking`, in a thread without an event loop."""
-    pid = _fork_and_leave(job.payload)
-    if pid == 0:
-        return
-    code = None
-    for _ in range(100):
-        if (code := _exit_code_of(pid)) is not None:
-            break
-        time.sleep(0.05)
-    else:
-        os.kill(pid, signal.SIGKILL)
-    journal.write("ended", job.payload, code)
-
-
 async def main(plan: dict[str, Any]) -> None:
     shutdown = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tampu import Job
-from tampu.consume.cancels import Cancels
+from tampu.consume.admission import Cancels
 from tampu.consume.inflight import Delivery
 from tampu.wire.keys import QueueKeys
 

@@ -44,7 +44,7 @@ async def die(job: Job[Any]) -> None:
     raise UnrecoverableError("never")
 
 
-async def test_queue_name_group_and_consumer_id_are_those_on_the_server(server: Server) -> None:
+async def test_queue_name_group_and_consumer_id_are_on_the_server(server: Server) -> None:
     view = WorkerView(server, "invoices")
     runs, release = asyncio.Event(), asyncio.Event()
 
@@ -57,7 +57,7 @@ async def test_queue_name_group_and_consumer_id_are_those_on_the_server(server: 
     async with consuming(server.url, handler, **names):
         await until(runs.is_set, "it runs")
         (pending,) = view.pending("night-shift")
-        assert pending["consumer"] == b"ada"
+        assert re.fullmatch(rb"ada:[0-9a-f]{6}", pending["consumer"])
         assert view.groups() == ["night-shift"]
         release.set()
     assert view.length() == 0

@@ -394,10 +394,10 @@ async def test_what_a_takeover_has_found_meanwhile_is_not_handed_back(
         pass
 
     async with consuming(view.server.url, handler, claim_min_idle_ms=60_000) as worker:
-        name = worker.config.consumer_id
         await until(
             lambda: view.client.exists(view.keys.stream) and view.client.xinfo_groups(view.keys.stream), "ready"
         )
+        name = worker.config.consumer_id
         [[_, [(entry_id, _)]]] = view.client.xreadgroup("default", name, {view.keys.stream: ">"})
 
         async def hand_back_late(*args: Any, **settings: Any) -> None:
@@ -418,7 +418,7 @@ async def test_a_last_attempt_that_waited_too_long_checks_its_lease_again(view: 
 
     async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, max_attempts=1) as worker:
         await until(lambda: view.client.exists(view.keys.stream), "it has made its group")
-        turn = worker.queue.runner._starts._turn
+        turn = worker.queue.admission._starts._turn
         await turn.acquire()
         view.add(0)
         await until(lambda: turn._waiters, "the job is known to be ours and waits for its turn")
@@ -430,3 +430,19 @@ async def test_a_last_attempt_that_waited_too_long_checks_its_lease_again(view: 
         turn.release()
         await until(lambda: worker.occupied == 0, "it is given up")
     assert started == []
+
+
+async def test_a_dead_letter_counts_runs_and_not_deliveries(view: WorkerView) -> None:
+    """The job waited in a worker that died, then ran once, in a worker that it killed."""
+
+    async def handler(job: Job[Any]) -> None:
+        pass
+
+    view.add()
+    view.client.xgroup_create(view.keys.stream, "default", "0")
+    [[_, [(entry_id, _)]]] = view.client.xreadgroup("default", "killed", {view.keys.stream: ">"})
+    times = {"idle": 60_000, "retrycount": calls.START_MARK + 2, "justid": True}
+    view.client.xclaim(view.keys.stream, "default", "killed", 0, [entry_id], **times)
+    async with consuming(view.server.url, handler, claim_min_idle_ms=CLAIM_MS, max_attempts=1):
+        [letter] = await until(view.dead_letters, "it is dead-lettered")
+    assert (letter.error_type, letter.attempts) == ("WorkerLost", 1)

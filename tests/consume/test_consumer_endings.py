@@ -33,6 +33,10 @@ def exit_generator_in_thread(job: Job[Any]) -> None:
     raise GeneratorExit("on my own")
 
 
+async def interrupt(job: Job[Any]) -> None:
+    raise KeyboardInterrupt("on my own")
+
+
 def interrupt_in_thread(job: Job[Any]) -> None:
     raise KeyboardInterrupt("on my own")
 
@@ -43,6 +47,7 @@ def interrupt_in_thread(job: Job[Any]) -> None:
         (exit_generator, "GeneratorExit"),
         (exit_generator_in_thread, "RuntimeError"),
         (await_generator_exit, "GeneratorExit"),
+        (interrupt, "KeyboardInterrupt"),
         (interrupt_in_thread, "RuntimeError"),
     ],
 )

@@ -11,16 +11,18 @@ from consume.views import CREATED_AT_MS
 from consume.workers import QUEUE, consuming, quick_config
 from support.clients import StandInClient
 from support.waiting import until
+from tampu import ResultNotStored
 from tampu.base.clock import wall_clock_ms
-from tampu.consume import outcomes
 from tampu.consume.handlers import Cancel, HandlerError, Retry, UnrecoverableError
 from tampu.consume.inflight import Delivery
+from tampu.consume.outcomes import Retried
 from tampu.consume.settle import Settler
-from tampu.redis.codes import OutcomeKind, SettleCode
+from tampu.redis.scripts import SettleCode
 from tampu.wire.dlq import DlqReason
 from tampu.wire.envelope import decode_job
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
+from tampu.wire.payload import decode_result
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride, RetryConfig
 
 if TYPE_CHECKING:
@@ -57,14 +59,15 @@ async def test_a_success_leaves_nothing_behind_but_its_events(view: WorkerView, 
 @pytest.mark.servers
 async def test_the_events_of_a_success_have_the_wires_fields_in_order(view: WorkerView) -> None:
     before = wall_clock_ms()
-    async with consuming(view.server.url, noop, consumer_id="w-1"):
+    async with consuming(view.server.url, noop) as worker:
         named = view.add(1, name="greet")
         await until(view.is_settled, "it is done")
         nameless = view.add(1)
         await until(lambda: len(view.events(nameless)) == 2, "the event is written")
+        name = worker.config.consumer_id
     after = wall_clock_ms()
     flat = {(fields[1], fields[3]): fields for fields in view.flat(view.keys.events)}
-    tail = ["created_at_ms", str(CREATED_AT_MS), "worker", "w-1"]
+    tail = ["created_at_ms", str(CREATED_AT_MS), "worker", name]
 
     active = flat["active", named]
     assert active[:4] == ["e", "active", "id", named]
@@ -122,18 +125,16 @@ async def test_a_bytearray_and_a_memoryview_are_valid_results(view: WorkerView) 
 
 
 @pytest.mark.parametrize("result", ["text", 5, {"a": 1}, object()], ids=["text", "number", "dict", "object"])
-async def test_a_result_that_is_not_bytes_fails_the_job_with_a_clear_error(view: WorkerView, result: Any) -> None:
+async def test_a_result_that_is_not_bytes_fails_only_its_readers(view: WorkerView, result: Any) -> None:
     async def handler(job: Job[Any]) -> Any:
         return result
 
     async with consuming(view.server.url, handler, store_results=True, max_attempts=1):
         job_id = view.add()
-        letter = (await until(view.dead_letters, "it is dead-lettered"))[0]
         await until(view.is_settled, "nothing is left")
-    assert letter.reason == "retries_exhausted"
-    assert letter.error_type == "TypeError"
-    assert "bytes" in letter.error
-    assert view.result(job_id) is None
+    assert not view.dead_letters()
+    with pytest.raises(ResultNotStored, match="must return bytes or None"):
+        decode_result(view.result(job_id) or b"")
 
 
 # --- failure and retry
@@ -148,9 +149,10 @@ async def test_a_failure_is_retried_from_the_delayed_set_and_then_succeeds(view:
         if job.attempt < 2:
             raise ValueError("not yet")
 
-    async with consuming(view.server.url, handler, consumer_id="w-1"):
+    async with consuming(view.server.url, handler) as worker:
         job_id = view.add({"k": 1}, name="flaky")
         await until(lambda: len(attempts) == 3 and view.is_settled(), "it is done")
+        worker_name = worker.config.consumer_id
     assert attempts == [0, 1, 2]
     names = [event["e"] for event in view.events(job_id) if event["e"] not in ("waiting", "active")]
     assert names == ["failed", "retry-scheduled", "failed", "retry-scheduled", "completed"]
@@ -158,7 +160,7 @@ async def test_a_failure_is_retried_from_the_delayed_set_and_then_succeeds(view:
         next(fields for fields in view.flat(view.keys.events) if fields[1] == kind)
         for kind in ("failed", "retry-scheduled")
     )
-    tail = ["created_at_ms", str(CREATED_AT_MS), "worker", "w-1"]
+    tail = ["created_at_ms", str(CREATED_AT_MS), "worker", worker_name]
     assert failed[6:13] == ["n", "flaky", "attempt", "1", "reason", "ValueError: not yet", "duration_us"]
     assert failed[14:-1] == [*tail, "traceback"]
     assert failed[-1].startswith('  File "')
@@ -199,11 +201,12 @@ async def test_the_last_failure_becomes_a_dead_letter_with_all_fields(view: Work
     async def handler(job: Job[Any]) -> None:
         raise KeyError("missing")
 
-    async with consuming(view.server.url, handler, max_attempts=3, consumer_id="w-1"):
+    async with consuming(view.server.url, handler, max_attempts=3) as worker:
         before = wall_clock_ms()
         job_id = view.add({"k": 1}, name="doomed")
         await until(view.dead_letters, "it is dead-lettered")
         await until(view.is_settled, "nothing is left")
+        name = worker.config.consumer_id
     flat = view.flat(view.keys.dlq)[0]
     assert [*flat[0:1], *flat[2::2]] == [
         *("d", "n", "source_id", "reason"),
@@ -216,7 +219,7 @@ async def test_the_last_failure_becomes_a_dead_letter_with_all_fields(view: Work
     assert (letter.error_type, letter.error) == ("KeyError", "'missing'")
     assert letter.traceback is not None
     assert 'raise KeyError("missing")' in letter.traceback
-    assert (letter.attempts, letter.worker) == (3, "w-1")
+    assert (letter.attempts, letter.worker) == (3, name)
     assert letter.failed_at_ms is not None
     assert before <= letter.failed_at_ms <= wall_clock_ms()
     assert int(letter.source_id.split("-")[0]) >= before - 1000
@@ -224,7 +227,7 @@ async def test_the_last_failure_becomes_a_dead_letter_with_all_fields(view: Work
     assert (job.id, job.attempt, job.payload) == (job_id, 2, {"k": 1})
     dlq = next(fields for fields in view.flat(view.keys.events) if fields[1] == "dlq")
     assert dlq[2:4] == ["id", job_id]
-    tail = ["created_at_ms", str(CREATED_AT_MS), "worker", "w-1"]
+    tail = ["created_at_ms", str(CREATED_AT_MS), "worker", name]
     assert dlq[6:] == ["n", "doomed", "attempt", "3", "reason", "retries_exhausted", *tail]
     assert view.event_names(job_id)[-2:] == ["failed", "dlq"]
 
@@ -272,9 +275,9 @@ async def test_room_for_a_retry_passes_on_when_its_waiter_is_cancelled() -> None
     client = StandInClient()
     settler = Settler(client, QueueKeys(QUEUE), quick_config(retry_inflight=1, ack_batch=1))  # type: ignore[arg-type]
     delivery = Delivery(b"1-0", Job("a", "", None, 0, 0), 0)
-    settler.add(outcomes.retry(delivery, 0, 0, "failed", 100))
+    settler.add(Retried(delivery, 0, 0, "failed", 100))
     (written,) = client.answers
-    first, second = (asyncio.create_task(settler.wait_for_room(OutcomeKind.RETRY)) for _ in range(2))
+    first, second = (asyncio.create_task(settler.wait_for_room(Retried)) for _ in range(2))
     await asyncio.sleep(0)
     assert not first.done()
     assert not second.done()
@@ -573,3 +576,23 @@ def test_every_reason_is_in_the_wire_format() -> None:
     assert {reason.value for reason in DlqReason} == {
         *("retries_exhausted", "decode_failed", "malformed", "oversize_payload", "unrecoverable", "expired")
     }
+
+
+async def test_small_outcomes_do_not_wait_for_a_large_result(view: WorkerView) -> None:
+    started: list[str] = []
+    together = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> bytes:
+        started.append(job.id)
+        await together.wait()
+        return b"x" * (500_000 if job.payload == "large" else 5)
+
+    async with consuming(view.server.url, handler, concurrency=20, store_results=True, ack_idle_ms=50):
+        large = [view.add("large") for _ in range(2)]
+        small = [view.add("small") for _ in range(5)]
+        await until(lambda: len(started) == 7, "all run")
+        together.set()
+        await until(view.is_settled, "all are settled")
+    completed = [fields[3] for fields in view.flat(view.keys.events) if fields[1] == "completed"]
+    assert sorted(completed[:5]) == sorted(small)
+    assert sorted(completed[5:]) == sorted(large)

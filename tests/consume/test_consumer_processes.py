@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -17,7 +18,7 @@ from consume.workers import QUEUE, Journal, consuming
 from servers.liveness import is_alive
 from support.waiting import until
 from tampu import Queue
-from tampu.consume.invoke import DaemonThreads
+from tampu.consume.pool import DaemonThreads
 from tampu.consume.processes import Processes
 from tampu.redis.calls import START_MARK
 from tampu.wire.envelope import decode_job
@@ -110,6 +111,44 @@ async def test_a_handler_in_a_process_may_use_multiprocessing(view: WorkerView) 
     assert [view.result(job_id) for job_id in ids] == [b"14", b"14"]
 
 
+def stop_what_it_started(job: Job[Any]) -> bytes:
+    if (fork := os.fork()) == 0:
+        time.sleep(600)
+    program = subprocess.Popen(["sleep", "600"])
+    program.terminate()
+    os.kill(fork, signal.SIGTERM)  # perhaps before the fork has run anything
+    os.waitpid(fork, 0)
+    return str(program.wait(30)).encode()
+
+
+async def test_what_a_handler_starts_does_not_ignore_sigterm(view: WorkerView) -> None:
+    async with consuming(view.server.url, stop_what_it_started, process=True, max_attempts=1, store_results=True):
+        job_id = view.add()
+        await until(view.is_settled, "it has run", 60)
+    assert view.result(job_id) == b"-15"
+
+
+def test_a_program_that_leaves_its_handler_processes_running_can_exit() -> None:
+    script = """
+import asyncio
+from consume.test_consumer_processes import square_of_job
+from tampu.consume.pool import DaemonThreads
+from tampu.consume.processes import Processes
+from tampu.wire.job import Job
+
+async def main():
+    global processes
+    processes = Processes(square_of_job, DaemonThreads(1, "t"))
+    async with processes.reserve():
+        pass
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+    tests = str(Path(__file__).parents[1])
+    subprocess.run([sys.executable, "-c", script], cwd=tests, check=True, timeout=30)
+
+
 async def test_programs_of_a_handler_end_when_its_worker_is_killed(view: WorkerView, fleet: Fleet) -> None:
     worker = fleet.start(view.server.url, "hanging_grandchild", process=True)
     view.add()
@@ -190,7 +229,7 @@ async def test_a_job_that_waits_for_a_process_can_be_cancelled(view: WorkerView,
 
 async def test_a_cancel_at_the_moment_a_process_becomes_free_loses_no_process() -> None:
     threads = DaemonThreads(2, "tests")
-    processes = Processes(square_of_job, threads, most=1)
+    processes = Processes(square_of_job, threads, limit=1)
     has_begun = False
 
     async def reserve() -> None:
@@ -216,7 +255,7 @@ async def test_a_cancel_at_the_moment_a_process_becomes_free_loses_no_process() 
 
 async def test_a_process_outlives_a_caller_that_is_cancelled_while_it_starts() -> None:
     threads = DaemonThreads(2, "tests")
-    processes = Processes(square_of_job, threads, most=1)
+    processes = Processes(square_of_job, threads, limit=1)
 
     async def reserve() -> None:
         async with processes.reserve():

@@ -17,6 +17,7 @@ from support.waiting import until
 from tampu import Queue
 from tampu.consume import link as link_module
 from tampu.consume.handlers import UnrecoverableError
+from tampu.inspect import snapshot as snapshot_module
 from tampu.redis import calls
 from tampu.wire.envelope import decode_job
 
@@ -334,22 +335,24 @@ async def test_names_of_dead_consumers_are_removed_once_they_hold_nothing(
     """XGROUP DELCONSUMER would delete the pending entries too."""
     monkeypatch.setattr(link_module, "SWEEP_INTERVAL_SECS", 0.05)
     monkeypatch.setattr(link_module, "SILENT_CONSUMER_MS", 300)
+    monkeypatch.setattr(snapshot_module, "SILENT_MS", 300)
     view.client.xgroup_create(view.keys.stream, "default", "0", mkstream=True)
     view.add_many([None] * 2)
     view.client.xreadgroup("default", "died-holding", {view.keys.stream: ">"}, count=2)
     view.client.xreadgroup("default", "died-idle", {view.keys.stream: ">"}, count=1, block=1)
     view.client.xgroup_createconsumer(view.keys.stream, "default", "died-idle")
     assert sorted(view.consumers()) == ["died-holding", "died-idle"]
-    async with consuming(view.server.url, noop, claim_min_idle_ms=60_000, block_ms=50, consumer_id="alive"):
-        # (Before Redis 7.2 a consumer has no name until something is delivered to it.)
-        await until(lambda: set(view.consumers()) <= {"alive", "died-holding"}, "the idle name is gone")
+    async with consuming(view.server.url, noop, claim_min_idle_ms=60_000, block_ms=50) as worker:
+        await until(lambda: len(view.consumers()) == 3, "it has started")
+        alive = worker.config.consumer_id
+        await until(lambda: set(view.consumers()) == {alive, "died-holding"}, "the idle name is gone")
         assert "died-holding" in view.consumers()
         assert len(view.pending()) == 2
         first, second = (entry["message_id"] for entry in view.pending())
         view.client.xack(view.keys.stream, "default", first)
         assert len(view.pending()) == 1
         view.client.xack(view.keys.stream, "default", second)
-        await until(lambda: set(view.consumers()) <= {"alive"}, "the other name is removed once it holds nothing")
+        await until(lambda: set(view.consumers()) == {alive}, "the other name is removed once it holds nothing")
 
 
 async def test_a_consumer_name_with_pending_entries_is_kept_at_the_end(view: WorkerView) -> None:
@@ -359,11 +362,12 @@ async def test_a_consumer_name_with_pending_entries_is_kept_at_the_end(view: Wor
         started.append(job.id)
         await asyncio.sleep(60)
 
-    async with consuming(view.server.url, handler, shutdown_deadline_secs=0, consumer_id="ada") as worker:
+    async with consuming(view.server.url, handler, shutdown_deadline_secs=0) as worker:
         view.add()
         await until(lambda: started, "it runs")
+        name = worker.config.consumer_id
         await worker.stop()
-    assert view.consumers() == ["ada"]
+    assert view.consumers() == [name]
     assert len(view.pending()) == 1
     async with Queue(QUEUE, url=view.server.url) as queue:
         assert await queue.workers() == []

@@ -10,7 +10,7 @@ from support.waiting import until
 from tampu.consume import job_log
 from tampu.consume.inflight import Delivery
 from tampu.consume.job_log import BURST, LINES_PER_SEC, JobLog
-from tampu.consume.outcomes import retry
+from tampu.consume.outcomes import Retried
 from tampu.wire.job import Job
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ async def test_the_first_failure_of_a_kind_has_a_traceback(view: WorkerView, cap
     records = [record for record in caplog.records if record.name == "tampu.job"]
     assert [record.exc_info is not None for record in records] == [True, False, True]
     assert "in handler" in caplog.text
-    assert "consume/runner.py" not in caplog.text, "frames of the worker are left out"
+    assert "consume/execute.py" not in caplog.text, "frames of the worker are left out"
 
 
 async def test_an_error_in_another_process_keeps_its_name_and_traceback(
@@ -78,7 +78,7 @@ async def test_an_error_in_another_process_keeps_its_name_and_traceback(
 
 def failed(log: JobLog, error: BaseException) -> None:
     delivery = Delivery(b"1-0", Job("job-1", "mail"), 0)
-    log.failed(retry(delivery, 0, 10, "", 5), error, 3)
+    log.failed(Retried(delivery, 0, 10, "", 5), error, 3)
 
 
 def test_a_storm_is_logged_at_a_bounded_rate_and_counted(caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +125,7 @@ def test_failures_left_out_are_counted_before_their_kind_is_forgotten(
     for _ in range(BURST + 5):
         failed(log, ValueError("no"))
     now += 1.0
-    log.failed(retry(Delivery(b"1-0", Job("job-1", "other"), 0), 0, 10, "", 5), ValueError("no"), 3)
+    log.failed(Retried(Delivery(b"1-0", Job("job-1", "other"), 0), 0, 10, "", 5), ValueError("no"), 3)
     lines = lines_of(caplog)
     assert lines[-2] == "q: mail failed 4 more times with ValueError at an unknown place"
     assert "q: other job-1 failed" in lines[-1]
@@ -133,7 +133,7 @@ def test_failures_left_out_are_counted_before_their_kind_is_forgotten(
 
 def test_a_log_line_never_has_a_payload(caplog: pytest.LogCaptureFixture) -> None:
     log = JobLog("q")
-    log.failed(retry(Delivery(b"1-0", Job("job-1", "mail", {"password": "hunter2"}), 0), 0, 10, "", 5), None, 3)
+    log.failed(Retried(Delivery(b"1-0", Job("job-1", "mail", {"password": "hunter2"}), 0), 0, 10, "", 5), None, 3)
     assert "job-1" in caplog.text
     assert "hunter2" not in caplog.text
 

@@ -14,8 +14,7 @@ from tampu.config import ConsumerConfig
 from tampu.consume import link as link_module
 from tampu.consume.leases import Leases
 from tampu.consume.link import ServerLink
-from tampu.consume.pool import Pool
-from tampu.consume.shares import Shares
+from tampu.consume.pool import Pool, Shares
 from tampu.consume.takeover import LATE_MS
 from tampu.redis.calls import CONSUMER_SCRIPTS
 from tampu.redis.client import Client
@@ -50,7 +49,7 @@ async def test_a_renewal_lets_entries_start_only_after_lost_ones_are_marked(serv
     try:
         lost, began_ns = await leases.renew(client)
         assert leases.valid_until_ns == 0
-        leases.learn(lost, began_ns)
+        leases.update(lost, began_ns)
     finally:
         await client.close()
     assert held.valid_until_ns_when_lost == [0]
@@ -74,7 +73,7 @@ async def test_a_look_that_a_stall_delayed_starts_no_takeover(
         return [[b"an expired lease"] for _ in commands]
 
     monkeypatch.setattr(link.client, "call_each", call_each)
-    takeover = SimpleNamespace(may_look=True, look=("PING",), start=lambda: started.append(time.monotonic()))
+    takeover = SimpleNamespace(can_poll=True, poll=("PING",), start=lambda: started.append(time.monotonic()))
     link.queues.append(SimpleNamespace(takeover=takeover))  # type: ignore[arg-type]
     await link._take_over()
     await pool.end()

@@ -13,8 +13,8 @@ import pytest
 from api.workers import working
 from support.waiting import until
 from tampu import Queue, Worker
-from tampu.consume import loop_watch
-from tampu.consume.loop_watch import Blocked, LoopWatch
+from tampu.consume import heartbeat
+from tampu.consume.heartbeat import Blocked, LoopWatch
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop_watch, "BEAT_SECS", 0.01)
-    monkeypatch.setattr(loop_watch, "BLOCKED_SECS", 0.3)
-    monkeypatch.setattr(loop_watch, "LOG_SECS", 0.5)
+    monkeypatch.setattr(heartbeat, "BEAT_SECS", 0.01)
+    monkeypatch.setattr(heartbeat, "BLOCKED_SECS", 0.3)
+    monkeypatch.setattr(heartbeat, "LOG_SECS", 0.5)
 
 
 @pytest.mark.slow
@@ -78,7 +78,7 @@ async def test_a_gap_of_the_watching_thread_itself_is_not_a_block(monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     looks: list[float] = []
     watch = LoopWatch(list)
-    monkeypatch.setattr(watch, "_look", looks.append)
+    monkeypatch.setattr(watch, "_check", looks.append)
     steps = iter([0.01, 60.0, 0.01])
 
     def wait(secs: float) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from consume.workers import consuming
 from support.waiting import until
-from tampu.consume.read_budget import FIRST_COUNT, ReadBudget
+from tampu.consume.reader import FIRST_COUNT, ReadBudget
 from tampu.wire.envelope import encode_envelope
 
 if TYPE_CHECKING:
@@ -21,22 +21,22 @@ def test_the_first_read_is_small_and_reads_double_while_entries_are_small() -> N
     counts = []
     for _ in range(5):
         counts.append(budget.count(64))
-        budget.note(counts[-1], counts[-1] * 100)
+        budget.update(counts[-1], counts[-1] * 100)
     assert counts == [FIRST_COUNT, 16, 32, 64, 64]
 
 
 @pytest.mark.parametrize(("size", "count"), [(100_000, 10), (600_000, 1), (50_000_000, 1)])
 def test_large_entries_are_read_in_small_batches(size: int, count: int) -> None:
     budget = ReadBudget(1_000_000)
-    budget.note(8, 8 * size)
+    budget.update(8, 8 * size)
     assert budget.count(64) == count
 
 
 def test_after_large_entries_small_ones_are_read_in_large_batches_again() -> None:
     budget = ReadBudget(1_000_000)
-    budget.note(1, 10_000_000)
+    budget.update(1, 10_000_000)
     for _ in range(6):
-        budget.note(budget.count(64), 100)
+        budget.update(budget.count(64), 100)
     assert budget.count(64) == 64
 
 
@@ -49,9 +49,9 @@ async def test_a_worker_reads_large_entries_a_few_at_a_time(view: WorkerView) ->
     calls = []
 
     class Spy(ReadBudget):
-        def note(self, entries: int, size: int) -> None:
+        def update(self, entries: int, size: int) -> None:
             calls.append((entries, size))
-            super().note(entries, size)
+            super().update(entries, size)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tampu.consume.reader.ReadBudget", Spy)

@@ -179,7 +179,7 @@ async def test_shares_are_visible_from_outside(server: Server) -> None:
         await until(lambda: worker.connections == len(view.connections()), "all connections are counted")
 
         def beat() -> QueueShare | None:
-            packed = view.client.get(view.keys.heartbeat("default", worker.config.consumer_id))
+            packed = view.client.get(view.keys.heartbeat("default", view.consumers()[0]))
             found = decode_heartbeat(packed)
             return None if found is None or found.share is None or not found.share.used else found.share
 

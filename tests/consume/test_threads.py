@@ -13,7 +13,7 @@ import pytest
 
 from consume.workers import consuming
 from support.waiting import until
-from tampu.consume.invoke import DaemonThreads
+from tampu.consume.pool import DaemonThreads
 
 if TYPE_CHECKING:
     from consume.views import WorkerView

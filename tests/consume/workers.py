@@ -50,7 +50,6 @@ class Working:
     """A consumer that runs in the test's event loop."""
 
     consumer: Consumer
-    config: ConsumerConfig
     shutdown: asyncio.Event
     task: asyncio.Task[None]
 
@@ -63,6 +62,12 @@ class Working:
     @property
     def _runtime(self) -> Any:
         return self.consumer._running
+
+    @property
+    def config(self) -> ConsumerConfig:
+        """Return its settings; `consumer_id` is the name on the wire."""
+        config: ConsumerConfig = self._runtime.config
+        return config
 
     @property
     def queue(self) -> Any:
@@ -101,7 +106,7 @@ class Working:
         receive = self.queue.inflight.receive
         for entry_id, fields in entries:
             delivery = receive(entry_id, flat_fields(fields), earlier_deliveries)
-            self._runtime.pool.put(self.queue.share, [delivery])
+            self._runtime.pool.put(self.queue, [delivery])
         return [entry_id for entry_id, _ in entries]
 
     async def stop_renewing(self) -> None:
@@ -154,11 +159,10 @@ async def consuming(
     **changes: Any,
 ) -> AsyncIterator[Working]:
     """Run a consumer: `async with consuming(server.url, handler, concurrency=2) as worker:`."""
-    config = quick_config(**changes)
-    consumer = Consumer(url, config)
+    consumer = Consumer(url, quick_config(**changes))
     shutdown = asyncio.Event()
     task = asyncio.create_task(consumer.run(handler, shutdown, process=process, timeout_secs=timeout_secs))
-    working = Working(consumer, config, shutdown, task)
+    working = Working(consumer, shutdown, task)
     try:
         yield working
     finally:

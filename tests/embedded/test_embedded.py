@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import redis
 
 from servers.liveness import is_alive
 from servers.process import eventually
-from tampu.embedded import server as embedded
 from tampu.embedded.server import EmbeddedServer, acquire, release
 from tampu.errors import ConfigError, RedisError
 
@@ -85,7 +86,6 @@ def test_it_answers_at_its_url_and_at_its_unix_socket() -> None:
         with connect(server) as client:
             client.set("a", 1)
             assert client.info("server")["process_id"] == server.pid
-        assert server.unix_socket
         assert server.url == f"unix://{server.unix_socket}"
         with redis.Redis(unix_socket_path=server.unix_socket) as client:
             assert client.get("a") == b"1"
@@ -93,14 +93,12 @@ def test_it_answers_at_its_url_and_at_its_unix_socket() -> None:
 
 def test_it_listens_on_no_port() -> None:
     with EmbeddedServer() as server, connect(server) as client:
-        assert server.port == 0
         assert client.config_get("port") == {"port": "0"}
         assert client.info("server")["tcp_port"] == 0
 
 
 def test_only_this_user_can_open_the_unix_socket() -> None:
     with EmbeddedServer() as server:
-        assert server.unix_socket
         assert os.stat(server.unix_socket).st_mode & 0o077 == 0
         assert server.data_dir.stat().st_mode & 0o077 == 0
 
@@ -136,13 +134,44 @@ def test_a_file_of_another_user_is_refused(data_dir: Path, name: str, monkeypatc
     monkeypatch.setattr(
         os, "scandir", lambda path: contextlib.nullcontext([entry]) if isinstance(path, int) else scandir(path)
     )
+    mode = data_dir.stat().st_mode
     with pytest.raises(ConfigError, match=f"'{name}' in it belongs to another user"):
+        EmbeddedServer(data_dir).start()
+    assert data_dir.stat().st_mode == mode
+
+
+def test_a_shared_folder_with_other_files_is_refused_and_unchanged(data_dir: Path) -> None:
+    data_dir.mkdir()
+    data_dir.chmod(0o755)
+    (data_dir / "index.html").touch()
+    with pytest.raises(ConfigError, match=r"open to other users .* use an empty or private folder"):
+        EmbeddedServer(data_dir).start()
+    assert data_dir.stat().st_mode & 0o777 == 0o755
+    assert [path.name for path in data_dir.iterdir()] == ["index.html"]
+
+
+def test_a_folder_of_the_server_is_made_private_again(data_dir: Path) -> None:
+    with EmbeddedServer(data_dir):
+        pass
+    data_dir.chmod(0o755)  # as after the restore of a backup
+    with EmbeddedServer(data_dir):
+        assert data_dir.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_file_added_while_the_folder_is_made_private_is_seen(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data_dir.mkdir()
+    data_dir.chmod(0o777)
+    entry = SimpleNamespace(name="server.json", stat=lambda **_: SimpleNamespace(st_uid=os.geteuid() + 1))
+    looks = iter([contextlib.nullcontext([]), contextlib.nullcontext([entry])])
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: next(looks) if isinstance(path, int) else scandir(path))
+    with pytest.raises(ConfigError, match=r"'server\.json' in it belongs to another user"):
         EmbeddedServer(data_dir).start()
 
 
 @pytest.mark.parametrize("name", ["valkey.log", "users.lock", "server.lock", "server.json.new"])
 def test_a_link_in_place_of_a_file_is_not_followed(data_dir: Path, tmp_path: Path, name: str) -> None:
-    data_dir.mkdir()
+    data_dir.mkdir(mode=0o700)
     target = tmp_path / "target"
     (data_dir / name).symlink_to(target)
     with contextlib.suppress(ConfigError, RedisError, OSError), EmbeddedServer(data_dir):
@@ -161,27 +190,35 @@ def long_path(tmp_path: Path) -> Path:
     return tmp_path / ("long" * 30)
 
 
-def test_with_a_path_too_long_for_a_socket_it_has_a_port_and_a_password(long_path: Path) -> None:
+def test_with_a_path_too_long_for_a_socket_it_is_in_a_private_folder(long_path: Path) -> None:
     with EmbeddedServer(long_path) as server, connect(server) as client:
-        assert server.unix_socket is None
         assert client.ping()
-        assert client.config_get("bind") == {"bind": "127.0.0.1"}
-        assert client.config_get("protected-mode") == {"protected-mode": "yes"}
-        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.flushall()
+        assert client.config_get("port") == {"port": "0"}
+        folder = Path(server.unix_socket).parent
+        assert folder.parent == Path("/tmp")
+        assert folder.stat().st_mode & 0o077 == 0
+    assert not folder.exists()
 
 
-def test_the_password_is_in_no_command_line_and_in_no_file_of_others(long_path: Path) -> None:
+def test_a_crash_leaves_no_socket_folder_behind(long_path: Path) -> None:
     with EmbeddedServer(long_path) as server:
-        assert server.password
-        for pid in (server.pid, server._keeper):
-            assert server.password not in Path(f"/proc/{pid}/cmdline").read_text()
-        holders = [path for path in long_path.iterdir() if path.is_file() and server.password in path.read_text()]
-        assert {path.name for path in holders} == {"server.json", "valkey.conf"}
-        assert [path.name for path in holders if path.stat().st_mode & 0o077] == []
+        folder = Path(server.unix_socket).parent
+        os.kill(server.pid, signal.SIGKILL)
+        eventually(lambda: not folder.exists(), "the folder is deleted")
 
 
-def test_processes_share_a_server_with_a_password(long_path: Path) -> None:
+def test_a_path_too_long_without_a_place_for_the_socket_is_an_error(
+    long_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: str) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    with pytest.raises(ConfigError, match=r"too long for a Unix socket.*No space left.*with a shorter path"):
+        EmbeddedServer(long_path).start()
+
+
+def test_processes_share_a_server_whose_path_is_too_long(long_path: Path) -> None:
     with EmbeddedServer(long_path) as server:
         program = user_of(long_path)
         assert int(program.ask("server.pid")) == server.pid
@@ -226,25 +263,6 @@ def test_a_server_that_is_not_started_raises_an_error() -> None:
             look()
 
 
-def test_another_port_is_used_if_the_first_is_taken(long_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with EmbeddedServer(long_path) as server:
-        ports = iter([server.port, server.port, embedded._free_port()])
-        monkeypatch.setattr(embedded, "_free_port", lambda: next(ports))
-        passwords: list[str | None] = []
-        launch_at = EmbeddedServer._launch_at
-
-        def recorded(self: EmbeddedServer, port: int, password: str | None, *more: Any) -> bool:
-            passwords.append(password)
-            return launch_at(self, port, password, *more)
-
-        monkeypatch.setattr(EmbeddedServer, "_launch_at", recorded)
-        with EmbeddedServer(long_path.with_name("l" * 100)) as other, connect(other) as client:
-            assert other.url != server.url
-            assert client.ping()
-        # The program on a port that was taken gets the password of that attempt, and no other.
-        assert len(set(passwords)) == 3
-
-
 def test_the_thread_that_started_it_can_end() -> None:
     with EmbeddedServer() as server:
         starter = EmbeddedServer()
@@ -275,7 +293,8 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
 
 
 def test_a_server_that_does_not_start_shows_its_log(data_dir: Path) -> None:
-    (data_dir / "appendonlydir").mkdir(parents=True)
+    data_dir.mkdir(mode=0o700)
+    (data_dir / "appendonlydir").mkdir()
     (data_dir / "appendonlydir" / "appendonly.aof.manifest").write_text("nonsense\n")
     server = EmbeddedServer(data_dir)
     with pytest.raises(RedisError, match=r"exited during startup; the end of its log:\n(.|\n)*manifest"):
@@ -399,13 +418,22 @@ def test_a_server_whose_keeper_was_killed_is_not_started_twice(data_dir: Path) -
         os.kill(server.pid, signal.SIGTERM)
 
 
-def test_a_stale_state_file_is_ignored(long_path: Path) -> None:
-    long_path.mkdir()
-    with EmbeddedServer(long_path.with_name("l" * 100)) as stranger:
-        shutil.copy(stranger.data_dir / "server.json", long_path)
-        with EmbeddedServer(long_path) as server:
+def test_a_stale_state_file_is_ignored(data_dir: Path, tmp_path: Path) -> None:
+    data_dir.mkdir(mode=0o700)
+    with EmbeddedServer(tmp_path / "other") as stranger:
+        shutil.copy(stranger.data_dir / "server.json", data_dir)
+        with EmbeddedServer(data_dir) as server:
             assert server.pid != stranger.pid
-            assert server.data_dir == long_path
+            assert server.data_dir == data_dir
+
+
+def test_a_socket_of_another_user_is_not_used(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In /tmp, another user may take the name of a folder that was deleted."""
+    with EmbeddedServer(data_dir) as server:
+        assert server._join()
+        user = os.geteuid()
+        monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+        assert not server._join()
 
 
 def test_a_forked_child_that_stops_its_copy_does_not_stop_the_server(data_dir: Path) -> None:

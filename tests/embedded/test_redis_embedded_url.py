@@ -18,7 +18,7 @@ from support.producers import open_producer
 from support.waiting import until
 from tampu.config import ProducerConfig
 from tampu.embedded import server as embedded
-from tampu.embedded.lease import EmbeddedLease
+from tampu.embedded.server import EmbeddedLease
 from tampu.errors import ConfigError, ShutdownError
 from tampu.produce.producer import Producer
 from tampu.redis.discovery import locate
@@ -149,7 +149,7 @@ async def test_a_released_lease_starts_nothing(tmp_path: Path) -> None:
 
 async def test_locating_an_embedded_server_starts_it() -> None:
     address = await locate(parse_url("embedded://"), b"x")
-    async with open_client(f"unix://{address.path}" if address.path else f"redis://{address}") as pipe:
+    async with open_client(f"unix://{address.path}") as pipe:
         assert await pipe.call("PING") == b"PONG"
 
 

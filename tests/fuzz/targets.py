@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tampu.cli.errors import UsageError
-from tampu.cli.payloads import envelope_of, jsonable, one_line, payload_of
-from tampu.cli.units import duration, instant, iso, parse_duration, size
+from tampu.cli.units import duration, instant, parse_duration, size
 from tampu.errors import ConfigError, DecodeError
+from tampu.inspect.jobs import decoded_job
+from tampu.inspect.views import iso, jsonable, one_line, payload_of
 from tampu.redis.settings import parse_url
 from tampu.rsmq.errors import RsmqError
 from tampu.rsmq.message import decode as decode_message
 from tampu.rsmq.message import decode_text
+from tampu.rsmq.options import check_duration, check_id, check_maxsize, check_qname
 from tampu.rsmq.queues import QueueAttributes
-from tampu.rsmq.validate import check_duration, check_id, check_maxsize, check_qname
 from tampu.wire import (
     decode_delayed_member,
     decode_dlq_fields,
@@ -162,7 +163,7 @@ def sealed(data: bytes) -> None:
 
 def shown_job(data: bytes) -> None:
     """A job as the command line shows it."""
-    job = envelope_of(data)
+    job = decoded_job(data)
     if job is not None:
         value = payload_of(job, "q", raw=False)
         json.dumps(jsonable(value))

@@ -11,7 +11,7 @@ import pytest
 from support.queues import QueueView
 from support.waiting import until
 from tampu import Producer, ProducerConfig, Queue, RepeatPattern, Worker
-from tampu.inspect.audit import operator_name
+from tampu.inspect.admin import operator_name
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,6 +86,51 @@ async def test_lists_of_a_queue_that_does_not_exist_are_empty(queue: Queue) -> N
     assert await queue.workers() == []
 
 
+@pytest.mark.servers
+async def test_an_idle_worker_is_listed_also_on_a_paused_queue(seen: QueueView) -> None:
+    async with Queue("q", url=seen.server.url) as queue:
+
+        @queue.task
+        async def never() -> None: ...
+
+        async def states() -> list[str]:
+            return [worker.state for worker in await queue.workers()]
+
+        async def is_idle() -> bool:
+            return await states() == ["idle"]
+
+        async def is_paused() -> bool:
+            return await states() == ["paused"]
+
+        async with working(queue):
+            await until(is_idle, "it is listed before its first job")
+        await queue.pause()
+        async with working(queue):
+            await until(is_paused, "it is listed although it reads nothing")
+
+
+async def test_a_blocked_worker_is_alive_and_says_where(seen: QueueView, tmp_path: Path) -> None:
+    with fleet_in(tmp_path) as fleet:
+        fleet.start(seen.server.url, "blocking")
+        async with Queue("q", url=seen.server.url) as queue:
+            job = await queue.add("charge", 60)
+
+            async def blocked() -> str:
+                return "".join(worker.blocked for worker in await queue.workers() if worker.heartbeat_ms)
+
+            said = await until(blocked, "its heartbeat says so")
+            assert re.fullmatch(rf"job charge {job.id} has blocked .* s at process_worker.py:\d+ in blocking", said)
+            [worker] = await queue.workers()
+            assert (worker.state, [one.id for one in worker.running]) == ("blocked", [job.id])
+            # Its event loop published its last heartbeat long ago, and it is still alive.
+            published = worker.blocked
+            await until(lambda: _later(queue, published), "it goes on to publish heartbeats")
+
+
+async def _later(queue: Queue, published: str) -> bool:
+    return [worker.blocked != published for worker in await queue.workers()] == [True]
+
+
 @pytest.mark.slow
 async def test_a_worker_says_where_it_is_and_what_it_runs(seen: QueueView) -> None:
     release = asyncio.Event()
@@ -113,7 +159,7 @@ async def test_a_worker_says_where_it_is_and_what_it_runs(seen: QueueView) -> No
 
 async def test_a_killed_worker_is_no_longer_listed_after_5_s(seen: QueueView, tmp_path: Path) -> None:
     with fleet_in(tmp_path) as fleet:
-        victim = fleet.start(seen.server.url, "sleeping", consumer_id="victim")
+        victim = fleet.start(seen.server.url, "sleeping")
         seen.client.xadd(seen.keys.stream, {"d": "x"})
         async with Queue("q", url=seen.server.url) as queue:
 
@@ -121,11 +167,12 @@ async def test_a_killed_worker_is_no_longer_listed_after_5_s(seen: QueueView, tm
                 return len(await queue.workers())
 
             async def is_listed() -> bool:
-                return await count() == 1
+                return [worker.heartbeat_ms is not None for worker in await queue.workers()] == [True]
 
             await until(is_listed, "it is listed", 30)
             victim.kill()
-            key = seen.keys.heartbeat("default", "victim")
+            [name] = [one["name"] for one in seen.client.xinfo_consumers(seen.keys.stream, "default")]
+            key = seen.keys.heartbeat("default", name.decode())
             assert 0 < seen.client.pttl(key) <= KEPT_MS, "its last heartbeat outlives it"
             seen.client.pexpire(key, KEPT_MS - 4_000)
             assert await count() == 1
@@ -138,7 +185,7 @@ def test_a_heartbeat_of_a_later_version_is_understood() -> None:
     beat = Heartbeat("host", 1, "9.9", 4, 5, 6, 1, [RunningJob("a", "mail", 7, 1)], share)
     packed = beat.encode()
     assert decode_heartbeat(packed) == beat
-    longer = b"\x9a" + packed[1:] + b"\xa3new"
+    longer = b"\x9b" + packed[1:] + b"\xa3new"
     assert decode_heartbeat(longer) == beat
 
 
@@ -146,6 +193,9 @@ def test_a_heartbeat_of_an_earlier_version_is_understood() -> None:
     beat = Heartbeat("host", 1, "0.1", 4, 5, 6, 1, [RunningJob("a", "mail", 7, 1)])
     assert beat.encode()[0] == 0x98  # eight elements, as before
     assert decode_heartbeat(beat.encode()) == beat
+    share = QueueShare(queues=3, used_by_all=9, used=6, weight=2, reserve=1, limit=0)
+    nine = b"\x99" + beat._replace(share=share).encode()[1:-1]
+    assert decode_heartbeat(nine) == beat._replace(share=share)
 
 
 async def test_a_fetched_job_has_one_state_everywhere(seen: QueueView) -> None:

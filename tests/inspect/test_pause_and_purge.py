@@ -13,8 +13,8 @@ from api.workers import working
 from support.queues import QueueView
 from support.waiting import until
 from tampu import Queue, RepeatPattern, current_job
-from tampu.consume import link, paused_tasks
-from tampu.inspect import purge
+from tampu.consume import admission, link
+from tampu.inspect import admin
 from tampu.redis.calls import PURGE
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ async def test_jobs_of_a_paused_task_wait_while_others_run(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "tampu.worker")
-    monkeypatch.setattr(paused_tasks, "FIRST_DELAY_MS", 40)
+    monkeypatch.setattr(admission, "FIRST_DELAY_MS", 40)
     attempts: list[int] = []
 
     @queue.task
@@ -118,7 +118,7 @@ async def test_jobs_of_a_paused_task_wait_while_others_run(
 async def test_the_pause_of_a_task_ends_by_itself(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(paused_tasks, "FIRST_DELAY_MS", 40)
+    monkeypatch.setattr(admission, "FIRST_DELAY_MS", 40)
 
     @queue.task
     async def charge() -> str:
@@ -135,17 +135,17 @@ async def test_the_pause_of_a_task_ends_by_itself(
 
 
 def test_jobs_of_a_long_pause_are_put_back_for_longer() -> None:
-    paused = paused_tasks.PausedTasks("q", random_below=lambda below: 0)
+    paused = admission.PausedTasks("q", random_below=lambda below: 0)
 
     def delay_ms(paused_for_ms: int) -> int:
-        paused.learn([b"charge", b"1000 0 why"], 1000 + paused_for_ms)
+        paused.update([b"charge", b"1000 0 why"], 1000 + paused_for_ms)
         return paused.delay_ms("charge")
 
     assert [delay_ms(ms) for ms in (0, 3000, 20_000, 3_600_000)] == [1000, 1000, 5000, 60_000]
-    spread = paused_tasks.PausedTasks("q", random_below=lambda below: below - 1)
-    spread.learn([b"charge", b"1000 0 why"], 21_000)
+    spread = admission.PausedTasks("q", random_below=lambda below: below - 1)
+    spread.update([b"charge", b"1000 0 why"], 21_000)
     assert spread.delay_ms("charge") == 5000 - 1249
-    paused.learn([b"charge", b"1000 5000 why", b"bad", b"?", b"worse", b"1 \xff x"], 5000)
+    paused.update([b"charge", b"1000 5000 why", b"bad", b"?", b"worse", b"1 \xff x"], 5000)
     assert paused.pauses == {}
 
 
@@ -223,7 +223,7 @@ async def test_purge_deletes_entries_that_are_not_jobs_too(queue: Queue, server:
 
 async def test_purge_keeps_jobs_added_while_it_runs(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy producer must not keep it running forever."""
-    monkeypatch.setattr(purge, "PURGE_BATCH", 2)
+    monkeypatch.setattr(admin, "PURGE_BATCH", 2)
     jobs: list[dict[str, Any]] = [{"name": "", "data": n} for n in range(5)]
     await queue.add_bulk(jobs + [job | {"delay_ms": 3_600_000} for job in jobs])
     pipe = queue.producer.ready_client()

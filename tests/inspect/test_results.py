@@ -262,7 +262,7 @@ async def test_a_timeout_error_says_what_the_job_is_doing(queue: Queue, server: 
     slow = RetryConfig(initial_backoff_ms=60_000, max_backoff_ms=60_000)
     async with working("q", busy, url=server.url, concurrency=1, read_count=1, consumer_id="w1", retry=slow):
         await until(lambda: server.client().xpending(queue.keys.stream, "default")["pending"] == 1, "it runs")
-        assert await said(job) == "it is running on worker w1"
+        assert re.fullmatch("it is running on worker w1:[0-9a-f]{6}", await said(job))
         failing = await queue.add("fail", 1)
         assert await said(failing) == "it is waiting; jobs in the queue: 2, workers: 1"
         ends.set()
@@ -275,7 +275,7 @@ async def test_a_timeout_error_says_what_the_job_is_doing(queue: Queue, server: 
 async def test_a_timeout_error_says_that_the_worker_stores_no_results(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiters, "LOOKS_AFTER_COMPLETED_SECS", (0.0,))
+    monkeypatch.setattr(waiters, "POLLS_AFTER_COMPLETED_SECS", (0.0,))
     job = await queue.add("", 1)
     task = asyncio.create_task(job.result(1.5))
     await until(lambda: readers(server) == 1, "it waits")

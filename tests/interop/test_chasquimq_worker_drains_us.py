@@ -10,7 +10,7 @@ from interop.peers import chasquimq_queue, chasquimq_worker
 from support.producers import open_producer
 from support.queues import QueueView
 from support.waiting import until
-from tampu.produce.options import AddOptions
+from tampu.produce.options import AddOptions, TaskAddOptions
 from tampu.wire.envelope import decode_job
 from tampu.wire.extras import JobExtras, encode_extras
 from tampu.wire.payload import decode_result
@@ -209,8 +209,8 @@ async def test_it_ignores_options_behind_the_envelope(server: Server) -> None:
     view = QueueView(server, "q")
     tail = encode_extras(JobExtras({"tenant": "acme"}, 1000, 2**50))
     async with open_producer(server.url) as producer:
-        now = await producer.add_with_options({"n": 1}, AddOptions(name="mail", tail=tail))
-        later = await producer.add_in_with_options(0.1, {"n": 2}, AddOptions(name="mail", tail=tail))
+        now = await producer.add_with_options({"n": 1}, TaskAddOptions(name="mail", _tail=tail))
+        later = await producer.add_in_with_options(0.1, {"n": 2}, TaskAddOptions(name="mail", _tail=tail))
         assert [job.headers for job in view.jobs() + view.delayed_jobs()] == [{"tenant": "acme"}] * 2
         async with chasquimq_worker(server.url) as worker:
             runs = await worker.lines(2)

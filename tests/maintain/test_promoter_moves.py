@@ -73,7 +73,7 @@ async def test_a_promoter_wakes_for_the_next_due_time_and_not_before(server: Ser
 @pytest.mark.servers
 async def test_a_promoted_job_leaves_no_index_behind(server: Server | Cluster) -> None:
     view = QueueView(server, "q")
-    async with Producer.connect(server.url, ProducerConfig(queue_name="q", idempotency="off")) as producer:
+    async with Producer.connect(server.url, ProducerConfig(queue_name="q")) as producer:
         job_id = await producer.add_in(0.05, {"n": 1})
         await producer.add_in_with_id("mine", 0.05, {"n": 2})
         async with running(promoter(server, events_enabled=False)):

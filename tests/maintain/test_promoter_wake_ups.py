@@ -33,10 +33,10 @@ from tampu import (
 )
 from tampu.maintain import leader
 from tampu.redis import calls
-from tampu.spark.scripts import ADD, Chunk, NewJob, add_each
-from tampu.wire.envelope import encode_envelope
+from tampu.spark.options import WriteOptions
+from tampu.spark.write.rows import JobRow
+from tampu.spark.write.sinks import JobSink, TaskIdentity
 from tampu.wire.keys import QueueKeys
-from tampu.wire.payload import encode_slot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -97,16 +97,11 @@ async def test_retries_and_snoozes_wake_the_promoter(server: Server | Cluster) -
 
 async def test_jobs_added_by_the_spark_sink_wake_the_promoter(server: Server) -> None:
     view = QueueView(server, "q")
-    view.client.script_load(ADD.text)
     async with running(Promoter(server.url, PromoterConfig(queue_name="q", poll_interval_ms=RARELY_MS))):
         await until(lambda: is_listening(server), "it listens")
-        envelope = encode_envelope("later", encode_slot(None, "bin"), 1_700_000_000_000)
-        due_ms = int(time.time() * 1000) + 100
-        chunk = Chunk(f"{view.keys.tag}:marker", 0, "digest", 60, 1000)
-        packed = add_each(view.keys, chunk, [NewJob("later", "", envelope, False, due_ms)])
-        connection = view.client.connection_pool.get_connection()
-        connection.send_packed_command([packed])
-        assert connection.read_response()[:2] == [b"ok", 1]
+        sink = JobSink(WriteOptions.parse({"url": server.url, "queue": "q"}), TaskIdentity("query", "0", 0))
+        row = JobRow(b"\xc0", run_at_ms=int(time.time() * 1000) + 100)
+        assert (await asyncio.to_thread(sink.write, [("q", row)])).added == 1
         await until(view.length, "it is promoted")
 
 

@@ -300,6 +300,19 @@ async def test_a_key_of_the_wrong_type_affects_one_spec_only(server: Server, tro
     assert len(troubles.about("WRONGTYPE")) == 1
 
 
+@pytest.mark.parametrize("broken", [1, 250])
+async def test_specs_that_cannot_be_fired_do_not_delay_the_others(server: Server, broken: int) -> None:
+    view = QueueView(server, "q")
+    due = view.now_ms() - 1
+    for number in range(broken):
+        view.client.set(view.keys.repeat_spec(f"odd-{number}"), "of a wrong type")
+        make_due(view, f"odd-{number}", due - 1)
+    for number in range(300):
+        write_spec(view, hourly(key=f"good-{number}"), due)
+    async with running(scheduler(server.url, batch=100, tick_interval_ms=60_000)):
+        await until(lambda: view.length() == 300, "all others fire", within_secs=20)
+
+
 @pytest.mark.parametrize("score", [float("-inf"), -5, 0, 0.25])
 async def test_a_score_that_is_not_a_time_is_due(server: Server, score: float) -> None:
     view = QueueView(server, "q")

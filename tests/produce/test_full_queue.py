@@ -16,8 +16,7 @@ from support.producers import ids_in, open_producer, use_small_windows
 from support.proxy import Proxy
 from support.queues import QueueView
 from support.waiting import until
-from tampu.config import ProducerConfig
-from tampu.errors import ConfigError, Error, OutcomeUnknownError, QueueFullError, ShutdownError
+from tampu.errors import Error, OutcomeUnknownError, QueueFullError, ShutdownError
 from tampu.produce.options import AddOptions
 from tampu.redis.faults import ServerError
 
@@ -309,6 +308,7 @@ async def test_a_window_added_in_part_is_not_started_over(server: Server, monkey
         open_producer(proxy.url, max_stream_len=3, overflow="wait") as producer,
     ):
         view = QueueView(server, "q")
+        await producer.add_in(1000, "opens the chain")
         proxy.hold_replies()
         bulk = asyncio.ensure_future(producer.add_bulk(range(4)))
         await until(lambda: view.length() == 3, "the first window is there, and half of the second")
@@ -356,19 +356,12 @@ async def test_a_lost_connection_while_waiting_names_only_unknown_jobs(
             assert not set(caught.value.ids) & set(view.ids())
 
 
-@pytest.mark.parametrize("idempotency", ["idmp", "off"])
-def test_waiting_needs_numbered_windows(idempotency: str) -> None:
-    with pytest.raises(ConfigError, match="idempotency must be 'sequence' with overflow 'wait'"):
-        ProducerConfig(overflow="wait", idempotency=idempotency)  # type: ignore[arg-type]
-
-
 # --- trim
 
 
 @pytest.mark.servers
-@pytest.mark.parametrize("idempotency", ["sequence", "off"])
-async def test_the_oldest_jobs_are_trimmed_only_with_overflow_trim(server: Server | Cluster, idempotency: str) -> None:
-    async with open_producer(server.url, max_stream_len=100, overflow="trim", idempotency=idempotency) as producer:
+async def test_the_oldest_jobs_are_trimmed_only_with_overflow_trim(server: Server | Cluster) -> None:
+    async with open_producer(server.url, max_stream_len=100, overflow="trim") as producer:
         ids = await producer.add_bulk(range(5000))
         view = QueueView(server, "q")
         # Approximately: the server drops whole nodes of the stream.

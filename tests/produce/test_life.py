@@ -18,7 +18,7 @@ from support.queues import QueueView
 from support.waiting import until
 from tampu.config import ProducerConfig
 from tampu.errors import Error, OutcomeUnknownError, ShutdownError
-from tampu.produce.ids import Minter
+from tampu.produce.adder import Minter
 from tampu.produce.producer import Producer
 from tampu.redis import client as client_module
 from tampu.wire.ulid import decode_ulid_time
@@ -26,6 +26,7 @@ from tampu.wire.ulid import decode_ulid_time
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from servers.cluster import Cluster
     from servers.process import Server
 
 
@@ -97,7 +98,7 @@ def test_after_a_fork_each_process_has_its_own_connection_and_chain(server: Serv
     ids = [job_id for its_ids in run_program(FORK, server.url, str(tmp_path)) for job_id in its_ids]
     # Each process has its own socket and has not disturbed its parent's; one more belongs to the program's own client.
     assert view.connections_made() - before == 4 + 1
-    assert len(view.chain_keys()) == 4
+    assert len(view.chain_keys()) == 3  # the parent has closed its own
     assert len(ids) == len(set(ids)) == 2001 + 4 * 1020
     found = view.ids()
     assert len(found) == len(ids) + 1  # the one before the fork
@@ -153,7 +154,7 @@ def test_a_child_of_a_fork_does_not_generate_its_parents_ids(server: Server) -> 
     generated = run_program(
         """
         import json, os, sys
-        from tampu.produce.ids import Minter
+        from tampu.produce.adder import Minter
         minter = Minter(now_ms=lambda: 1)
         minter.mint()  # the block of random bits is drawn
         read_end, write_end = os.pipe()
@@ -252,10 +253,11 @@ def test_an_open_window_of_a_loop_that_ended_is_not_sent_by_the_next(server: Ser
 async def test_cancelling_callers_affects_no_other_add(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 4)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add_in(1000, "opens the chain")
         proxy.hold_replies()
         adds = [asyncio.ensure_future(producer.add(number)) for number in range(20)]
         bulk = asyncio.ensure_future(producer.add_bulk(range(100, 120)))
-        await until(lambda: proxy.calls, "some are in flight")
+        await until(lambda: len(proxy.calls) > 1, "some are in flight")
         for add in adds[::2]:
             add.cancel()
         bulk.cancel()
@@ -304,6 +306,7 @@ async def test_an_iterator_that_raises_leaves_a_producer_that_works(server: Serv
 async def test_closing_waits_for_adds_in_flight(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     use_small_windows(monkeypatch, 4)
     async with Proxy(server.address) as proxy, open_producer(proxy.url) as producer:
+        await producer.add_in(1000, "opens the chain")
         proxy.hold_replies()
         adds = [asyncio.ensure_future(producer.add(number)) for number in range(40)]
         bulk = asyncio.ensure_future(producer.add_bulk(range(40, 80)))
@@ -320,6 +323,7 @@ async def test_closing_waits_for_adds_in_flight(server: Server, monkeypatch: pyt
 async def test_closing_without_a_server_fails_the_waiting_adds(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_module, "LAST_BACKOFF_SECS", 0.01)
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        await producer.add_in(1000, "opens the chain")
         proxy.hold_replies()
         sent = asyncio.ensure_future(producer.add("sent"))
         await until(lambda: QueueView(server, "q").length() == 1, "it has arrived")
@@ -338,6 +342,7 @@ async def test_closing_without_a_server_fails_the_waiting_adds(server: Server, m
 
 async def test_closing_during_silence_names_jobs_that_may_be_added(server: Server) -> None:
     async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        await producer.add_in(1000, "opens the chain")
         proxy.hold_replies()
         add = asyncio.ensure_future(producer.add("sent"))
         view = QueueView(server, "q")
@@ -346,6 +351,36 @@ async def test_closing_during_silence_names_jobs_that_may_be_added(server: Serve
         with pytest.raises(OutcomeUnknownError, match="closed before the server confirmed this job") as caught:
             await add
         assert caught.value.ids == view.ids()
+
+
+@pytest.mark.servers
+async def test_closing_deletes_the_state_of_the_chain(server: Server | Cluster) -> None:
+    view = QueueView(server, "q")
+    async with open_producer(server.url) as producer:
+        await producer.add("job")
+        assert len(view.chain_keys()) == 1
+    assert view.chain_keys() == []
+
+
+async def test_closing_keeps_the_chain_of_a_job_without_a_reply(server: Server) -> None:
+    view = QueueView(server, "q")
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=1) as producer:
+        await producer.add("before")
+        proxy.hold_replies()
+        add = asyncio.ensure_future(producer.add("sent"))
+        await until(lambda: view.length() == 2, "it has arrived")
+        await producer.close()
+        with pytest.raises(OutcomeUnknownError):
+            await add
+        assert len(view.chain_keys()) == 1
+
+
+async def test_closing_does_not_wait_for_a_silent_server(server: Server) -> None:
+    async with Proxy(server.address) as proxy, open_producer(proxy.url, retry_for_secs=600) as producer:
+        await producer.add("before")
+        proxy.hold_requests()
+        async with asyncio.timeout(10):
+            await producer.close()
 
 
 async def test_closing_takes_no_longer_than_the_adds_it_waits_for(

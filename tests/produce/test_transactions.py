@@ -14,8 +14,8 @@ from support.users import acl_user
 from support.waiting import until
 from tampu import AddOptions, BackoffSpec, JobRetryOverride, OutcomeUnknownError, QueueFullError, RedisError
 from tampu.produce import window as window_module
+from tampu.produce.options import Using
 from tampu.wire.envelope import decode_job
-from tampu.wire.extras import JobExtras, encode_extras
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster
@@ -33,7 +33,7 @@ def payloads(count: int) -> list[str]:
 async def warmed_up(producer: Producer[Any]) -> list[str]:
     """Add a first window, which goes through the script, and wait for the answer whether transactions may be used."""
     ids: list[str] = [*await producer.add_bulk(payloads(1))]
-    await until(lambda: chain_of(producer)._transacts, "the server has answered")
+    await until(lambda: chain_of(producer)._can_use_multi, "the server has answered")
     return ids
 
 
@@ -50,7 +50,7 @@ def transactions(server: Server | Cluster) -> int:
         AddOptions(),
         AddOptions(name="résumé"),
         AddOptions(name="n", retry=JobRetryOverride(7, BackoffSpec.fixed(10))),
-        AddOptions(tail=encode_extras(JobExtras(headers={"trace": "t"}))),
+        Using(headers={"trace": "t"}).add_options("", None),
     ],
     ids=["plain", "named", "retry", "headers"],
 )
@@ -152,7 +152,7 @@ async def test_a_bulk_of_large_jobs_cut_at_many_bytes_is_added_once(
         for offset in range(0, 5600, 37):
             proxy.cut_requests_after(offset)
             ids += await producer.add_bulk(["0123456789"] * 8)
-            await until(lambda: chain_of(producer)._transacts, "the new connection was asked")
+            await until(lambda: chain_of(producer)._can_use_multi, "the new connection was asked")
             ids += await producer.add_bulk(["0123456789"] * 8)
         for offset in range(0, 120, 7):
             proxy.cut_replies_after(offset)
@@ -210,7 +210,7 @@ async def test_a_user_who_may_not_run_transactions_adds_through_the_script(serve
             before = transactions(server)
             ids += await producer.add_bulk(payloads(3))
             assert transactions(server) == before
-            assert not chain_of(producer)._transacts
+            assert not chain_of(producer)._can_use_multi
     assert QueueView(server, "q").ids() == ids
 
 

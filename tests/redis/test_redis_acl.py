@@ -14,7 +14,7 @@ from cli.lab import invoke
 from support.users import acl_user, nodes_of
 from support.waiting import until
 from tampu import JobCancelled, JobFailed, Queue, Worker, current_job
-from tampu.errors import ConfigError
+from tampu.errors import ConfigError, RedisError
 from tampu.redis.acl import OPTIONAL, READ_ONLY, ROLES, Role, acl_line, acl_rules
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def user(server: Server | Cluster, role: Role, queue: str | None = "q") -> Itera
         yield server.url.replace("://", f"://{role}:pw@")
         denied = {entry["object"] for client in clients for entry in client.acl_log() if entry["username"] == role}
         # `doctor` tries which optional commands the server has, and CONFIG GET; it may not run them.
-        tried = {"xreadgroup", "xadd", "config|get", "config"} if role == "doctor" else set()
+        tried = {"xreadgroup", "xadd", "eval", "config|get", "config"} if role == "doctor" else set()
         assert denied - {"echo", "xackdel", *tried} == set()
 
 
@@ -180,6 +180,7 @@ def test_a_reader_can_read_everything(server: Server | Cluster, role: Role, monk
         ("workers",),
         ("events", "q"),
         ("queue", "list"),
+        ("repeatable", "list", "q"),
         ("dlq", "peek", "q"),
         ("dlq", "summary", "q"),
         *(("job", "show", one) for one in ids.values()),
@@ -200,6 +201,33 @@ def test_a_reader_can_read_everything(server: Server | Cluster, role: Role, monk
             assert "not checked, because this user may not run them: XACKDEL" in " ".join(told.split()) or (
                 "emulated by scripts: XACKDEL" in told and "xackdel" in lacks(server)
             )
+        if role == "doctor":
+            [found] = [one for one in invoke("doctor", "--json").json["findings"] if one["check"] == "capabilities"]
+            assert ("native: script flags" in found["text"]) == (server.version >= "7")
+
+
+@pytest.mark.servers("valkey")
+async def test_a_queue_of_a_reader_reads_without_scripts(server: Server) -> None:
+    ids = await filled(server)
+    rules = acl_rules("inspector", "q")
+    with acl_user(server, "reader", "pw", *rules):
+        async with Queue("q", url=server.url.replace("://", "://reader:pw@")) as queue:
+            assert (await queue.get_job(ids["dead"])).state == "dead"
+            assert len(await queue.jobs("delayed")) == 1
+            assert len(await queue.peek_dlq()) == len(await queue.dlq_summary()) == 1
+            assert len(await queue.get_repeatable_jobs()) == 1
+            with pytest.raises(RedisError, match="lacks a permission"):
+                await queue.replay_dlq()
+            with pytest.raises(RedisError, match="lacks a permission"):
+                await queue.add("work", "")
+
+
+@pytest.mark.servers("valkey")
+async def test_a_worker_that_may_not_load_scripts_does_not_start(server: Server) -> None:
+    with acl_user(server, "unable", "pw", "~*", "&*", "+@all", "-@scripting"):
+        async with Queue("q", url=server.url.replace("://", "://unable:pw@")) as queue:
+            with pytest.raises(RedisError, match=r"(?i)script"):
+                await Worker(queue, handler=str).run()
 
 
 async def follow(url: str) -> None:
@@ -217,7 +245,9 @@ def test_no_role_can_harm_others(server: Server | Cluster, role: Role) -> None:
             with pytest.raises(redis.exceptions.NoPermissionError):
                 ours.execute_command(*command)
         if role in READ_ONLY:
-            for command in (("SET", "{chasqui:q}:paused", "1"), ("XADD", "{chasqui:q}:stream", "*", "d", "x")):
+            writes = [("SET", "{chasqui:q}:paused", "1"), ("XADD", "{chasqui:q}:stream", "*", "d", "x")]
+            # An endless script stops the whole server.
+            for command in (*writes, ("SCRIPT", "LOAD", "return 1"), ("EVAL", "return 1", 0), ("EVALSHA", "0" * 40, 0)):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     ours.execute_command(*command)
 

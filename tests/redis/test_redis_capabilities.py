@@ -8,8 +8,8 @@ import pytest
 
 from support.clients import TAG, open_client
 from support.users import acl_user
-from tampu.redis.capabilities import Capabilities, probe_capabilities
 from tampu.redis.faults import ConnectionLost, ServerError
+from tampu.redis.scripts import Capabilities, probe_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
 
-ALL = Capabilities(xackdel=True, read_claim=True, xadd_idmp=True, script_flags=True)
+ALL = Capabilities(xackdel=True, read_claim=True, script_flags=True)
 EXPECTED = {
-    "valkey": Capabilities(xackdel=False, read_claim=False, xadd_idmp=False, script_flags=True),
-    "redis62": Capabilities(xackdel=False, read_claim=False, xadd_idmp=False, script_flags=False),
-    "redis70": Capabilities(xackdel=False, read_claim=False, xadd_idmp=False, script_flags=True),
+    "valkey": Capabilities(xackdel=False, read_claim=False, script_flags=True),
+    "redis62": Capabilities(xackdel=False, read_claim=False, script_flags=False),
+    "redis70": Capabilities(xackdel=False, read_claim=False, script_flags=True),
     "redis86": ALL,
     "cluster86": ALL,
 }
@@ -41,17 +41,6 @@ async def test_the_probe_leaves_nothing_behind(server: Server | Cluster) -> None
     assert [node.client().dbsize() for node in nodes] == [0] * len(nodes)
 
 
-@pytest.mark.servers("redis86")
-async def test_a_server_out_of_memory_is_not_taken_for_one_without_support(server: Server) -> None:
-    async with open_client(server.url) as client:
-        connection = await client.up()
-        server.config_set(maxmemory=1)
-        with pytest.raises(ServerError, match="OOM"):
-            await probe_capabilities(connection, TAG)
-        server.config_set(maxmemory=0)
-        assert await probe_capabilities(connection, TAG) == ALL
-
-
 async def test_a_replica_is_not_taken_for_a_server_without_support(fresh_server: Callable[..., Server]) -> None:
     replica = fresh_server("redis86", replicaof=fresh_server("redis86"))
     async with open_client(replica.url) as client:
@@ -64,9 +53,7 @@ async def test_a_forbidden_command_counts_as_not_supported(server: Server) -> No
     with acl_user(server, "ada", "pw", "~*", "+@all", "-xackdel"):
         async with open_client(server.url.replace("redis://", "redis://ada:pw@")) as client:
             found = await probe_capabilities(await client.up(), TAG)
-    assert found == Capabilities(
-        False, read_claim=True, xadd_idmp=True, script_flags=True, denied=frozenset({"xackdel"})
-    )
+    assert found == Capabilities(False, read_claim=True, script_flags=True, denied=frozenset({"xackdel"}))
 
 
 async def test_a_connection_lost_while_probing_raises(server: Server) -> None:

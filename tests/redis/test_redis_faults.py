@@ -149,6 +149,26 @@ async def test_a_fault_that_does_not_pass_in_time_is_the_error(server: Server) -
         assert await client.call("SET", KEY, "v") == b"OK"
 
 
+@shows("MAXCLIENTS")
+@pytest.mark.parametrize("kind", ["valkey", "redis62", "redis86"])
+@pytest.mark.parametrize("login", ["", "ada:pw@"])
+async def test_a_server_with_too_many_clients_is_waited_for(
+    fresh_server: Callable[..., Server], kind: str, login: str
+) -> None:
+    server = fresh_server(kind)
+    admin = server.client()
+    with acl_user(server, "ada", "pw"):
+        admin.config_set("maxclients", 1)  # it keeps the connections it has
+        async with open_client(server.url.replace("redis://", f"redis://{login}"), scripts=(WRITE,)) as client:
+            with pytest.raises(Unreachable, match="ERR max number of clients reached"):
+                await client.call("PING", patience_secs=2)
+            call = asyncio.ensure_future(client.call("PING", patience_secs=60))
+            await asyncio.sleep(0)
+            assert not call.done()
+            admin.config_set("maxclients", 100)
+            assert await call == b"PONG"
+
+
 @shows("UNBLOCKED")
 async def test_an_unblocked_read_is_sent_again(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     async with open_client(server.url) as client:

@@ -10,12 +10,11 @@ import pytest
 
 from support.proxy import Proxy
 from support.waiting import until
-from tampu.base.limits import MAX_CALL_ENTRIES
+from tampu.base.checks import MAX_CALL_ENTRIES
 from tampu.errors import OutcomeUnknownError, ShutdownError
 from tampu.redis.faults import Unreachable
 from tampu.rsmq import BatchInterrupted, PooledRsmq, Rsmq, RsmqMessage, RsmqOptions
-from tampu.rsmq.batcher import MAX_IN_FLIGHT
-from tampu.rsmq.send import SendMarkers
+from tampu.rsmq.send import MAX_IN_FLIGHT, SendMarkers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -12,7 +12,7 @@ from rsmq_vectors import server_ms
 
 from support.proxy import Proxy
 from support.waiting import until
-from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import RedisError
 from tampu.redis.faults import ServerError
 from tampu.rsmq import (

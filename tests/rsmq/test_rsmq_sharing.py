@@ -10,11 +10,11 @@ import pytest
 
 from support.proxy import Proxy
 from support.waiting import until
-from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import ShutdownError
 from tampu.rsmq import MessageTooLong, PooledRsmq, PoolOptions, Rsmq
 from tampu.rsmq import client as client_module
-from tampu.rsmq.batcher import MAX_IN_FLIGHT, Batcher
+from tampu.rsmq.send import MAX_IN_FLIGHT, Batcher
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from rsmq_vectors import server_ms
 
 from support.waiting import until
 from tampu.rsmq import InvalidValue, Rsmq, RsmqOptions
-from tampu.rsmq.validate import looks_like_milliseconds
+from tampu.rsmq.options import looks_like_milliseconds
 
 if TYPE_CHECKING:
     from servers.cluster import Cluster

@@ -21,7 +21,7 @@ from tampu.rsmq import (
     RsmqError,
     RsmqOptions,
 )
-from tampu.rsmq.validate import check_duration, check_id, check_maxsize, check_qname, parse_int
+from tampu.rsmq.options import check_duration, check_id, check_maxsize, check_qname, parse_int
 
 #: No server listens there: a test that sends something fails.
 NOWHERE = "redis://127.0.0.1:1"

@@ -1,15 +1,15 @@
-"""What `make test-fast` leaves out: tests on other servers than the embedded one, and tests that take their time.
+"""What `make test-fast` leaves out, and which tests `make test` repeats on every kind of server.
 
-Single slow tests are marked `slow`; the folders and files listed here are not even imported.
+`make test-fast` leaves out tests on other servers than the embedded one, and tests that take their time. Single slow
+tests are marked `slow`; the folders and files listed here are not even imported.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pytest
 
 #: Folders whose tests start other programs or servers.
@@ -28,7 +28,6 @@ SLOW_FILES = {
     "test_cli_worker",
     "test_consumer_crashes",
     "test_consumer_endings",
-    "test_consumer_forks",
     "test_consumer_leases",
     "test_consumer_outages",
     "test_consumer_processes",
@@ -72,3 +71,18 @@ def is_fast(item: pytest.Item) -> bool:
     spark = item.get_closest_marker("spark_session") or item.get_closest_marker("spark_cluster")
     slow = item.get_closest_marker("slow")
     return kind == "valkey" and not own_servers and not spark and not slow
+
+
+#: Folders and files whose tests run scripts or commands that differ between servers. `make test` runs them on each
+#: kind of server, if they are marked `servers`; `make test-servers` does so with all tests that have that mark.
+MATRIX = (
+    *("bench/test_budget.py", "consume/test_consumer_outcomes.py", "interop", "maintain/test_promoter_moves.py"),
+    *("maintain/test_scheduler_fires.py", "produce/conformance", "produce/test_chain.py", "redis"),
+    *("rsmq/test_rsmq_operations.py", "rsmq/test_rsmq_vectors.py", "servers", "spark/test_spark_servers.py"),
+)
+
+
+def is_in_matrix(file: Path) -> bool:
+    """Return True if `make test` runs the tests of a file on each kind of server."""
+    tests = Path(__file__).parents[1]
+    return any(file.is_relative_to(tests / part) for part in MATRIX)

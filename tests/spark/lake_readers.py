@@ -8,11 +8,11 @@ import duckdb
 import polars as pl
 from deltalake import DeltaTable
 
+from tampu.spark.lake.folder import NAME, LakeVersion
 from tampu.spark.lake.read import read_table
 from tampu.spark.lake.report import write_report
 from tampu.spark.lake.rows import query, sql_name
 from tampu.spark.lake.table import TABLES
-from tampu.spark.lake.versions import NAME, LakeVersion
 from tampu.spark.session import SHORT_LIVED, spark_session
 
 if TYPE_CHECKING:

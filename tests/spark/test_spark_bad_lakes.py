@@ -21,10 +21,9 @@ from tampu.cli.commands.pipeline import _cause_of
 from tampu.spark import session
 from tampu.spark.lake import contracts, upkeep
 from tampu.spark.lake.bronze import OffsetLog
-from tampu.spark.lake.folder import sole_writer
+from tampu.spark.lake.folder import LakeVersion, sole_writer
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.table import Table
-from tampu.spark.lake.versions import LakeVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,17 +19,16 @@ from servers.require import require
 from spark.conftest import QUICK_JAVA, SPARK_TIMEOUT_SECS
 from spark.lake_check import differences
 from spark.test_spark_lake import NOON, History, jobs_of, ulid
-from tampu.cli.commands.demo.command import HOW_TO_GET_IT
+from tampu.cli.commands.demo import HOW_TO_GET_IT
 from tampu.cli.commands.pipeline import Stopped, _cause_of, _rounds, _steps
 from tampu.cli.errors import line_of
 from tampu.spark import session
 from tampu.spark.lake.contracts import Violation
-from tampu.spark.lake.folder import sole_writer
+from tampu.spark.lake.folder import LakeVersion, sole_writer
 from tampu.spark.lake.pipeline import Pipeline, Summary
 from tampu.spark.lake.table import TABLES as ALL_TABLES
 from tampu.spark.lake.table import Table
 from tampu.spark.lake.upkeep import vacuum
-from tampu.spark.lake.versions import LakeVersion
 from tampu.wire.payload import decode_result
 
 if TYPE_CHECKING:
@@ -157,9 +156,7 @@ def test_colors_of_delta_rs_are_not_shown() -> None:
     assert "DeltaError: Kernel: No files in log segment;" in line_of(error)
 
 
-@pytest.mark.parametrize(
-    "command", [("compact",), ("vacuum",), ("retain", "--bronze", "90d"), ("rebuild",), ("upgrade",), ("show",)]
-)
+@pytest.mark.parametrize("command", [("compact",), ("vacuum",), ("retain", "--bronze", "90d"), ("rebuild",), ("show",)])
 def test_commands_for_a_lake_do_not_create_one(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -74,3 +75,30 @@ def test_python_processes_of_a_local_session_skip_sparks_zip(tmp_path: Path, mon
     said = subprocess.run([program, "-c", code, "x y"], capture_output=True, text=True, check=True).stdout
     assert said.startswith("/b c ['x y'] ")
     assert session.quick_python() == program
+
+
+KEY = "a2V5LXRoYXQtbXVzdC1ub3QtYmUtc2Vlbi1hbnl3aGU="
+SHOWN = """
+import sys
+from tampu.spark.session import SHORT_LIVED, spark_session
+
+log, key, *conf = sys.argv[1:]
+logged = {"spark.eventLog.enabled": "true", "spark.eventLog.compress": "false", "spark.eventLog.dir": log}
+logged["spark.executorEnv.TAMPU_CODEC_KEYS"] = f"1:{key}"
+spark_session(master="local[1]", conf=SHORT_LIVED | logged | dict(one.split("=") for one in conf)).stop()
+"""
+
+
+@pytest.mark.spark_session
+@pytest.mark.parametrize(
+    ("conf", "is_shown"),
+    [((), False), (("spark.redaction.regex=(?i)secret",), True), (("spark.redaction.regex=(?i)KEYS",), False)],
+)
+def test_codec_keys_are_redacted_or_the_session_warns(conf: tuple[str, ...], is_shown: bool, tmp_path: Path) -> None:
+    require("java")
+    command = [sys.executable, "-c", SHOWN, f"file://{tmp_path}", KEY, *conf]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    log = "".join(file.read_text() for file in tmp_path.rglob("*") if file.is_file())
+    assert "spark.executorEnv.TAMPU_CODEC_KEYS" in log
+    assert (KEY in log) == is_shown
+    assert ("spark.executorEnv.TAMPU_CODEC_KEYS is readable in Spark's event log" in said) == is_shown

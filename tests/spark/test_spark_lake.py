@@ -16,17 +16,17 @@ from spark.lake_check import KEYS, difference, differences, expected_tables, sto
 from spark.picture import count_colour, pixels_of
 from tampu.errors import ConfigError
 from tampu.spark.lake.charts import COLOURS, Series, line_chart, time_marks
-from tampu.spark.lake.fingerprints import fingerprint_sql
+from tampu.spark.lake.folder import LakeVersion
+from tampu.spark.lake.gold import fingerprint_sql
+from tampu.spark.lake.incremental import days_of_file
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.report import bucket_of, forecast_of, write_report
 from tampu.spark.lake.rows import ends_by_time, read_rows
-from tampu.spark.lake.spans import days_of_file
 from tampu.spark.lake.table import TABLES as ALL_TABLES
 from tampu.spark.lake.table import File, Table
 from tampu.spark.lake.upkeep import vacuum
-from tampu.spark.lake.versions import LakeVersion
+from tampu.wire.dlq import fingerprint
 from tampu.wire.events import encode_event_fields
-from tampu.wire.fingerprint import fingerprint
 from tampu.wire.ulid import encode_ulid
 
 if TYPE_CHECKING:
@@ -46,14 +46,15 @@ def ulid(number: int, at_ms: int) -> str:
 
 
 class History:
-    """Writes the events of jobs, in order."""
+    """Writes the events of a queue's jobs, in order."""
 
-    def __init__(self, filled: Filled) -> None:
+    def __init__(self, filled: Filled, queue: str = "q") -> None:
         self._filled = filled
+        self._events = filled.keys(queue).events
 
     def tell(self, event: str, job_id: str, at_ms: int, created_ms: int, name: str = "work", **extra: Any) -> None:
         fields = encode_event_fields(event, job_id, at_ms, name, {"created_at_ms": created_ms, "worker": "w"} | extra)
-        self._filled.xadd(self._filled.keys().events, *fields)
+        self._filled.xadd(self._events, *fields)
 
     def completed(self, job_id: str, created_ms: int, wait_ms: int = 40, run_ms: int = 10) -> None:
         start = created_ms + wait_ms

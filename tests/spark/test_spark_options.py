@@ -124,7 +124,7 @@ def test_wrong_options_of_a_stream_are_named(options: dict[str, str], named: str
 
 
 def test_a_pattern_is_refused_on_a_cluster() -> None:
-    from tampu.spark.read.queues import check_can_scan
+    from tampu.spark.server import check_can_scan
 
     check_can_scan(URL)
     with pytest.raises(ConfigError, match="subscribePattern does not work with a Cluster"):

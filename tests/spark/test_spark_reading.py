@@ -17,14 +17,13 @@ from spark.filling import T0, Filled
 from tampu.errors import ConfigError
 from tampu.spark.lake.contracts import Contracts, check_queue
 from tampu.spark.options import STREAMS, ReadOptions
-from tampu.spark.read import pages, partitions, readers
+from tampu.spark.read import partitions, readers
 from tampu.spark.read.batch import arrow_schema, spark_schema
 from tampu.spark.read.offsets import DataLossError, EntryId, Extent, Position, count_between
-from tampu.spark.read.pages import span_pages
 from tampu.spark.read.partitions import Span, cut
 from tampu.spark.read.plan import FIND_QUEUES_EVERY_SECS, StreamPlanner, plan_batch
 from tampu.spark.read.readers import BatchReader, PushdownReader, read_snapshot, read_span
-from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused
+from tampu.spark.server import QueueServer, gc_paused, made_with_gc_paused, span_pages
 from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.payload import encode_slot, encode_value
@@ -515,7 +514,7 @@ def test_a_batch_from_an_id_that_was_trimmed_is_an_error(filled: Filled) -> None
 
 
 def test_pages_are_limited_by_bytes(filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr("tampu.spark.server.PAGE_BYTES", 40_000)
     monkeypatch.setattr(readers, "BATCH_BYTES", 100_000)
     for number in range(40):
         filled.letter(f"small-{number}", number)
@@ -535,7 +534,7 @@ def test_pages_are_limited_by_bytes(filled: Filled, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("stream", ["delayed", "results"])
 def test_snapshots_are_limited_by_bytes(stream: str, filled: Filled, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr("tampu.spark.server.PAGE_BYTES", 40_000)
     monkeypatch.setattr(readers, "BATCH_BYTES", 100_000)
     for number in range(100):
         packed = encode_slot("x" * 10_000)
@@ -557,7 +556,7 @@ def test_snapshots_are_limited_by_bytes(stream: str, filled: Filled, monkeypatch
 def test_the_delayed_jobs_of_a_check_are_read_in_pages_of_bytes(
     filled: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages, "PAGE_BYTES", 40_000)
+    monkeypatch.setattr("tampu.spark.server.PAGE_BYTES", 40_000)
     for number in range(100):
         member = encode_delayed_member("later", encode_envelope(f"later-{number}", encode_slot("x" * 10_000), number))
         filled.client.zadd(filled.keys().delayed, {member: number})

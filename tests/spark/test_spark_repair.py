@@ -12,16 +12,16 @@ import pytest
 from cli.lab import Done, invoke
 from tampu.errors import ConfigError
 from tampu.spark.lake.contracts import Contracts, check_queue
+from tampu.spark.lake.folder import LakeVersion
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.repair import find_letters, repairs_of
 from tampu.spark.lake.report import write_report
 from tampu.spark.lake.rows import query, read_rows
-from tampu.spark.lake.versions import LakeVersion
 from tampu.wire.codec import QueueCodec, SignedCodec
+from tampu.wire.dlq import cluster_id, fingerprint
 from tampu.wire.entry import read_job_fields
 from tampu.wire.envelope import decode_job
 from tampu.wire.events import encode_event_fields
-from tampu.wire.fingerprint import cluster_id, fingerprint
 from tampu.wire.payload import decode_value, encode_value
 
 if TYPE_CHECKING:
@@ -108,6 +108,7 @@ def test_payloads_without_fields_are_replaced_as_json(filled: Filled) -> None:
         ("SELECT * FROM letters UNION ALL SELECT * FROM letters", "more than once"),
         ("SELECT _entry_id, 'x' AS _job_id FROM letters", "_job_id, which cannot be changed"),
         ("SELECT _entry_id, 'x' AS _payload FROM letters", "must be JSON"),
+        ("COPY letters TO 'letters.csv'", "must start with SELECT, WITH or VALUES"),
     ],
 )
 def test_sql_that_makes_no_sense_is_refused(filled: Filled, sql: str, named: str) -> None:

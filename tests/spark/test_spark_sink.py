@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from spark.filling import T0, Filled
-from tampu.errors import ConfigError, EncodeError, QueueFullError
+from tampu.errors import ConfigError, EncodeError, QueueFullError, RedisError
 from tampu.spark.options import WriteOptions
 from tampu.spark.write.rows import JobRow, LetterRow, check_job_columns, check_letter_columns, job_rows, letter_rows
 from tampu.spark.write.sinks import JobSink, ReplaySink, RowsDifferError, TaskIdentity, Written, _replayed
@@ -167,6 +167,29 @@ def test_a_key_of_another_type_writes_nothing(filled: Filled) -> None:
         write(filled, rows(5))
     assert filled.payloads() == []
     assert filled.client.keys("*sparkq*") == []
+
+
+def exhaust_entry_ids(filled: Filled) -> None:
+    """Make every XADD to the stream fail, as no ID is left."""
+    filled.client.xadd(filled.keys().stream, {"d": "x"}, id=f"{2**64 - 1}-{2**64 - 1}")
+
+
+def test_a_chunk_that_is_refused_leaves_no_marker(filled: Filled) -> None:
+    exhaust_entry_ids(filled)
+    for _ in range(2):
+        with pytest.raises(RedisError, match="exhausted"):
+            write(filled, rows(5))
+    assert filled.client.keys("*sparkq*") == []
+
+
+def test_a_chunk_that_is_refused_in_part_is_not_taken_for_written(filled: Filled) -> None:
+    exhaust_entry_ids(filled)
+    given = [("q", JobRow(encode_value(1), run_at_ms=T0 * 2)), ("q", JobRow(encode_value(2)))]
+    with pytest.raises(RedisError, match="refused some of these jobs"):
+        write(filled, given)
+    with pytest.raises(RowsDifferError):  # and not a silent loss of the second job
+        write(filled, given)
+    assert filled.client.zcard(filled.keys().delayed) == 1
 
 
 # --- columns and rows

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tampu.spark.lake.spans import (
+from tampu.spark.lake.incremental import (
     holds_jobs_in,
     holds_only_rows_in,
     holds_rows_in,
@@ -19,7 +19,7 @@ from tampu.spark.lake.spans import (
 from tampu.spark.lake.table import File
 
 if TYPE_CHECKING:
-    from tampu.spark.lake.spans import Spans
+    from tampu.spark.lake.incremental import Spans
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 DAY = ("q", "2026-03-01")

@@ -10,7 +10,7 @@
 
 | you want to check                            | look at                                 |
 |----------------------------------------------|-----------------------------------------|
-| the script calls a client has sent           | `calls`, including those held back      |
+| the script calls a client has sent           | `calls`: also those held back, not the openings of chains |
 | the number of calls in flight at once        | `most_unanswered`                       |
 | whether a refusal was given                  | `refusals_left`                         |
 | what a connection is used for                | `link.commands`                         |
@@ -26,7 +26,7 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Self, cast
 
-from support.resp import command_name, reply_end, request_end
+from support.resp import command_name, parse_request, reply_end, request_end
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -251,7 +251,9 @@ class Link:
 
 
 def _is_call(request: bytes) -> bool:
-    return command_name(request) == b"EVALSHA"
+    """Return True for a script call. The opening of a chain, a window without jobs, does not count."""
+    is_opening = request.startswith(b"*15\r\n") and parse_request(request)[2::12] == [b"5", b"0"]
+    return command_name(request) == b"EVALSHA" and not is_opening
 
 
 def whole(buffer: bytearray, end_of: object) -> Iterator[bytes]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 async def register(view: QueueView, pattern: RepeatPattern, name: str = "tick", **spec: Any) -> str:
     """Create a schedule and return its key."""
-    async with open_producer(view.server.url, queue_name=view.name, idempotency="off") as producer:
+    async with open_producer(view.server.url, queue_name=view.name) as producer:
         return await producer.upsert_repeatable(RepeatableSpec(name, pattern, {"k": 1}, **spec))
 
 

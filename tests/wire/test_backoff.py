@@ -97,6 +97,13 @@ def test_fields_that_the_job_leaves_out_use_the_workers_settings() -> None:
     assert [backoff_ms(n, spec, queue, no_jitter) for n in (1, 2, 3)] == [7, 21, 40]
 
 
+def test_jitter_can_grow_with_the_delay() -> None:
+    tasks = RetryConfig(initial_backoff_ms=1000, multiplier=3, jitter_ms=0, jitter_ratio=0.25)
+    assert [backoff_ms(n, None, tasks, no_jitter) for n in (1, 2, 3)] == [1000, 3000, 9000]
+    assert [backoff_ms(n, None, tasks, most_jitter) for n in (1, 2, 3)] == [1249, 3749, 11249]
+    assert backoff_ms(1, BackoffSpec.fixed(1000, 10), tasks, most_jitter) == 1009  # the job's own jitter is all
+
+
 any_float = st.floats() | st.sampled_from([math.nan, math.inf, -math.inf, -0.0, 1e308, -1e308, -2.0, 5e-324])
 
 
@@ -147,6 +154,7 @@ BAD: list[tuple[Any, str, str]] = [
     (lambda: RetryConfig(max_backoff_ms=1.5), "retry.max_backoff_ms must be", "1.5"),
     (lambda: RetryConfig(multiplier=math.nan), "retry.multiplier must be", "nan"),
     (lambda: RetryConfig(jitter_ms=None), "retry.jitter_ms must be", "None"),
+    (lambda: RetryConfig(jitter_ratio=-0.1), "retry.jitter_ratio must be", "-0.1"),
 ]
 
 

@@ -13,8 +13,7 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from tampu.errors import ConfigError
-from tampu.wire.cron.fields import MAX_EXPRESSION_CHARS
-from tampu.wire.cron.schedule import next_fire, parse_cron
+from tampu.wire.cron.schedule import MAX_EXPRESSION_CHARS, next_fire, parse_cron
 from tampu.wire.cron.zones import FixedZone, IanaZone, parse_zone
 
 VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parent.parent / "vectors" / "cmq_cron.json").read_text())

@@ -6,9 +6,14 @@ Every check returns the value if it is valid and raises `ConfigError` otherwise,
 from __future__ import annotations
 
 import math
+import re
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, TypeVar
 
 from tampu.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 #: Maximum length of a job name, in bytes of UTF-8. Part of the wire format, shared by all implementations.
 MAX_NAME_BYTES = 256
@@ -129,3 +134,41 @@ def _to_ms(field: str, seconds: object) -> int:
     if ms > MAX_TIME_MS:
         raise invalid(field, seconds, f"at most {MAX_TIME_MS // 1000} seconds")
     return round(ms)
+
+
+#: Escape sequences that color text in a terminal.
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def without_colors(text: str) -> str:
+    """Return the text without colors: delta-rs writes them into its errors."""
+    return _COLORS.sub("", text)
+
+
+def one_line(text: object, most: int | None = None) -> str:
+    """Return the text in one line of at most `most` characters, without colors."""
+    return " ".join(without_colors(str(text)).split())[:most]
+
+
+T = TypeVar("T")
+
+#: Maximum number of entries (jobs, messages, dead letters) per script call.
+MAX_CALL_ENTRIES = 256
+#: Maximum payload bytes per script call. A larger entry is sent alone.
+MAX_CALL_BYTES = 256 * 1024
+#: How long the mark of a cancelled job is kept, in seconds. A job that no worker has taken by then runs.
+CANCEL_TTL_SECS = 86_400
+
+
+def split_into_calls(items: Iterable[tuple[T, int]], max_entries: int = MAX_CALL_ENTRIES) -> Iterator[list[T]]:
+    """Split (item, bytes) pairs into lists that each fit one script call, in order."""
+    batch: list[T] = []
+    total = 0
+    for item, size in items:
+        if batch and (len(batch) >= max_entries or total + size > MAX_CALL_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
+        total += size
+    if batch:
+        yield batch

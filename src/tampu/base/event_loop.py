@@ -12,6 +12,10 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+#: A stop signal that follows another within this time, in seconds, is the same request: `timeout`, for example, signals
+#: its program and then the program's process group.
+SIGNAL_SECS = 1.0
+
 P = ParamSpec("P")
 T = TypeVar("T")
 

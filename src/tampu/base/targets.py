@@ -9,7 +9,6 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from tampu.base.shadowing import index_behind_stdlib
 from tampu.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ def import_module_from_cwd(name: str) -> ModuleType:
     """
     here = os.getcwd()
     if here not in sys.path:
-        sys.path.insert(index_behind_stdlib(), here)
+        sys.path.insert(0, here)
     if name.partition(".")[0] in sys.stdlib_module_names:
         raise TargetError(f"{name!r} is the name of a standard-library module; rename your file")
     importlib.invalidate_caches()

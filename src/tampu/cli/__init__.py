@@ -8,13 +8,16 @@ folder are shared by all commands:
 | `main` | runs the command that the arguments name, and turns errors into one line and an exit code |
 | `options` | options and arguments shared by several commands, and the confirmation before a destructive action |
 | `session` | `CommonOptions` and `Session`, a command's connection to the server |
-| `output`, `tables` | lines, JSON and progress bars; tables that fit the terminal |
-| `units`, `payloads` | durations, sizes and times; payloads and results as JSON and as text |
-| `errors`, `logs` | exit codes and error lines; logs of long-running commands |
+| `output`, `tables` | lines, JSON, progress bars and logs; tables that fit the terminal |
+| `units` | durations, sizes and times |
+| `errors` | exit codes and error lines |
+
+What they show of a queue comes from `tampu.inspect`: `QueueAdmin` reads and changes it, `views` redacts it and turns it
+into JSON.
 
 To add a command:
 
-1. Write `commands/NAME.py` with a function whose parameters are typer's arguments and options. Its docstring is the
+1. Write a function in a file of `commands/` whose parameters are typer's arguments and options. Its docstring is the
    help text. If it talks to a server, its first parameter is `common: CommonOptions`, which adds --json, --url and
    --timeout; `common.run(work, ...)` calls `work(session, ...)`. For subcommands, define a `typer.Typer` named `app`.
 2. Add a line to the table in `commands/__init__.py`.

@@ -5,9 +5,23 @@ reason this module imports only what Python itself has already loaded.
 """
 
 import os
+import sys
 
 #: Equal to `tampu.cli.errors.INTERRUPTED`, which may not be loaded yet.
 INTERRUPTED = 130
+
+
+def leave_current_folder() -> None:
+    """Undo what `python -m` does: put the current folder first in the search path, so that its files shadow modules.
+
+    `tampu` and `python -P -m tampu` do not do that. Commands that load an application add the folder again.
+    """
+    try:
+        here = os.getcwd()
+    except OSError:  # it was deleted, and Python did not add it
+        return
+    if not sys.flags.safe_path and sys.path[0] == here:
+        del sys.path[0]
 
 
 def main() -> None:
@@ -31,4 +45,5 @@ def _end_at_once_on_interrupt() -> None:
 
 
 if __name__ == "__main__":
+    leave_current_folder()
     main()

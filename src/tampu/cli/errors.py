@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from tampu.base.text import one_line
+from tampu.base.checks import one_line
 from tampu.errors import ConfigError, Error
 
 if TYPE_CHECKING:

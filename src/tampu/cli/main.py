@@ -36,12 +36,6 @@ class ReaderGone(Exception):  # noqa: N818 - names what happened, not a kind of 
 class RootGroup(TyperGroup):
     """Lists every command by name and help line, and imports only the one that runs."""
 
-    def make_context(self, *args: Any, **extra: Any) -> Any:
-        # TAMPU_VERSION may be set for another purpose, and with TAMPU_INSTALL_COMPLETION=1 no command would run.
-        ignore_environment(self)
-        ignore_help_variable(self)
-        return super().make_context(*args, **extra)
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[:2] == ["worker", "list"]:  # looks like a subcommand, but `worker` takes targets
             args = ["workers", *args[2:]]
@@ -67,38 +61,13 @@ def load_command(command: Command) -> Any:
         holder.add_typer(found, name=command.name)
     else:
         holder.command(command.name)(spread_options(found))
-    loaded = get_group(holder).commands[command.name]
-    for one in (loaded, *getattr(loaded, "commands", {}).values()):
-        ignore_help_variable(one)
-        if command.panel == "Manage":
-            # Only arguments select what a command changes: a forgotten variable must not select other jobs.
-            ignore_environment(one)
-    return loaded
-
-
-def ignore_help_variable(command: Any) -> None:
-    """Ignore variables such as TAMPU_HELP. The help option is created when it is first needed."""
-    make = command.get_help_option
-
-    def make_option(context: Any) -> Any:
-        option = make(context)
-        if option is not None:
-            option.allow_from_autoenv = False
-        return option
-
-    command.get_help_option = make_option
-
-
-def ignore_environment(command: Any) -> None:
-    """Ignore variables that are named after a command's options. Variables that an option declares are still read."""
-    for parameter in command.params:
-        parameter.allow_from_autoenv = False
+    return get_group(holder).commands[command.name]
 
 
 def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a parameter that is a dataclass of options, such as `CommonOptions`, with its fields, placed last."""
+    """Replace parameters that are dataclasses of options with their fields; those of the first one are placed last."""
     hints = get_type_hints(function, include_extras=True)
-    name = next((name for name, hint in hints.items() if is_dataclass(hint)), None)
+    name = next((name for name, hint in reversed(hints.items()) if is_dataclass(hint)), None)
     if name is None:
         return function
     group: Any = hints.pop(name)
@@ -120,7 +89,7 @@ def spread_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     call.__signature__ = Signature([*own, *options])  # type: ignore[attr-defined]  # typer reads this attribute
     call.__annotations__ = hints
-    return call
+    return spread_options(call)
 
 
 def _do_nothing() -> None:
@@ -134,12 +103,12 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"auto_envvar_prefix": "TAMPU", "help_option_names": ["--help", "-h"]},
+    context_settings={"help_option_names": ["--help", "-h"]},
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_given: bool) -> None:
+    if is_given:
         typer.echo(f"tampu {tampu.__version__}")
         raise typer.Exit
 
@@ -147,13 +116,7 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version and exit.",
-        ),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -236,7 +199,7 @@ def _origin(error: Any) -> str:
     source = context.get_parameter_source(parameter.name)
     if source is None or source.name != "ENVIRONMENT":
         return ""
-    return f"; set by {parameter.envvar or f'{context.auto_envvar_prefix}_{parameter.name.upper()}'}"
+    return f"; set by {parameter.envvar}"
 
 
 def _complain(line: str) -> None:

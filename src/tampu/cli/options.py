@@ -1,13 +1,10 @@
-"""Options that many commands share, each defined once: flag, environment variable, help.
-
-Settings of a single command get their variable from its name: `tampu worker --concurrency` reads
-`TAMPU_WORKER_CONCURRENCY`. Commands that change a queue take nothing but these shared options from the environment.
-"""
+"""Options that many commands share, each defined once: flag, environment variable, help."""
 
 from __future__ import annotations
 
 import re
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -57,26 +54,16 @@ DEFAULT_TIMEOUT_SECS = 3.0
 
 AsJson = Annotated[bool, typer.Option("--json", envvar="TAMPU_JSON", help="Print JSON.")]
 Raw = Annotated[bool, typer.Option("--raw", envvar="TAMPU_RAW", help="Show payloads as undecoded bytes.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", allow_from_autoenv=False, help="Do not ask for confirmation.")]
-DryRun = Annotated[
-    bool, typer.Option("--dry-run", allow_from_autoenv=False, help="Print what would be affected, and change nothing.")
-]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be affected, and change nothing.")]
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Queue name.", autocompletion=complete_queue)]
 OptionalQueueName = Annotated[
-    str | None,
-    typer.Argument(metavar="QUEUE", help="Queue name. Default: all queues.", autocompletion=complete_queue),
+    str | None, typer.Argument(metavar="QUEUE", help="Queue name. Default: all queues.", autocompletion=complete_queue)
 ]
-QueueOption = Annotated[
-    str | None,
-    typer.Option(
-        "--queue",
-        "-q",
-        metavar="QUEUE",
-        help="The job's queue. Default: search all queues.",
-        autocompletion=complete_queue,
-    ),
-]
+#: `--queue`, with `help=...`.
+queue_option = partial(typer.Option, "--queue", "-q", metavar="QUEUE", autocompletion=complete_queue)
+QueueOption = Annotated[str | None, queue_option(help="The job's queue. Default: search all queues.")]
 LogFormat = Annotated[str, typer.Option("--log", envvar="TAMPU_LOG", metavar="text|json", help="Log format.")]
 LogLevel = Annotated[
     str,

@@ -1,4 +1,4 @@
-"""Output of commands: results on stdout as tables, lines or JSON; messages and prompts on stderr.
+"""Output of commands: results on stdout as tables, lines or JSON; messages, prompts and logs on stderr.
 
 Everything that comes from a server is made printable first: a queue name or an error text may contain control
 characters or markup that would affect the terminal.
@@ -9,11 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import select
 import shlex
 import sys
+import traceback
 from typing import TYPE_CHECKING, Any
+
+from tampu.cli.errors import check_choice
+from tampu.cli.units import time_of_day
+from tampu.consume.context import job_fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -25,6 +31,11 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 240
 #: How often to check whether the reader of a pipe has gone, in seconds.
 READER_CHECK_SECS = 0.2
+#: Formats and levels of logs.
+FORMATS = ("text", "json")
+LEVELS = ("debug", "info", "warning", "error")
+#: Attributes that every log record has; all others are its `extra` fields.
+_STANDARD = frozenset((*vars(logging.makeLogRecord({})), "message", "asctime"))
 
 
 def use_lenient_streams() -> None:
@@ -117,14 +128,14 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
 
 def write_json(value: Any) -> None:
     """Write one JSON document. It must be the only output on stdout."""
-    from tampu.cli.payloads import jsonable  # loads the wire format, which `tampu --help` does not need
+    from tampu.inspect.views import jsonable  # loads the wire format, which `tampu --help` does not need
 
     sys.stdout.write(json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
 
 
 def write_json_line(value: Any) -> None:
     """Write one line of a JSON Lines stream and flush it."""
-    from tampu.cli.payloads import jsonable
+    from tampu.inspect.views import jsonable
 
     sys.stdout.write(json.dumps(jsonable(value), allow_nan=False, separators=(",", ":")) + "\n")
     sys.stdout.flush()
@@ -159,3 +170,84 @@ async def _reader_is_gone() -> None:
     gone = select.POLLERR | select.POLLHUP | select.POLLNVAL
     while not any(state & gone for _, state in poll.poll(0)):  # noqa: ASYNC110 - the kernel sends no notification
         await asyncio.sleep(READER_CHECK_SECS)
+
+
+# --- logs of long-running commands: text lines, or one JSON object per line
+
+
+def check_log_options(log_format: str, level: str) -> None:
+    """Raise `UsageError` for an unknown log format or level."""
+    check_choice("--log", log_format, FORMATS)
+    check_choice("--log-level", level, LEVELS)
+
+
+def set_up_logs(log_format: str, level: str, role: str) -> None:
+    """Send all logs of this process to stderr. `role` names the process, for example `worker` or `worker-2`."""
+    check_log_options(log_format, level)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json(role) if log_format == "json" else _Text(role))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+    logging.raiseExceptions = False  # if stderr is closed, there is nowhere to report it
+    logging.captureWarnings(True)
+
+
+def silence_py4j() -> None:
+    """Silence the logs of the bridge to Java: a signal interrupts its calls, which is not an error."""
+    for name in ("py4j", "py4j.clientserver", "py4j.java_gateway"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def fields(**values: object) -> dict[str, object]:
+    """Return extra fields for a JSON log line: `logger.info("...", extra=fields(job_id=...))`."""
+    return {"fields": values}
+
+
+def _extra(record: logging.LogRecord) -> dict[str, object]:
+    """Return what a record has beyond its text: the job that wrote it, and its `extra` fields."""
+    if record.name.startswith("tampu."):  # tampu's own lines say which job they are about
+        return dict(getattr(record, "fields", {}))
+    return job_fields() | {name: value for name, value in vars(record).items() if name not in _STANDARD}
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    if record.exc_info and record.exc_info[1] is not None:
+        return "".join(traceback.format_exception(*record.exc_info))
+    return record.exc_text or ""  # of a record from another process
+
+
+class _Formatter(logging.Formatter):
+    def __init__(self, role: str) -> None:
+        super().__init__()
+        self._role = role
+
+
+class _Text(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{time_of_day(record.created * 1000)} {record.levelname.lower():<7} {self._role}[{record.process}] "
+        line += printable(record.getMessage())
+        if not record.name.startswith("tampu."):
+            line += "".join(f" {name}={printable(str(value))}" for name, value in _extra(record).items())
+        if trace := _traceback(record).rstrip():
+            line += "\n" + "\n".join(map(printable, trace.split("\n")))
+        return line
+
+
+class _Json(_Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        from tampu.inspect.views import iso, jsonable  # loads the wire format, which a supervisor does not need
+
+        values: dict[str, object] = {
+            "ts": iso(record.created * 1000),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "role": self._role,
+            "pid": record.process,
+        }
+        values = values | _extra(record) | values  # `extra` cannot replace them
+        if trace := _traceback(record):
+            values["traceback"] = trace
+        return json.dumps(jsonable(values), allow_nan=False)

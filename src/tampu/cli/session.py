@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tampu.cli.errors import CliError
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, Timeout, Url
-from tampu.cli.output import say
-from tampu.errors import ConfigError
+from tampu.cli.output import say, show, write_json
 from tampu.events import QueueEvents
+from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.streams import FoundQueues, find_queues
 from tampu.queue import Queue
 from tampu.redis.client import Client
 from tampu.redis.faults import ServerError
 from tampu.redis.settings import Address, parse_url, resolve_url
-from tampu.wire.codec import codec_from_environment
+from tampu.wire.codec import codec_from_environment, queue_codec
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-    from types import TracebackType
+    from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+
+    from rich.console import RenderableType
+
+    from tampu.wire.codec import QueueCodec
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,13 +33,7 @@ T = TypeVar("T")
 #: Routing key for commands about the server rather than a queue: on a Cluster they go to the node that owns this key.
 ANY_KEY = b"{chasqui:}"
 #: Maximum number of queues listed in an error message.
-MOST_NAMED = 10
-#: Matches the keys that make up a queue by their last letter. Results and job indexes end differently, so a million
-#: results on the server are filtered out there and not sent to us.
-PATTERN = "{chasqui:*}:*[mdqst]"
-_KEY = re.compile(rb"\{chasqui:(?P<name>.*)\}:(?:stream|delayed|dlq|events|repeat|paused)", re.DOTALL)
-#: Keys the server examines per SCAN call.
-SCAN_COUNT = 2000
+MAX_NAMED = 10
 
 
 def run(work: Coroutine[Any, Any, T], loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None) -> T:
@@ -62,15 +59,39 @@ class CommonOptions:
 
         return run(open_and_work())
 
+    def read(self, queue: str, work: Callable[[QueueAdmin], Awaitable[T]]) -> T:
+        """Run `work` with the admin object of an existing queue and a client that loads no scripts."""
 
-class Session:
+        async def open_and_work(session: Session) -> T:
+            [admin] = await session.admins(queue)
+            return await work(admin)
+
+        return self.run(open_and_work)
+
+    def change(self, queue: str, work: Callable[[QueueAdmin], Awaitable[T]]) -> T:
+        """Run `work` with the admin object of an existing queue and a client that can change it."""
+
+        async def open_and_work(session: Session) -> T:
+            return await work(await session.admin(queue))
+
+        return self.run(open_and_work)
+
+    def report(self, value: Any, view: RenderableType) -> None:
+        """Print a result as JSON, or as text or a table unless that is empty."""
+        if self.as_json:
+            write_json(value)
+        elif view != "":
+            show(view)
+
+
+class Session(contextlib.AsyncExitStack):
     """Connections to the server for one command: `async with Session(url, timeout_secs) as session:`."""
 
     def __init__(self, url: str | None, timeout_secs: float) -> None:
+        super().__init__()
         self._url = resolve_url(url)
         self._timeout_secs = timeout_secs
         self.settings = parse_url(self._url)
-        self._closing = contextlib.AsyncExitStack()
         self._client: Client | None = None
         self._masters: list[tuple[str, Client]] = []
 
@@ -81,50 +102,48 @@ class Session:
             return f"embedded://{self.settings.data_dir or ''}"
         return ", ".join(map(str, self.settings.addresses))
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._closing.aclose()
-
     async def new_queue(self, name: str, *, strict: bool = False) -> Queue:
         """Return a connected queue, whether or not it exists on the server."""
         queue = Queue(name, url=self._url, strict=strict, codec=codec_from_environment())
-        self._closing.push_async_callback(queue.close)
+        self.push_async_callback(queue.close)
         await queue.producer.ready_client().up(self._timeout_secs)
         return queue
 
     async def queue(self, name: str) -> Queue:
         """Return an existing queue; otherwise raise `CliError` with the names of the queues that exist."""
         queue = await self.new_queue(name)
-        await self._require(queue.producer.ready_client(), queue.keys)
+        await self._require(queue.producer.admin)
         return queue
 
-    async def views(self, name: str | None) -> list[tuple[Client, QueueKeys]]:
-        """Return (client, keys) for reading: of the queue `name`, or of every queue."""
-        if name is None:
-            return [await self.view(found) for found in (await self.find_queues()).names]
-        view = await self.view(name)
-        await self._require(*view)
-        return [view]
+    async def admin(self, name: str) -> QueueAdmin:
+        """Return the admin object of an existing queue. It can change the queue: its client loads scripts."""
+        return (await self.queue(name)).producer.admin
 
-    async def view(self, name: str) -> tuple[Client, QueueKeys]:
-        """Return (client, keys) for reading one queue, whether or not it exists on the server."""
+    async def admins(self, name: str | None, *, opens_results: bool = False) -> list[QueueAdmin]:
+        """Return the admin object of the queue `name`, or of every queue, for reading: their client loads no scripts.
+
+        `opens_results` gives them the codec of the environment.
+        """
+        names = (await self.find_queues()).names if name is None else [name]
+        found = [await self.new_admin(each, queue_codec(each) if opens_results else None) for each in names]
+        if name is not None:
+            await self._require(found[0])
+        return found
+
+    async def new_admin(self, name: str, codec: QueueCodec | None = None) -> QueueAdmin:
+        """Return the admin object of a queue for reading, whether or not the queue exists on the server."""
         keys = QueueKeys(name)
-        if self.settings.kind == "cluster":
-            return await self._open(Client(self.settings, keys.tag.encode())), keys
-        return await self.client(), keys
+        is_cluster = self.settings.kind == "cluster"
+        client = await (self._open(Client(self.settings, keys.tag.encode())) if is_cluster else self.client())
+        return QueueAdmin(client, keys, codec=codec)
 
-    async def _require(self, client: Client, keys: QueueKeys) -> None:
-        own = (keys.stream, keys.delayed, keys.dlq, keys.events, keys.repeat, keys.paused)
-        if await client.call("EXISTS", *own):
+    async def _require(self, admin: QueueAdmin) -> None:
+        if await admin.exists():
             return
         there = (await self.find_queues()).names
-        known = ", ".join(there[:MOST_NAMED]) + (" ..." if len(there) > MOST_NAMED else "")
+        known = ", ".join(there[:MAX_NAMED]) + (" ..." if len(there) > MAX_NAMED else "")
         raise CliError(
-            f"no queue {keys.queue_name!r} at {self.place}; "
+            f"no queue {admin.name!r} at {self.place}; "
             + (f"existing queues: {known}" if there else "there are no queues yet")
         )
 
@@ -159,17 +178,9 @@ class Session:
         return await self._open(Client(replace(self.settings, kind="single", addresses=(address,)), ANY_KEY))
 
     async def _open(self, client: Client) -> Client:
-        self._closing.push_async_callback(client.close)
+        self.push_async_callback(client.close)
         await client.up(self._timeout_secs)
         return client
-
-
-@dataclass(frozen=True, slots=True)
-class FoundQueues:
-    """Sorted names of queues; `unusable` holds names that tampu cannot open: not UTF-8, or with braces."""
-
-    names: list[str]
-    unusable: list[bytes]
 
 
 @contextlib.contextmanager
@@ -181,39 +192,6 @@ def skip_if_broken(queue: str, *, is_one_of_many: bool) -> Iterator[None]:
         if not is_one_of_many:
             raise
         say(f"queue {queue} cannot be read: {error}; run `tampu doctor`", "yellow")
-
-
-async def find_queues(clients: Sequence[Client]) -> FoundQueues:
-    """Return the queues on these servers."""
-    raw: set[bytes] = set()
-    for client in clients:
-        async for key in scan_keys(client, PATTERN):
-            if found := _KEY.fullmatch(key):
-                raw.add(found["name"])
-    names: list[str] = []
-    unusable: list[bytes] = []
-    for name in sorted(raw):
-        try:
-            names.append(QueueKeys(name.decode()).queue_name)
-        except (UnicodeDecodeError, ConfigError):
-            unusable.append(name)
-    return FoundQueues(names, unusable)
-
-
-async def scan_keys(client: Client, pattern: str | bytes) -> AsyncIterator[bytes]:
-    """Yield all keys of a server that match, in no order; a key may be returned twice."""
-    cursor = b"0"
-    while True:
-        cursor, keys = await client.call("SCAN", cursor, "MATCH", pattern, "COUNT", SCAN_COUNT)
-        for key in keys:
-            yield key
-        if cursor == b"0":
-            return
-
-
-def literal_glob(text: str) -> str:
-    """Return a glob pattern that matches exactly this text."""
-    return "".join(f"\\{character}" if character in "*?[]^\\" else character for character in text)
 
 
 def parse_info(text: bytes) -> dict[str, str]:

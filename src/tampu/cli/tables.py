@@ -87,25 +87,25 @@ class FittingTable:
             yield Text(self._note[1], style="dim")
 
     def _without(
-        self, left_out: frozenset[str], most: int | None = None, whole: tuple[str, ...] | None = None
+        self, left_out: frozenset[str], max_width: int | None = None, whole: tuple[str, ...] | None = None
     ) -> Table:
-        """Return the table without some columns. `most` is the width of the column that may be shortened."""
+        """Return the table without some columns. `max_width` is the width of the column that may be shortened."""
         shown = [place for place, column in enumerate(self._columns) if column not in left_out]
         whole = self._whole if whole is None else whole
         made = table(*(self._columns[place] for place in shown), numbers=self._numbers, whole=whole)
         if self._is_boxed:
             made.box, made.border_style, made.pad_edge = ROUNDED, "dim", True
         for row in self._rows:
-            made.add_row(*(self._cell(row[place], self._columns[place], most) for place in shown))
+            made.add_row(*(self._cell(row[place], self._columns[place], max_width) for place in shown))
         return made
 
-    def _cell(self, content: RenderableType, column: str, most: int | None) -> RenderableType:
+    def _cell(self, content: RenderableType, column: str, max_width: int | None) -> RenderableType:
         if column != self._cut or not isinstance(content, Text):
             return content
         short = content.copy()
         short.no_wrap, short.overflow = True, "ellipsis"
-        if most is not None:
-            short.truncate(most)
+        if max_width is not None:
+            short.truncate(max_width)
         return short
 
 

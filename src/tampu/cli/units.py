@@ -91,13 +91,3 @@ def instant(ms: float) -> str:
 def time_of_day(ms: float) -> str:
     """Format an epoch time as local time of day with milliseconds."""
     return instant(ms).rpartition(" ")[2]
-
-
-def iso(ms: float | None) -> str | None:
-    """Format an epoch time as ISO 8601 in UTC, for JSON output."""
-    if ms is None:
-        return None
-    try:
-        return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (OverflowError, ValueError, OSError):
-        return None

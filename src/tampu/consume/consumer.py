@@ -6,7 +6,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.config import ConsumerConfig
-from tampu.consume.invoke import DaemonThreads, in_process, in_thread, is_coroutine_handler, on_loop
+from tampu.consume.execute import Target, decode_first
+from tampu.consume.handlers import is_coroutine_handler
+from tampu.consume.pool import DaemonThreads
 from tampu.consume.processes import Processes, call_typed
 from tampu.consume.runtime import Runtime
 from tampu.errors import ConfigError
@@ -64,8 +66,9 @@ class Consumer:
         """Run jobs until `shutdown` is set, then drain within `shutdown_deadline_secs`.
 
         `handler` is an `async def (job) -> bytes | None`; a plain `def` runs in a thread. With `process=True` either
-        one runs in a separate process and must be importable there. A run that exceeds `timeout_secs` fails. Raises
-        `ConfigError` if the handler cannot run in a process, and `RedisError` if the server rejects the login.
+        one runs in a separate process and must be importable there. A run that exceeds `timeout_secs` fails, except in
+        a thread, which cannot be stopped. Raises `ConfigError` if the handler cannot run in a process, and `RedisError`
+        if the server rejects the login.
         """
         threads = DaemonThreads(self._config.concurrency, "tampu-handler")
         processes = None
@@ -74,19 +77,20 @@ class Consumer:
                 raise ConfigError("a Consumer with a codec cannot run its handler in a process: use a task of a Queue")
             typed = self._config.payload_type
             processes = Processes(handler if typed is None else partial(call_typed, handler, typed), threads)
-            caller = in_process(processes, timeout_secs)
-        elif is_coroutine_handler(handler):
-            caller = on_loop(handler, timeout_secs)
-        else:
-            caller = in_thread(handler, threads, timeout_secs)
-        if self._config.codec is not None:
-            caller = _opened_before(caller)
+        target = Target(
+            handler,
+            threads=None if process or is_coroutine_handler(handler) else threads,
+            processes=processes,
+            timeout_secs=timeout_secs,
+            # With a codec, a handler that does not look at the payload must not run a forged job.
+            open_first=None if self._config.codec is None else decode_first,
+        )
         try:
             self._running = runtime = Runtime(self._config)
             link = runtime.link(self._settings, self._config.queue_name)
-            served = runtime.add(link, self._config.queue_name, caller)
+            served = runtime.add(link, self._config.queue_name, target.start)
             if processes is not None:
-                served.reserve_with(lambda job: processes.reserve())
+                served.admission.reserve = lambda job: processes.reserve()
             await runtime.run(shutdown)
         finally:
             if self._running is not None:
@@ -95,13 +99,3 @@ class Consumer:
             if processes is not None:
                 processes.close()
             threads.shutdown()
-
-
-def _opened_before(call: Callable[[Job[Any]], Awaitable[Any]]) -> Callable[[Job[Any]], Awaitable[Any]]:
-    """Return a caller that opens the payload first: a handler that does not look at it must not run a forged job."""
-
-    async def opened(job: Job[Any]) -> Any:
-        job.payload  # noqa: B018 - opened and kept
-        return await call(job)
-
-    return opened

@@ -1,60 +1,38 @@
-"""Finds the task by a job's name and runs it on the event loop, in a thread or in a process."""
+"""Finds the task by a job's name, also in the processes that run tasks."""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import logging
 import os
 import sys
-import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tampu.base.event_loop import LoopThread
-from tampu.consume.context import set_current_job
-from tampu.consume.handlers import Cancel, PutBack, Retry, Snooze, UnrecoverableError
-from tampu.consume.invoke import in_process, in_thread, is_coroutine_handler, on_loop
+from tampu.consume.context import ProgressReporter, set_current_job
+from tampu.consume.execute import Target
+from tampu.consume.handlers import is_coroutine_handler
 from tampu.consume.processes import Processes
-from tampu.consume.progress import ProgressReporter
-from tampu.consume.retry_rules import with_rules
-from tampu.consume.soft_timeout import call_in_process, with_soft_timeout
 from tampu.embedded.server import acquire, join_throw_away, release
-from tampu.errors import DecodeError, EncodeError
+from tampu.errors import DecodeError
 from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
 from tampu.wire.codec import QueueCodec
 from tampu.wire.keys import QueueKeys
-from tampu.wire.payload import encode_value
 from tampu.wire.task_codec import Arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractAsyncContextManager
 
-    from tampu.consume.invoke import DaemonThreads
-    from tampu.consume.retry_rules import RetryRules
+    from tampu.consume.pool import DaemonThreads
+    from tampu.consume.retries import RetryRules
     from tampu.redis.settings import ConnectionSettings
     from tampu.wire.codec import PayloadCodec
     from tampu.wire.job import Job
     from tampu.wire.task_codec import Results
-
-    Caller = Callable[[Job[Any]], Awaitable[Any]]
-
-logger = logging.getLogger("tampu.worker")
-
-#: A job with an unknown name is put back for a worker that knows it: after this delay at first, after a quarter of the
-#: time it has been unknown later (up to the longest delay), and no longer than the patience. Each put-back writes four
-#: events; once a second for an hour, they would push all others out of the events stream.
-UNKNOWN_DELAY_MS = 1000
-UNKNOWN_LONGEST_DELAY_MS = 30_000
-UNKNOWN_PATIENCE_SECS = 3600.0
-#: An unknown job that was not seen for this long was with another worker meanwhile: its patience starts again.
-UNKNOWN_ABSENCE_SECS = 600.0
-#: Unknown jobs remembered. Beyond that the oldest are forgotten, and their patience starts again.
-MAX_REMEMBERED = 10_000
-#: Shortest time between two log lines about one unknown name, in seconds.
-COMPLAINT_SECS = 60.0
 
 
 class TaskQueue(Protocol):
@@ -92,7 +70,7 @@ class ServedTask(Protocol):
 
 
 class Dispatcher:
-    """The handler of a worker that serves tasks: `await dispatcher(job)` runs the task and returns its outcome."""
+    """Finds how the jobs of a queue run."""
 
     def __init__(
         self,
@@ -105,7 +83,6 @@ class Dispatcher:
         events_kept: int = 0,
         processes: int | None = None,
         jobs_per_process: int | None = None,
-        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tasks = tasks
         self._threads = threads
@@ -114,83 +91,64 @@ class Dispatcher:
         self._worker = worker
         self._events_kept = events_kept
         self._process_limits = processes, jobs_per_process
-        self._callers: dict[str, Caller] = {}
+        self._targets: dict[str, Target] = {}
         self._processes: list[Processes] = []
         self._remotes: dict[str, RemoteTaskCall] = {}
         #: Called before the first job of a task with `process=True`, which may be registered while the worker runs.
         self.when_process_task: Callable[[], None] = _ignore
-        self._unknown = UnknownNames(now)
 
-    def knows(self, job: Job[Any]) -> bool:
-        """Return True if there is a task for this job."""
-        return job.name in self._tasks
-
-    async def __call__(self, job: Job[Any]) -> Any:
-        return await self.caller_of(job)(job)
-
-    def caller_of(self, job: Job[Any]) -> Caller:
-        """Return the function that runs this job. Awaiting its result saves a coroutine per job."""
-        caller = self._callers.get(job.name)
-        if caller is None:
-            task = self._tasks.get(job.name)
-            if task is None:
-                return self._put_back
-            caller = self._callers[job.name] = self._caller(task, task.timeout, task.soft_timeout)
+    def target_of(self, job: Job[Any]) -> Target:
+        """Return how a job runs."""
+        target = self._targets.get(job.name)
+        if target is None:
+            task = self._tasks[job.name]
+            target = self._targets[job.name] = self._target(task, task.timeout, task.soft_timeout)
         if job._tail:
-            caller = self._own_caller(job) or caller
-        return caller
+            target = self._own_target(job) or target
+        return target
 
     def reserve(self, job: Job[Any]) -> AbstractAsyncContextManager[None] | None:
         """Return the context that reserves a process for a job that needs one; None for other jobs."""
         task = self._tasks.get(job.name)
         return self._processes_for(task).reserve() if task is not None and task.process else None
 
-    async def _put_back(self, job: Job[Any]) -> Any:
-        return self._unknown.outcome_of(job)
-
-    def _own_caller(self, job: Job[Any]) -> Caller | None:
-        """Return the caller of a job with its own timeouts; None if it has none."""
+    def _own_target(self, job: Job[Any]) -> Target | None:
+        """Return the target of a job with its own timeouts; None if it has none."""
         extras = job.extras
         if extras.timeout_ms is None and extras.soft_timeout_ms is None:
             return None
         task = self._tasks[job.name]
         timeout = task.timeout if extras.timeout_ms is None else extras.timeout_ms / 1000
         soft = task.soft_timeout if extras.soft_timeout_ms is None else extras.soft_timeout_ms / 1000
-        return self._caller(task, timeout, soft)
+        return self._target(task, timeout, soft)
 
     def close(self) -> None:
         """End the processes."""
         for processes in self._processes:
             processes.close()
 
-    def _caller(self, task: ServedTask, timeout_secs: float | None, soft_secs: float | None) -> Caller:
+    def _target(self, task: ServedTask, timeout_secs: float | None, soft_secs: float | None) -> Target:
         codec = QueueCodec.of(self._codec, task.queue.name)
-        encode = task.results.encode if self._store_results else None
-        is_coroutine = is_coroutine_handler(task.function)
         open_slot = None if codec is None else codec.slot_opener(task.name)
-        called = with_rules(TaskCall(task.function, task.arguments, open_slot), task.rules)
-        called = with_soft_timeout(called, soft_secs, is_coroutine=is_coroutine)
-        if task.process:
-            call = in_process(self._processes_for(task), timeout_secs)
-            if codec is not None:
-                call = _opened_first(call, codec)
-        elif is_coroutine:
-            call = on_loop(called, timeout_secs)
-        else:
-            call = in_thread(called, self._threads, timeout_secs)
-
-        async def encoded(job: Job[Any]) -> Any:
-            return encode_outcome(await call(job), encode)
-
-        return encoded
+        is_in_thread = not task.process and not is_coroutine_handler(task.function)
+        return Target(
+            task_call(task.function, task.arguments, open_slot),
+            threads=self._threads if is_in_thread else None,
+            processes=self._processes_for(task) if task.process else None,
+            timeout_secs=timeout_secs,
+            soft_secs=soft_secs,
+            rules=task.rules,
+            open_first=partial(_opened, codec) if task.process and codec is not None else None,
+            encode=task.results.encode if self._store_results else None,
+        )
 
     def _processes_for(self, task: ServedTask) -> Processes:
         """Return the processes that all tasks share: one per concurrent job, not one per job and task."""
         if task.name not in self._remotes:
             self._remotes = {
-                one.name: RemoteTaskCall.of(one, self._worker, self._events_kept)
-                for one in self._tasks.values()
-                if one.process
+                other.name: RemoteTaskCall.of(other, self._worker, self._events_kept)
+                for other in self._tasks.values()
+                if other.process
             }
             self.when_process_task()
             self._processes.append(Processes(RemoteCalls(self._remotes), self._threads, *self._process_limits))
@@ -201,79 +159,33 @@ def _ignore() -> None:
     """Do nothing."""
 
 
-class UnknownNames:
-    """Decides about jobs without a task here: during a deploy old workers receive new jobs."""
-
-    def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
-        #: By job id: when it was first and last seen.
-        self._seen: dict[str, tuple[float, float]] = {}
-        self._complained_at: dict[str, float] = {}
-
-    def outcome_of(self, job: Job[Any]) -> PutBack | Cancel:
-        """Put the job back for a worker that knows its name, or cancel it after `UNKNOWN_PATIENCE_SECS`."""
-        now = self._now()
-        first, last = self._seen.pop(job.id, (now, now))
-        if now - last > UNKNOWN_ABSENCE_SECS:
-            first = now
-        text = f"no handler named {job.name!r}"
-        if now - first > UNKNOWN_PATIENCE_SECS:
-            return Cancel(text)
-        self._seen[job.id] = first, now
-        if len(self._seen) > MAX_REMEMBERED:
-            self._seen.pop(next(iter(self._seen)))
-        self._complain(job, text, now)
-        delay_ms = min(max(UNKNOWN_DELAY_MS, int((now - first) * 250)), UNKNOWN_LONGEST_DELAY_MS)
-        return PutBack(delay_ms, text)
-
-    def _complain(self, job: Job[Any], text: str, now: float) -> None:
-        if now - self._complained_at.get(job.name, float("-inf")) < COMPLAINT_SECS:
-            return
-        if len(self._complained_at) >= MAX_REMEMBERED:
-            self._complained_at.clear()
-        self._complained_at[job.name] = now
-        logger.warning("%s on this worker: job %s and others like it are put back for another worker", text, job.id)
+def _opened(codec: QueueCodec, job: Job[Any]) -> Job[Any]:
+    """Open a payload for a process: the keys stay in the worker, the process gets a plain payload."""
+    try:
+        return job._replaced(_slot=codec.open_slot(job.payload_slot, job.name))
+    except DecodeError as error:
+        error.job_id = job.id
+        raise
 
 
-def _opened_first(call: Caller, codec: QueueCodec) -> Caller:
-    """Return a caller that opens the payload here: the keys stay in the worker, the process gets a plain payload."""
+def task_call(
+    function: Callable[..., Any], arguments: Arguments, open_slot: Callable[[bytes], bytes] | None = None
+) -> Callable[[Job[Any]], Any]:
+    """Return a function that calls a task's function with the arguments in a job. `open_slot` opens sealed payloads."""
+    decode = arguments.decode
 
-    async def opened(job: Job[Any]) -> Any:
-        try:
-            slot = codec.open_slot(job.payload_slot, job.name)
-        except DecodeError as error:
-            error.job_id = job.id
-            raise
-        return await call(job._replaced(_slot=slot))
-
-    return opened
-
-
-class TaskCall:
-    """Calls a task's function with the arguments in a job."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        arguments: Arguments,
-        open_slot: Callable[[bytes], bytes] | None = None,
-    ) -> None:
-        self._function = function
-        self._arguments = arguments
-        #: Opens sealed payloads; None if the queue has no codec.
-        self._open_slot = open_slot
-
-    def __call__(self, job: Job[Any]) -> Any:
+    def call(job: Job[Any]) -> Any:
         slot = job._slot
         try:
-            if self._open_slot is not None:
-                slot = self._open_slot(slot)
-            arguments = self._arguments.decode(slot)
+            if open_slot is not None:
+                slot = open_slot(slot)
+            values = decode(slot)
         except DecodeError as error:
             error.job_id = job.id
             raise
-        set_current_job(job)
-        return self._function(**arguments)
+        return function(**values)
+
+    return call
 
 
 @dataclass(frozen=True)
@@ -309,13 +221,13 @@ class RemoteTaskCall:
         )
 
     def __call__(self, job: Job[Any]) -> Any:
-        call, reporter = _found(self)
+        call, rules, reporter = _found(self)
         job._context = reporter
+        set_current_job(job)
         own_ms = job.extras.soft_timeout_ms
         soft_secs = self.soft_timeout if own_ms is None else own_ms / 1000
-        if self.is_coroutine:
-            return with_soft_timeout(call, soft_secs, is_coroutine=True)(job)
-        return call_in_process(call, job, soft_secs)
+        target = Target(call, soft_secs=soft_secs, rules=rules)
+        return target.run_on_loop(job) if self.is_coroutine else target.call_in_process(job)
 
 
 @dataclass(frozen=True)
@@ -335,8 +247,8 @@ def _is_django_ready() -> bool:
 
 
 @functools.cache
-def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressReporter]:
-    """Return, in the child, the task's call and its progress reporter."""
+def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], RetryRules | None, ProgressReporter]:
+    """Return, in the child, the task's call, its rules and its progress reporter."""
     if remote.throw_away is not None:
         join_throw_away(remote.throw_away)
     if remote.needs_django:
@@ -346,32 +258,15 @@ def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], ProgressR
         found = getattr(found, part)
     settings = parse_url(remote.url)
     if isinstance(getattr(found, "arguments", None), Arguments):
-        call = with_rules(TaskCall(found.function, found.arguments), found.rules)
+        call, rules = task_call(found.function, found.arguments), found.rules
         if found.queue.url == remote.url:
             settings = found.queue.connection_settings  # it has the credentials, which are not pickled
     else:  # the task was bound to another name than the function's
-        call = TaskCall(found, Arguments(found, remote.name))
-    return call, LoopThread().run(_make_reporter(settings, remote))
+        call, rules = task_call(found, Arguments(found, remote.name)), None
+    return call, rules, LoopThread().run(_make_reporter(settings, remote))
 
 
 async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -> ProgressReporter:
     keys = QueueKeys(remote.queue_name)
     client = Client(settings, keys.tag.encode())
     return ProgressReporter(client, keys, worker=remote.worker, events_kept=remote.events_kept)
-
-
-#: A tuple: `isinstance` with a union takes four times as long, for every job.
-_OUTCOMES = (PutBack, Cancel, Retry, Snooze)
-
-
-def encode_outcome(result: Any, encode: Callable[[Any], bytes] | None = encode_value) -> Any:
-    """Return a handler's result for the consumer: outcomes unchanged, values as MessagePack if results are stored."""
-    if isinstance(result, _OUTCOMES):
-        return result
-    if encode is None:
-        return None
-    try:
-        return encode(result)
-    except EncodeError as error:
-        # A retry would repeat the work and fail with the same value.
-        raise UnrecoverableError(f"the work is done, but its result cannot be stored: {error}") from error

@@ -1,16 +1,22 @@
-"""Errors that a handler may raise, outcomes that it may return, and the verdicts of retry rules on its errors."""
+"""What a handler may raise and return, and what `on_failure` receives."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from tampu.base.checks import check_delay_ms, check_text
 from tampu.errors import DecodeError, Error
 from tampu.wire.dlq import DlqReason
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
     from datetime import timedelta
+
+    from tampu.consume.outcomes import DeadLetter
 
 
 class HandlerError(Error):
@@ -71,20 +77,28 @@ def reason_to_give_up(error: BaseException, job_id: str) -> DlqReason | None:
     return None
 
 
-class GiveUp(Exception):  # noqa: N818 - internal: stands for the error it carries
-    """Raised by a task's retry rules: `source` is not worth another attempt."""
-
-    def __init__(self, source: BaseException) -> None:
-        super().__init__(str(source))
-        self.source = source
+def is_coroutine_handler(handler: Callable[..., Any]) -> bool:
+    """Return True if calling it returns a coroutine; an object with an `async def __call__` counts."""
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
-class RetryAfter(Exception):  # noqa: N818 - internal: stands for the error it carries
-    """Raised by a task's retry rules: retry `source` after `after_ms`."""
+class RemoteError(Exception):
+    """An error that a handler raised in another process: `error_type` is its type's name, `str()` its text."""
 
-    def __init__(self, source: BaseException, after_ms: int) -> None:
-        super().__init__(str(source))
-        self.source = source
+    def __init__(
+        self,
+        error_type: str,
+        text: str,
+        remote_traceback: str,
+        give_up: DlqReason | None,
+        after_ms: int | None = None,
+    ) -> None:
+        super().__init__(text)
+        self.error_type = error_type
+        self.remote_traceback = remote_traceback
+        #: Why the job is not retried; None if it is.
+        self.give_up = give_up
+        #: When the task's retry rules want it retried, in milliseconds; None leaves it to the backoff.
         self.after_ms = after_ms
 
 
@@ -130,5 +144,92 @@ class Cancel:
         check_text("reason", self.reason)
 
 
+@dataclass(frozen=True, slots=True)
+class NoResult:
+    """Replaces a return value that cannot be stored. The job has succeeded; `why` is for the readers of its result."""
+
+    why: str
+
+
 #: What a handler may return instead of a result. It is not in the type of `job.result()`.
 HandlerOutcome = Retry | Snooze | Cancel
+
+
+logger = logging.getLogger("tampu.worker")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedJob:
+    """A dead-lettered job, as `on_failure` receives it."""
+
+    id: str
+    queue: str
+    #: Name of the task.
+    name: str
+    #: The arguments of the task, by name; None if they cannot be decoded.
+    arguments: dict[str, Any] | None
+    #: Why it was dead-lettered, such as "retries_exhausted".
+    reason: str
+    #: Type and text of its last error; empty if there was none.
+    error_type: str
+    error: str
+    #: How often it ran.
+    attempts: int
+
+
+class AddsJobs(Protocol):
+    """The part of a task that is used when `on_failure` is one."""
+
+    def add(self, failed: FailedJob, /) -> Awaitable[Any]: ...
+
+
+class FailureCalls:
+    """The calls of `on_failure` of one queue. They run concurrently with jobs; a shutdown waits for them."""
+
+    def __init__(self, queue_name: str, find: Callable[[str], Callable[[FailedJob], Any] | AddsJobs | None]) -> None:
+        self._queue = queue_name
+        self._find = find
+        self._calls: set[asyncio.Task[None]] = set()
+
+    def __call__(self, outcome: DeadLetter) -> None:
+        """Start the call for a job whose dead letter has been written."""
+        callee = self._find(outcome.delivery.job.name)
+        if callee is not None:
+            task = asyncio.get_running_loop().create_task(self._call(callee, outcome), name="tampu-on-failure")
+            self._calls.add(task)
+            task.add_done_callback(self._calls.discard)
+
+    async def finish(self, timeout_secs: float) -> None:
+        """Wait for the calls that were started."""
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=timeout_secs)
+
+    async def _call(self, callee: Callable[[FailedJob], Any] | AddsJobs, outcome: DeadLetter) -> None:
+        job = outcome.delivery.job
+        try:
+            failed = self._described(outcome)
+            add = getattr(callee, "add", None)
+            result = add(failed) if add is not None else callee(failed)  # type: ignore[operator]  # not a task
+            if inspect.isawaitable(result):
+                await result
+        except Exception:
+            logger.exception(
+                "on_failure of %s raised an exception; the dead letter of job %s is kept", job.name, job.id
+            )
+
+    def _described(self, outcome: DeadLetter) -> FailedJob:
+        job, letter = outcome.delivery.job, outcome.letter
+        try:
+            arguments = job.payload
+        except DecodeError:
+            arguments = None
+        return FailedJob(
+            id=job.id,
+            queue=self._queue,
+            name=job.name,
+            arguments=arguments if isinstance(arguments, dict) else None,
+            reason=letter.reason,
+            error_type=letter.error_type or "",
+            error=letter.error or letter.detail or "",
+            attempts=outcome.runs,
+        )

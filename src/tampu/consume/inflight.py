@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_ID_BYTES, MAX_NAME_BYTES, is_short
 from tampu.base.clock import wall_clock_ms
-from tampu.consume import outcomes
-from tampu.consume.runner import max_attempts_of
+from tampu.consume.outcomes import DeadLetter, Success
 from tampu.errors import DecodeError
-from tampu.metrics import DlqRouted, MetricsSink, RetryScheduled, tell
 from tampu.redis import calls
 from tampu.redis.calls import START_MARK
-from tampu.redis.codes import OutcomeKind, SettleCode
+from tampu.redis.scripts import SettleCode
 from tampu.wire.codec import QueueCodec
 from tampu.wire.dlq import MISSING_PAYLOAD, DlqReason
 from tampu.wire.entry import first_values, read_job_fields, text_or_empty
@@ -35,9 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from tampu.config import ConsumerConfig
-    from tampu.consume.job_log import JobLog
-    from tampu.consume.outcomes import Outcome
-    from tampu.consume.shares import Share
+    from tampu.consume.outcomes import Observers, Outcome
+    from tampu.consume.runtime import ServedQueue
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
@@ -56,10 +53,6 @@ SHORT_TEXT = min(MAX_NAME_BYTES, MAX_ID_BYTES) // 4
 #: How much a server's count of idle time may differ from the local one, in milliseconds.
 CLOCK_MARGIN_MS = 50
 
-# Globals, because they are compared for every job: looking up an enum member takes ten times as long.
-_SUCCESS, _RESULT, _CANCELLED = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.CANCELLED
-_WRITTEN = SettleCode.WRITTEN
-
 
 class WorkerLost(Exception):  # noqa: N818 - what dead letters show as the error's type
     """The error of a job whose worker died or lost the lease before it could report one."""
@@ -76,15 +69,15 @@ class Delivery:
         "is_lost",
         "is_running",
         "job",
-        "share",
+        "queue",
         "started_at_ms",
         "started_ns",
         "task",
         "when_done",
     )
 
-    #: The queue's part of the worker's slots. Set when the entry may run.
-    share: Share
+    #: The queue that it came from. Set when the entry may run.
+    queue: ServedQueue
     #: When the handler started, by `boot_clock_ns`, and the task that runs it. Set when it starts.
     started_ns: int
     task: asyncio.Task[None]
@@ -137,8 +130,8 @@ class InFlight:
         config: ConsumerConfig,
         reject: Callable[[Outcome], None],
         decode_payload: Callable[[bytes], Any] | None,
-        log: JobLog,
-        share: Share,
+        observers: Observers,
+        queue: ServedQueue,
     ) -> None:
         self._client = client
         self._keys = keys
@@ -150,12 +143,9 @@ class InFlight:
         #: Opens and decodes payloads of jobs with the name `_opens_for`: nearly always that of the previous job.
         self._opens_for = ""
         self._open_named = partial(self._open_and_decode, "")
-        self._log = log
-        self._observes_retries = type(config.metrics).retry_scheduled is not MetricsSink.retry_scheduled
+        self._observers = observers
         self._held: dict[bytes, Delivery] = {}
-        self._share = share
-        #: Called for each dead letter that was written.
-        self.on_dead_letter: Callable[[Outcome], None] = lambda outcome: None
+        self._queue = queue
         #: True when the server has XACKDEL.
         self.has_xackdel = False
 
@@ -208,9 +198,10 @@ class InFlight:
         elif self._decode_payload is not None:
             job._decode = self._decode_payload
         delivery = Delivery(entry_id, job, earlier_deliveries)
-        delivery.share = self._share
+        delivery.queue = self._queue
         self._held[entry_id] = delivery
-        attempts_left = max_attempts_of(job, self._config) - job.attempt
+        own = job.retry.max_attempts if job.retry is not None else None  # as `max_attempts_of`, without a call
+        attempts_left = (self._config.max_attempts if own is None else own) - job.attempt
         if (earlier_deliveries or attempts_left <= 1) and self._is_over(delivery, attempts_left):
             self._exhausted(delivery)
             return None
@@ -229,10 +220,11 @@ class InFlight:
         delivery.is_last_attempt = attempts_left == 1
         # A job that never began its last attempt only waited in workers that died, however many did.
         is_poison = not delivery.is_last_attempt and deaths >= min(MAX_DEATHS, attempts_left + LONE_DEATHS)
-        if has_begun or attempts_left <= 0 or is_poison:
-            delivery.job.attempt += deaths
+        if has_begun or is_poison:
+            # The last attempt began once, whatever happened to the job before; of earlier ones, no start is recorded.
+            delivery.job.attempt += 1 if has_begun else deaths
             return True
-        return False
+        return attempts_left <= 0
 
     def _exhausted(self, delivery: Delivery) -> None:
         error = None
@@ -266,24 +258,19 @@ class InFlight:
     def _bury(self, delivery: Delivery, *, error: BaseException | None, **letter: Any) -> None:
         delivery.has_outcome = True
         worker = self._config.consumer_id
-        outcome = outcomes.dead_letter(delivery, wall_clock_ms(), 0, worker=worker, ran=False, error=error, **letter)
-        self._log.not_run(outcome, error)
+        outcome = DeadLetter(delivery, wall_clock_ms(), 0, worker=worker, ran=False, error=error, **letter)
+        for observer in self._observers.failed:
+            observer(outcome, error)
         self._reject_with(outcome)
 
     # --- going out
 
     def settled(self, outcome: Outcome, code: str) -> None:
-        """Release an entry whose outcome the server answered with `code`, and count retries and dead letters."""
-        delivery = outcome.delivery
-        self._held.pop(delivery.entry_id, None)
-        if outcome.kind is _SUCCESS or outcome.kind is _RESULT or outcome.kind is _CANCELLED or code != _WRITTEN:
-            return
-        metrics, name = self._config.metrics, delivery.job.name
-        if outcome.dlq_reason is not None:
-            tell(metrics.dlq_routed, DlqRouted(outcome.dlq_reason, outcome.runs, name))
-            self.on_dead_letter(outcome)
-        elif self._observes_retries:
-            tell(metrics.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.extra[1], name))
+        """Release an entry whose outcome the server answered with `code`."""
+        self._held.pop(outcome.delivery.entry_id, None)
+        if code == SettleCode.WRITTEN and not isinstance(outcome, Success):
+            for observer in self._observers.settled:
+                observer(outcome)
 
     def all_succeeded(self, outcomes: Sequence[Outcome]) -> None:
         """Release the entries of successes that were written: `settled` for a whole window."""
@@ -313,17 +300,15 @@ class InFlight:
             for delivery in batch:
                 self._held.pop(delivery.entry_id, None)
 
-    async def hand_back_undelivered(self, since: float, before: float | None = None) -> None:
+    async def hand_back_undelivered(self, before: float | None = None) -> None:
         """Hand back entries whose delivery never arrived: pending for this consumer, but not held here.
 
-        Left until its lease expires, such an entry would count as delivered twice. Both times are by the monotonic
-        clock. An entry delivered before `since` belonged to another worker of the same name, which it may have killed;
-        one delivered after `before` may be in the reply to the read that was sent then.
+        Left until its lease expires, such an entry would count as delivered twice. One delivered after `before`, by the
+        monotonic clock, may be in the reply to the read that was sent then.
         """
-        oldest_ms = (time.monotonic() - since) * 1000 + CLOCK_MARGIN_MS
-        most = len(self._held) + max(self._config.batch, MAX_UNDELIVERED)
+        limit = len(self._held) + max(self._config.batch, MAX_UNDELIVERED)
         pending = await self._client.call(
-            "XPENDING", self._keys.stream, self._config.group, "-", "+", most, self._config.consumer_id
+            "XPENDING", self._keys.stream, self._config.group, "-", "+", limit, self._config.consumer_id
         )
         # Measured after the reply: the server may have been slow to run XPENDING.
         newest_ms = -1.0 if before is None else (time.monotonic() - before) * 1000 + CLOCK_MARGIN_MS
@@ -331,7 +316,7 @@ class InFlight:
         undelivered = [
             entry_id
             for entry_id, _, idle_ms, deliveries in pending
-            if deliveries == 1 and newest_ms < idle_ms <= oldest_ms and entry_id not in self._held
+            if deliveries == 1 and idle_ms > newest_ms and entry_id not in self._held
         ]
         for start in range(0, len(undelivered), HAND_BACK_BATCH):
             # Meanwhile a takeover may have found them, as their leases had run out: then they run here.

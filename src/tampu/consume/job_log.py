@@ -1,4 +1,4 @@
-"""The worker's log lines about single jobs: started, failed, retried, dead-lettered, recovered.
+"""The worker's log lines about single jobs (started, failed, retried, dead-lettered, recovered), and their metrics.
 
 The first failure of each kind is logged with its traceback; later ones are one line with a count. A storm of failures
 or recoveries is logged at a bounded rate, and the lines left out are counted. Payloads are never logged.
@@ -10,15 +10,19 @@ import logging
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tampu.consume.outcomes import error_text, error_type, plain_text
-from tampu.consume.processes import RemoteError, own_traceback, traceback_text
-from tampu.redis.codes import OutcomeKind
+from tampu.base.clock import wall_clock_ms
+from tampu.consume.handlers import RemoteError
+from tampu.consume.outcomes import Cancelled, DeadLetter, Retried, error_text, error_type, plain_text
+from tampu.consume.processes import own_traceback, traceback_text
+from tampu.consume.retries import max_attempts_of
+from tampu.metrics import DlqRouted, JobOutcome, JobOutcomeKind, MetricsSink, RetryScheduled, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from tampu.consume.outcomes import Outcome
+    from tampu.consume.inflight import Delivery
+    from tampu.consume.outcomes import Observers, Outcome, Success
     from tampu.wire.job import Job
 
 logger = logging.getLogger("tampu.job")
@@ -73,19 +77,37 @@ class _Rate:
 class JobLog:
     """The log of the jobs of one queue."""
 
-    def __init__(self, queue_name: str, now: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, queue_name: str, max_attempts: int = 0, now: Callable[[], float] = time.monotonic) -> None:
         self._queue = queue_name
+        #: Of jobs that do not set it.
+        self._max_attempts = max_attempts
         #: By the parts of their kinds, which are quicker to find than the texts in it are to make.
         self._counts: dict[tuple[object, ...], _Count] = {}
         self._failures = _Rate(now)
         self._recoveries = _Rate(now)
         #: Recoveries since the last line about one.
         self._recoveries_left_out = 0
-        #: True if starts are logged; asked for once, because a start is on the path of every job.
-        self.has_starts = logger.isEnabledFor(logging.DEBUG)
 
-    def started(self, job: Job[Any], attempts: int) -> None:
+    def observe_with(self, observers: Observers) -> None:
+        """Log the jobs that the observers are called for."""
+        if logger.isEnabledFor(logging.DEBUG):  # asked once, because a start is on the path of every job
+            observers.started.append(self._started)
+        observers.recovered.append(lambda outcome: self.recovered(outcome.delivery.job, outcome.duration_us))
+        observers.failed.append(self._ended)
+
+    def _ended(self, outcome: Outcome, error: BaseException | None) -> None:
+        job = outcome.delivery.job
+        if isinstance(outcome, Cancelled):
+            self.cancelled(job, outcome.reason.decode(), was_running=outcome.ran)
+        elif isinstance(outcome, DeadLetter) and not outcome.ran:
+            self.not_run(outcome, error)
+        elif isinstance(outcome, Retried | DeadLetter):
+            self.failed(outcome, error, max_attempts_of(job, self._max_attempts))
+
+    def _started(self, delivery: Delivery) -> None:
         """Log at DEBUG that a handler starts."""
+        job = delivery.job
+        attempts = max_attempts_of(job, self._max_attempts)
         logger.debug(
             "%s started: attempt %d of %d",
             self._label(job),
@@ -130,7 +152,7 @@ class JobLog:
             extra=self._fields(job, "abandoned"),
         )
 
-    def failed(self, outcome: Outcome, error: BaseException | None, attempts: int) -> None:
+    def failed(self, outcome: Retried | DeadLetter, error: BaseException | None, attempts: int) -> None:
         """Log a failed attempt and what follows: at WARNING if the job is retried, at ERROR if it is dead-lettered."""
         job = outcome.delivery.job
         parts = _parts_of(job.name, error)
@@ -149,14 +171,13 @@ class JobLog:
         if not is_first:
             more = f" (seen {count.seen:,} times" + (f", {count.left_out:,} not logged)" if count.left_out else ")")
         count.left_out = 0
-        if outcome.kind is OutcomeKind.RETRY:
+        if isinstance(outcome, Retried):
             level, event = logging.WARNING, "failed"
-            backoff_ms: int | None = outcome.extra[1]
-            after = f"retrying in {_seconds(outcome.extra[1])}"
+            backoff_ms: int | None = outcome.backoff_ms
+            after = f"retrying in {_seconds(outcome.backoff_ms)}"
         else:
             level, event, backoff_ms = logging.ERROR, "dead-lettered", None
-            reason = outcome.dlq_reason.as_str() if outcome.dlq_reason is not None else "unknown"
-            after = f"moved to dead letters ({reason})"
+            after = f"moved to dead letters ({outcome.reason.as_str()})"
         text = "no error was reported" if error is None else _encodable(error_text(error))
         logger.log(
             level,
@@ -181,12 +202,12 @@ class JobLog:
             ),
         )
 
-    def not_run(self, outcome: Outcome, error: BaseException | None) -> None:
+    def not_run(self, outcome: DeadLetter, error: BaseException | None) -> None:
         """Log at ERROR that a job was dead-lettered without being run: it cannot be read, or no attempt is left."""
         job = outcome.delivery.job
         if not self._failures.allows_line():
             return
-        reason = outcome.dlq_reason.as_str() if outcome.dlq_reason is not None else "unknown"
+        reason = outcome.reason.as_str()
         logger.error(
             "%s was moved to dead letters without running (%s)%s",
             self._label(job),
@@ -194,6 +215,12 @@ class JobLog:
             "" if error is None else f": {_encodable(error_text(error))}",
             extra=self._fields(job, "dead-lettered", reason=reason),
         )
+
+    def no_result(self, job: Job[Any], why: str) -> None:
+        """Log at ERROR that a job succeeded, but its result cannot be stored."""
+        if self._failures.allows_line():
+            text = "%s succeeded, but its result was not stored: %s"
+            logger.error(text, self._label(job), _encodable(why), extra=self._fields(job, "no-result"))
 
     def flush(self) -> None:
         """Log how many failures were left out since their last line."""
@@ -217,6 +244,44 @@ class JobLog:
     def _fields(self, job: Job[Any], event: str, **values: object) -> dict[str, object]:
         known = {"event": event, "queue": self._queue, "task": job.name, "job_id": job.id, "attempt": job.attempt + 1}
         return {"fields": known | values}
+
+
+class JobMetrics:
+    """The metrics of the jobs of one queue."""
+
+    def __init__(self, sink: MetricsSink, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+        self._sink = sink
+        self._now_ms = now_ms
+
+    def observe_with(self, observers: Observers) -> None:
+        """Report the jobs that the observers are called for, as far as the sink has methods for that."""
+        sink = type(self._sink)
+        if sink.job_outcome is not MetricsSink.job_outcome:
+            observers.succeeded.append(self._succeeded)
+            observers.recovered.append(self._succeeded)
+            observers.failed.append(self._failed)
+        if sink.retry_scheduled is not MetricsSink.retry_scheduled or sink.dlq_routed is not MetricsSink.dlq_routed:
+            observers.settled.append(self._settled)
+
+    def _succeeded(self, outcome: Success) -> None:
+        self._ran(outcome, JobOutcomeKind.OK)
+
+    def _failed(self, outcome: Outcome, error: BaseException | None) -> None:
+        if error is not None and outcome.ran:
+            self._ran(outcome, JobOutcomeKind.ERR if isinstance(error, Exception) else JobOutcomeKind.PANIC)
+
+    def _ran(self, outcome: Outcome, kind: JobOutcomeKind) -> None:
+        job, duration_us = outcome.delivery.job, outcome.duration_us
+        entered_ms = int(outcome.delivery.entry_id.partition(b"-")[0])
+        wait_ms = max(self._now_ms() - duration_us // 1000 - entered_ms, 0)
+        tell(self._sink.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name, wait_ms))
+
+    def _settled(self, outcome: Outcome) -> None:
+        name = outcome.delivery.job.name
+        if isinstance(outcome, DeadLetter):
+            tell(self._sink.dlq_routed, DlqRouted(outcome.reason, outcome.runs, name))
+        elif isinstance(outcome, Retried):
+            tell(self._sink.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.backoff_ms, name))
 
 
 def kind_of(task: str, error: BaseException | None) -> FailureKind:

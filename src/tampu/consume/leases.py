@@ -4,7 +4,8 @@ A dedicated thread with its own connection renews the leases of all queues, so a
 keeps its lease, up to `max_block_ms`. C code that holds the GIL stops this thread too: run such handlers in a process.
 
 Each renewal, even of no entry, is a heartbeat of the consumer group. When no heartbeat arrived for a while (the server
-was stopped, paused, busy or refused writes), the scripts grant a grace period in which no entry is taken over.
+was stopped, paused, busy or refused writes), the scripts grant a grace period in which no entry is taken over. The
+thread also publishes the worker's own heartbeats (`heartbeat.py`): a blocked event loop is not a dead worker.
 
 A lease may have expired while this process was suspended or the server was unreachable: `confirm` checks before a job
 starts.
@@ -17,10 +18,10 @@ import contextlib
 import logging
 import threading
 import time
-import uuid
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import boot_clock_ns, secs_until_round
+from tampu.consume.heartbeat import INTERVAL_SECS
 from tampu.errors import RedisError
 from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
+    from tampu.consume.runtime import ServedQueue
     from tampu.redis.settings import ConnectionSettings
     from tampu.wire.keys import QueueKeys
 
@@ -68,9 +70,10 @@ def membership(keys: QueueKeys, config: ConsumerConfig) -> calls.Membership:
         alive=keys.alive(config.group),
         grace=keys.grace(config.group),
         takeovers=keys.takeovers(config.group),
-        owner=keys.owner(config.group, config.consumer_id),
+        leases=keys.leases(config.group),
         group=config.group,
         consumer=config.consumer_id,
+        lease_ms=config.claim_min_idle_ms,
         stall_ms=int(2.5 * interval_ms),
         grace_ms=int(interval_ms + LAST_BACKOFF_SECS * 1000 + GRACE_MARGIN_MS),
     )
@@ -89,10 +92,6 @@ class Leases:
         self._confirming: asyncio.Task[None] | None = None
         #: Until this `boot_clock_ns()` every entry held here and not marked as lost is ours.
         self.valid_until_ns = 0
-        #: Distinguishes this process from another one with the same `consumer_id`.
-        self._token = uuid.uuid4().hex
-        self._has_renewed = False
-        self._has_warned = False
         #: When the thread last renewed them, by the monotonic clock.
         self.renewed_at: float | None = None
         self.failures = Failures(f'lease renewal of queue "{config.queue_name}"')
@@ -105,7 +104,7 @@ class Leases:
         return time.monotonic() - self.renewed_at <= self._config.claim_min_idle_ms / 1000
 
     def start(self) -> None:
-        """Note that the thread renews them from now on."""
+        """Record that the thread renews them from now on."""
         self._extend(boot_clock_ns())
         self.renewed_at = time.monotonic()
 
@@ -113,10 +112,6 @@ class Leases:
         """Cancel `confirm` if it is running."""
         if self._confirming is not None:
             self._confirming.cancel()
-
-    async def release_name(self) -> None:
-        """Delete the mark that this process uses its consumer name."""
-        await calls.resign(self._client, self._member.owner, holder=self._token, patience_secs=1)
 
     async def confirm(self) -> None:
         """Renew all leases held now and wait until those that this worker no longer owns are marked as lost."""
@@ -130,7 +125,7 @@ class Leases:
         attempt = 0
         while True:
             try:
-                self.learn(*await self.renew(self._client))
+                self.update(*await self.renew(self._client))
             except RedisError as error:
                 if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
                     return  # it will never answer: running the jobs is better than waiting forever
@@ -154,7 +149,7 @@ class Leases:
                 break
         return lost, began
 
-    def learn(self, lost: list[bytes], began_ns: int) -> None:
+    def update(self, lost: list[bytes], began_ns: int) -> None:
         """Mark lost entries, then let the others start for as long as their leases last; called on the event loop.
 
         In the other order, an entry could start in between that another worker has taken over.
@@ -167,33 +162,23 @@ class Leases:
         await self._call(client, [], everything=True)
 
     async def _call(self, client: Client, ids: list[bytes], *, everything: bool = False) -> list[bytes]:
-        is_first = not self._has_renewed  # may find the token of an earlier process of this name that has ended
-        renewed = await calls.renew_leases(
-            client, self._member, token=self._token, ids=ids, everything=everything, patience_secs=self._interval
+        return await calls.renew_leases(
+            client, self._member, ids=ids, everything=everything, patience_secs=self._interval
         )
-        self._has_renewed = True
-        if renewed.by_other and not is_first and not self._has_warned:
-            self._has_warned = True
-            logger.warning(
-                "another running worker has the same consumer_id %r (queue %r, group %r), so jobs may run twice: give "
-                "each worker its own consumer_id, or leave it out",
-                *(self._config.consumer_id, self._config.queue_name, self._config.group),
-            )
-        return renewed.lost
 
     def _extend(self, began_ns: int) -> None:
         self.valid_until_ns = max(self.valid_until_ns, began_ns + self._config.claim_min_idle_ms * 1_000_000)
 
 
 class LeaseThread:
-    """Renews the leases of all queues of a worker, with one connection per server or Cluster node."""
+    """Renews the leases of all queues of a worker and publishes its heartbeats, with one connection per server."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         self._loop = asyncio.get_running_loop()
         self._interval = renewal_secs(config)
         self._max_block = (config.max_block_ms or 10 * config.claim_min_idle_ms) / 1000
-        #: Per link: how to connect, the routing key, and the leases of its queues. The event loop adds to it.
-        self._sites: list[tuple[ConnectionSettings, bytes, list[Leases]]] = []
+        #: Per link: how to connect, the routing key, and its queues. The event loop adds to it.
+        self._sites: list[tuple[ConnectionSettings, bytes, list[ServedQueue]]] = []
         self._last_beat = time.monotonic()
         self._beater: asyncio.TimerHandle | None = None
         self._stopping = threading.Event()
@@ -217,16 +202,16 @@ class LeaseThread:
         """
         if self._is_blocked or self._has_failed:
             return False
-        return all(leases.is_healthy for _, _, site in self._sites for leases in site)
+        return all(queue.leases.is_healthy for _, _, queues in self._sites for queue in queues)
 
     @property
     def connections(self) -> int:
         """Return the number of its open connections."""
         return len(set[object]().union(*(client.sockets for client in self._clients.copy())))
 
-    def add(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
-        """Renew the leases in `site`, which may grow, over a connection to this server."""
-        self._sites.append((settings, routing_key, site))
+    def add(self, settings: ConnectionSettings, routing_key: bytes, queues: list[ServedQueue]) -> None:
+        """Renew the leases of `queues`, which may grow, over a connection to this server."""
+        self._sites.append((settings, routing_key, queues))
         if not self._thread.is_alive() and not self._stopping.is_set():
             self._beat()
             self._thread.start()
@@ -249,7 +234,7 @@ class LeaseThread:
             await asyncio.wait_for(self._ended.wait(), STOP_PATIENCE_SECS)
 
     def _beat(self) -> None:
-        """Note that the event loop runs; called on it at intervals."""
+        """Record that the event loop runs; called on it at intervals."""
         self._last_beat = time.monotonic()
         self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
 
@@ -290,7 +275,7 @@ class LeaseThread:
                     served += 1
                 await woken.wait()
 
-    async def _serve(self, settings: ConnectionSettings, routing_key: bytes, site: list[Leases]) -> None:
+    async def _serve(self, settings: ConnectionSettings, routing_key: bytes, queues: list[ServedQueue]) -> None:
         client = Client(
             settings,
             routing_key,
@@ -302,21 +287,25 @@ class LeaseThread:
         )
         self._clients.add(client)
         try:
-            await supervise("lease renewal", lambda: self._one_round(client, site), self._stopping.is_set)
+            is_over = self._stopping.is_set
+            await asyncio.gather(
+                supervise("lease renewal", lambda: self._one_round(client, queues), is_over),
+                supervise("heartbeat", lambda: _beat(client, queues), is_over),
+            )
         finally:
             self._clients.discard(client)
             await client.close()
 
-    async def _one_round(self, client: Client, site: list[Leases]) -> None:
+    async def _one_round(self, client: Client, queues: list[ServedQueue]) -> None:
         if self._may_renew():
-            all_leases = site.copy()
+            all_leases = [queue.leases for queue in queues.copy()]
             results = await asyncio.gather(*(leases.renew(client) for leases in all_leases), return_exceptions=True)
             if _is_lost(results):
                 # The grace period after an outage is short: renew as soon as the connection is back.
                 await client.up(patience_secs=RECONNECT_PATIENCE_SECS)
                 return
             for leases, result in zip(all_leases, results, strict=True):
-                self._note(leases, result)
+                self._record(leases, result)
             if self._blocked_for() > self._interval / 2:
                 # The event loop is blocked: entries delivered meanwhile are in its socket, and need renewal too. An
                 # error of one queue does not affect the others; the next round logs it.
@@ -325,8 +314,8 @@ class LeaseThread:
                     return
         await asyncio.sleep(secs_until_round(self._interval))
 
-    def _note(self, leases: Leases, result: Any) -> None:
-        """Note how the renewal of one queue's leases ended. An error does not affect other queues."""
+    def _record(self, leases: Leases, result: Any) -> None:
+        """Record how the renewal of one queue's leases ended. An error does not affect other queues."""
         if isinstance(result, Exception):
             leases.failures.note(result)
             return
@@ -334,7 +323,7 @@ class LeaseThread:
             raise result
         leases.failures.clear()
         leases.renewed_at = time.monotonic()
-        self._loop.call_soon_threadsafe(leases.learn, *result)
+        self._loop.call_soon_threadsafe(leases.update, *result)
 
     def _blocked_for(self) -> float:
         return time.monotonic() - self._last_beat
@@ -347,7 +336,7 @@ class LeaseThread:
             self._is_blocked = False
             return True
         if not self._is_blocked:
-            running = [job for _, _, site in self._sites for leases in site for job in leases.inflight.running()]
+            running = [job for _, _, queues in self._sites for queue in queues for job in queue.inflight.running()]
             logger.error(
                 "a handler has blocked the event loop for %.1f s (over max_block_ms): leases are no longer renewed "
                 "and other workers may take over the jobs. Running jobs: %s",
@@ -356,6 +345,11 @@ class LeaseThread:
             )
             self._is_blocked = True
         return False
+
+
+async def _beat(client: Client, queues: list[ServedQueue]) -> None:
+    await client.call_each([queue.heartbeats.command for queue in queues.copy()])
+    await asyncio.sleep(secs_until_round(INTERVAL_SECS))
 
 
 def _is_lost(results: Sequence[object]) -> bool:

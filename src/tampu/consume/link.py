@@ -16,28 +16,26 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.base.clock import secs_until_round
-from tampu.consume.heartbeat import INTERVAL_SECS
 from tampu.consume.leases import renewal_secs
 from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
 from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM
 from tampu.consume.takeover import LATE_MS
 from tampu.errors import RedisError
+from tampu.inspect.snapshot import list_workers
 from tampu.maintain.leader import LeaderLoop
 from tampu.maintain.supervise import supervise
 from tampu.redis import calls
-from tampu.redis.capabilities import Capabilities, probe_capabilities
 from tampu.redis.client import Client
-from tampu.redis.faults import PASSING, ServerError
+from tampu.redis.faults import PASSING, ServerError, Unreachable
 from tampu.redis.nodes import SharedConnections, WatchingConnections
+from tampu.redis.scripts import Capabilities, probe_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
     from tampu.config import ConsumerConfig
-    from tampu.consume.leases import Leases
-    from tampu.consume.pool import Pool
-    from tampu.consume.served_queue import ServedQueue
-    from tampu.consume.shares import Shares
+    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.runtime import ServedQueue
     from tampu.redis.connection import Connection
     from tampu.redis.settings import ConnectionSettings
 
@@ -56,6 +54,8 @@ READ_MARGIN_SECS = 5.0
 LOOK_SECS = 1.0
 #: How often the length of queues is measured for metrics, in seconds.
 MEASURE_SECS = 5.0
+#: After how long a worker that cannot connect logs the reason, in seconds.
+CONNECT_WARNING_SECS = 5.0
 #: Longest time between two checks for entries to take over, in seconds.
 TAKEOVER_SECS = 1.0
 
@@ -106,7 +106,7 @@ class ServerLink:
         self.client = Client(
             settings,
             self.routing_key,
-            (SETTLE, ACK, *calls.CONSUMER_SCRIPTS, calls.RESIGN),
+            (SETTLE, ACK, *calls.CONSUMER_SCRIPTS),
             shared=shared.commands,
         )
         # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
@@ -123,15 +123,13 @@ class ServerLink:
             response_timeout_secs=config.block_ms / 1000 + READ_MARGIN_SECS,
             shared=shared.reads,
         )
-        self.client.prepare_with(self._learn_capabilities)
+        self.client.prepare_with(self._update_capabilities)
         self._capabilities: Capabilities | None = None
         self.queues: list[ServedQueue] = []
-        #: The leases of its queues, for the lease thread.
-        self.leases: list[Leases] = []
         self.reader = Reader(self.read_client, self.client, config, pool, shares, self.queues)
         self._leading = LeaderLoop(self._leader_client, settings, self.routing_key, shared.wake_ups)
         self._stopping = asyncio.Event()
-        self._look_now = asyncio.Event()
+        self._poll_now = asyncio.Event()
         self._is_prepared = False
         self._loops: dict[str, asyncio.Task[None]] = {}
 
@@ -143,15 +141,18 @@ class ServerLink:
             queue.use(xackdel=self._capabilities.xackdel, script_flags=self._capabilities.script_flags)
         queue.leases.start()
         self.queues.append(queue)
-        self.leases.append(queue.leases)
         for duty in queue.duties(self._leader_client):
             self._leading.add(duty)
-        self._look_now.set()  # it is read once it is known not to be paused
+        self._poll_now.set()  # it is read once it is known not to be paused
 
     async def start(self) -> None:
         """Connect, create the groups and start the loops, however long the server is unreachable."""
         # A wrong password raises at once; an unreachable server is waited for.
-        await self.client.up(patience_secs=3600)
+        try:
+            await self.client.up(CONNECT_WARNING_SECS)
+        except Unreachable as error:
+            logger.warning("the worker cannot start yet; retrying: %s", error)
+            await self.client.up(patience_secs=3600)
         await supervise("startup", self._prepare, lambda: self._is_prepared)
         is_over = self._stopping.is_set
         loops: dict[str, Any] = {
@@ -159,7 +160,6 @@ class ServerLink:
             "tampu-takeover": supervise("takeover of jobs", self._take_over, is_over),
             "tampu-unheld": supervise("hand-back of late entries", self.reader.watch_unheld, is_over),
             "tampu-sweeper": supervise("removal of dead consumers", self._forget_dead_consumers, is_over),
-            "tampu-heartbeat": supervise("heartbeat", self._beat, is_over),
             "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
             "tampu-leader": self._leading.run(self._stopping),
         }
@@ -169,13 +169,13 @@ class ServerLink:
 
     async def _prepare(self) -> None:
         await self.reader.make_groups()
-        await self._look()
+        await self._poll()
         self._is_prepared = True
 
-    async def _learn_capabilities(self, connection: Connection) -> None:
+    async def _update_capabilities(self, connection: Connection) -> None:
         """Probe the server's capabilities on each connection: another server may have taken over the address."""
         try:
-            found = await probe_capabilities(connection, self._tag, adds=False)
+            found = await probe_capabilities(connection, self._tag)
         except ServerError as error:
             if error.kind not in PASSING:
                 raise
@@ -200,9 +200,9 @@ class ServerLink:
 
     async def _take_over(self) -> None:
         """Look for expired leases in all queues, and start the takeover of those that have some."""
-        queues = [queue for queue in self.queues if queue.takeover.may_look]
+        queues = [queue for queue in self.queues if queue.takeover.can_poll]
         asked_at = time.monotonic()
-        replies = await self.client.call_each([queue.takeover.look for queue in queues])
+        replies = await self.client.call_each([queue.takeover.poll for queue in queues])
         is_late = time.monotonic() - asked_at > LATE_MS / 1000
         for queue, reply in zip(queues, replies, strict=True):
             if is_late:
@@ -211,10 +211,6 @@ class ServerLink:
             if isinstance(reply, list) and reply and not self._stopping.is_set():
                 queue.takeover.start()
         await self._pause(min(renewal_secs(self._config), TAKEOVER_SECS))
-
-    async def _beat(self) -> None:
-        await self.client.call_each([queue.heartbeats.command for queue in self.queues])
-        await self._pause(INTERVAL_SECS)
 
     async def _measure(self) -> None:
         """Report the length of each queue to its metrics sink, then wait."""
@@ -229,16 +225,16 @@ class ServerLink:
         await self._pause(MEASURE_SECS)
 
     async def _watch(self) -> None:
-        """Look, then wait for a second."""
-        self._look_now.clear()
-        await self._look()
+        """Poll, then wait for a second."""
+        self._poll_now.clear()
+        await self._poll()
         for queue in self.queues:
             queue.log.flush()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(secs_until_round(LOOK_SECS)):
-                await self._look_now.wait()
+                await self._poll_now.wait()
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """Check once which queues and tasks are paused and which queues have jobs to be cancelled."""
         queues = self.queues.copy()
         paused, tasks_paused, marked = await asyncio.gather(
@@ -252,21 +248,21 @@ class ServerLink:
                 if isinstance(answer, RedisError):
                     errors[queue] = answer
             if isinstance(is_paused, bool):
-                await self.reader.note_pause(queue, is_paused)
+                await self.reader.record_pause(queue, is_paused)
             if has_paused is False:
-                queue.runner.paused.learn((), 0)
+                queue.admission.paused.update((), 0)
             if has_marks is False:
                 queue.cancels.forget()
         pausing = [queue for queue, has_some in zip(queues, tasks_paused, strict=True) if has_some is True]
         cancelling = [queue for queue, has_marks in zip(queues, marked, strict=True) if has_marks is True]
-        errors |= await self._learn_pauses(pausing) | await self._learn_cancels(cancelling)
+        errors |= await self._update_pauses(pausing) | await self._update_cancels(cancelling)
         for queue in queues:
             if queue in errors:
                 queue.watch_failures.note(errors[queue])
             else:
                 queue.watch_failures.clear()
 
-    async def _learn_pauses(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
+    async def _update_pauses(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
         """Read which tasks of these queues are paused. Return the errors."""
         if not queues:
             return {}
@@ -277,10 +273,10 @@ class ServerLink:
             if isinstance(reply, RedisError):
                 errors[queue] = reply
             else:
-                queue.runner.paused.learn(reply, now_ms)
+                queue.admission.paused.update(reply, now_ms)
         return errors
 
-    async def _learn_cancels(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
+    async def _update_cancels(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
         """Read the new cancel marks of these queues. Return the errors."""
         replies = await self.client.call_each([queue.cancels.command for queue in queues])
         errors: dict[ServedQueue, RedisError] = {}
@@ -288,29 +284,26 @@ class ServerLink:
             if isinstance(reply, RedisError):
                 errors[queue] = reply
             else:
-                await queue.cancels.learn(reply)
+                await queue.cancels.update(reply)
         return errors
 
     async def _forget_dead_consumers(self) -> None:
         await self._pause(SWEEP_INTERVAL_SECS)
         if self._stopping.is_set():
             return
-        group = self._config.group
-        sweeps = (
-            calls.forget_idle_consumers(self.client, queue.keys.stream, group=group, min_idle_ms=SILENT_CONSUMER_MS)
-            for queue in self.queues
-        )
-        results = await asyncio.gather(*sweeps, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, ServerError):
-                raise result
+        for queue in self.queues.copy():
+            with contextlib.suppress(ServerError):
+                for worker in await list_workers(self.client, queue.keys, dead=True):
+                    is_silent = not worker.is_alive and worker.idle_ms >= SILENT_CONSUMER_MS
+                    if is_silent and worker.group == self._config.group:
+                        await self._forget(queue, worker.name)
 
     # --- stopping
 
     async def stop_reading(self) -> None:
         """Stop the loops. Entries delivered until then are in the pool."""
         self._stopping.set()  # promoters and schedulers release their locks
-        self._look_now.set()
+        self._poll_now.set()
         if self._loops:
             takeovers = (queue.takeover.stop(STOP_PATIENCE_SECS) for queue in self.queues)
             await asyncio.gather(self.reader.stop(self._loops["tampu-reader"]), *takeovers)
@@ -336,14 +329,16 @@ class ServerLink:
             logger.info("skipped a cleanup step at shutdown: %s: %s", type(error).__name__, error)
 
     async def _forget_names(self) -> None:
-        names = {"group": self._config.group, "consumer": self._config.consumer_id}
         await self.client.call_each([queue.heartbeats.last_command for queue in self.queues])
-        forgetting = [calls.forget_consumer(self.client, queue.keys.stream, **names) for queue in self.queues]
-        releasing = [queue.leases.release_name() for queue in self.queues]
-        results = await asyncio.gather(*forgetting, *releasing, return_exceptions=True)
+        forgetting = (self._forget(queue, self._config.consumer_id) for queue in self.queues)
+        results = await asyncio.gather(*forgetting, return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+
+    async def _forget(self, queue: ServedQueue, consumer: str) -> None:
+        keys, group = queue.keys, self._config.group
+        await calls.forget_consumer(self.client, keys.stream, keys.leases(group), group=group, consumer=consumer)
 
 
 async def _awaited(work: Callable[[], Awaitable[object]]) -> None:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import linecache
 from typing import TYPE_CHECKING, Any
 
-from tampu.base.checks import MAX_U32
-from tampu.base.limits import CANCEL_TTL_SECS
-from tampu.consume.processes import RemoteError, own_traceback, traceback_text
-from tampu.redis.codes import OutcomeKind
+from tampu.base.checks import CANCEL_TTL_SECS, MAX_U32
+from tampu.consume.handlers import RemoteError
+from tampu.consume.processes import own_traceback, traceback_text
+from tampu.redis.scripts import OutcomeKind
 from tampu.wire.dlq import DlqEntry, DlqReason, encode_dlq_fields
 from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import ULID_BYTES, encode_envelope, encode_job
 
 if TYPE_CHECKING:
-    from tampu.consume.inflight import Delivery
+    from collections.abc import Callable, Iterable, Iterator
 
-_SUCCESS, _RESULT, _RETRY = OutcomeKind.SUCCESS, OutcomeKind.RESULT, OutcomeKind.RETRY  # globals: used once per job
+    from tampu.consume.inflight import Delivery
+    from tampu.wire.keys import QueueKeys
 
 #: Longest error text, and longest end of a traceback, that is stored, in characters.
 MAX_ERROR_TEXT = 500
@@ -29,6 +30,8 @@ MAX_EVENT_FRAMES = 5
 MAX_LETTER_BYTES = 4 * 1024 * 1024
 #: How long the index key of a delayed retry outlives its due time, in seconds. Generated ids have none.
 INDEX_TTL_SECS = 3600
+#: Largest number that Lua holds exactly. A larger one, only found in corrupt envelopes, is sent as text.
+MAX_LUA_NUMBER = 2**53
 
 
 def error_type(error: BaseException) -> str:
@@ -51,135 +54,228 @@ def error_text(error: BaseException) -> str:
     return (f"{name}: {text}" if text else name)[:MAX_ERROR_TEXT]
 
 
+class SettleCall:
+    """The arguments of one call of the settle script, to which each outcome of a window adds its own."""
+
+    __slots__ = ("keys", "other_keys", "others", "result_keys", "result_prefix", "sealed", "successes")
+
+    def __init__(self, keys: QueueKeys, sealed: Iterator[bytes] | None) -> None:
+        self.keys = keys
+        #: The sealed results in the order of the outcomes; None if results are not sealed here.
+        self.sealed = sealed
+        #: Prefix of the keys of results, and the keys of this window.
+        self.result_prefix = keys.result("")
+        self.result_keys: list[str] = []
+        #: Nine values for each success, in one list: a list for each costs the server more.
+        self.successes: list[Any] = []
+        #: A list of values for each other outcome, and the keys of all.
+        self.others: list[tuple[Any, ...]] = []
+        self.other_keys: list[str] = []
+
+
 class Outcome:
-    """The end of one delivery. `extra` holds the settle script's further arguments for this kind."""
+    """The end of one delivery. Each kind has its own class, which knows its size and how to write itself."""
 
-    #: The dead letter, if this is one.
-    letter: DlqEntry
+    __slots__ = ("delivery", "duration_us", "finished_at_ms", "runs")
 
-    __slots__ = ("delivery", "dlq_reason", "duration_us", "extra", "finished_at_ms", "kind", "letter", "runs")
+    #: The result to store, empty if there is none; None if the job did not succeed.
+    result: bytes | None = None
 
-    def __init__(
-        self, kind: OutcomeKind, delivery: Delivery, finished_at_ms: int, duration_us: int, extra: tuple[Any, ...]
-    ) -> None:
-        self.kind = kind
+    def __init__(self, delivery: Delivery, finished_at_ms: int, duration_us: int) -> None:
         self.delivery = delivery
         self.finished_at_ms = finished_at_ms
         self.duration_us = duration_us
-        self.extra = extra
         #: Runs of the handler so far, this one included.
         self.runs = delivery.job.attempt + 1
-        self.dlq_reason: DlqReason | None = None
+
+    @property
+    def ran(self) -> bool:
+        """Return True if the handler ran."""
+        return self.runs > self.delivery.job.attempt
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that this outcome adds to its window beyond a few numbers and names."""
+        raise NotImplementedError
+
+    def write(self, call: SettleCall) -> None:
+        """Add the settle script's arguments for this outcome."""
+        raise NotImplementedError
+
+    def _write_other(self, call: SettleCall, kind: OutcomeKind, keys: tuple[str, ...], *values: object) -> None:
+        delivery = self.delivery
+        job = delivery.job
+        started_at_ms, delivery.started_at_ms = delivery.started_at_ms, 0
+        call.other_keys += keys
+        call.others.append(
+            (
+                *(bytes(kind), delivery.entry_id, job.id, job.name, started_at_ms),
+                *(self.finished_at_ms, self.runs, self.duration_us, for_lua(job.created_at_ms)),
+                *values,
+            )
+        )
 
 
-def success(delivery: Delivery, finished_at_ms: int, duration_us: int) -> Outcome:
-    """Return the outcome of a job that succeeded without a result to store."""
-    return Outcome(_SUCCESS, delivery, finished_at_ms, duration_us, ())
+class Success(Outcome):
+    """A job succeeded. `write_window` writes it, with the others of its window."""
+
+    __slots__ = ("result",)
+
+    result: bytes
+
+    def __init__(self, delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes = b"") -> None:
+        # Not by `super().__init__`, which takes as long as the rest.
+        self.delivery = delivery
+        self.finished_at_ms = finished_at_ms
+        self.duration_us = duration_us
+        self.runs = delivery.job.attempt + 1
+        self.result = result
+
+    @property
+    def size(self) -> int:
+        return len(self.result)
 
 
-def success_with_result(delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes) -> Outcome:
-    """Return the outcome of a job that succeeded with a result to store."""
-    return Outcome(_RESULT, delivery, finished_at_ms, duration_us, (result,))
+class Retried(Outcome):
+    """A job runs again after `backoff_ms`. Without `counts` it uses up no attempt."""
+
+    __slots__ = ("backoff_ms", "index_ttl_secs", "member", "reason", "traceback")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        finished_at_ms: int,
+        duration_us: int,
+        reason: str,
+        backoff_ms: int,
+        *,
+        counts: bool = True,
+        traceback: str = "",
+    ) -> None:
+        super().__init__(delivery, finished_at_ms, duration_us)
+        job = delivery.job
+        attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
+        envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
+        self.backoff_ms = backoff_ms
+        #: The member of the delayed set.
+        self.member = encode_delayed_member(job.name, envelope)
+        #: 0 for a generated ID, which has no index key.
+        self.index_ttl_secs = 0 if len(job.id) == ULID_BYTES else backoff_ms // 1000 + INDEX_TTL_SECS
+        #: Empty if the job did not fail.
+        self.reason = reason.encode(errors="replace")
+        self.traceback = traceback.encode(errors="replace")
+
+    @property
+    def size(self) -> int:
+        return len(self.reason) + len(self.member) + len(self.traceback)
+
+    def write(self, call: SettleCall) -> None:
+        keys = (call.keys.delayed_index(self.delivery.job.id),) if self.index_ttl_secs else ()
+        values = self.reason, self.backoff_ms, self.member, self.index_ttl_secs, self.traceback
+        self._write_other(call, OutcomeKind.RETRY, keys, *values)
 
 
-def retry(
-    delivery: Delivery,
-    finished_at_ms: int,
-    duration_us: int,
-    reason: str,
-    backoff_ms: int,
-    *,
-    counts: bool = True,
-    traceback: str = "",
-) -> Outcome:
-    """Return the outcome of a job that runs again after `backoff_ms`. Without `counts` it uses up no attempt."""
-    job = delivery.job
-    attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
-    envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
-    member = encode_delayed_member(job.name, envelope)
-    ttl_secs = 0 if len(job.id) == ULID_BYTES else backoff_ms // 1000 + INDEX_TTL_SECS
-    texts = (reason.encode(errors="replace"), traceback.encode(errors="replace"))
-    extra = (texts[0], backoff_ms, member, ttl_secs, texts[1])
-    return Outcome(_RETRY, delivery, finished_at_ms, duration_us, extra)
+class Cancelled(Outcome):
+    """A job was cancelled, before or while it ran."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, *, ran: bool) -> None:
+        super().__init__(delivery, finished_at_ms, duration_us)
+        self.reason = reason.encode(errors="replace")
+        if not ran:
+            self.runs -= 1
+
+    @property
+    def size(self) -> int:
+        return len(self.reason)
+
+    def write(self, call: SettleCall) -> None:
+        job_id = self.delivery.job.id
+        keys = call.keys.cancel_mark(job_id), call.keys.cancel_marks, call.keys.dedup_marker(job_id)
+        self._write_other(call, OutcomeKind.CANCELLED, keys, self.reason, CANCEL_TTL_SECS)
 
 
-def cancelled(delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, *, ran: bool) -> Outcome:
-    """Return the outcome of a job that was cancelled, before or while it ran."""
-    extra = (reason.encode(errors="replace"), CANCEL_TTL_SECS)
-    outcome = Outcome(OutcomeKind.CANCELLED, delivery, finished_at_ms, duration_us, extra)
-    if not ran:
-        outcome.runs = delivery.job.attempt
-    return outcome
+class DeadLetter(Outcome):
+    """A job is not retried. `error` is its last error; only `malformed` has a `detail`."""
+
+    __slots__ = ("fields", "letter", "reason", "reported")
+
+    def __init__(
+        self,
+        delivery: Delivery,
+        finished_at_ms: int,
+        duration_us: int,
+        *,
+        reason: DlqReason,
+        worker: str,
+        error: BaseException | None = None,
+        detail: str | None = None,
+        ran: bool = True,
+        envelope: bytes | None = None,
+        original: tuple[tuple[bytes, bytes], ...] | None = None,
+    ) -> None:
+        super().__init__(delivery, finished_at_ms, duration_us)
+        job = delivery.job
+        if not ran:
+            self.runs -= 1
+        payload = encode_job(job) if envelope is None else envelope
+        size = len(payload) + sum(len(part) for pair in original or () for part in pair)
+        if size > MAX_LETTER_BYTES:
+            payload, original = b"", None
+            dropped = f"{size:,} bytes are not kept, over {MAX_LETTER_BYTES:,}"
+            detail = f"{detail}; {dropped}" if detail else dropped
+        self.reason = reason
+        self.letter = DlqEntry(
+            dlq_id="",
+            source_id=delivery.entry_id.decode(),
+            reason=reason.as_str(),
+            detail=detail,
+            payload=payload,
+            name=job.name,
+            error_type=None if error is None else error_type(error),
+            error=None if error is None else plain_text(error),
+            traceback=None if error is None else traceback_tail(error),
+            attempts=self.runs,
+            worker=worker,
+            failed_at_ms=finished_at_ms,
+            original=original,
+        )
+        self.fields = encode_dlq_fields(self.letter)
+        #: The text of the `failed` event; empty if the handler did not run.
+        self.reported = error_text(error).encode(errors="replace") if ran and error is not None else b""
+
+    @property
+    def size(self) -> int:
+        return len(self.reported) + sum(map(len, self.fields))
+
+    def write(self, call: SettleCall) -> None:
+        self._write_other(call, OutcomeKind.DEAD_LETTER, (), self.reported, self.reason.as_str(), self.fields)
 
 
-def dead_letter(
-    delivery: Delivery,
-    finished_at_ms: int,
-    duration_us: int,
-    *,
-    reason: DlqReason,
-    worker: str,
-    error: BaseException | None = None,
-    detail: str | None = None,
-    ran: bool = True,
-    envelope: bytes | None = None,
-    original: tuple[tuple[bytes, bytes], ...] | None = None,
-) -> Outcome:
-    """Return the outcome of a job that is not retried. `error` is its last error; only `malformed` has a `detail`."""
-    job = delivery.job
-    runs = job.attempt + (1 if ran else 0)
-    payload = encode_job(job) if envelope is None else envelope
-    size = len(payload) + sum(len(part) for pair in original or () for part in pair)
-    if size > MAX_LETTER_BYTES:
-        payload, original = b"", None
-        dropped = f"{size:,} bytes are not kept, over {MAX_LETTER_BYTES:,}"
-        detail = f"{detail}; {dropped}" if detail else dropped
-    entry = DlqEntry(
-        dlq_id="",
-        source_id=delivery.entry_id.decode(),
-        reason=reason.as_str(),
-        detail=detail,
-        payload=payload,
-        name=job.name,
-        error_type=None if error is None else error_type(error),
-        error=None if error is None else plain_text(error),
-        traceback=None if error is None else traceback_tail(error),
-        attempts=runs,
-        worker=worker,
-        failed_at_ms=finished_at_ms,
-        original=original,
-    )
-    fields = encode_dlq_fields(entry)
-    reported = error_text(error).encode(errors="replace") if ran and error is not None else b""
-    outcome = Outcome(
-        OutcomeKind.DEAD_LETTER,
-        delivery,
-        finished_at_ms,
-        duration_us,
-        (reported, reason.as_str(), fields),
-    )
-    outcome.dlq_reason = reason
-    outcome.letter = entry
-    outcome.runs = runs
-    return outcome
+def for_lua(number: int) -> int | str:
+    """Return a number as Lua can hold it exactly."""
+    return number if number < MAX_LUA_NUMBER else str(number)
 
 
-class ResultRefused(Exception):  # noqa: N818 - what dead letters show as the error's type
-    """The error of a job whose result the server refused."""
+class Observers:
+    """What is called when a job of one queue starts, succeeds or ends otherwise, and when its outcome was written.
 
+    Its log, metrics and events are observers. They are called on the event loop, for every job: they return quickly and
+    do not raise.
+    """
 
-def without_result(outcome: Outcome, worker: str, refusal: object) -> Outcome:
-    """Return the dead letter of a job whose result the server refuses for good, so that waiting callers learn why."""
-    size = len(outcome.extra[0])
-    error = ResultRefused(f"the work is done, but the server refused its result of {size:,} bytes: {refusal}")
-    return dead_letter(
-        outcome.delivery,
-        outcome.finished_at_ms,
-        outcome.duration_us,
-        reason=DlqReason.UNRECOVERABLE,
-        worker=worker,
-        error=error,
-    )
+    __slots__ = ("failed", "recovered", "settled", "started", "succeeded")
+
+    def __init__(self) -> None:
+        self.started: list[Callable[[Delivery], None]] = []
+        #: Called with a success at the first attempt, and with one at a later attempt.
+        self.succeeded: list[Callable[[Success], None]] = []
+        self.recovered: list[Callable[[Success], None]] = []
+        #: Called with any other outcome, and the error if there is one.
+        self.failed: list[Callable[[Outcome, BaseException | None], None]] = []
+        #: Called with any other outcome that was written.
+        self.settled: list[Callable[[Outcome], None]] = []
 
 
 def traceback_tail(error: BaseException) -> str | None:
@@ -208,3 +304,26 @@ def event_traceback(error: BaseException) -> str:
         source = linecache.getline(code.co_filename, number).strip()
         lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n')
     return f"{''.join(lines)}{error_text(error)}"[-MAX_EVENT_TRACEBACK:] if lines else ""
+
+
+def write_window(window: Iterable[Outcome], call: SettleCall) -> None:
+    """Add the settle script's arguments for all outcomes. Most are successes, for which this loop makes no call."""
+    successes, sealed = call.successes, call.sealed
+    for outcome in window:
+        result = outcome.result
+        if result is None:
+            outcome.write(call)
+            continue
+        delivery = outcome.delivery
+        job = delivery.job
+        job_id, created_at_ms = job.id, job.created_at_ms
+        if result:
+            call.result_keys.append(call.result_prefix + job_id)
+            if sealed is not None:
+                result = next(sealed)
+        successes += (
+            *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
+            *(outcome.runs, outcome.duration_us),
+            *(created_at_ms if created_at_ms < MAX_LUA_NUMBER else str(created_at_ms), result),
+        )
+        delivery.started_at_ms = 0  # sent once: the window may have been written before it is sent again

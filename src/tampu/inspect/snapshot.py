@@ -1,23 +1,22 @@
-"""Takes a snapshot of a queue: numbers of jobs by state, consumer groups, event rates and memory usage."""
+"""The state of a queue as a whole: a snapshot with numbers of jobs, groups and rates; its pauses; its workers."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tampu.inspect.pauses import decode_pauses, reason_of
+from tampu.inspect.streams import as_dict, ask_each, stream_groups, text
 from tampu.metrics import QueueDepth
-from tampu.redis.faults import ServerError
-from tampu.wire.entry import first_values, score_ms
-from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS
+from tampu.wire.entry import entry_ms, first_values, score_ms
+from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, QueueShare, RunningJob, decode_heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tampu.redis.client import Client
-    from tampu.redis.connection import Part, Reply
+    from tampu.wire.heartbeat import Heartbeat
     from tampu.wire.keys import QueueKeys
 
 #: Rates are computed from the events of the last minute (in milliseconds), and from at most this many events.
@@ -25,6 +24,8 @@ RATE_WINDOW_MS = 60_000
 RATE_EVENTS = 5000
 #: A consumer without a heartbeat (chasquimq, tampu before 0.2) counts as alive if it called within this time, in ms.
 SILENT_MS = 30_000
+#: The remedy for a blocked event loop.
+UNBLOCK = "use def instead of async def, or process=True"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +108,36 @@ class QueueSnapshot:
         return sum(consumer.is_alive for group in self.groups for consumer in group.consumers)
 
 
-async def ask_each(client: Client, commands: Sequence[tuple[Part, ...]]) -> list[Reply | ServerError]:
-    """Send several commands at once. Server errors are returned as values, so that one does not hide other replies."""
-    replies = await asyncio.gather(*(client.call(*command) for command in commands), return_exceptions=True)
-    for reply in replies:
-        if isinstance(reply, BaseException) and not isinstance(reply, ServerError):
-            raise reply
-    return list(replies)
+@dataclass(frozen=True, slots=True)
+class Flow:
+    """Entries per second; None where the server does not count (before Redis 7)."""
+
+    added_per_sec: float | None
+    #: Settled jobs: completed, retried or dead-lettered.
+    settled_per_sec: float | None
+
+
+UNKNOWN_FLOW = Flow(None, None)
+
+
+def flow_between(before: QueueSnapshot | None, after: QueueSnapshot) -> Flow:
+    """Return the rates between two snapshots; an entry leaves the stream only when it is settled."""
+    if before is None or before.added_in_all is None or after.added_in_all is None:
+        return UNKNOWN_FLOW
+    secs = (after.taken_at_ms - before.taken_at_ms) / 1000
+    added = after.added_in_all - before.added_in_all
+    if secs <= 0 or added < 0:  # a flush, or a failover to a server with older data
+        return UNKNOWN_FLOW
+    settled = max(added - (after.length - before.length), 0)
+    return Flow(round(added / secs, 3), round(settled / secs, 3))
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A snapshot of one queue and its rates."""
+
+    snapshot: QueueSnapshot
+    flow: Flow = UNKNOWN_FLOW
 
 
 async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) -> QueueSnapshot:
@@ -150,7 +174,7 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
         taken_at_ms=now_ms,
         is_paused=paused is not None,
         pause_reason="" if paused is None else reason_of(paused),
-        paused_tasks={name: one.reason for name, one in decode_pauses(tasks).items() if not one.is_over(now_ms)},
+        paused_tasks={name: found.reason for name, found in decode_pauses(tasks).items() if not found.is_over(now_ms)},
         waiting=length - pending,
         pending=pending,
         delayed=delayed,
@@ -170,29 +194,13 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
     )
 
 
-def text(value: bytes) -> str:
-    """Decode a name from the server. Bytes that are not UTF-8 are escaped."""
-    return value.decode(errors="backslashreplace")
-
-
-def as_dict(flat: Sequence[Any]) -> dict[str, Any]:
-    """Return a flat reply of names and values as a dict."""
-    return {text(name): value for name, value in zip(flat[::2], flat[1::2], strict=True)}
-
-
-def entry_ms(entry_id: bytes) -> int:
-    """Return when an entry was added, in epoch milliseconds."""
-    return int(entry_id.partition(b"-")[0])
-
-
 async def _nothing() -> None:
     return None
 
 
 async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupView]:
     views = []
-    for flat in await client.call("XINFO", "GROUPS", keys.stream):
-        fields = as_dict(flat)
+    for fields in await stream_groups(client, keys.stream):
         name = fields["name"]
         consumers, summary = await client.call_many(
             [("XINFO", "CONSUMERS", keys.stream, name), ("XPENDING", keys.stream, name)]
@@ -207,8 +215,13 @@ async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupVie
                 None if summary[1] is None else max(now_ms - entry_ms(summary[1]), 0),
                 text(fields["last-delivered-id"]),
                 [
-                    ConsumerView(text(one["name"]), one["pending"], one["idle"], is_alive(ttl_ms, one["idle"]))
-                    for one, ttl_ms in zip(known, ttls, strict=True)
+                    ConsumerView(
+                        text(consumer["name"]),
+                        consumer["pending"],
+                        consumer["idle"],
+                        is_alive(ttl_ms, consumer["idle"]),
+                    )
+                    for consumer, ttl_ms in zip(known, ttls, strict=True)
                 ],
             )
         )
@@ -231,9 +244,7 @@ async def read_depth(client: Client, keys: QueueKeys, *, running: int, concurren
     """Return the length of a queue, for metrics: a few commands, whatever its length."""
     now_ms = await client.server_time_ms()
     length, delayed, dead = await client.call_many([("XLEN", keys.stream), ("ZCARD", keys.delayed), ("XLEN", keys.dlq)])
-    [groups] = await ask_each(client, [("XINFO", "GROUPS", keys.stream)])
-    # An error means that the stream does not exist, for example after a flush.
-    known = [] if isinstance(groups, ServerError) else [as_dict(flat) for flat in groups]
+    known = await stream_groups(client, keys.stream)  # none if the stream does not exist, such as after a flush
     pending = min(max((group["pending"] for group in known), default=0), length)
     oldest_ms = None
     if length > pending:
@@ -268,3 +279,145 @@ def event_rates(newest_first: Sequence[tuple[bytes, list[bytes]]], now_ms: int) 
         window_ms = max(now_ms - entry_ms(newest_first[-1][0]), 1)
     counts = Counter(text(first_values(fields).get(b"e", b"")) for _, fields in newest_first)
     return {name: round(count * 1000 / window_ms, 3) for name, count in counts.items()}, window_ms / 1000
+
+
+# --- pauses
+
+
+class TaskPause(NamedTuple):
+    """The pause of one task. Times are in epoch milliseconds, by the server's clock."""
+
+    since_ms: int
+    #: When it ends automatically; None if it does not.
+    until_ms: int | None
+    reason: str
+
+    def is_over(self, now_ms: int) -> bool:
+        """Return True if it has ended automatically."""
+        return self.until_ms is not None and now_ms >= self.until_ms
+
+
+async def pause_reason(client: Client, keys: QueueKeys, task: str | None = None) -> str | None:
+    """Return why a queue or a task is paused: "" if no reason was given, None if it is not paused."""
+    if task is not None:
+        found = (await paused_tasks(client, keys)).get(task)
+        return None if found is None else found.reason
+    value = await client.call("GET", keys.paused)
+    return None if value is None else reason_of(value)
+
+
+async def paused_tasks(client: Client, keys: QueueKeys) -> dict[str, TaskPause]:
+    """Return the tasks that are paused now, by name."""
+    found = decode_pauses(await client.call("HGETALL", keys.paused_tasks))
+    if not found:
+        return {}
+    now_ms = await client.server_time_ms()
+    return {name: pause for name, pause in found.items() if not pause.is_over(now_ms)}
+
+
+def reason_of(value: bytes) -> str:
+    """Return the reason in the value of the key that pauses a queue."""
+    return "" if value == b"1" else value.decode(errors="replace")
+
+
+def decode_pauses(flat: Sequence[bytes]) -> dict[str, TaskPause]:
+    """Return the pauses in a reply of HGETALL. Unreadable ones are ignored."""
+    found = {}
+    for name, value in zip(flat[::2], flat[1::2], strict=True):
+        since, _, rest = value.decode(errors="replace").partition(" ")
+        until, _, reason = rest.partition(" ")
+        if since.isascii() and since.isdigit() and until.isascii() and until.isdigit():
+            found[name.decode(errors="replace")] = TaskPause(int(since), int(until) or None, reason)
+    return found
+
+
+# --- workers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerInfo:
+    """A worker of one queue. Fields of its heartbeat are None for workers that publish none."""
+
+    name: str
+    group: str
+    #: True if its last heartbeat is at most 5 s old, or, if it publishes none, it called the server within 30 s.
+    is_alive: bool
+    #: Age of its last heartbeat, in milliseconds.
+    heartbeat_ms: int | None = None
+    #: Jobs delivered to it and not settled.
+    pending: int
+    #: Time since it last called the server for jobs, in milliseconds.
+    idle_ms: int
+    host: str | None = None
+    pid: int | None = None
+    version: str | None = None
+    #: Maximum number of jobs that run at the same time.
+    concurrency: int | None = None
+    started_at_ms: int | None = None
+    running_count: int | None = None
+    #: Its running jobs, at most 100, longest-running first.
+    running: list[RunningJob] = field(default_factory=list)
+    #: The queue's share of the worker's slots, and how many queues it serves.
+    share: QueueShare | None = None
+    #: What blocks its event loop, and where, such as `job charge 01J… has blocked the event loop for 12.3 s at app.py:9
+    #: in charge`; empty if nothing does. It runs no other job meanwhile.
+    blocked: str = ""
+    #: True if the queue is paused: the worker starts none of its jobs.
+    is_paused: bool = False
+
+    @property
+    def state(self) -> Literal["dead", "blocked", "paused", "running", "idle"]:
+        """Return what the worker does now."""
+        if not self.is_alive:
+            return "dead"
+        return "blocked" if self.blocked else "paused" if self.is_paused else "running" if self.running else "idle"
+
+
+async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -> list[WorkerInfo]:
+    """Return the workers of a queue by group and name; with `dead`, also consumers that are not alive."""
+    groups = [group["name"] for group in await stream_groups(client, keys.stream)]
+    found: list[WorkerInfo] = []
+    is_paused = bool(await client.call("EXISTS", keys.paused))
+    for group in sorted(groups):
+        consumers = [as_dict(flat) for flat in await client.call("XINFO", "CONSUMERS", keys.stream, group)]
+        if not consumers:
+            continue
+        names = [text(consumer["name"]) for consumer in consumers]
+        for consumer, name, (beat, ttl_ms) in zip(
+            consumers, names, await read_heartbeats(client, keys, text(group), names), strict=True
+        ):
+            published: dict[str, Any] = {}
+            if beat is not None:
+                published = beat._asdict() | {"heartbeat_ms": heartbeat_age_ms(ttl_ms)}
+                del published["held"]
+            found.append(
+                WorkerInfo(
+                    name=name,
+                    group=text(group),
+                    pending=consumer["pending"],
+                    idle_ms=consumer["idle"],
+                    is_paused=is_paused,
+                    is_alive=is_alive(ttl_ms, consumer["idle"]),
+                    **published,
+                )
+            )
+    return sorted(
+        (worker for worker in found if dead or worker.is_alive), key=lambda worker: (worker.group, worker.name)
+    )
+
+
+async def read_heartbeats(
+    client: Client, keys: QueueKeys, group: str, consumers: Sequence[str]
+) -> list[tuple[Heartbeat | None, int]]:
+    """Return the last heartbeat of each consumer, None if it has none, and the TTL of its key in milliseconds."""
+    if not consumers:
+        return []
+    beat_keys = [keys.heartbeat(group, consumer) for consumer in consumers]
+    beats, *ttls = await client.call_many([("MGET", *beat_keys), *(("PTTL", key) for key in beat_keys)])
+    decoded = [None if packed is None else decode_heartbeat(packed) for packed in beats]
+    return list(zip(decoded, ttls, strict=True))
+
+
+def heartbeat_age_ms(ttl_ms: int) -> int:
+    """Return how old a heartbeat is, from the TTL of its key; both in milliseconds."""
+    return max(KEPT_MS - ttl_ms, 0)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tampu.errors import DecodeError, Error, JobFailed, ShutdownError
-from tampu.inspect.job_state import find_dead_letter
-from tampu.inspect.whereabouts import whereabouts
+from tampu.errors import DecodeError, Error, JobFailed, ResultNotStored, ShutdownError
+from tampu.inspect.jobs import find_dead_letter, find_job
+from tampu.inspect.snapshot import list_workers, pause_reason
+from tampu.inspect.streams import newest_id, stream_pages
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.envelope import decode_job
 from tampu.wire.events import EventName, QueueEvent
@@ -24,6 +26,7 @@ from tampu.wire.payload import decode_result
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Coroutine
 
+    from tampu.inspect.jobs import JobState
     from tampu.redis.client import Client
     from tampu.wire.codec import QueueCodec
     from tampu.wire.keys import QueueKeys
@@ -35,11 +38,11 @@ SAFETY_NET_SECS = 1.0
 #: How long a caller waits before a dead letter from before its call is looked up, in seconds.
 LETTER_PATIENCE_SECS = 0.02
 #: How long a caller whose time is up may wait to learn what its job is doing, in seconds.
-MAX_LOOK_SECS = 0.5
+MAX_DESCRIBE_SECS = 0.5
 #: Maximum number of results, or of dead letters, read in one call.
 MAX_KEYS = 500
 #: Delays between lookups after a `completed` event, in seconds: other implementations send it before the result.
-LOOKS_AFTER_COMPLETED_SECS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
+POLLS_AFTER_COMPLETED_SECS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.4)
 #: The reader stops after this long without callers, in seconds: a busy queue has many events.
 IDLE_SECS = 10.0
 
@@ -72,7 +75,7 @@ class Waiters:
         self._last_letter = "0-0"
 
     async def wait(self, job_id: str, timeout_secs: float) -> Any:
-        """Wait for a job's result and return it. Raises `JobFailed` if it becomes a dead letter, or `TimeoutError`."""
+        """Wait for a job's result and return it. Raises `JobFailed`, `ResultNotStored` or `TimeoutError`."""
         self._bind_to_loop()
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Any] = loop.create_future()
@@ -83,8 +86,8 @@ class Waiters:
                 try:
                     # Subscribe before the lookup: whatever happens after the lookup then comes as an event.
                     await self._started()
-                    if not await self._look(job_id):
-                        letter_timer = loop.call_later(LETTER_PATIENCE_SECS, self._look_for_old_letter, job_id, future)
+                    if not await self._poll_one(job_id):
+                        letter_timer = loop.call_later(LETTER_PATIENCE_SECS, self._find_old_letter, job_id, future)
                 except Error:
                     if not future.done():  # otherwise its own error explains more: the queue was closed
                         raise
@@ -121,8 +124,8 @@ class Waiters:
         if job_id in self._completed:
             return f"{text}: it completed, but its worker does not store results; use Worker(..., store_results=True)"
         try:
-            async with asyncio.timeout(MAX_LOOK_SECS):
-                return f"{text}: {await whereabouts(self._client, self._keys, job_id)}"
+            async with asyncio.timeout(MAX_DESCRIBE_SECS):
+                return f"{text}: {await describe_job(self._client, self._keys, job_id)}"
         except (Error, TimeoutError):
             return f"{text}; is the server reachable and a worker running?"
 
@@ -137,11 +140,11 @@ class Waiters:
 
     # --- lookups
 
-    async def _look(self, job_id: str) -> bool:
+    async def _poll_one(self, job_id: str) -> bool:
         packed, mark = await self._client.call("MGET", self._keys.result(job_id), self._keys.cancel_mark(job_id))
-        return self._on_look(job_id, packed, mark)
+        return self._on_values(job_id, packed, mark)
 
-    def _on_look(self, job_id: str, packed: bytes | None, mark: bytes | None) -> bool:
+    def _on_values(self, job_id: str, packed: bytes | None, mark: bytes | None) -> bool:
         if packed is not None:
             self._resolve(job_id, packed)
         elif mark is not None and mark.startswith(b"c"):
@@ -151,21 +154,25 @@ class Waiters:
         return True
 
     def _cancel(self, job_id: str, reason: str) -> None:
+        self._raise(job_id, partial(cancelled_error, job_id, reason))
+
+    def _raise(self, job_id: str, make_error: Callable[[], Error]) -> None:
         for future in self._waiting.get(job_id, ()):
             if not future.done():
-                future.set_exception(cancelled_error(job_id, reason))
+                # One error per caller: a raised error collects the traceback of its caller.
+                future.set_exception(make_error())
 
-    def _look_for_old_letter(self, job_id: str, future: asyncio.Future[Any]) -> None:
-        async def look() -> None:
+    def _find_old_letter(self, job_id: str, future: asyncio.Future[Any]) -> None:
+        async def find() -> None:
             try:
-                await self._look_for_letter(job_id)
+                await self._find_letter(job_id)
             except Error as error:
                 if not future.done():
                     future.set_exception(error)
 
-        self._spawn(look(), "tampu-waiters-letter")
+        self._spawn(find(), "tampu-waiters-letter")
 
-    async def _look_for_letter(self, job_id: str) -> None:
+    async def _find_letter(self, job_id: str) -> None:
         letter = await find_dead_letter(self._client, self._keys, job_id)
         if letter is not None:
             self._fail(job_id, letter)
@@ -175,12 +182,13 @@ class Waiters:
             if self._codec is not None:
                 packed = self._codec.open_result(packed, job_id)
         except DecodeError as error:
-            for future in self._waiting.get(job_id, ()):
-                if not future.done():
-                    future.set_exception(DecodeError(f"the result of job {job_id} is refused: {error}"))
+            self._raise(job_id, partial(DecodeError, f"the result of job {job_id} is refused: {error}"))
             return
         try:
             result = decode_result(packed)
+        except ResultNotStored as error:
+            self._raise(job_id, partial(ResultNotStored, str(error)))
+            return
         except DecodeError:
             result = packed  # a `Consumer` stores its handler's bytes, MessagePack or not
         for future in self._waiting.get(job_id, ()):
@@ -188,13 +196,9 @@ class Waiters:
                 future.set_result(result)
 
     def _fail(self, job_id: str, letter: DlqEntry) -> None:
-        said = letter.error or letter.detail or ""
-        detail = f"{letter.error_type}: {said}" if letter.error_type and said else said or letter.error_type or ""
+        detail = letter.error_text
         text = f"job {job_id} became a dead letter: {letter.reason}" + (f" ({detail})" if detail else "")
-        for future in self._waiting.get(job_id, ()):
-            if not future.done():
-                # One error per caller: a raised error collects the traceback of its caller.
-                future.set_exception(JobFailed(text, job_id=job_id, reason=letter.reason, detail=detail or None))
+        self._raise(job_id, partial(JobFailed, text, job_id=job_id, reason=letter.reason, detail=detail or None))
 
     # --- reading events and polling
 
@@ -207,8 +211,7 @@ class Waiters:
         await asyncio.shield(self._starting)
 
     async def _start(self) -> None:
-        newest = await self._client.call("XREVRANGE", self._keys.dlq, "+", "-", "COUNT", 1)
-        self._last_letter = newest[0][0].decode() if newest else "0-0"
+        self._last_letter = await newest_id(self._client, self._keys.dlq)
         if self._starting is not asyncio.current_task():
             return  # closed meanwhile: a reader that starts now would never be stopped
         self._events = events = self._follow()
@@ -250,16 +253,16 @@ class Waiters:
                     self._spawn(self._on_dlq(event.job_id, event), "tampu-waiters-dlq")
 
     async def _on_completed(self, job_id: str) -> None:
-        for pause in LOOKS_AFTER_COMPLETED_SECS:
+        for pause in POLLS_AFTER_COMPLETED_SECS:
             if pause:
                 await asyncio.sleep(pause)
-            if job_id not in self._waiting or await self._look(job_id):
+            if job_id not in self._waiting or await self._poll_one(job_id):
                 return
         if job_id in self._waiting:
             self._completed.add(job_id)
 
     async def _on_dlq(self, job_id: str, event: QueueEvent) -> None:
-        await self._look_for_letter(job_id)
+        await self._find_letter(job_id)
         # The letter may be removed or replayed already: the event is enough.
         self._fail(job_id, DlqEntry(dlq_id="", source_id="", reason=str(event.fields.get("reason", ""))))
 
@@ -272,14 +275,14 @@ class Waiters:
             if self._waiting:
                 idle_since = None
                 with contextlib.suppress(Error):  # an unreachable server is polled again in a second
-                    await self._look_at_all()
+                    await self._poll_all()
                 continue
             idle_since = loop.time() if idle_since is None else idle_since
             if loop.time() - idle_since >= IDLE_SECS:
                 await self._stop()
                 return
 
-    async def _look_at_all(self) -> None:
+    async def _poll_all(self) -> None:
         ids = list(self._waiting)
         for start in range(0, len(ids), MAX_KEYS):
             some = ids[start : start + MAX_KEYS]
@@ -287,13 +290,48 @@ class Waiters:
             marks = (self._keys.cancel_mark(job_id) for job_id in some)
             found = await self._client.call("MGET", *results, *marks)
             for job_id, packed, mark in zip(some, found[: len(some)], found[len(some) :], strict=True):
-                self._on_look(job_id, packed, mark)
-        while True:
-            letters = await self._client.call("XRANGE", self._keys.dlq, f"({self._last_letter}", "+", "COUNT", MAX_KEYS)
+                self._on_values(job_id, packed, mark)
+        async for letters in stream_pages(self._client, self._keys.dlq, f"({self._last_letter}", page=MAX_KEYS):
             for dlq_id, fields in letters:
                 self._last_letter = dlq_id.decode()
                 letter = decode_dlq_fields(self._last_letter, fields)
                 with contextlib.suppress(DecodeError):
                     self._fail(decode_job(letter.payload).id, letter)
-            if len(letters) < MAX_KEYS:
-                return
+
+
+async def describe_job(client: Client, keys: QueueKeys, job_id: str) -> str:
+    """Return what a job is doing, such as `it is waiting, and no worker serves queue 'emails'`."""
+    state = await find_job(client, keys, job_id)
+    if state.state == "waiting":
+        return await _waiting(client, keys, state)
+    if state.state == "running":
+        done = "" if state.progress is None else f" ({state.progress:.0%})"
+        return f"it is running on worker {state.worker}{done}"
+    if state.state == "delayed":
+        return _delayed(state, await client.server_time_ms())
+    if state.state == "done":
+        return "its result has just been stored"
+    if state.state == "unknown":
+        return "it is not in the queue: its worker does not store results, or there is no such job"
+    return f"it is {state.state}"
+
+
+async def _waiting(client: Client, keys: QueueKeys, state: JobState) -> str:
+    if state.worker is not None:
+        return f"it is waiting for a free slot on worker {state.worker}"
+    reason = await pause_reason(client, keys)
+    if reason is not None:
+        return f"queue {keys.queue_name!r} is paused" + (f": {reason}" if reason else "")
+    workers = await list_workers(client, keys)
+    if not workers:
+        return f"it is waiting, and no worker serves queue {keys.queue_name!r}"
+    length = await client.call("XLEN", keys.stream)
+    return f"it is waiting; jobs in the queue: {length:,}, workers: {len(workers):,}"
+
+
+def _delayed(state: JobState, now_ms: int) -> str:
+    left_secs = ((state.run_at_ms or 0) - now_ms) / 1000
+    when = f"is due in {left_secs:.1f} s" if left_secs > 0 else f"is overdue by {-left_secs:.1f} s; no worker runs"
+    if state.attempt:
+        return f"attempt {state.attempt} failed, and the next one {when}"
+    return f"it is delayed and {when}"

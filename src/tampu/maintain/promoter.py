@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.config import PromoterConfig
 from tampu.maintain.leader import Leader, run_standalone
 from tampu.metrics import DlqRouted, LockOutcome, PromoterTick, tell

@@ -10,13 +10,13 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from tampu.base.limits import MAX_CALL_BYTES
+from tampu.base.checks import MAX_CALL_BYTES
 from tampu.config import SchedulerConfig
 from tampu.errors import DecodeError, RedisError
 from tampu.maintain.leader import Leader, run_standalone
 from tampu.redis import calls
 from tampu.redis.calls import SCHEDULER_SCRIPTS
-from tampu.redis.faults import ConnectionLost, ServerError, Unreachable
+from tampu.redis.faults import PASSING, ConnectionLost, ServerError, Unreachable
 from tampu.redis.settings import parse_url
 from tampu.wire.entry import score_ms
 from tampu.wire.envelope import encode_envelope
@@ -40,6 +40,8 @@ MAX_CATCHUP = 10_000
 MAX_COUNTED = 1000
 #: How often skipped fires are logged, in seconds.
 SKIP_LOG_SECS = 10.0
+#: After this many seconds a spec that could not be fired is tried again.
+RETRY_SECS = 2.0
 #: Maximum number of fires of one spec per call; more follow in further calls.
 MAX_FIRES_PER_CALL = 200
 
@@ -125,6 +127,13 @@ def fire_id(spec_key: str, fire_ms: int) -> str:
     return ulid_from_bits(fire_ms, int.from_bytes(digest[:10], "big"))
 
 
+def _concerns_all(error: BaseException) -> bool:
+    """Return True if the server is away or refuses writes, or this process is being stopped."""
+    if isinstance(error, ServerError):
+        return error.kind in PASSING
+    return not isinstance(error, Exception) or isinstance(error, ConnectionLost | Unreachable)
+
+
 class SchedulerDuty:
     """Fires repeatable jobs of one queue, with a client that the caller owns."""
 
@@ -143,8 +152,8 @@ class SchedulerDuty:
         self._has_taken_over = False
         #: While catching up after a takeover: fires since this server time are all written.
         self._all_since_ms: int | None = None
-        #: The last error logged for a spec that cannot be fired, so that each is logged once.
-        self._logged_errors: dict[bytes, str] = {}
+        #: Specs that could not be fired: their score, when to try again, and the error that was logged.
+        self._failed: dict[bytes, tuple[bytes, float, str]] = {}
         #: Skipped fires by spec, since they were last logged.
         self._skipped: dict[bytes, int] = {}
         self._skips_logged_at = float("-inf")
@@ -175,44 +184,48 @@ class SchedulerDuty:
     async def one_round(self) -> float:
         """Fire all due specs. Return the seconds until the next round, 0 if more are due now.
 
-        All specs of a round are read in one round trip and fired in the next.
+        All specs of a round are read in one round trip and fired in the next. Those that cannot be fired stay due: they
+        are read past for a while, so that they delay no others.
         """
-        config = self._config
         now_ms = await self._client.server_time_ms()
         self._note_takeover(now_ms)
         repeat = self._keys.repeat
-        due = await self._client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, config.batch)
-        spec_keys, scores = due[::2], due[1::2]
-        firing = (self._fire(spec_key, score, now_ms) for spec_key, score in zip(spec_keys, scores, strict=True))
+        most = self._config.batch + len(self._failed)
+        read = await self._client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+        due = dict(zip(read[::2], read[1::2], strict=True))
+        self._failed = {spec_key: failed for spec_key, failed in self._failed.items() if spec_key in due}
+        now = time.monotonic()
+        for spec_key, (score, retry_at, _) in self._failed.items():
+            if due[spec_key] == score and now < retry_at:
+                del due[spec_key]
+        firing = (self._fire(spec_key, score, now_ms) for spec_key, score in due.items())
         outcomes = await asyncio.gather(*firing, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        for failure in failures:
-            if not isinstance(failure, Exception) or isinstance(failure, ConnectionLost | Unreachable):
-                raise failure
-        for spec_key, outcome in zip(spec_keys, outcomes, strict=True):
-            if isinstance(outcome, Exception):  # one spec's failure does not stop the others
-                self._log_error(spec_key, outcome)
-            else:
-                self._logged_errors.pop(spec_key, None)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and _concerns_all(outcome):
+                raise outcome
+        self._note_failures(due, outcomes)
         self._log_skipped()
-        if failures and len(failures) == len(spec_keys):
-            raise failures[-1]
-        if len(spec_keys) >= config.batch and not failures:
+        if len(read) >= 2 * most:
             return 0.0
-        if not failures:
+        if not self._failed:
             self._all_since_ms = None
         # Read after the fires: one of those may be the next again.
         soonest = await self._client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
-        # A fire that failed is still due: it is tried again after a tick.
-        self.earliest = None if failures else float(soonest[1]) if soonest else float("inf")
+        self.earliest = None if self._failed else float(soonest[1]) if soonest else float("inf")
         return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, self.poll_secs) if soonest else self.poll_secs
 
-    def _log_error(self, spec_key: bytes, error: Exception) -> None:
-        text = f"{type(error).__name__}: {error}"
-        if self._logged_errors.get(spec_key) != text:
-            self._logged_errors[spec_key] = text
-            unexpected = None if isinstance(error, RedisError) else error
-            logger.error("could not fire repeatable job %r: %s", spec_key, text, exc_info=unexpected)
+    def _note_failures(self, due: dict[bytes, bytes], outcomes: list[BaseException | None]) -> None:
+        """Set failed specs aside, and log each error once."""
+        retry_at = time.monotonic() + RETRY_SECS
+        for (spec_key, score), error in zip(due.items(), outcomes, strict=True):
+            before = self._failed.pop(spec_key, None)
+            if error is None:
+                continue
+            text = f"{type(error).__name__}: {error}"
+            self._failed[spec_key] = (score, retry_at, text)
+            if before is None or before[2] != text:
+                unexpected = None if isinstance(error, RedisError) else error
+                logger.error("could not fire repeatable job %r: %s", spec_key, text, exc_info=unexpected)
 
     def _log_skipped(self) -> None:
         now = time.monotonic()

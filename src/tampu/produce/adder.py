@@ -7,6 +7,7 @@ packed while the server works on the last.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from itertools import islice
@@ -14,28 +15,30 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+from tampu.base.clock import random_bytes, wall_clock_ms
 from tampu.errors import ConfigError, EncodeError
 from tampu.produce.window import (
     LARGE_ALONE_BYTES,
     LARGE_BYTES,
     BulkResults,
     BulkWindow,
+    IdKeys,
     LargeJobs,
     SharedWindow,
     SingleWindow,
     Window,
     pack_part,
 )
-from tampu.redis.codes import AddKind
 from tampu.wire.envelope import fresh_envelope, fresh_envelope_ends, fresh_envelopes, packed_envelopes
+from tampu.wire.ulid import RANDOM_BYTES, encode_time, encode_ulids, random_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from tampu.produce.chain import Chain
-    from tampu.produce.ids import Minter
     from tampu.produce.options import AddOptions
+    from tampu.produce.window import Due
     from tampu.wire.job import JobId
     from tampu.wire.keys import QueueKeys
     from tampu.wire.retry import JobRetryOverride
@@ -48,23 +51,57 @@ MAX_ENVELOPE_BYTES = 512
 _ANY_ULID = "0" * 26
 
 
-class Due:
-    """The due time of a delayed job, packed for the script: relative to the server's clock, or absolute."""
+#: Ids per block of random bits.
+BLOCK = 256
 
-    __slots__ = ("packed",)
+#: Identifies this process; replaced after a fork. `os.getpid()` would be a system call for every id.
+_process = object()
 
-    def __init__(self, packed: bytes) -> None:
-        self.packed = packed
 
-    @classmethod
-    def after_ms(cls, delay_ms: int) -> Due:
-        """Return the due time `delay_ms` milliseconds from now, by the server's clock."""
-        return cls(pack_part(b"+%d" % delay_ms))
+def _after_fork_in_child() -> None:
+    global _process
+    _process = object()
 
-    @classmethod
-    def at_ms(cls, instant_ms: int) -> Due:
-        """Return the due time at this epoch time, in milliseconds."""
-        return cls(pack_part(b"%d" % instant_ms))
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+class Minter:
+    """Generates ids. Random bits are drawn in blocks, because a system call per id costs more."""
+
+    __slots__ = ("_drawn_in", "_now_ms", "_random_bytes", "_random_parts", "_time_ms", "_time_text")
+
+    def __init__(
+        self, now_ms: Callable[[], int] = wall_clock_ms, random_bytes: Callable[[int], bytes] = random_bytes
+    ) -> None:
+        self._now_ms = now_ms
+        self._random_bytes = random_bytes
+        self._random_parts: list[str] = []
+        self._drawn_in = _process
+        self._time_ms = -1
+        self._time_text = ""
+
+    def now_ms(self) -> int:
+        """Return the time that a job created now is stamped with, in milliseconds."""
+        return self._now_ms()
+
+    def mint(self) -> tuple[str, int]:
+        """Return (a new id, its time in milliseconds)."""
+        now_ms = self._now_ms()
+        if now_ms != self._time_ms:
+            self._time_text = encode_time(now_ms)
+            self._time_ms = now_ms
+        if not self._random_parts or self._drawn_in is not _process:
+            # After a fork, parent and child hold the same block: the child must draw a new one.
+            text = random_text(self._random_bytes(RANDOM_BYTES * BLOCK))
+            self._random_parts = [text[at : at + RANDOM_BYTES] for at in range(0, len(text), RANDOM_BYTES)]
+            self._drawn_in = _process
+        return self._time_text + self._random_parts.pop(), now_ms
+
+    def mint_many(self, count: int) -> tuple[list[str], int]:
+        """Return (`count` new ids, their time in milliseconds)."""
+        now_ms = self._now_ms()
+        return encode_ulids(now_ms, self._random_bytes(RANDOM_BYTES * count)), now_ms
 
 
 class Adder:
@@ -83,9 +120,7 @@ class Adder:
         self._minter = minter
         #: How a payload is written into its envelope: `bytes` as a MessagePack bin, `Raw` inline.
         self._slot_of = msgspec.Raw if inline else bytes
-        self._marker_prefix = keys.dedup_marker("").encode()
-        self._cancel_prefix = keys.cancel_mark("").encode()
-        self._index_prefix = keys.delayed_index("").encode()
+        self._id_keys = IdKeys(keys)
         self._open: SharedWindow | None = None
         self._max_bytes = max_payload_bytes or sys.maxsize
 
@@ -109,8 +144,8 @@ class Adder:
             return future
         name = options.name.encode()
         envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry)
-        if options.tail:
-            envelope += options.tail
+        if options._tail:
+            envelope += options._tail
         if len(envelope) > self._max_bytes:
             raise _too_large(len(envelope), self._max_bytes)
         # With nothing in flight there is no reason to wait: the first job of a turn is sent at once, alone.
@@ -123,9 +158,9 @@ class Adder:
             return future
         sends_at_once = self._open is None and self._chain.is_idle()
         packed = pack_part(envelope)
-        kind, due_packed, keys = self._kind(job_id, explicit is not None, due)
+        keys = () if explicit is None else self._id_keys.packed(job_id, due)
         window = SharedWindow() if sends_at_once else self._window_for(len(packed))
-        window.put(job_id, kind, name, packed, due_packed, keys)
+        window.put(job_id, name, packed, due, keys)
         window.futures.append(future)
         if sends_at_once:
             self._chain.submit(window)
@@ -142,22 +177,6 @@ class Adder:
         window.put_large([job_id], jobs)
         window.futures.append(future)
         self._submit(window)
-
-    def _kind(self, job_id: str, is_explicit: bool, due: Due | None) -> tuple[bytes, bytes, tuple[bytes, ...]]:
-        """Return (kind, due time, keys) of a job; due time and keys are packed."""
-        if due is None:
-            if not is_explicit:
-                return AddKind.NOW, b"", ()
-            return AddKind.NOW_WITH_ID, b"", self._id_keys(job_id)
-        if not is_explicit:
-            return AddKind.DELAYED, due.packed, ()
-        index = pack_part(self._index_prefix + job_id.encode())
-        return AddKind.DELAYED_WITH_ID, due.packed, (*self._id_keys(job_id), index)
-
-    def _id_keys(self, job_id: str) -> tuple[bytes, bytes]:
-        """Return the keys of an explicit id: its dedup marker, and its cancel mark, which a new add removes."""
-        encoded = job_id.encode()
-        return pack_part(self._marker_prefix + encoded), pack_part(self._cancel_prefix + encoded)
 
     def _window_for(self, size: int) -> SharedWindow:
         window = self._open
@@ -203,15 +222,15 @@ class Adder:
         windows: list[BulkWindow] = []
         for position, (body, options) in enumerate(items):
             job_id, now_ms = self._minter.mint() if options.id is None else (str(options.id), self._minter.now_ms())
-            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry) + options.tail
+            envelope = fresh_envelope(job_id, self._slot_of(body), now_ms, options.retry) + options._tail
             if len(envelope) > self._max_bytes:
                 raise _too_large(len(envelope), self._max_bytes, f" {position} of this bulk")
             packed = pack_part(envelope)
-            kind, due_packed, keys = self._kind(job_id, options.id is not None, due)
+            keys = () if options.id is None else self._id_keys.packed(job_id, due)
             if window is None or not window.has_room(len(packed)):
                 window = BulkWindow(asyncio.get_running_loop())
                 windows.append(window)
-            window.put(job_id, kind, options.name.encode(), packed, due_packed, keys)
+            window.put(job_id, options.name.encode(), packed, due, keys)
         for window in windows:
             self._submit(window)
         return await BulkResults(windows).finish()
@@ -263,25 +282,24 @@ class Adder:
         """Yield windows of new jobs with generated ids, each packed only when it is requested."""
         name = options.name.encode()
         for start, end in _slices(bodies):
-            some = bodies if end - start == len(bodies) else bodies[start:end]
+            chunk = bodies if end - start == len(bodies) else bodies[start:end]
             window = BulkWindow(asyncio.get_running_loop())
-            ids, now_ms = self._minter.mint_many(len(some))
-            if due is None and len(some[0]) >= LARGE_BYTES and min(map(len, some)) >= LARGE_BYTES:
-                window.put_large(ids, self._large_jobs(ids, some, now_ms, options))
+            ids, now_ms = self._minter.mint_many(len(chunk))
+            if due is None and len(chunk[0]) >= LARGE_BYTES and min(map(len, chunk)) >= LARGE_BYTES:
+                window.put_large(ids, self._large_jobs(ids, chunk, now_ms, options))
                 yield window
                 continue
-            due_packed = b"" if due is None else due.packed
-            if options.retry is None and not options.tail and self._slot_of is bytes:
-                joined = packed_envelopes(ids, some, now_ms)
+            if options.retry is None and not options._tail and self._slot_of is bytes:
+                joined = packed_envelopes(ids, chunk, now_ms)
                 if joined is not None:
-                    window.put_many(ids, name, [joined], due_packed)
+                    window.put_many(ids, name, [joined], due)
                     yield window
                     continue
-            envelopes = fresh_envelopes(ids, map(self._slot_of, some), now_ms, options.retry)
-            if options.tail:
-                envelopes = [envelope + options.tail for envelope in envelopes]
+            envelopes = fresh_envelopes(ids, map(self._slot_of, chunk), now_ms, options.retry)
+            if options._tail:
+                envelopes = [envelope + options._tail for envelope in envelopes]
             packed = [b"$%d\r\n%b\r\n" % (len(envelope), envelope) for envelope in envelopes]
-            window.put_many(ids, name, packed, due_packed)
+            window.put_many(ids, name, packed, due)
             yield window
 
     def _large_jobs(self, ids: list[str], bodies: Sequence[bytes], now_ms: int, options: AddOptions) -> LargeJobs:
@@ -290,7 +308,7 @@ class Adder:
             fresh_envelope_ends(job_id, len(body), now_ms, options.retry, inline=inline)
             for job_id, body in zip(ids, bodies, strict=True)
         ]
-        return LargeJobs(options.name.encode(), [head for head, _ in ends], [*bodies], ends[0][1] + options.tail)
+        return LargeJobs(options.name.encode(), [head for head, _ in ends], [*bodies], ends[0][1] + options._tail)
 
 
 def _too_large(size: int, limit: int, which: str = "") -> ConfigError:

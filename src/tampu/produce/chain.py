@@ -1,17 +1,20 @@
 """The chain: numbers the windows of one producer, so that sending one again is safe.
 
 The server applies window n only after n - 1 and remembers its reply. After a lost connection the windows without a
-reply are sent again in order, with the same numbers, and each is applied exactly once.
+reply are sent again in order, with the same numbers, and each is applied exactly once. Number 1 is the *opening*, an
+empty window that is confirmed before any other is sent: a server that has forgotten the chain (its key expired, was
+evicted, or was lost in a failover) answers the others with a gap instead of applying them a second time.
 
 | reply to a window | meaning | then |
 |---|---|---|
 | ok | applied, now or when it was first sent | its adds return |
 | taken back | the transaction of a window of large jobs was not applied | sent again through the script |
 | gap | an earlier window is missing | sent again, numbered after the last one applied |
+| gap, and the chain is forgotten | not applied now | sent again in a new chain; if a reply was lost, its adds raise |
 | full | overflow="wait" and no room | sent again a little later, with the same number |
 | a transient error (LOADING, BUSY, MOVED ...) | not applied | sent again after the remedy |
 | any other error | not applied | its adds raise; windows behind it are renumbered |
-| connection lost | unknown | sent again with the same number; without numbers its adds raise |
+| connection lost | unknown | sent again with the same number |
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tampu.errors import Error, OutcomeUnknownError, RedisError, ShutdownError
-from tampu.redis.codes import AddCode
+from tampu.produce.window import Opening
 from tampu.redis.connection import pack_command
 from tampu.redis.faults import ConnectionLost, Remedy, remedy_of
 from tampu.redis.resend import Recovery
+from tampu.redis.scripts import AddCode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +50,8 @@ MAX_IN_FLIGHT = 4
 CHAIN_TTL_SECS = 3600
 #: How often the chain's TTL is renewed, in seconds.
 TTL_RENEWAL_SECS = CHAIN_TTL_SECS / 60
+#: How long a producer that closes waits for the server to delete its chain, in seconds.
+FORGET_SECS = 0.2
 
 
 class Chain:
@@ -56,14 +62,12 @@ class Chain:
         client: Client,
         make_header: Callable[[str], WindowHeader],
         *,
-        numbered: bool = True,
         patience_secs: float = 10.0,
         min_replicas: int = 0,
         min_replicas_timeout_ms: int = 1000,
     ) -> None:
         self._client = client
         self._make_header = make_header
-        self._numbered = numbered
         self._min_replicas = min_replicas
         self._wait = pack_command(("WAIT", min_replicas, min_replicas_timeout_ms))
         self._now = time.time
@@ -73,11 +77,9 @@ class Chain:
         self._connection: Connection | None = None
         #: The connection that was last asked whether transactions may be used, and the answer.
         self._probed: Connection | None = None
-        self._transacts = False
+        self._can_use_multi = False
         #: Answered, but to be sent again, in order.
         self._again: list[Window] = []
-        #: True while the first window waits for room in the queue; those behind it are not sent meanwhile.
-        self._waits_for_room = False
         self._recovery = Recovery(client, "chain", self._resume, self._give_up, patience_secs)
         self._drained: asyncio.Event | None = None
         self._closed = False
@@ -87,13 +89,15 @@ class Chain:
         self._begin()
 
     def _begin(self) -> None:
-        """Start a new chain: numbers from 1, with a new id."""
+        """Start a new chain, with a new id. Its number 1 is the opening."""
         self.id = uuid.uuid4().hex
         self._header = self._make_header(self.id)
         #: True if `send_single` may be used: the window only needs a number and never waits for room.
-        self._is_plain = self._numbered and not self._min_replicas and self._header.has_short_form
+        self._is_plain = not self._min_replicas and self._header.has_short_form
         self._confirmed = 0
-        self._next_number = 1
+        self._next_number = Opening.number + 1
+        #: True while the first window waits for room in the queue; those behind it are not sent meanwhile.
+        self._waits_for_room = False
         #: True if a window was given up that may be applied, wholly or in part: its number cannot be used again.
         self._has_spent_number = False
         self._ttl_set_at = float("-inf")
@@ -127,7 +131,6 @@ class Chain:
             return False
         self._connection = connection
         window.number = self._next_number
-        window.first_sent_at = now
         self._next_number += 1
         self._sent.append(window)
         packed = self._header.packed_single(window.number, window.name, window.envelope)
@@ -152,7 +155,6 @@ class Chain:
         self._sent.clear()
         self._again.clear()
         self._recovery.abandon()
-        self._waits_for_room = False
         self._begin()
 
     def close(self) -> None:
@@ -160,6 +162,14 @@ class Chain:
         self._closed = True
         self._recovery.stop()
         self._give_up(ShutdownError("the producer was closed before the server confirmed this job"))
+
+    async def forget(self) -> None:
+        """Delete the chain's state on the server. If that fails, or a window has no reply, the state expires later."""
+        connection = self._client.connection
+        if connection is not None and self._confirmed:
+            with contextlib.suppress(Error, TimeoutError):
+                async with asyncio.timeout(FORGET_SECS):
+                    await connection.ask("DEL", self._header.chain_key)
 
     # --- sending
 
@@ -177,49 +187,54 @@ class Chain:
         queue, sent = self._queue, self._sent
         if not sent and self._confirmed and self._now() - self._ttl_set_at > CHAIN_TTL_SECS / 2:
             self._begin()  # the server forgets an idle chain, which is safe to leave with nothing in flight
+        if not self._confirmed:
+            if queue and not sent:
+                self._send(connection, Opening())
+            return
         while queue and len(sent) < MAX_IN_FLIGHT:
             window = queue.popleft()
-            if self._numbered:
-                window.number = self._next_number
-                self._next_number += 1
+            window.number = self._next_number
+            self._next_number += 1
             self._send(connection, window)
 
     def _send(self, connection: Connection, window: Window) -> None:
-        now = self._now()
-        if window.first_sent_at is None:
-            window.first_sent_at = now
         self._sent.append(window)
         # The chain's TTL is renewed at intervals: with every window it would cost a tenth of the server's time. A
         # window sent again may only fetch its reply; the TTL makes it a write, which WAIT needs to wait for.
-        if window.may_be_applied or now - self._ttl_set_at > TTL_RENEWAL_SECS:
+        if window.may_be_applied or self._now() - self._ttl_set_at > TTL_RENEWAL_SECS:
             window.chain_ttl_secs = CHAIN_TTL_SECS
-        if window.large is not None and self._is_plain and self._transacts_on(connection) and not window.was_transacted:
+        if (
+            window.large is not None
+            and self._is_plain
+            and self._can_use_multi_on(connection)
+            and not window.was_transacted
+        ):
             window.was_transacted = True
             pieces, count = self._header.pieces(window, window.large)
             connection.request_pieces(pieces, count, partial(self._on_transaction, window))
             return
         packed = window.packed(self._header)
-        if self._min_replicas:
+        if self._min_replicas and window.ids:
             window.replicas = 0
             connection.request(packed, lambda reply: setattr(window, "reply", reply))
             connection.request(self._wait, lambda count: self._on_replicas(window, count))
         else:
             connection.request(packed, partial(self._on_reply, window))
 
-    def _transacts_on(self, connection: Connection) -> bool:
+    def _can_use_multi_on(self, connection: Connection) -> bool:
         """Return True if large jobs may be sent in transactions. An ACL or a proxy may forbid what they need.
 
         Asked once for each connection; until the answer arrives, the script sends them.
         """
         if self._probed is not connection:
-            self._probed, self._transacts = connection, False
+            self._probed, self._can_use_multi = connection, False
 
-            def learn(replies: list[Reply]) -> None:
-                self._transacts = self._probed is connection and replies[-1] == [1]
+            def on_probed(replies: list[Reply]) -> None:
+                self._can_use_multi = self._probed is connection and replies[-1] == [1]
 
             if connection is self._client.connection:  # not one that follows an ASK redirect
-                connection.request_pieces([self._header.transaction_probe], 3, learn)
-        return self._transacts
+                connection.request_pieces([self._header.transaction_probe], 3, on_probed)
+        return self._can_use_multi
 
     def _on_transaction(self, window: Window, replies: list[Reply]) -> None:
         """Handle the replies to a window of large jobs; the last one is that of EXEC."""
@@ -268,7 +283,6 @@ class Chain:
             self._waits_for_room = True
             self._confirmed = max(self._confirmed, window.number - 1)
             window.codes = reply[2].decode()
-            window.first_sent_at = self._now()
             self._recovery.since = None
             self._send_again(window)
         if self._again and not self._sent:
@@ -298,36 +312,41 @@ class Chain:
 
     def _on_gap(self, window: Window, last: int) -> None:
         if last < self._confirmed:
-            lost = self._confirmed - last
+            lost = self._confirmed - max(last, Opening.number)
             self.windows_lost_by_server += lost
             logger.warning(
-                "the server forgot %d confirmed windows of chain %s (a failover or a flush); starting a new chain",
+                "the server forgot %d confirmed windows of chain %s (a failover, a flush, or the chain's key was "
+                "evicted or expired); starting a new chain",
                 lost,
                 self.id,
             )
             self._begin()
-            # The server that may have applied these is gone, and its data with it.
-            for other in (window, *self._sent):
-                other.may_be_applied = False
-        if not window.may_be_applied:
-            window.first_sent_at = None
+        if not self._confirmed:  # a window of a forgotten chain
+            if last:  # the server's data are older than this window, or gone: it is not applied
+                window.may_be_applied, window.codes = False, ""
+            elif window.may_be_applied or window.codes:
+                self._fail(window, RedisError("the server forgot which windows of this producer it has applied"))
+                return
         self._send_again(window)
 
     def _on_error(self, window: Window, error: Error) -> None:
-        if isinstance(error, ConnectionLost):
-            window.may_be_applied = True
-            if self._numbered:
+        is_lost = isinstance(error, ConnectionLost)
+        if isinstance(window, Opening):
+            if is_lost:
+                self._begin()  # a copy that arrives late must not open a chain that is in use and was forgotten
+            if remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
+                self._fail(self._queue.popleft(), error)
+            else:
                 self._send_again(window, error)
-            else:  # without numbers, a resend could add the jobs twice
-                self._fail(window, error)
+        elif is_lost:
+            window.may_be_applied = True
+            self._send_again(window, error)
         elif remedy_of(error) in (Remedy.NONE, Remedy.MAKE_GROUP):
             if window.codes or window.may_be_applied:
                 self._has_spent_number = True
             self._waits_for_room = False
             self._fail(window, error)
         else:
-            if not window.may_be_applied:
-                window.first_sent_at = None
             self._send_again(window, error)
 
     def _send_again(self, window: Window, error: Error | None = None) -> None:
@@ -345,12 +364,12 @@ class Chain:
     def _resume(self, connection: Connection) -> None:
         """Send windows without a reply again, in order, then the queued ones."""
         self._connection = connection
-        if self._numbered:
-            self._close_gap()
-        if any(self._is_too_old(window) for window in self._again):
-            self._give_up(ConnectionLost("the outage lasted too long: the server may have forgotten the chain"))
-            return
+        self._close_gap()
         again, self._again = self._again, []
+        if not self._confirmed:  # a new chain: its opening goes first, alone
+            self._queue.extendleft(reversed([window for window in again if not isinstance(window, Opening)]))
+            self._next_number = Opening.number + 1
+            again = [Opening()] if self._queue else []
         behind = again[1:]
         if self._waits_for_room and behind and not self._has_spent_number and not any(w.may_be_applied for w in behind):
             self._queue.extendleft(reversed(again[1:]))
@@ -377,11 +396,6 @@ class Chain:
             self._next_number += 1
         for window in stray:
             self._fail(window, RedisError("the connection broke, and then the server refused a job added earlier"))
-
-    def _is_too_old(self, window: Window) -> bool:
-        """Return True if the server may have forgotten the chain by now: a resend could add the jobs twice."""
-        sent_at = window.first_sent_at
-        return window.may_be_applied and sent_at is not None and self._now() - sent_at > CHAIN_TTL_SECS / 2
 
     def _give_up(self, error: Error) -> None:
         """Fail all windows. Ids that may have been added are named, and their numbers are never used again."""

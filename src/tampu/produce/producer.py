@@ -13,20 +13,15 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tampu.base.checks import check_delay_ms, check_instant_ms, check_int, check_job_id, check_text, invalid
 from tampu.config import ProducerConfig
-from tampu.errors import ConfigError, DecodeError, EncodeError, NotSupportedError, ShutdownError
-from tampu.inspect.audit import operator_name, record
-from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
-from tampu.inspect.purge import cancel_delayed, purge
-from tampu.inspect.repeatables import Repeatables
-from tampu.produce.adder import Adder, Due
+from tampu.errors import ConfigError, DecodeError, EncodeError, ShutdownError
+from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.dead_letters import DlqFilter, ReplayCount
+from tampu.produce.adder import Adder, Minter
 from tampu.produce.chain import Chain
-from tampu.produce.ids import Minter
 from tampu.produce.options import AddOptions
-from tampu.produce.window import WindowHeader
+from tampu.produce.window import ADD_PLAIN_WINDOW, ADD_WINDOW, Due, WindowHeader
 from tampu.redis.calls import INSPECT_SCRIPTS
-from tampu.redis.capabilities import probe_capabilities
 from tampu.redis.client import Client
-from tampu.redis.scripts import load_script
 from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
 from tampu.wire.codec import QueueCodec
 from tampu.wire.keys import QueueKeys
@@ -41,16 +36,12 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Unpack
 
-    from tampu.inspect.audit import AuditAction
     from tampu.inspect.dead_letters import DlqQuery
     from tampu.redis.settings import CredentialCallback
     from tampu.wire.dlq import DlqEntry
     from tampu.wire.job import JobId
 
 T = TypeVar("T")
-
-ADD_WINDOW = load_script("add_window")
-ADD_PLAIN_WINDOW = load_script("add_plain_window")
 
 #: Shortest response timeout: a server may be silent this long while it forks for a snapshot, in seconds.
 MIN_RESPONSE_TIMEOUT_SECS = 2.0
@@ -73,11 +64,12 @@ class Producer(Generic[T]):
         self._producer_id = str(uuid.uuid4())
         scripts = (ADD_WINDOW, ADD_PLAIN_WINDOW, *INSPECT_SCRIPTS)
         response_timeout = _response_timeout_secs(settings, config)
-        self._client = Client(settings, self._keys.tag.encode(), scripts, response_timeout_secs=response_timeout)
+        self._client = Client(
+            *(settings, self._keys.tag.encode(), scripts), response_timeout_secs=response_timeout, may_lack_scripts=True
+        )
         self._chain = Chain(
             self._client,
             self._window_header,
-            numbered=config.idempotency == "sequence",
             patience_secs=config.retry_for_secs,
             min_replicas=config.min_replicas,
             min_replicas_timeout_ms=config.min_replicas_timeout_ms,
@@ -91,9 +83,13 @@ class Producer(Generic[T]):
             inline=config.payload_format == "inline",
             max_payload_bytes=config.max_payload_bytes,
         )
-        self._dead_letters = DeadLetters(self._client, self._keys, config.max_stream_len)
-        self._repeatables = Repeatables(self._client, self._keys)
         self._codec = QueueCodec.of(config.codec, config.queue_name)
+        self._admin = QueueAdmin(
+            *(self._client, self._keys),
+            operator=config.operator,
+            max_stream_len=config.max_stream_len,
+            codec=self._codec,
+        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
         _producers.add(self)
@@ -115,15 +111,10 @@ class Producer(Generic[T]):
     async def open(self) -> Self:
         """Connect and return the producer. Optional: the first add connects too.
 
-        Raises `RedisError` if the server cannot be reached, and `NotSupportedError` if it lacks what `config` needs.
+        Raises `RedisError` if the server cannot be reached.
         """
         self._bind_to_loop()
-        connection = await self._client.up(max(self._config.retry_for_secs, 1))
-        if self._config.idempotency == "idmp" and not (await probe_capabilities(connection, self._keys.tag)).xadd_idmp:
-            raise NotSupportedError(
-                "idempotency='idmp' needs XADD IDMP (Redis 8.6 or newer), which this server does not support; use "
-                "'sequence', which works on every server"
-            )
+        await self._client.up(max(self._config.retry_for_secs, 1))
         return self
 
     async def close(self) -> None:
@@ -136,7 +127,10 @@ class Producer(Generic[T]):
         self._closed = True
         self._loop = None  # so that every later call raises ShutdownError
         self._chain.close()
-        await self._client.close()
+        try:
+            await self._chain.forget()
+        finally:
+            await self._client.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -147,6 +141,11 @@ class Producer(Generic[T]):
         await self.close()
 
     # --- properties
+
+    @property
+    def is_used(self) -> bool:
+        """True from its first use until it is closed."""
+        return self._loop is not None
 
     @property
     def producer_id(self) -> str:
@@ -177,6 +176,12 @@ class Producer(Generic[T]):
         """Return the client, ready for the running event loop. Raises `ShutdownError` after `close`."""
         self._bind_to_loop()
         return self._client
+
+    @property
+    def admin(self) -> QueueAdmin:
+        """Return the object that inspects and changes the queue. Raises `ShutdownError` after `close`."""
+        self._bind_to_loop()
+        return self._admin
 
     @property
     def encode(self) -> Callable[[Any], bytes]:
@@ -341,12 +346,12 @@ class Producer(Generic[T]):
     def _due_after(self, delay: timedelta | float) -> Due | None:
         delay_ms = check_delay_ms(delay)
         self._check_delay(delay_ms)
-        return Due.after_ms(delay_ms) if delay_ms else None
+        return Due("in", delay_ms) if delay_ms else None
 
     def _due_at(self, run_at: datetime | float) -> Due:
         instant_ms = check_instant_ms(run_at)
         self._check_delay(instant_ms - self._adder.now_ms())
-        return Due.at_ms(instant_ms)
+        return Due("at", instant_ms)
 
     def _check_delay(self, delay_ms: int) -> None:
         limit = self._config.max_delay_secs
@@ -358,44 +363,28 @@ class Producer(Generic[T]):
     async def cancel_delayed(self, id: str) -> bool:  # noqa: A002
         """Cancel a job that waits for its due time or its retry. Return False if there is no such delayed job."""
         check_job_id(id)
-        self._bind_to_loop()
-        is_cancelled = await cancel_delayed(self._client, self._keys, id)
-        if is_cancelled:
-            await self.audit("cancel", detail=id)
+        [is_cancelled] = await self.admin.cancel_delayed([id], detail=id)
         return is_cancelled
 
     async def cancel_delayed_bulk(self, ids: Sequence[str]) -> list[bool]:
         """Cancel several delayed jobs. Return one bool for each, as `cancel_delayed` does."""
         for job_id in ids:
             check_job_id(job_id)
-        self._bind_to_loop()
-        done = await asyncio.gather(*(cancel_delayed(self._client, self._keys, job_id) for job_id in ids))
-        if any(done):
-            await self.audit("cancel", count=sum(done))
-        return list(done)
+        return await self.admin.cancel_delayed(ids)
 
     # --- dead letters
 
-    async def peek_dlq(self, limit: int = 20, **wanted: Unpack[DlqQuery]) -> list[DlqEntry]:
+    async def peek_dlq(self, limit: int = 20, **query: Unpack[DlqQuery]) -> list[DlqEntry]:
         """Return up to `limit` dead letters, oldest first."""
-        self._bind_to_loop()
-        return await self._dead_letters.peek(check_int("limit", limit), DlqFilter.of(wanted))
+        return await self.admin.peek_dlq(check_int("limit", limit), DlqFilter.of(query))
 
-    async def replay_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> ReplayCount:
+    async def replay_dlq(self, limit: int = 100, **query: Unpack[DlqQuery]) -> ReplayCount:
         """Move up to `limit` dead letters back into the queue and reset their attempts. Return how many were moved."""
-        self._bind_to_loop()
-        moved = await self._dead_letters.replay(check_int("limit", limit), DlqFilter.of(wanted))
-        if moved:
-            await self.audit("replay", count=int(moved))
-        return moved
+        return await self.admin.replay_dlq(check_int("limit", limit), DlqFilter.of(query))
 
-    async def remove_dlq(self, limit: int = 100, **wanted: Unpack[DlqQuery]) -> int:
+    async def remove_dlq(self, limit: int = 100, **query: Unpack[DlqQuery]) -> int:
         """Delete up to `limit` dead letters. Return how many were deleted."""
-        self._bind_to_loop()
-        removed = await self._dead_letters.remove(check_int("limit", limit), DlqFilter.of(wanted))
-        if removed:
-            await self.audit("remove", count=removed)
-        return removed
+        return await self.admin.remove_dlq(check_int("limit", limit), DlqFilter.of(query))
 
     # --- repeatable jobs
 
@@ -418,12 +407,12 @@ class Producer(Generic[T]):
             body = await self._sealed_before(spec, packed) if keep_identical else self._sealed(packed, spec.job_name)
         self._adder.check_size(body, which=f" of {spec.job_name!r}")
         stored = spec.stored_with(wrap_bin(body) if self._config.payload_format == "bin" else body)
-        await self._repeatables.upsert(stored, keep_identical=keep_identical)
+        await self._admin.upsert_repeatable(stored, keep_identical=keep_identical)
         return stored.key
 
     async def _sealed_before(self, spec: RepeatableSpec[Any], packed: bytes) -> bytes:
         """Return the sealed payload of a stored schedule if it holds this payload: a new one never looks identical."""
-        stored = await self._client.call("HGET", self._keys.repeat_spec(spec.resolved_key()), "spec")
+        stored = await self._admin.packed_spec(spec.resolved_key())
         with contextlib.suppress(DecodeError):
             sealed = bin_content(decode_spec(stored or b"").payload_slot)
             if self._codec is not None and sealed and self._codec.open_payload(sealed, spec.job_name) == packed:
@@ -432,17 +421,12 @@ class Producer(Generic[T]):
 
     async def list_repeatable(self, limit: int = 100) -> list[RepeatableMeta]:
         """Return up to `limit` repeatable jobs without their payloads, the next to fire first."""
-        self._bind_to_loop()
-        return await self._repeatables.list(check_int("limit", limit))
+        return await self.admin.repeatables(check_int("limit", limit))
 
     async def remove_repeatable(self, spec_key: str) -> bool:
         """Remove a repeatable job. Return False if there is none with this key."""
         check_text("spec_key", spec_key)
-        self._bind_to_loop()
-        is_removed = await self._repeatables.remove(spec_key)
-        if is_removed:
-            await self.audit("delete-schedule", detail=spec_key)
-        return is_removed
+        return await self.admin.remove_repeatable(spec_key)
 
     def _encode_of(self, spec: RepeatableSpec[T]) -> bytes:
         if not isinstance(spec, RepeatableSpec):
@@ -457,15 +441,7 @@ class Producer(Generic[T]):
         Jobs that a worker holds and jobs added meanwhile are kept. A queue of thousands is purged in steps, each of
         which is atomic.
         """
-        deleted = await purge(self.ready_client(), self._keys, waiting=waiting, delayed=delayed)
-        if deleted:
-            await self.audit("purge", count=deleted)
-        return deleted
-
-    async def audit(self, action: AuditAction, *, count: int = 1, detail: str = "", create: bool = True) -> None:
-        """Write the audit event of a change; see `inspect.audit.record`."""
-        operator = self._config.operator or operator_name()
-        await record(self._client, self._keys, action, operator, count=count, detail=detail, create=create)
+        return await self.admin.purge(waiting=waiting, delayed=delayed)
 
     # --- results
 
@@ -475,9 +451,7 @@ class Producer(Generic[T]):
         Raises `DecodeError` if the queue has a codec that cannot open it.
         """
         check_job_id(id)
-        self._bind_to_loop()
-        result: bytes | None = await self._client.call("GET", self._keys.result(id))
-        return result if result is None or self._codec is None else self._codec.open_result(result, id)
+        return await self.admin.result(id)
 
     async def get_result_bulk(self, ids: Sequence[str]) -> list[bytes | None]:
         """Return several stored results, in the order of the IDs."""
@@ -488,17 +462,11 @@ class Producer(Generic[T]):
     def _window_header(self, chain_id: str) -> WindowHeader:
         config = self._config
         return WindowHeader(
-            sha=ADD_WINDOW.sha,
-            plain_sha=ADD_PLAIN_WINDOW.sha,
-            chain_key=self._keys.chain(chain_id),
-            stream_key=self._keys.stream,
-            delayed_key=self._keys.delayed,
-            wake_key=self._keys.wake,
-            due_key=self._keys.due,
+            self._keys,
+            self._keys.chain(chain_id),
             cap=config.max_stream_len,
             overflow=config.overflow,
             dedup_ttl_secs=config.dedup_ttl_secs,
-            idmp_producer=self._producer_id if config.idempotency == "idmp" else "",
         )
 
     def _bind_to_loop(self) -> None:
@@ -545,11 +513,9 @@ class Connecting(Generic[T]):
 def _response_timeout_secs(settings: ConnectionSettings, config: ProducerConfig) -> float:
     """Return how long the server may be silent before the connection counts as lost, in seconds.
 
-    Half of `retry_for_secs` leaves a new connection the other half to send an add again; an add that must not be sent
-    again gets all of it.
+    Half of `retry_for_secs` leaves a new connection the other half to send an add again.
     """
-    share = 0.5 if config.idempotency == "sequence" else 1.0
-    patience = max(config.retry_for_secs * share, MIN_RESPONSE_TIMEOUT_SECS)
+    patience = max(config.retry_for_secs / 2, MIN_RESPONSE_TIMEOUT_SECS)
     # WAIT keeps a healthy server silent for up to its timeout.
     wait_secs = config.min_replicas_timeout_ms / 1000 if config.min_replicas else 0
     return min(settings.response_timeout_secs, patience) + wait_secs

@@ -9,31 +9,36 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES
+import msgspec
+
+from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.errors import Error, OutcomeUnknownError, QueueFullError, RedisError
-from tampu.redis.codes import AddCode, AddKind
 from tampu.redis.faults import ServerError
-from tampu.redis.scripts import load_script
+from tampu.redis.scripts import AddCode, load_script
 from tampu.wire.job import DuplicateJobId, JobId
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from tampu.wire.keys import QueueKeys
+
+ADD_WINDOW = load_script("add_window")
+ADD_PLAIN_WINDOW = load_script("add_plain_window")
+#: Ends a transaction of large jobs. Sent with its text: if the server did not know it by its SHA, it would keep the
+#: XADDs.
+COMMIT = load_script("commit_window")
+
 #: Jobs of this size, in bytes, are sent as plain XADDs in a transaction: a script would copy each of them three times.
 #: Smaller ones cost the server less in a script. A job that is added alone has to be larger.
 LARGE_BYTES = 2048
 LARGE_ALONE_BYTES = 32 * 1024
-#: Ends such a transaction. Sent with its text: if the server did not know it by its SHA, it would keep the XADDs.
-COMMIT = load_script("commit_window")
 
 #: Windows of one bulk that are packed or in flight; the rest stays in the caller's iterable.
 BULK_WINDOWS_AHEAD = 4
 
-# Globals, because looking up an enum member takes ten times as long.
-_NOW = AddKind.NOW
-_DELAYED = AddKind.DELAYED
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def pack_part(part: bytes) -> bytes:
@@ -44,6 +49,31 @@ def pack_part(part: bytes) -> bytes:
 def pack_number(number: int) -> bytes:
     """Return a number as one argument of a command."""
     return pack_part(b"%d" % number)
+
+
+class Due(NamedTuple):
+    """The due time of a delayed job, as the script knows it."""
+
+    #: "in": milliseconds from now, by the server's clock; "at": an epoch time in milliseconds.
+    kind: Literal["in", "at"]
+    ms: int
+
+
+class IdKeys:
+    """Packs the keys that a job with an explicit ID needs."""
+
+    __slots__ = ("_cancel", "_index", "_marker")
+
+    def __init__(self, keys: QueueKeys) -> None:
+        self._marker = keys.dedup_marker("").encode()
+        self._cancel = keys.cancel_mark("").encode()
+        self._index = keys.delayed_index("").encode()
+
+    def packed(self, job_id: str, due: Due | None) -> tuple[bytes, ...]:
+        """Return its dedup marker, its cancel mark, which a new add removes, and of a delayed job its index."""
+        encoded = job_id.encode()
+        keys = pack_part(self._marker + encoded), pack_part(self._cancel + encoded)
+        return keys if due is None else (*keys, pack_part(self._index + encoded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +97,12 @@ class Window:
     codes = ""
     failure = ""
     error: Error | None = None
-    #: Its number in the chain; 0 without numbers.
+    #: Its number in the chain; 0 for a window of the Spark sink that is not in one.
     number = 0
+    #: Tells a window that is sent again from another one with the same number.
+    digest = b""
     #: The TTL that this window sets on its chain; 0 leaves it unchanged.
     chain_ttl_secs = 0
-    first_sent_at: float | None = None
     #: True if the connection broke after it was sent and before its reply.
     may_be_applied = False
     #: With `min_replicas`: the server's reply, and how many replicas have the window.
@@ -81,11 +112,11 @@ class Window:
     size = 0
     keys = 0
     arguments = 0
-    # The open run: consecutive jobs of the same kind, name and due time share one header, written when the run ends.
+    # The open run: consecutive jobs with the same attributes, which are written when the run ends.
     run_at = -1
-    run_kind = b""
     run_name = b""
-    run_due = b""
+    run_due_kind = ""
+    run_has_ids = False
     run_count = 0
     #: Set if all its jobs are large, and whether they were sent in a transaction: sent again, the script adds them.
     large: LargeJobs | None = None
@@ -105,11 +136,14 @@ class Window:
         return not self.ids or (len(self.ids) < MAX_CALL_ENTRIES and self.size + extra <= MAX_CALL_BYTES)
 
     def put(
-        self, job_id: str, kind: bytes, name: bytes, envelope: bytes, due: bytes = b"", keys: tuple[bytes, ...] = ()
+        self, job_id: str, name: bytes, envelope: bytes, due: Due | None = None, keys: tuple[bytes, ...] = ()
     ) -> None:
-        """Append one job. Envelope, due time and keys are packed arguments."""
-        if kind != self.run_kind or name != self.run_name or due != self.run_due:
-            self._begin_run(kind, name, due)
+        """Append one job. The envelope is a packed argument; the keys are those of an explicit ID."""
+        has_id, due_kind = bool(keys), "" if due is None else due.kind
+        if self.run_at < 0 or name != self.run_name or due_kind != self.run_due_kind or has_id is not self.run_has_ids:
+            self._begin_run(name, due_kind, has_ids=has_id)
+        if due is not None:
+            self.run_times.append(due.ms)
         self.ids.append(job_id)
         self.run_count += 1
         self.body.append(envelope)
@@ -120,11 +154,11 @@ class Window:
             self.size += sum(map(len, keys))
         self.arguments += 1
 
-    def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes], due: bytes = b"") -> None:
+    def put_many(self, ids: list[str], name: bytes, envelopes: list[bytes], due: Due | None = None) -> None:
         """Append a run of jobs without explicit ids. The packed envelopes may be joined."""
-        kind = _DELAYED if due else _NOW
-        if kind != self.run_kind or name != self.run_name or due != self.run_due:
-            self._begin_run(kind, name, due)
+        self._begin_run(name, "" if due is None else due.kind, has_ids=False)
+        if due is not None:
+            self.run_times += [due.ms] * len(ids)
         count = len(ids)
         self.ids.extend(ids)
         self.run_count += count
@@ -144,28 +178,31 @@ class Window:
             pairs = zip(jobs.heads, jobs.bodies, strict=True)
             self.put_many(ids, jobs.name, [pack_part(b"%b%b%b" % (head, body, jobs.tail)) for head, body in pairs])
 
-    def _begin_run(self, kind: bytes, name: bytes, due: bytes) -> None:
+    def _begin_run(self, name: bytes, due_kind: str, *, has_ids: bool) -> None:
         self._end_run()
-        self.run_kind = kind
         self.run_name = name
-        self.run_due = due
+        self.run_due_kind = due_kind
+        self.run_has_ids = has_ids
+        self.run_times: list[int] = []
         self.run_count = 0
         self.run_at = len(self.body)
         self.body.append(b"")
-        self.arguments += 4 if due else 3
+        self.arguments += 1
 
     def _end_run(self) -> None:
         if self.run_at >= 0:
-            count = b"%d" % self.run_count
-            self.body[self.run_at] = b"$1\r\n%b\r\n$%d\r\n%b\r\n$%d\r\n%b\r\n%b" % (
-                *(self.run_kind, len(count), count),
-                *(len(self.run_name), self.run_name, self.run_due),
-            )
+            attributes: dict[str, Any] = {"count": self.run_count, "name": self.run_name.decode()}
+            if self.run_times:
+                times = self.run_times
+                attributes[self.run_due_kind] = times[0] if times.count(times[0]) == len(times) else times
+            if self.run_has_ids:
+                attributes["ids"] = True
+            self.body[self.run_at] = pack_part(_encode(attributes))
 
     def packed(self, header: WindowHeader) -> bytes:
         """Return the whole command with the current number."""
         self.for_script()
-        if self.run_at == 0 and self.run_kind == _NOW and self.number and header.has_short_form:
+        if self.run_at == 0 and not self.run_due_kind and not self.run_has_ids and header.has_short_form:
             self.body[0] = b""
             return header.packed_short(self, self.run_name, self.run_count) + b"".join(self.body)
         self._end_run()
@@ -182,30 +219,26 @@ class WindowHeader:
         "_shared_keys",
         "_short",
         "_stream",
+        "chain_key",
         "has_short_form",
         "transaction_probe",
     )
 
     def __init__(
         self,
-        *,
-        sha: str,
-        plain_sha: str,
+        keys: QueueKeys,
         chain_key: str,
-        stream_key: str,
-        delayed_key: str,
-        wake_key: str,
-        due_key: str,
+        *,
         cap: int,
         overflow: str,
         dedup_ttl_secs: int,
-        idmp_producer: str,
     ) -> None:
-        self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(sha.encode())
-        keys = (chain_key, stream_key, delayed_key, wake_key, due_key)
-        chain, stream, *others = (pack_part(key.encode()) for key in keys)
+        self._before_keys = b"$7\r\nEVALSHA\r\n" + pack_part(ADD_WINDOW.sha.encode())
+        self.chain_key = chain_key
+        shared = (chain_key, keys.stream, keys.delayed, keys.wake, keys.due)
+        chain, stream, *others = (pack_part(key.encode()) for key in shared)
         self._shared_keys = b"".join((chain, stream, *others))
-        plain_call = b"$7\r\nEVALSHA\r\n" + pack_part(plain_sha.encode())
+        plain_call = b"$7\r\nEVALSHA\r\n" + pack_part(ADD_PLAIN_WINDOW.sha.encode())
         self._short = plain_call + pack_number(2) + chain + stream + pack_number(cap)
         self._stream = stream
         self._commit = b"$4\r\nEVAL\r\n" + pack_part(COMMIT.text.encode()) + pack_number(2) + chain + stream
@@ -214,10 +247,9 @@ class WindowHeader:
         probe = b"*4\r\n$4\r\nEVAL\r\n" + pack_part(text) + pack_number(1) + stream
         #: Succeeds, and changes nothing, if this user may send and take back a transaction: the reply to EXEC is [1].
         self.transaction_probe = b"*1\r\n$5\r\nMULTI\r\n%b*1\r\n$4\r\nEXEC\r\n" % probe
-        #: True if numbered windows of immediate jobs with one name may be sent in the short form.
-        self.has_short_form = overflow == "reject" and not idmp_producer
-        fixed = (pack_number(cap), pack_part(overflow.encode()), pack_number(dedup_ttl_secs))
-        self._after_ttl = b"".join((*fixed, pack_part(idmp_producer.encode())))
+        #: True if windows of immediate jobs with one name may be sent in the short form.
+        self.has_short_form = overflow == "reject"
+        self._after_ttl = pack_number(cap) + pack_part(overflow.encode()) + pack_number(dedup_ttl_secs)
 
     def packed_short(self, window: Window, name: bytes, jobs: int) -> bytes:
         """Return everything before the envelopes, in the short form."""
@@ -261,9 +293,19 @@ class WindowHeader:
             pack_number(window.number),
             pack_number(window.chain_ttl_secs),
             self._after_ttl,
+            pack_part(window.digest),
             pack_number(len(window.ids)),
         )
         return b"".join(parts)
+
+
+class Opening(Window):
+    """The first window of a chain: adds nothing, and makes the server remember the chain."""
+
+    number = 1
+
+    def resolve(self) -> None:
+        pass
 
 
 class SharedWindow(Window):
@@ -310,7 +352,7 @@ class SingleWindow(Window):
         """Return the whole command, for a resend; the first send uses the faster `WindowHeader.packed_single`."""
         window = Window()
         window.number, window.chain_ttl_secs = self.number, self.chain_ttl_secs
-        window.put(self.job_id, _NOW, self.name, pack_part(self.envelope))
+        window.put(self.job_id, self.name, pack_part(self.envelope))
         return window.packed(header)
 
     def resolve_added(self) -> None:

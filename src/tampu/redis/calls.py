@@ -242,13 +242,13 @@ async def cancel_job(
 
 
 async def purge(
-    client: Client, stream: str, delayed: str, due: str, *, tag: str, most: int, delayed_to_go: int, last: bytes
+    client: Client, stream: str, delayed: str, due: str, *, tag: str, limit: int, delayed_to_go: int, last: bytes
 ) -> tuple[int, int, bytes]:
-    """Delete up to `most` waiting and `most` delayed jobs.
+    """Delete up to `limit` waiting and `limit` delayed jobs.
 
     Return how many were deleted, and `delayed_to_go` and `last` for the next call. The first call passes -1 and b"+".
     """
-    deleted, delayed_to_go, last = await client.run(PURGE, (stream, delayed, due), (tag, most, delayed_to_go, last))
+    deleted, delayed_to_go, last = await client.run(PURGE, (stream, delayed, due), (tag, limit, delayed_to_go, last))
     return deleted, delayed_to_go, last
 
 
@@ -262,9 +262,11 @@ class Membership(NamedTuple):
     alive: str
     grace: str
     takeovers: str
-    owner: str
+    leases: str
     group: str
     consumer: str
+    #: How long its leases last without a renewal.
+    lease_ms: int
     #: If no worker renewed a lease for this long, the server has stalled.
     stall_ms: int
     #: How long live workers have to renew their leases after a stall.
@@ -279,29 +281,19 @@ class Membership(NamedTuple):
         return self.group, self.consumer, self.stall_ms, self.grace_ms
 
 
-class Renewed(NamedTuple):
-    """The result of a renewal."""
-
-    #: True if another process (another token) made the last renewal under this consumer's name.
-    by_other: bool
-    #: The ids of entries that the consumer no longer owns.
-    lost: list[bytes]
-
-
 async def renew_leases(
     client: Client,
     member: Membership,
     *,
-    token: str,
     ids: Sequence[bytes],
     everything: bool = False,
     patience_secs: float,
-) -> Renewed:
-    """Renew the leases of `ids` (oldest first), or of `everything` that is pending. `token` identifies the process."""
-    keys = (*member._keys, member.owner)
-    arguments = (*member._arguments, "1" if everything else "0", token, *ids)
-    by_other, lost = await client.run(RENEW_LEASES, keys, arguments, patience_secs=patience_secs)
-    return Renewed(by_other == 1, lost)
+) -> list[bytes]:
+    """Renew the leases of `ids` (oldest first), or of `everything` that is pending. Return the ids it does not own."""
+    keys = (*member._keys, member.leases)
+    arguments = (*member._arguments, "1" if everything else "0", member.lease_ms, *ids)
+    lost: list[bytes] = await client.run(RENEW_LEASES, keys, arguments, patience_secs=patience_secs)
+    return lost
 
 
 async def find_lost(client: Client, stream: str, *, group: str, consumer: str, ids: Sequence[bytes]) -> list[bytes]:
@@ -331,19 +323,18 @@ async def reclaim(
     member: Membership,
     *,
     not_after_ms: int,
-    min_idle_ms: int,
     exclusive_ms: int,
     wanted_class: int,
     room: tuple[int, int, int],
     except_ids: Iterable[bytes],
 ) -> Reclaimed:
-    """Reclaim entries that have been idle for `min_idle_ms`, unless the server's time is later than `not_after_ms`.
+    """Reclaim entries whose leases have expired, unless the server's time is later than `not_after_ms`.
 
     `room` is the maximum number of entries of each class; `wanted_class` 0 takes the class of the first entry.
     """
-    times = (not_after_ms, min_idle_ms, START_MARK, exclusive_ms)
+    times = (not_after_ms, member.lease_ms, START_MARK, exclusive_ms)
     arguments = (*member._arguments, *times, wanted_class, *room, *except_ids)
-    return Reclaimed(*await client.run(RECLAIM, (*member._keys, member.takeovers), arguments))
+    return Reclaimed(*await client.run(RECLAIM, (*member._keys, member.takeovers, member.leases), arguments))
 
 
 def packed_sweep(streams: Sequence[str], *, group: str, consumer: str, room: int, most: Sequence[int]) -> bytes:
@@ -373,14 +364,9 @@ async def hand_back(
     await client.run(HAND_BACK, (stream,), arguments, resend=False)
 
 
-async def forget_consumer(client: Client, stream: str, *, group: str, consumer: str) -> None:
+async def forget_consumer(client: Client, stream: str, leases: str, *, group: str, consumer: str) -> None:
     """Delete a consumer's name if it has no pending entries."""
-    await client.run(FORGET_CONSUMER, (stream,), (group, consumer, 0))
-
-
-async def forget_idle_consumers(client: Client, stream: str, *, group: str, min_idle_ms: int) -> None:
-    """Delete all consumer names that have been idle for `min_idle_ms` and have no pending entries."""
-    await client.run(FORGET_CONSUMER, (stream,), (group, "", min_idle_ms))
+    await client.run(FORGET_CONSUMER, (stream, leases), (group, consumer))
 
 
 def _flat(rows: Iterable[tuple[Part, ...]]) -> list[Part]:

@@ -15,11 +15,11 @@ import weakref
 from dataclasses import replace
 
 # asyncio resolves host names in threads, which import `queue`. Importing it here reports a user's queue.py that shadows
-# the standard library right away, not at the first connection.
-from queue import SimpleQueue  # noqa: F401
+# the standard library right away, not at the first connection. The traceback shows the line with its comment.
+from queue import SimpleQueue  # noqa: F401 - an error here: your own queue.py hides the standard library's; rename it
 from typing import TYPE_CHECKING, Any
 
-from tampu.embedded.lease import EmbeddedLease
+from tampu.embedded.server import EmbeddedLease
 from tampu.errors import ConfigError, Error, RedisError, ShutdownError
 from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
 from tampu.redis.discovery import locate
@@ -60,12 +60,15 @@ class Client:
         *,
         response_timeout_secs: float | None = None,
         shared: SharedConnections | None = None,
+        may_lack_scripts: bool = False,
     ) -> None:
         self._settings = settings
         #: Where it gets its connections from; None if it opens its own. All Clients there have the same scripts.
         self._shared = shared
         self._routing_key = routing_key
         self._scripts = scripts
+        #: True: connect even if the user may not load scripts, because reading needs none. A call of one then raises.
+        self._may_lack_scripts = may_lack_scripts
         self._response_timeout = response_timeout_secs or settings.response_timeout_secs
         self._connection: Connection | None = None
         self._connecting: asyncio.Task[Connection] | None = None
@@ -253,7 +256,10 @@ class Client:
             return False
         # An error that only needs time gets a pause even before the first retry; the others are retried at once.
         pause = backoff_secs(attempt + 1 if remedy is Remedy.WAIT else attempt)
-        if pause and asyncio.get_running_loop().time() + pause > deadline:
+        left = deadline - asyncio.get_running_loop().time()
+        if remedy is Remedy.WAIT and left > 0:
+            pause = min(pause, left)  # the last try is at the deadline
+        elif pause > max(left, 0.0):
             return False
         if remedy is Remedy.REDISCOVER and (self._shared is None or seen_on is self._connection):
             self._note_move(error)
@@ -390,18 +396,22 @@ class Client:
             requests.append(connection.ask("ROLE"))
         courtesy = connection.ask("CLIENT", "SETNAME", settings.client_name)
         loads = [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]
-        # The login's error is reported first: it causes the others.
-        replies = await asyncio.gather(*requests, *loads, courtesy, return_exceptions=True)
-        if isinstance(replies[-1], ServerError) and replies[-1].kind != "NOAUTH":
-            replies.pop()  # an ACL may forbid CLIENT, and the name is optional
-        for request, reply in zip((*requests, *loads, courtesy), replies, strict=False):
+        # The first error is reported: it causes the others.
+        sent = (*requests, courtesy, *loads)
+        for request, reply in zip(sent, await asyncio.gather(*sent, return_exceptions=True), strict=True):
+            if isinstance(reply, ServerError) and reply.remedy is Remedy.NONE and request is courtesy:
+                continue  # an ACL may forbid CLIENT, and the name is optional
             if isinstance(reply, ServerError) and request in logins:
                 raise refused_login(reply) from None
-            if isinstance(reply, BaseException):
+            if isinstance(reply, BaseException) and not (request in loads and self._is_bearable(reply)):
                 raise reply
         if settings.kind == "sentinel" and requests[-1].result()[0] != b"master":
             # Not all sentinels know about the failover yet.
             raise Unreachable(f"{address} is not a master")
+
+    def _is_bearable(self, refusal: BaseException) -> bool:
+        """Return True if the user may not load scripts and this client works without them."""
+        return self._may_lack_scripts and isinstance(refusal, ServerError) and refusal.kind == "NOPERM"
 
     async def _follow_ask(self, error: ServerError, packed: bytes) -> Reply:
         """Send one request to the node that an ASK error names."""
@@ -428,7 +438,12 @@ class Client:
                     await login
                 except ServerError as refusal:
                     raise refused_login(refusal) from None
-            await asyncio.gather(*(connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts))
+            for load in [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]:
+                try:
+                    await load
+                except ServerError as refusal:
+                    if not self._is_bearable(refusal):
+                        raise
         except BaseException:
             connection.close()
             raise

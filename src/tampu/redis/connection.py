@@ -85,6 +85,12 @@ class Connection(asyncio.Protocol):
             self._lose(f"the server sent invalid RESP: {error}")
 
     def connection_lost(self, error: Exception | None) -> None:
+        transport = self._transport
+        if error is not None and self.loss is None and transport is not None and sys.platform == "linux":
+            # A write failed, and the reason may not be read yet: a server with too many clients sends it and closes.
+            with contextlib.suppress(AttributeError, OSError):
+                if transport.get_extra_info("sslcontext") is None:
+                    self.data_received(os.read(transport.get_extra_info("socket").fileno(), 4096))
         self._lose(str(error) if error else "the server closed the connection")
 
     # --- requests
@@ -211,7 +217,7 @@ class Connection(asyncio.Protocol):
         self._watchdog = self._loop.call_later(wait_secs, self._watch)
 
     def _refuse_push(self, reply: Reply) -> None:
-        self._lose("the server sent a reply without a request")
+        self._lose(str(reply) if isinstance(reply, ServerError) else "the server sent a reply without a request")
 
     def _lose(self, why: str) -> None:
         if self.loss is not None:

@@ -10,8 +10,7 @@ import asyncio
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from tampu.embedded.lease import EmbeddedLease
-from tampu.embedded.server import HOST
+from tampu.embedded.server import EmbeddedLease
 from tampu.redis.faults import ServerError, Unreachable, without_secrets
 from tampu.redis.settings import Address, ConnectionSettings, resolve_credentials
 
@@ -41,11 +40,7 @@ async def locate(settings: ConnectionSettings, routing_key: bytes, lease: Embedd
     """
     if settings.kind == "embedded":
         server = await (lease or EmbeddedLease(settings.data_dir)).running()
-        return (
-            Address(path=server.unix_socket)
-            if server.unix_socket
-            else Address(HOST, server.port, None, server.password)
-        )
+        return Address(path=server.unix_socket)
     if settings.kind == "sentinel":
         return await ask_sentinels(settings)
     if settings.kind == "cluster":

@@ -39,6 +39,7 @@ REMEDIES: dict[str, Remedy] = {
     "MASTERDOWN": Remedy.REDISCOVER,
     "READONLY": Remedy.REDISCOVER,  # this server is now a replica: the master is elsewhere
     "MOVED": Remedy.REDISCOVER,
+    "MAXCLIENTS": Remedy.RECONNECT,  # tampu's word for the error of a server that refuses further connections
     "NOAUTH": Remedy.RECONNECT,  # credentials expired, or were set after connecting
     "NOSCRIPT": Remedy.LOAD_SCRIPTS,
     "NOGROUP": Remedy.MAKE_GROUP,
@@ -62,7 +63,9 @@ _ADVICE: dict[str, str] = {
     "NOAUTH": "the server requires a password: add it to the URL, redis://user:password@host",
     "NOPERM": "the ACL user lacks a permission: it needs the queue's keys ({chasqui:*) and this command",
     "READONLY": "this is a replica: connect to the master, or through redis+sentinel:// or redis+cluster://",
+    "MAXCLIENTS": "raise its maxclients, or close connections",
     "LOADING": "the server is still reading its data from disk",
+    "TRYAGAIN": "the Cluster is moving this slot to another node: it can be used when the move ends",
     "CLUSTERDOWN": "the Cluster does not currently serve this slot",
     "MASTERDOWN": "the replica has lost its master",
 }
@@ -78,7 +81,7 @@ class ServerError(RedisError):
     def __init__(self, text: str) -> None:
         if wrapped := _IN_SCRIPT.match(text):
             text = wrapped["error"].rstrip()
-        self.kind = text.split(" ", 1)[0]
+        self.kind = "MAXCLIENTS" if text.startswith("ERR max number of clients") else text.split(" ", 1)[0]
         advice = _ADVICE.get(self.kind)
         super().__init__(f"{text} ({advice})" if advice else text)
 
@@ -90,6 +93,8 @@ class ServerError(RedisError):
 
 def refused_login(error: ServerError) -> ServerError:
     """Return the error of a refused login without the server's words, which may repeat the password."""
+    if error.kind == "MAXCLIENTS":
+        return error
     if error.kind in REMEDIES:
         return ServerError(f"{error.kind} the server refused the login")
     if "without any password configured" in str(error):

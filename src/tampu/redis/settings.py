@@ -76,8 +76,6 @@ class Address:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     path: str | None = None
-    #: The password of an embedded server; others get their credentials from the settings.
-    password: str | None = field(default=None, repr=False)
 
     def __str__(self) -> str:
         return self.path or f"{self.host}:{self.port}"
@@ -279,7 +277,7 @@ async def resolve_credentials(source: Any, server: str | None) -> Credentials:
 async def credentials_for(settings: ConnectionSettings, address: Address) -> Credentials:
     """Return (user, password) for AUTH at this address; (None, None) if none are configured."""
     if settings.kind == "embedded":
-        return None, address.password
+        return None, None
     if settings.credential_provider is not None:
         return await resolve_credentials(settings.credential_provider, str(address))
     return settings.username, settings.password

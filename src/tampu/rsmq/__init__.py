@@ -32,9 +32,8 @@ from tampu.rsmq.errors import (
     QueueNotFound,
     RsmqError,
 )
-from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
+from tampu.rsmq.message import Decoder, Encoder, RsmqConnection, RsmqConnectionSync, RsmqMessage
 from tampu.rsmq.options import PoolOptions, RsmqOptions
-from tampu.rsmq.protocols import RsmqConnection, RsmqConnectionSync
 from tampu.rsmq.queues import QueueAttributes
 from tampu.rsmq.sync import RsmqSync
 

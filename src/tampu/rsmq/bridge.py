@@ -17,8 +17,7 @@ from tampu.redis.client import backoff_secs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tampu.rsmq.message import RsmqMessage
-    from tampu.rsmq.protocols import RsmqConnection
+    from tampu.rsmq.message import RsmqConnection, RsmqMessage
 
 logger = logging.getLogger("tampu.rsmq")
 

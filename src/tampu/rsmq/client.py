@@ -12,11 +12,10 @@ from tampu.errors import ShutdownError
 from tampu.redis.client import Client
 from tampu.redis.connection import future_setter
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError
-from tampu.rsmq.batcher import Batcher
 from tampu.rsmq.listen import ListenOperations
 from tampu.rsmq.options import PoolOptions, RsmqOptions, as_options
 from tampu.rsmq.queues import QueueOperations
-from tampu.rsmq.send import SendOperations
+from tampu.rsmq.send import Batcher, SendOperations
 from tampu.rsmq.session import ALL_SCRIPTS
 
 if TYPE_CHECKING:
@@ -25,11 +24,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tampu.redis.connection import Reply
-    from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
-    from tampu.rsmq.protocols import RsmqConnection
+    from tampu.rsmq.message import Decoder, Encoder, RsmqConnection, RsmqMessage
+    from tampu.rsmq.options import Duration
     from tampu.rsmq.receive import Received
     from tampu.rsmq.session import Hiding, QueueKeys
-    from tampu.rsmq.validate import Duration
 
 T = TypeVar("T")
 

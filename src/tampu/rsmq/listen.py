@@ -7,15 +7,14 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from tampu.base.checks import check_float, check_int
-from tampu.base.limits import MAX_CALL_ENTRIES
+from tampu.base.checks import MAX_CALL_ENTRIES, check_float, check_int
 from tampu.errors import Error, ShutdownError
 from tampu.redis.client import Client, backoff_secs
 from tampu.redis.connection import pack_command
 from tampu.redis.faults import PASSING, ConnectionLost, ServerError, Unreachable
 from tampu.rsmq.message import Decoder, decode, decode_text
+from tampu.rsmq.options import Duration, check_duration
 from tampu.rsmq.receive import DEFAULT_MAX, RawMessage, ReceiveOperations
-from tampu.rsmq.validate import Duration, check_duration
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from tampu.redis.connection import pack_command
 from tampu.rsmq.errors import NoAttributeSupplied, QueueExists, QueueNotFound
-from tampu.rsmq.session import Session
-from tampu.rsmq.validate import (
+from tampu.rsmq.options import (
     MAX_MAXSIZE,
     Duration,
     DurationUnit,
@@ -18,6 +17,7 @@ from tampu.rsmq.validate import (
     looks_like_milliseconds,
     parse_int,
 )
+from tampu.rsmq.session import Session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

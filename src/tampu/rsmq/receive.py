@@ -14,14 +14,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from tampu.base.checks import check_int
-from tampu.base.limits import MAX_CALL_ENTRIES, split_into_calls
+from tampu.base.checks import MAX_CALL_ENTRIES, check_int, split_into_calls
 from tampu.errors import Error, OutcomeUnknownError
 from tampu.redis.faults import ConnectionLost
 from tampu.rsmq.errors import QueueNotFound
 from tampu.rsmq.message import Decoder, decode, decode_text
+from tampu.rsmq.options import Duration, check_duration, check_id
 from tampu.rsmq.session import Session
-from tampu.rsmq.validate import Duration, check_duration, check_id
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -15,8 +15,14 @@ from tampu.errors import ConfigError
 from tampu.redis.connection import pack_command
 from tampu.redis.scripts import load_script
 from tampu.rsmq.errors import InvalidValue, QueueNotFound
-from tampu.rsmq.options import RsmqOptions, no_hash_tag
-from tampu.rsmq.validate import MAX_DURATION_SECS, RESERVED_NAME, check_qname, looks_like_milliseconds
+from tampu.rsmq.options import (
+    MAX_DURATION_SECS,
+    RESERVED_NAME,
+    RsmqOptions,
+    check_qname,
+    looks_like_milliseconds,
+    no_hash_tag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

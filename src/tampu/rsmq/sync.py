@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tampu.rsmq.message import RsmqMessage
-    from tampu.rsmq.validate import Duration
+    from tampu.rsmq.options import Duration
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -2,8 +2,8 @@
 
 | extra | installs | use it for |
 |---|---|---|
-| `tampu[connector]` | PyArrow | `format("tampu")` on platforms that provide PySpark |
-| `tampu[lake]` | PyArrow, deltalake | reading a lake: the report, SQL, upkeep; no Java |
+| `tampu[connector]` | NumPy, PyArrow | `format("tampu")` on platforms that provide PySpark |
+| `tampu[lake]` | NumPy, PyArrow, deltalake | reading a lake: the report, SQL, upkeep; no Java |
 | `tampu[spark]` | all of it and PySpark | everything |
 
 Names are loaded when they are used, so that the report starts without loading PySpark.

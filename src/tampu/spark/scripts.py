@@ -13,13 +13,11 @@ from tampu.redis.scripts import load_script
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tampu.redis.connection import Part
     from tampu.spark.read.offsets import EntryId
     from tampu.wire.keys import QueueKeys
 
 STEP = load_script("spark_split")
 LOOK = load_script("spark_look")
-ADD = load_script("spark_add")
 REPLAY = load_script("replay")
 
 
@@ -37,55 +35,6 @@ def look(key: str, first: EntryId, last: EntryId, max_entries: int) -> bytes:
 
 
 # --- writing
-
-
-class Chunk(NamedTuple):
-    """Identity of a chunk of jobs, and its limits."""
-
-    marker: str
-    #: Number of the chunk in its partition; -1 adds it without a marker.
-    number: int
-    digest: str
-    marker_ttl_secs: int
-    #: Length of the stream at which nothing is added.
-    max_waiting: int
-
-
-class NewJob(NamedTuple):
-    """One job of a chunk."""
-
-    id: str
-    name: str
-    envelope: bytes
-    #: Whether a second job with this ID is skipped.
-    is_id_explicit: bool
-    #: Epoch milliseconds; None for a job that runs now.
-    due_ms: int | None
-
-
-def add_alike(keys: QueueKeys, chunk: Chunk, name: str, envelopes: Sequence[bytes]) -> bytes:
-    """Add jobs that run now and share a name.
-
-    Reply: [ok, added, duplicates], [done], [differs], [gap, number of the last chunk] or [full, length].
-    """
-    used = (chunk.marker, keys.stream, keys.delayed, keys.wake, keys.due)
-    return ADD.packed_call(used, (*chunk[1:], len(envelopes), b"same", name, *envelopes))
-
-
-def add_each(keys: QueueKeys, chunk: Chunk, jobs: Sequence[NewJob]) -> bytes:
-    """Add jobs of any kind. Replies are those of `add_alike`."""
-    used = [chunk.marker, keys.stream, keys.delayed, keys.wake, keys.due]
-    parts: list[Part] = [*chunk[1:], len(jobs), b"each"]
-    for job_id, name, envelope, is_id_explicit, due_ms in jobs:
-        if is_id_explicit:
-            used += (keys.dedup_marker(job_id), keys.cancel_mark(job_id))
-        if due_ms is None:
-            parts += (b"i" if is_id_explicit else b"n", name, envelope)
-        else:
-            if is_id_explicit:
-                used.append(keys.delayed_index(job_id))
-            parts += (b"e" if is_id_explicit else b"d", name, envelope, due_ms)
-    return ADD.packed_call(used, parts)
 
 
 class Replayed(NamedTuple):

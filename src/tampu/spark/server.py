@@ -1,4 +1,4 @@
-"""A synchronous client for the server of one queue, and a pause for Python's garbage collector.
+"""A synchronous client for the server of one queue, with paged reads, and a pause for Python's garbage collector.
 
 Create a `QueueServer` where it is used, on the driver or on an executor: connections cannot be pickled.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tampu.base.event_loop import LoopThread
+from tampu.errors import ConfigError
+from tampu.inspect.streams import find_queues
 from tampu.redis.client import DEFAULT_PATIENCE_SECS, Client
 from tampu.redis.settings import parse_url
-from tampu.wire.codec import QueueCodec, codec_from_environment
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
     from tampu.redis.connection import Part, Reply
     from tampu.redis.scripts import Script
+    from tampu.spark.options import ReadOptions
+    from tampu.spark.read.partitions import Span
 
 T = TypeVar("T")
 P = TypeVar("P")
@@ -75,11 +79,6 @@ class QueueServer(contextlib.AbstractContextManager["QueueServer"]):
         self.close()
 
 
-def queue_codec(queue: str) -> QueueCodec | None:
-    """Return the codec of the executor's environment (`TAMPU_CODEC`) for a queue; None if it is not set."""
-    return QueueCodec.of(codec_from_environment(), queue)
-
-
 async def _make_client(url: str, tag: bytes, scripts: Sequence[Script]) -> Client:
     return Client(parse_url(url), tag, scripts)
 
@@ -127,3 +126,52 @@ def made_with_gc_paused(batches: Iterator[T]) -> Iterator[T]:
         if batch is nothing:
             return
         yield batch  # type: ignore[misc]
+
+
+#: Maximum number of entries in one read, and in the first read of a span, when their size is not known yet.
+PAGE = 2_500
+FIRST_PAGE = 16
+#: Size of one read that is aimed at, in bytes.
+PAGE_BYTES = 8 * 1024 * 1024
+
+
+def next_count(sizes: Sequence[int], count: int) -> int:
+    """Return how many entries to read next, after a page of at most `count` entries of these sizes in bytes."""
+    fitting = PAGE_BYTES // max(1, *sizes, 1)
+    return max(1, min(fitting, 2 * count, PAGE))
+
+
+def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list[Any], int]]:
+    """Yield the entries of a span in pages of about `PAGE_BYTES`, and the size of each in bytes.
+
+    XRANGE limits entries, not bytes. So each page is sized by the largest entry of the page before, and has at most
+    twice as many entries as that one: a payload of 1 MB in 2,500 entries would be 2.5 GB in one reply.
+    """
+    last = str(span.last)
+
+    async def fetch(client: Client, position: tuple[str, int]) -> tuple[Any, tuple[str, int] | None]:
+        start, count = position
+        page: list[Any] = await client.call("XRANGE", key, start, last, "COUNT", count)
+        sizes = [sum(map(len, fields)) for _, fields in page]
+        if len(page) < count or page[-1][0].decode() == last:  # nothing can follow the highest ID of all
+            return (page, sum(sizes)), None
+        # "(" for what is behind an ID came with Redis 6.2, the oldest server that tampu supports.
+        return (page, sum(sizes)), ("(" + page[-1][0].decode(), next_count(sizes, count))
+
+    return pages(server, (str(span.first), FIRST_PAGE), fetch)
+
+
+def check_can_scan(url: str) -> None:
+    """Raise `ConfigError` if the keys of a server cannot be listed in one place."""
+    if parse_url(url).kind == "cluster":
+        raise ConfigError("option subscribePattern does not work with a Cluster: name the queues with option queue")
+
+
+def queues_of(options: ReadOptions) -> tuple[str, ...]:
+    """Return the queues of a read: those that were named, or those that match now, in order."""
+    if options.queue_pattern is None:
+        return options.queues
+    pattern = re.compile(options.queue_pattern)
+    with QueueServer(options.url, "default") as server:
+        found = server.do(lambda client: find_queues([client]))
+    return tuple(name for name in found.names if pattern.fullmatch(name))

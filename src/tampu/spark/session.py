@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tampu.errors import ConfigError
+from tampu.wire.codec import KEYS_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger("tampu.spark")
 
 #: All cores, and up to 4 attempts per task, as on a cluster; plain `local[*]` makes one.
 DEFAULT_MASTER = "local[*,4]"
@@ -58,6 +62,8 @@ DEFAULTS = {
     "spark.sql.python.filterPushdown.enabled": "true",
     # A queue named 007 stays text.
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # Spark's own pattern, the keys of a codec, and URLs, which may have a password: event logs show the configuration.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|tampu_codec_keys|tampu_url",
 }
 
 #: For sessions that live for a minute on little data: full compilation takes longer than it saves.
@@ -75,13 +81,13 @@ def require_spark() -> None:
 
 def require_lake() -> None:
     """Raise `ConfigError` with the remedy if a lake cannot be read; this needs neither PySpark nor Java."""
-    _require(("pyarrow", "deltalake"), "lake")
+    _require(("numpy", "pyarrow", "deltalake"), "lake")
 
 
 def require_connector() -> None:
     """Raise `ConfigError` with the remedy if `format("tampu")` cannot be used."""
     _require(("pyspark",), "spark")
-    _require(("pyarrow",), "connector")
+    _require(("numpy", "pyarrow"), "connector")
 
 
 def _require(modules: tuple[str, ...], extra: str) -> None:
@@ -113,7 +119,21 @@ def spark_session(
     with contextlib.nullcontext() if log_file is None else _stderr_into(log_file):
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    warn_of_keys(session)
     return session
+
+
+def warn_of_keys(session: SparkSession) -> None:
+    """Log a warning if the configuration of a session has codec keys that its event log shows."""
+    conf = session.sparkContext.getConf()
+    pattern = conf.get("spark.redaction.regex", "(?i)secret|password|token|access[.]?key") or ""
+    for name, _ in conf.getAll():
+        if name.endswith(f"Env.{KEYS_VARIABLE}") and not re.search(pattern.replace("(?i)", ""), name, re.IGNORECASE):
+            logger.warning(
+                "%s is readable in Spark's event log: add tampu_codec_keys to spark.redaction.regex, replace the keys, "
+                "and pass them as a secret of the cluster manager",
+                name,
+            )
 
 
 @contextlib.contextmanager

@@ -26,8 +26,8 @@ from pyspark.sql.datasource import (
 from tampu.errors import ConfigError
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.batch import columns_of, spark_schema
-from tampu.spark.read.queues import check_can_scan
 from tampu.spark.read.readers import HAS_ADMISSION_CONTROL, BatchReader, PlainStreamReader, PushdownReader
+from tampu.spark.server import check_can_scan
 from tampu.spark.write.writers import BatchWriter, Plan, stream_writer
 
 if HAS_ADMISSION_CONTROL:

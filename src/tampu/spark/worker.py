@@ -257,22 +257,20 @@ def run_slot(spec: SlotSpec, index: int) -> Iterator[int]:
 
 
 async def _work(spec: SlotSpec, name: str) -> None:
-    # A new name for each run of the task: the previous run may still be ending.
-    consumer_id = f"{name}-{uuid.uuid4().hex[:8]}"
     shutdown = asyncio.Event()
     watching = asyncio.create_task(_watch(spec, shutdown))
     try:
         if spec.handler is not None and spec.config is not None:
             from tampu.consume.consumer import Consumer
 
-            consumer = Consumer(spec.url, replace(spec.config, consumer_id=consumer_id))
+            consumer = Consumer(spec.url, replace(spec.config, consumer_id=name))
             await consumer.run(spec.handler, shutdown)
         else:
             from tampu.worker import Worker
 
             os.environ[URL_VARIABLE] = spec.default_url
             queues = load_target(spec.target or "", spec.folder)
-            worker = Worker(queues, **{**spec.settings, "consumer_id": consumer_id})
+            worker = Worker(queues, **{**spec.settings, "consumer_id": name})
             running = asyncio.create_task(worker.run())
             stopping = asyncio.create_task(shutdown.wait())
             await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)

@@ -23,7 +23,7 @@ import msgspec
 from tampu.base.checks import check_bool, invalid
 from tampu.base.targets import load_target
 from tampu.errors import ConfigError, DecodeError
-from tampu.wire.payload import bin_header, wrap_bin
+from tampu.wire.payload import bin_header, is_no_result, wrap_bin
 from tampu.wire.scan import REFUSALS, bin_content
 
 if TYPE_CHECKING:
@@ -340,7 +340,8 @@ class QueueCodec:
 
     def open_result(self, packed: bytes, job_id: str) -> bytes:
         """Return the MessagePack in a sealed result. Raises `DecodeError`."""
-        return self._open(packed, self._result_context + job_id.encode())
+        # If sealing was what failed, the reason is stored without it.
+        return packed if is_no_result(packed) else self._open(packed, self._result_context + job_id.encode())
 
     def _open(self, packed: bytes, context: bytes) -> bytes:
         sealed = sealed_content(packed)
@@ -372,6 +373,11 @@ def codec_from_environment(environ: Mapping[str, str] = os.environ) -> PayloadCo
     """
     kind = environ.get(CODEC_VARIABLE, "")
     return _codec_of(kind, environ.get(KEYS_VARIABLE, "")) if kind else None
+
+
+def queue_codec(queue: str) -> QueueCodec | None:
+    """Return the codec of `TAMPU_CODEC` in this process's environment for a queue; None if it is not set."""
+    return QueueCodec.of(codec_from_environment(), queue)
 
 
 @lru_cache(maxsize=8)  # once per process, not once per row

@@ -1,4 +1,4 @@
-"""Dead letters: the reason for which a job was dead-lettered, and the fields of an entry of the dlq stream.
+"""Dead letters: why a job was dead-lettered, the fields of an entry of the dlq stream, and clusters of like letters.
 
 `d`, `n`, `source_id`, `reason` and `detail` are fields of the ChasquiMQ format. tampu adds the others to help with
 debugging; other implementations ignore them.
@@ -6,6 +6,8 @@ debugging; other implementations ignore them.
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -71,6 +73,22 @@ class DlqEntry:
     #: All fields of a malformed entry, in their original order.
     original: tuple[tuple[bytes, bytes], ...] | None = None
 
+    @property
+    def error_text(self) -> str:
+        """Type and message of the error, such as `ConnectionError: refused`; the detail if there is no message."""
+        message = self.error or self.detail or ""
+        return f"{self.error_type}: {message}" if self.error_type and message else message or self.error_type or ""
+
+    @property
+    def fingerprint(self) -> str:
+        """The error's text with numbers, IDs and quoted values replaced."""
+        return fingerprint(self.error if self.error is not None else self.detail)
+
+    @property
+    def cluster(self) -> str:
+        """ID of the letters with the same reason, error type and fingerprint."""
+        return cluster_id(self.reason, self.error_type, self.fingerprint)
+
 
 def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
     """Return the fields of a dead letter: the ChasquiMQ fields in their order, then tampu's. Leaves out `dlq_id`."""
@@ -134,3 +152,35 @@ def _decode_original(packed: bytes | None) -> tuple[tuple[bytes, bytes], ...] | 
     if not isinstance(parts, list) or len(parts) % 2 or not all(isinstance(part, bytes) for part in parts):
         return None
     return tuple(zip(parts[::2], parts[1::2], strict=True))
+
+
+#: (pattern, replacement), applied in this order. Java's and Python's regular expressions agree on all of them, so that
+#: Spark computes the same fingerprints. (They disagree on the ends of words: in Java, é is part of one.)
+RULES = (
+    (r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}", "<uuid>"),
+    (r"(?<![0-9A-Za-z_])[0-9A-HJKMNP-TV-Z]{26}(?![0-9A-Za-z_])", "<ulid>"),
+    (r"0x[0-9a-fA-F]+", "<hex>"),
+    (r"'[^']*'", "<text>"),
+    (r'"[^"]*"', "<text>"),
+    (r"\d+", "<n>"),
+)
+#: Longest fingerprint, in characters.
+MAX_FINGERPRINT = 200
+#: Characters that are removed at both ends.
+BLANKS = " \t\n\v\f\r"
+
+_RULES = [(re.compile(pattern, re.ASCII), replacement) for pattern, replacement in RULES]
+
+
+def fingerprint(text: str | None) -> str:
+    """Return an error's text without what varies from one occurrence to the next."""
+    shape = text or ""
+    for pattern, replacement in _RULES:
+        shape = pattern.sub(replacement, shape)
+    return shape[:MAX_FINGERPRINT].strip(BLANKS)
+
+
+def cluster_id(reason: str | None, error_type: str | None, shape: str) -> str:
+    """Return the short name of the letters that share reason, error type and fingerprint."""
+    parts = [part for part in (reason, error_type, shape) if part is not None]
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:8]

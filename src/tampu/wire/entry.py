@@ -63,10 +63,15 @@ def any_text(text: str) -> bytes:
     return text.encode(errors="replace")
 
 
-def entry_order(entry_id: bytes) -> tuple[int, int]:
-    """Return a key that sorts entry ids as the stream does."""
-    ms, _, number = entry_id.partition(b"-")
-    return int(ms), int(number)
+def entry_order(entry_id: bytes | str) -> tuple[int, int]:
+    """Return the two numbers of an entry ID, its milliseconds and its sequence: they sort IDs as the stream does."""
+    ms, _, number = entry_id.decode().partition("-") if isinstance(entry_id, bytes) else entry_id.partition("-")
+    return int(ms), int(number or 0)
+
+
+def entry_ms(entry_id: bytes | str) -> int:
+    """Return when an entry was added, in epoch milliseconds."""
+    return entry_order(entry_id)[0]
 
 
 def score_ms(score: bytes) -> int:

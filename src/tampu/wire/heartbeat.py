@@ -57,6 +57,8 @@ class Heartbeat(NamedTuple):
     running: list[RunningJob]
     #: How the worker's queues share its slots; None from older workers.
     share: QueueShare | None = None
+    #: What blocks the worker's event loop, and where; empty if nothing does.
+    blocked: str = ""
 
     def find_running(self, job_id: str) -> RunningJob | None:
         """Return the running job with this ID, or None if it is not listed."""
@@ -74,7 +76,8 @@ class Heartbeat(NamedTuple):
     def encode(self) -> bytes:
         """Return the heartbeat as bytes."""
         running = [list(job) for job in self.running]
-        packed: bytes = msgpack.packb([*self[:7], running, *(() if self.share is None else (list(self.share),))])
+        later = () if self.share is None else (list(self.share), self.blocked)
+        packed: bytes = msgpack.packb([*self[:7], running, *later])
         return packed
 
 
@@ -87,6 +90,7 @@ def decode_heartbeat(packed: bytes) -> Heartbeat | None:
             *(_number(held), _number(count)),
             [RunningJob(_text(job[0]), _text(job[1]), _number(job[2]), _number(job[3])) for job in running],
             QueueShare(*map(_number, later[0][:7])) if later else None,
+            _text(later[1]) if len(later) > 1 else "",
         )
     except (ValueError, TypeError, IndexError, msgpack.UnpackException):
         return None

@@ -66,7 +66,7 @@ class Cancellation:
 
 
 class JobContext(Protocol):
-    """The queue that added a job, or the worker that runs it."""
+    """The queue that added a job."""
 
     async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
         """Wait for the handler's return value."""
@@ -75,6 +75,10 @@ class JobContext(Protocol):
     async def get_job(self, job_id: str) -> Any:
         """Return the state of a job."""
         ...
+
+
+class RunContext(Protocol):
+    """The worker that runs a job."""
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
         """Publish the progress of a job."""
@@ -91,6 +95,7 @@ class Job(Generic[T]):
         "_cancellation",
         "_context",
         "_decode",
+        "_judged",
         "_payload",
         "_slot",
         "_tail",
@@ -100,6 +105,9 @@ class Job(Generic[T]):
         "name",
         "retry",
     )
+
+    #: Set if a run fails: the error, and what the task's rules say about it.
+    _judged: Any
 
     def __init__(
         self,
@@ -120,7 +128,7 @@ class Job(Generic[T]):
         self._slot = encode_slot(data, check_payload_format(payload_format))
         self._payload: T = cast("T", data)
         self._decode: Callable[[bytes], T] = decode_slot
-        self._context: JobContext | None = None
+        self._context: JobContext | RunContext | None = None
         self._cancellation: Cancellation | None = None
         self._tail = b""
 
@@ -195,11 +203,12 @@ class Job(Generic[T]):
         Works for jobs returned by `Queue.add` if the worker stores results. Raises `TimeoutError` after `timeout`
         seconds, `JobFailed` if the job was dead-lettered, and `JobCancelled` if it was cancelled.
         """
-        if self._context is None:
-            raise RuntimeError("this job is not connected to a queue: call result() on a job returned by Queue.add")
+        wait_for_result = getattr(self._context, "wait_for_result", None)
+        if wait_for_result is None:
+            raise RuntimeError("call result() on a job returned by Queue.add: a handler cannot wait for its own job")
         if isinstance(timeout, bool) or not timeout > 0:
             raise invalid("timeout", timeout, "a number of seconds above 0")
-        return await self._context.wait_for_result(self.id, timeout)
+        return await wait_for_result(self.id, timeout)
 
     async def wait_for_result(self, *, timeout: float = 30.0, poll_interval: float = 0.1) -> Any:  # noqa: ASYNC109
         """Call `result(timeout)`. `poll_interval` is accepted for compatibility and not used."""
@@ -211,17 +220,20 @@ class Job(Generic[T]):
 
         Works for jobs returned by `Queue.add`, and by `Task.job` for an ID.
         """
-        if self._context is None:
-            raise RuntimeError("this job is not connected to a queue: call state() on a job returned by Queue.add")
-        return await self._context.get_job(self.id)
+        get_job = getattr(self._context, "get_job", None)
+        if get_job is None:
+            raise RuntimeError("call state() on a job returned by Queue.add; in a handler, call queue.get_job(job.id)")
+        return await get_job(self.id)
 
     def progress(self, fraction: float, note: str = "") -> None:
-        """Publish this job's progress (0 to 1). For handlers; safe to call often and from any thread."""
-        if self._context is None:
-            raise RuntimeError("this job is not running: progress() is for a handler's own job")
-        if isinstance(fraction, bool) or not 0 <= fraction <= 1:
-            raise invalid("fraction", fraction, "a number from 0 to 1")
-        self._context.report_progress(self, float(fraction), note)
+        """Publish this job's progress (0 to 1). For handlers; safe to call often and from any thread.
+
+        A number out of range is clamped: progress never fails the work.
+        """
+        report_progress = getattr(self._context, "report_progress", None)
+        if report_progress is None:
+            raise RuntimeError("this job is not running here; call progress() on the job that the handler received")
+        report_progress(self, fraction, note)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -283,7 +295,7 @@ class Job(Generic[T]):
     def _replaced(self, **changes: Any) -> Job[T]:
         job = type(self).__new__(type(self))
         for slot in Job.__slots__:
-            setattr(job, slot, changes.get(slot, getattr(self, slot)))
+            setattr(job, slot, changes.get(slot, getattr(self, slot, None)))
         return job
 
     def _identity(self) -> tuple[object, ...]:

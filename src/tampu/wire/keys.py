@@ -77,9 +77,9 @@ class QueueKeys:
         """Return the key of the hash of dead consumers: which worker takes over each, and until when exclusively."""
         return f"{self.tag}:takeovers:{group}"
 
-    def owner(self, group: str, consumer_id: str) -> str:
-        """Return the key of the token of the process that last renewed leases under this consumer's name."""
-        return f"{self.tag}:owner:{group}:{consumer_id}"
+    def leases(self, group: str) -> str:
+        """Return the key of the hash with the duration of each consumer's leases, in milliseconds."""
+        return f"{self.tag}:leases:{group}"
 
     def heartbeat(self, group: str, consumer_id: str) -> str:
         """Return the key of a worker's last heartbeat."""

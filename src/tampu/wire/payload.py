@@ -1,15 +1,12 @@
 """The payload slot: a value as MessagePack, wrapped in a bin (the Python and Node form) or inline (Rust-typed).
 
-The limits that protect a worker from hostile payloads are here too: nesting, number of containers, and keys of maps.
-
 Encoding is strict: a value that would not decode to an equal value (Decimal, UUID, set, naive datetime, dataclass ...)
 raises `EncodeError`. Tuples decode to lists, as always in MessagePack. Lists, tuples and dicts are refused as keys of a
-dict, in both directions, and so are thousands of numbers; see `refuse_array_keys` and `map_keys.py`.
+dict, in both directions; see `refuse_array_keys`.
 """
 
 from __future__ import annotations
 
-import gc
 import reprlib
 import threading
 from functools import partial
@@ -21,19 +18,11 @@ import msgpack
 import msgspec
 
 from tampu.base.checks import invalid
-from tampu.errors import DecodeError, EncodeError
-from tampu.wire.map_keys import (
-    MAX_LARGE_KEYS,
-    MAX_NUMBER_KEYS,
-    TEXT_TYPES,
-    LimitedBuilder,
-    may_have_slow_keys,
-    too_many_keys,
-)
-from tampu.wire.scan import REFUSALS
+from tampu.errors import DecodeError, EncodeError, ResultNotStored
+from tampu.wire.scan import REFUSALS, end_of_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 PayloadFormat = Literal["bin", "inline"]
 
@@ -45,11 +34,8 @@ _SKIPPED_LEVELS = 1024
 _CONTAINERS = (list, tuple, dict)
 #: All bytes except those that start a list, a dict or an extension.
 _STARTS_PLAIN = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xC7, 0xCA), *range(0xD4, 0xD9), *range(0xDC, 0xE0)})
-#: Bytes that start an extension, such as a datetime; the same with those that start a dict of more than 15 keys.
+#: Bytes that start an extension, such as a datetime.
 _EXT_LEADS = bytes((*range(0xC7, 0xCA), *range(0xD4, 0xD9)))
-_LARGE_OR_EXT_LEADS = _EXT_LEADS + b"\xde\xdf"
-#: All bytes except those that start a list or a dict.
-_STARTS_NO_CONTAINER = bytes({*range(256)} - {*range(0x80, 0xA0), *range(0xDC, 0xE0)})
 #: Payloads up to this size, in bytes, are checked by their bytes, larger ones by the types of their values. In a
 #: bulk of 100-byte payloads, checking the bytes takes 0.05 us each, the types 0.35 us; at this size, both take as long.
 SHORT_BYTES = 384
@@ -63,17 +49,6 @@ BIN_LEADS = (b"\xc4", b"\xc5", b"\xc6")
 
 #: Errors of msgpack's decoder: the bytes are not MessagePack, or nested more than 1024 levels deep.
 _NOT_MSGPACK = (ValueError, OverflowError, RecursionError, msgpack.UnpackException)
-#: Payloads beyond this size, in bytes, are decoded without garbage collection, which would repeatedly scan the values
-#: built so far and find nothing: it took two thirds of the 0.4 s that a million empty lists took.
-LARGE_BYTES = 65_536
-#: Maximum number of lists and dicts in a payload of up to 1 MiB: a million of them take 0.1 s to build, twice that if
-#: dicts are checked for slow keys, and all other jobs wait. A larger payload may have more, at `CONTAINER_BYTES` each.
-MAX_CONTAINERS = 65_536
-CONTAINER_BYTES = 16
-#: Payloads beyond this size, in bytes, are checked for completeness before they are decoded: msgpack allocates a list
-#: when it reads its header, so that 510 nested lists which claim a million values each took 4 GB for a moment. This
-#: takes 7 % of the time of decoding.
-CLAIM_BYTES = 4096
 
 _first_byte = itemgetter(0)
 _decode_bin = msgspec.msgpack.Decoder(bytes).decode
@@ -127,7 +102,7 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
         return [*map(encode_value, values)]  # its error says why
     if _are_short_and_flat(bodies):
         return bodies
-    if {dict}.issuperset(map(type, values)) and max(map(len, values), default=0) <= MAX_NUMBER_KEYS:
+    if {dict}.issuperset(map(type, values)):
         children = chain(chain.from_iterable(map(dict.values, values)), chain.from_iterable(values))
         if _PLAIN.issuperset(map(type, children)):
             return bodies
@@ -144,8 +119,8 @@ def _are_short_and_flat(bodies: list[bytes]) -> bool:
         return False
     # Only first bytes may start one: then all payloads have as many of these bytes as their first bytes alone.
     firsts = bytes(map(_first_byte, bodies))
-    if len(firsts.translate(None, _LARGE_OR_EXT_LEADS)) < len(firsts):
-        return False  # a dict of more than 15 keys, among payloads that are short on average, or a datetime
+    if len(firsts.translate(None, _EXT_LEADS)) < len(firsts):
+        return False  # a datetime
     return len(joined.translate(None, _STARTS_PLAIN)) == len(firsts.translate(None, _STARTS_PLAIN))
 
 
@@ -163,11 +138,8 @@ def _check(value: Any, packed: bytes) -> None:
 
 def _is_flat(value: Any) -> bool:
     """Return True if keys and values are plain: such a payload, the usual one, needs no closer look."""
-    if isinstance(value, dict):
-        if len(value) > MAX_LARGE_KEYS:
-            return False
-        keys = _PLAIN if len(value) <= MAX_NUMBER_KEYS else TEXT_TYPES
-        return _PLAIN.issuperset(map(type, value.values())) and keys.issuperset(map(type, value))
+    if isinstance(value, dict) and not _PLAIN.issuperset(map(type, value.values())):
+        return False
     return _PLAIN.issuperset(map(type, value))
 
 
@@ -179,24 +151,17 @@ def refuse_array_keys(packed: bytes) -> None:
     decode_value(packed)
 
 
-def is_nested_too_deeply(packed: bytes, most: int = MAX_NESTING) -> bool:
-    """Return True if a payload has more than this number of levels."""
-    if len(packed) <= most:
+def is_nested_too_deeply(packed: bytes) -> bool:
+    """Return True if an encoded value has more than `MAX_NESTING` levels."""
+    if len(packed) <= MAX_NESTING:
         return False
-    if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < most:
+    if len(packed) < 4096 and len(packed.translate(None, _OPENS_NO_LEVEL)) < MAX_NESTING:
         return False  # the quickest check, for nearly all small payloads
     try:
-        _skip(b"\x91" * (_SKIPPED_LEVELS - most) + packed)
-    except msgpack.StackError:
+        end_of_value(b"\x91" * (_SKIPPED_LEVELS - MAX_NESTING) + packed)
+    except DecodeError:
         return True
     return False
-
-
-def _skip(packed: bytes) -> None:
-    """Walk through a value without building it. Raises msgpack's errors if it is incomplete or nested too deeply."""
-    unpacker = msgpack.Unpacker(read_size=len(packed), max_buffer_size=0)  # a buffer of this size, without a limit
-    unpacker.feed(packed)
-    unpacker.skip()
 
 
 def _shown(value: object) -> str:
@@ -208,68 +173,15 @@ def _shown(value: object) -> str:
 
 def decode_value(data: bytes) -> Any:
     """Decode MessagePack. Raises `DecodeError` unless the bytes are exactly one value."""
-    if len(data) <= LARGE_BYTES:
-        return _decode(data, LimitedBuilder(data) if may_have_slow_keys(data) else None)
-    most = _container_limit(data)
-    builder = LimitedBuilder(data, most) if most is not None or may_have_slow_keys(data) else None
-    return without_gc(partial(_decode, builder=builder), data)
-
-
-def without_gc(decode: Callable[[bytes], Any], data: bytes) -> Any:
-    """Decode a payload without garbage collection."""
-    if not gc.isenabled():
-        return decode(data)
-    gc.disable()
-    try:
-        return decode(data)
-    finally:
-        gc.enable()
-
-
-def refuse_slow(
-    data: bytes,
-    max_values: int | None = None,
-    set_work: float = 0,
-    *,
-    hashes_text: bool = False,
-    checks_keys: bool = False,
-) -> None:
-    """Raise `DecodeError` if decoding a payload to a type would take too long.
-
-    Limits its lists and dicts and, for types that need it, its values per MiB (`max_values`), the members of its sets
-    (`set_work`, `hashes_text`: see `LimitedBuilder`), and keys of maps (`checks_keys`: refuses arrays).
-    """
-    most_values = None if max_values is None else max(max_values, len(data) * max_values >> 20)
-    builder = LimitedBuilder(data, _container_limit(data), most_values, set_work, hashes_text=hashes_text)
-    if builder.looks_at_lists or hashes_text or checks_keys:
-        without_gc(partial(_decode, builder=builder), data)
-
-
-def _container_limit(data: bytes) -> int | None:
-    """Return how many lists and dicts a payload may have; None if it has too few bytes that could start one."""
-    most = max(MAX_CONTAINERS, len(data) // CONTAINER_BYTES)
-    return most if len(data) > most and len(data.translate(None, _STARTS_NO_CONTAINER)) > most else None
-
-
-def _decode(data: bytes, builder: LimitedBuilder | None = None) -> Any:
     # msgpack instead of msgspec, which makes tuples of arrays in keys: msgpack makes lists, and stops at the first one.
     # Timestamps become datetimes: msgpack's own type adds seconds and nanoseconds, a hash that is easy to make collide.
     try:
-        if len(data) > CLAIM_BYTES and (builder is not None or b"\xdc" in data or b"\xdd" in data):
-            _skip(data)
-        if builder is None:
-            return _unpack(data)
-        look = builder.look_at_list if builder.looks_at_lists else None
-        return _unpack(data, list_hook=look, object_pairs_hook=builder.build, max_map_len=builder.most_keys)
-    except DecodeError:
-        raise  # from the builder
+        return _unpack(data)
     except TypeError:
         raise DecodeError(
             "payload has an array, a map or an extension as the key of a map; use text or numbers"
         ) from None
     except _NOT_MSGPACK as error:
-        if builder is not None and "max_map_len" in str(error):
-            raise too_many_keys(builder.most_keys) from None
         raise _no_value(error) from error
 
 
@@ -322,4 +234,24 @@ def slot_format(slot: bytes) -> PayloadFormat:
 #: A result is the return value as MessagePack. None is stored as nil, which distinguishes a finished job from a pending
 #: one; other implementations read it as None.
 encode_result = encode_value
-decode_result = decode_value
+#: Type and first bytes of the extension that is stored instead of a result that cannot be stored.
+_NO_RESULT = b"\x74tampu:no-result "
+
+
+def encode_no_result(why: str) -> bytes:
+    """Return what is stored instead of the result of a job that succeeded, if the result cannot be stored."""
+    content = _NO_RESULT + why.encode(errors="replace")[:1000]
+    return b"\xc8" + (len(content) - 1).to_bytes(2, "big") + content
+
+
+def is_no_result(packed: bytes) -> bool:
+    """Return True if `encode_no_result` made it."""
+    return packed[:1] == b"\xc8" and packed.startswith(_NO_RESULT, 3)
+
+
+def decode_result(packed: bytes) -> Any:
+    """Decode a result. Raises `ResultNotStored` if the job's result could not be stored."""
+    if is_no_result(packed):
+        why = packed[3 + len(_NO_RESULT) :].decode(errors="replace")
+        raise ResultNotStored(f"the job succeeded, but its result was not stored: {why}")
+    return decode_value(packed)

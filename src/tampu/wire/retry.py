@@ -40,12 +40,16 @@ class RetryConfig:
     | `max_backoff_ms` | ms | 30000 | maximum delay, before jitter |
     | `multiplier` | | 2.0 | factor by which the delay grows with each retry |
     | `jitter_ms` | ms | 100 | random jitter added to the delay, up to this |
+    | `jitter_ratio` | | 0.0 | more random jitter, up to this share of the delay |
+
+    Workers that serve tasks have another default, `tampu.worker.TASK_RETRY`.
     """
 
     initial_backoff_ms: int = DEFAULT_INITIAL_BACKOFF_MS
     max_backoff_ms: int = DEFAULT_MAX_BACKOFF_MS
     multiplier: float = DEFAULT_MULTIPLIER
     jitter_ms: int = DEFAULT_JITTER_MS
+    jitter_ratio: float = 0.0
 
     def __post_init__(self) -> None:
         check_int("retry.initial_backoff_ms", self.initial_backoff_ms)
@@ -53,6 +57,8 @@ class RetryConfig:
         # As a float: an int to the power of a large attempt number would exhaust the memory before it is capped.
         object.__setattr__(self, "multiplier", check_float("retry.multiplier", self.multiplier))
         check_int("retry.jitter_ms", self.jitter_ms)
+        if check_float("retry.jitter_ratio", self.jitter_ratio) > 1:
+            raise invalid("retry.jitter_ratio", self.jitter_ratio, "a number from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +143,6 @@ def backoff_ms(
         spec = BackoffSpec(BackoffKind.EXPONENTIAL, defaults.initial_backoff_ms)
     multiplier = defaults.multiplier if spec.multiplier is None else spec.multiplier
     cap = defaults.max_backoff_ms if spec.max_delay_ms is None else spec.max_delay_ms
-    jitter = defaults.jitter_ms if spec.jitter_ms is None else spec.jitter_ms
     base = float(spec.delay_ms)
     if spec.kind is not BackoffKind.FIXED:
         try:
@@ -146,6 +151,9 @@ def backoff_ms(
             base = float(cap)
     # Not min(): 0 * inf is nan. Every comparison with nan is false, and nan must give the cap.
     capped = int(base) if 0 <= base <= cap else (0 if base < 0 else cap)
+    jitter = spec.jitter_ms
+    if jitter is None:
+        jitter = defaults.jitter_ms + int(capped * defaults.jitter_ratio)
     return capped + (random_below(jitter) if jitter > 0 else 0)
 
 

@@ -14,22 +14,27 @@ import msgspec
 from tampu.base.checks import shown
 from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.payload import (
-    LARGE_BYTES,
     MAX_NESTING,
     decode_value,
     encode_value,
     is_nested_too_deeply,
+    refuse_array_keys,
     slot_format,
-    without_gc,
 )
 from tampu.wire.scan import bin_content
-from tampu.wire.type_limits import TypeLimits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     #: Functions that encode a value, decode a payload, and convert a plain value.
     _Codec = tuple[Callable[[Any], bytes], Callable[[bytes], Any], Callable[[Any], Any]]
+
+#: Types that can hold any map, and types that are arrays or maps when they are keys.
+_UNTYPED = (msgspec.inspect.AnyType, msgspec.inspect.CustomType)
+_ARRAYS = (
+    *(msgspec.inspect.CollectionType, msgspec.inspect.TupleType, msgspec.inspect.NamedTupleType),
+    *(msgspec.inspect.StructType, msgspec.inspect.DataclassType),
+)
 
 
 class TypedPayload:
@@ -82,44 +87,62 @@ def is_pydantic(payload_type: Any) -> bool:
 
 def _msgspec_codec(payload_type: Any) -> _Codec:
     try:
-        read_packed: Callable[[bytes], Any] = msgspec.msgpack.Decoder(payload_type, dec_hook=_from_plain).decode
+        read_packed = msgspec.msgpack.Decoder(payload_type, dec_hook=_from_plain).decode
     except TypeError as error:
         raise ConfigError(f"payload_type {_name(payload_type)} cannot be encoded as MessagePack: {error}") from error
     pack = msgspec.msgpack.Encoder(enc_hook=_to_plain).encode
-    limits = TypeLimits(payload_type)
-    read_packed = limits.bounded(read_packed)
-    check = limits.check
+    checks_keys = _may_have_array_keys(payload_type)
 
     def write(value: Any) -> bytes:
         try:
             packed = pack(value)
             if is_nested_too_deeply(packed):
                 raise ValueError(f"it has more than {MAX_NESTING} levels")
-            check(packed)
-            # Decode it as a check: a payload that a worker would reject must not be sent.
-            without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)
+            if checks_keys:
+                refuse_array_keys(packed)
+            read_packed(packed)  # a payload that a worker would reject must not be sent
         except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise EncodeError(f"payload {shown(value)} is not a {_name(payload_type)}: {error}") from error
         return packed
 
     def read(packed: bytes) -> Any:
-        check(packed)
+        if checks_keys:
+            refuse_array_keys(packed)
         try:
-            return without_gc(read_packed, packed) if len(packed) > LARGE_BYTES else read_packed(packed)
+            return read_packed(packed)
         except (msgspec.MsgspecError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
             raise DecodeError(f"payload is not a {_name(payload_type)}: {error}") from error
 
     def convert(value: Any) -> Any:
         try:
-            if limits.is_slow:
-                return read(pack(value))  # the limits are those of MessagePack
             return msgspec.convert(value, payload_type, dec_hook=_from_plain)
-        except DecodeError:
-            raise  # from `read`
         except (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError) as error:
             raise DecodeError(f"value is not a {_name(payload_type)}: {error}") from error
 
     return write, read, convert
+
+
+def _may_have_array_keys(payload_type: Any) -> bool:
+    """Return True if msgspec may decode arrays or maps as keys of a map: see `refuse_array_keys`."""
+    parts = _parts_of(msgspec.inspect.type_info(payload_type))
+    keys = [part.key_type for part in parts if isinstance(part, msgspec.inspect.DictType)]
+    return any(isinstance(part, _UNTYPED) for part in parts) or any(
+        isinstance(part, _ARRAYS) for key in keys for part in _parts_of(key)
+    )
+
+
+def _parts_of(info: msgspec.inspect.Type) -> Iterable[Any]:
+    """Return a type and the types of all its parts, each once."""
+    parts: dict[int, Any] = {}
+    todo: list[Any] = [info]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list | tuple):
+            todo += part
+        elif isinstance(part, msgspec.inspect.Type | msgspec.inspect.Field) and id(part) not in parts:
+            parts[id(part)] = part
+            todo += (getattr(part, name) for name in part.__struct_fields__)
+    return parts.values()
 
 
 def _to_plain(value: Any) -> Any:

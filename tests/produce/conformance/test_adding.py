@@ -10,9 +10,7 @@ import pytest
 
 from support.producers import ids_in, open_producer
 from support.proxy import Proxy
-from support.queues import QueueView
 from tampu.base.clock import wall_clock_ms
-from tampu.errors import NotSupportedError
 from tampu.produce.options import AddOptions
 from tampu.wire.envelope import encode_job
 from tampu.wire.job import Job, JobId
@@ -22,8 +20,8 @@ from tampu.wire.ulid import encode_time
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from servers.cluster import Cluster
     from servers.process import Server
+    from support.queues import QueueView
     from tampu.produce.producer import Producer
 
 RETRY = JobRetryOverride(max_attempts=7, backoff=BackoffSpec.fixed(500))
@@ -230,44 +228,6 @@ async def test_a_producer_has_an_id_and_its_keys(producer: Producer[Any]) -> Non
     assert producer.delayed_key == "{chasqui:q}:delayed"
     assert producer.dlq_key == "{chasqui:q}:dlq"
     assert producer.config.queue_name == "q"
-
-
-# --- other forms of idempotency
-
-
-@pytest.mark.servers("redis86", "cluster86")
-async def test_with_idmp_each_add_is_an_idempotent_xadd(server: Server | Cluster) -> None:
-    view = QueueView(server, "q")
-    async with open_producer(server.url, idempotency="idmp", overflow="trim") as producer:
-        ids = [await producer.add(1), await producer.add_with_id("x" * 300, 2), *(await producer.add_bulk(range(50)))]
-        assert view.ids() == ids
-        info = view.client.execute_command("XINFO STREAM", view.keys.stream)
-        assert info["iids-added"] == 52
-        assert info["pids-tracked"] == 1
-        # The server knows each by its id: it treats the same entry as a duplicate.
-        entry_id = view.client.execute_command(
-            "XADD", view.keys.stream, "IDMP", producer.producer_id, ids[-1], "*", "d", "x"
-        )
-        assert entry_id == view.entries()[-1][0]
-        assert view.chain_keys() == []
-
-
-@pytest.mark.servers("valkey", "redis62", "redis70")
-async def test_a_server_without_idmp_is_refused_at_the_start(server: Server) -> None:
-    with pytest.raises(NotSupportedError, match="use 'sequence'") as caught:
-        async with open_producer(server.url, idempotency="idmp"):
-            pass
-    assert caught.value.code == "CMQ-009"
-
-
-@pytest.mark.servers
-async def test_without_idempotency_no_chain_is_kept(server: Server | Cluster) -> None:
-    view = QueueView(server, "q")
-    async with open_producer(server.url, idempotency="off") as producer:
-        ids = [await producer.add(1), *(await producer.add_bulk(range(1000)))]
-        assert (await producer.add_with_id(ids[0], 2)).is_new  # the id of another job is accepted as well
-        assert view.ids() == [*ids, ids[0]]
-        assert set(view.all_keys()) == {":stream", f":dlid:{ids[0]}"}
 
 
 async def test_jobs_keep_their_bytes(server: Server) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from support.producers import open_producer
 from support.proxy import Proxy
+from tampu import Queue
 from tampu.errors import ConfigError
 from tampu.wire.dlq import DlqEntry, encode_dlq_fields
 from tampu.wire.envelope import decode_job, encode_job
@@ -24,11 +25,18 @@ if TYPE_CHECKING:
 GARBAGE = b"\xc1 not an envelope"
 
 
-def bury(view: QueueView, job: Job[Any] | bytes, *, reason: str = "retries_exhausted", at_ms: int = 0) -> str:
+def bury(
+    view: QueueView,
+    job: Job[Any] | bytes,
+    *,
+    reason: str = "retries_exhausted",
+    at_ms: int = 0,
+    error: str | None = None,
+) -> str:
     """Write a dead letter as a worker does and return its id."""
     payload = job if isinstance(job, bytes) else encode_job(job)
     name = "" if isinstance(job, bytes) else job.name
-    entry = DlqEntry(dlq_id="", source_id="5-1", reason=reason, payload=payload, name=name)
+    entry = DlqEntry(dlq_id="", source_id="5-1", reason=reason, payload=payload, name=name, error=error)
     entry_id = f"{at_ms}-1" if at_ms else "*"
     return view.client.execute_command("XADD", view.keys.dlq, entry_id, *encode_dlq_fields(entry)).decode()
 
@@ -91,6 +99,33 @@ async def test_letters_are_chosen_by_id_reason_name_and_age(producer: Producer[A
     assert await chosen(name="mail", reason="unrecoverable") == [new]
     assert await chosen(name="mail", older_than=1800) == [old]
     assert await chosen(ids=[old, new], reason="unrecoverable") == [new]
+    assert await chosen(newer_than=1800) == [new]
+    assert await chosen(newer_than=3300, older_than=1800) == [older_other]
+    assert await chosen(newest=True) == [new, older_other, old]
+    assert await chosen(newest=True, limit=1) == [new]
+    assert await chosen(newest=True, older_than=1800, newer_than=10_000) == [older_other, old]
+
+
+async def test_a_cluster_of_the_summary_chooses_its_letters(server: Server, view: QueueView) -> None:
+    ids = [bury(view, dead(number), error=f"{number} of {'ab'[number % 2]}") for number in range(4)]
+    async with Queue(view.keys.queue_name, url=server.url) as queue:
+        clusters = {one.fingerprint: one.cluster for one in await queue.dlq_summary()}
+        found = await queue.peek_dlq(cluster=clusters["<n> of a"])
+        assert [letter["dlq_id"] for letter in found] == ids[::2]
+        assert await queue.remove_dlq(cluster=clusters["<n> of b"]) == 2
+    assert letters(view) == ids[::2]
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_all_pages_are_replayed_in_the_order_asked_for(
+    producer: Producer[Any], view: QueueView, newest: bool
+) -> None:
+    for number in range(450):
+        bury(view, dead(number))
+    assert await producer.replay_dlq(430, newest=newest) == 430
+    jobs = [decode_job(fields[b"d"]).id for _, fields in view.client.xrange(view.keys.stream)]
+    everything = [f"job {number}" for number in range(450)]
+    assert jobs == (everything[::-1] if newest else everything)[:430]
 
 
 @pytest.mark.servers
@@ -249,6 +284,8 @@ async def test_removing_by_id_filter_and_count(producer: Producer[Any], view: Qu
         ({"ids": "1-1"}, "ids"),
         ({"ids": [7]}, "ids"),
         ({"older_than": -1}, "older_than"),
+        ({"newer_than": -1}, "newer_than"),
+        ({"cluster": 7}, "cluster"),
         ({"older_than": float("nan")}, "older_than"),
     ],
 )

@@ -9,7 +9,7 @@ import pytest
 
 from support.producers import open_producer
 from tampu.errors import ConfigError
-from tampu.produce.ids import Minter
+from tampu.produce.adder import Minter
 from tampu.produce.options import AddOptions
 from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import encode_job

@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 
 from tampu.spark.lake import gold, silver
 from tampu.spark.lake.bronze import date_of_job
-from tampu.spark.lake.fingerprints import clusters_of
+from tampu.spark.lake.gold import clusters_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

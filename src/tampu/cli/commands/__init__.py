@@ -25,11 +25,11 @@ class Command:
 _TABLE = {
     "Run": {
         "demo": (
-            "demo.command:demo",
+            "demo:demo",
             "Simulate a day in a small shop: orders, flaky payments, retries, delayed jobs, dead letters and a replay.",
         ),
         "new": (
-            "new.command:new",
+            "new:new",
             "Write a small working project: tasks, a worker, tests, a systemd unit, a Dockerfile and a Compose file.",
         ),
         "worker": ("worker.command:worker", "Run jobs from one or more queues, in one or more supervised processes."),
@@ -41,42 +41,39 @@ _TABLE = {
             "inspect:inspect",
             "Show how many jobs are waiting, pending, delayed or dead in all queues, or in one queue with its workers.",
         ),
-        "watch": ("watch:watch", "Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."),
-        "top": ("watch:top", "Watch all queues live, busiest first. Press Ctrl-C to exit."),
+        "watch": ("inspect:watch", "Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."),
+        "top": ("inspect:top", "Watch all queues live, busiest first. Press Ctrl-C to exit."),
         "events": (
             "events:events",
             "Show events of one queue or all queues, oldest first. --json prints one JSON object per line.",
         ),
         "doctor": (
-            "doctor.command:doctor",
+            "doctor:doctor",
             "Check the server and the queues, and say how to fix each problem. Exits with 3 if it finds any.",
         ),
         "bench": ("bench:bench", "Benchmark this server with tampu, in a temporary queue."),
         "job": ("job:app", "List jobs, or inspect one: its state and its history."),
         "workers": (
-            "workers:workers",
+            "inspect:workers",
             "List the workers of all queues, or of one, with host, process, version and running jobs.",
         ),
     },
     "Manage": {
-        "add": ("add:add", "Add a job and print its ID."),
+        "add": ("changes:add", "Add a job and print its ID."),
         "cancel": (
-            "cancel:cancel",
+            "changes:cancel",
             "Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.",
         ),
         "queue": ("queue:app", "List, pause, resume, drain, purge or delete queues."),
         "dlq": ("dlq:app", "Summarize, show, repair, replay or remove dead letters."),
-        "repeatable": ("repeatable:app", "List, remove or fire schedules (repeatable jobs)."),
+        "repeatable": ("changes:app", "List, remove or fire schedules (repeatable jobs)."),
     },
     "Other": {
         "pipeline": (
             "pipeline:app",
             "Build a lake of Delta tables from queue events with Spark; query it and report on it.",
         ),
-        "acl": (
-            "acl:acl",
-            "Print an ACL SETUSER command that gives a user only the permissions that its role needs.",
-        ),
+        "acl": ("acl:acl", "Print an ACL SETUSER command that gives a user only the permissions that its role needs."),
         "rsmq": ("rsmq:app", "Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients."),
     },
 }

@@ -5,7 +5,7 @@ from typing import Annotated, cast
 import typer
 
 from tampu.cli.errors import check_choice
-from tampu.cli.options import complete_queue
+from tampu.cli.options import queue_option
 from tampu.cli.output import say, write_json, write_line
 from tampu.cli.session import CommonOptions, Session, parse_info
 from tampu.errors import Error
@@ -18,16 +18,7 @@ READ_KEYS_VERSION = 7
 def acl(
     common: CommonOptions,
     role: Annotated[str, typer.Option("--role", metavar="|".join(ROLES), help="Role of the user.")],
-    queue: Annotated[
-        str | None,
-        typer.Option(
-            "--queue",
-            "-q",
-            metavar="QUEUE",
-            help="Queue that the user may access. Default: all queues.",
-            autocompletion=complete_queue,
-        ),
-    ] = None,
+    queue: Annotated[str | None, queue_option(help="Queue that the user may access. Default: all queues.")] = None,
     user: Annotated[str | None, typer.Option("--user", help="User name. Default: QUEUE-ROLE, or all-ROLE.")] = None,
 ) -> None:
     """Print an ACL SETUSER command that gives a user only the permissions that its role needs.
@@ -44,10 +35,8 @@ def acl(
     kind = cast("Role", role)
     rules = acl_rules(kind, queue, lacks=lacks, read_keys=read_keys)
     name = user or f"{queue or 'all'}-{role}"
-    if common.as_json:
-        write_json({"user": name, "role": role, "purpose": PURPOSES[kind], "queue": queue, "rules": rules})
-    else:
-        write_line(acl_line(name, rules))
+    shown = {"user": name, "role": role, "purpose": PURPOSES[kind], "queue": queue, "rules": rules}
+    write_json(shown) if common.as_json else write_line(acl_line(name, rules))
 
 
 async def _ask(session: Session) -> tuple[set[str], bool]:

@@ -16,22 +16,19 @@ import typer
 
 from tampu.base.event_loop import new_event_loop
 from tampu.cli.output import cell, progress_bar, say, show, write_json
-from tampu.cli.session import CommonOptions, Session, literal_glob, parse_info, product_version, run, scan_keys
+from tampu.cli.session import CommonOptions, Session, parse_info, product_version, run
 from tampu.cli.tables import table
 from tampu.cli.units import plural
 from tampu.config import ConsumerConfig, ProducerConfig
 from tampu.consume.consumer import Consumer
+from tampu.inspect.admin import delete_keys
 from tampu.produce.producer import Producer
-from tampu.redis.client import Client
 from tampu.redis.settings import resolve_url
-from tampu.wire.keys import QueueKeys
 
 #: About 100 bytes.
 PAYLOAD = {"to": "ada@example.com", "subject": "Welcome aboard", "body": "x" * 60}
 #: Adding one by one costs a round trip per job, so these scenarios use 1/20 of the jobs.
 ONE_BY_ONE_SHARE = 20
-#: Keys deleted per command.
-REMOVED_AT_ONCE = 1000
 AN_HOUR_SECS = 3600.0
 #: Rate of the open-loop latency scenario in jobs per second, and its duration.
 LATENCY_RATE = 200
@@ -171,18 +168,6 @@ async def _first(waiting: Coroutine[Any, Any, Any], running: asyncio.Task[Any]) 
         task.cancel()
 
 
-async def remove_queue(client: Client, keys: QueueKeys) -> None:
-    """Delete every key of the queue."""
-    batch: list[bytes] = []
-    async for key in scan_keys(client, f"{literal_glob(keys.tag)}:*"):
-        batch.append(key)
-        if len(batch) >= REMOVED_AT_ONCE:
-            await client.call("UNLINK", *batch)
-            batch = []
-    if batch:
-        await client.call("UNLINK", *batch)
-
-
 async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | None) -> dict[str, Any]:
     """Run all scenarios in turn, `rounds` times."""
     queue_name = f"tampu-bench-{uuid.uuid4().hex[:12]}"
@@ -195,19 +180,20 @@ async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | Non
         scenarios = {name: scenarios[name] for name in chosen}
     samples: dict[str, list[float]] = {name: [] for name in scenarios}
     async with Session(common.url, common.timeout) as session:
-        client, keys = await session.view(queue_name)
+        admin = await session.new_admin(queue_name)
+        client, keys = admin.client, admin.keys
         version = product_version(parse_info(await client.call("INFO", "server")))
         try:
             with progress_bar("measuring", rounds * len(scenarios)) as progress:
                 for number in range(rounds):
                     for position, (name, (_, run_one)) in enumerate(scenarios.items()):
                         samples[name].append(await run_one())
-                        await remove_queue(client, keys)
+                        await delete_keys(client, keys)
                         progress(number * len(scenarios) + position + 1)
         finally:
             # Also after Ctrl-C: leave nothing behind.
             with contextlib.suppress(OSError):
-                await asyncio.shield(remove_queue(client, keys))
+                await asyncio.shield(delete_keys(client, keys))
         return {
             "server": session.place,
             "version": version,

@@ -1,175 +1,319 @@
-"""`tampu dlq summary|peek|repair|replay|remove`: works on all dead letters, or those selected by options."""
+"""`tampu dlq summary|peek|replay|remove|repair`: works on all dead letters, or those selected by options.
 
-from dataclasses import asdict
-from typing import Annotated, Any
+`repair` changes the payloads of dead letters with SQL, tries a few first, and replays the rest.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path  # noqa: TC003 - Typer reads the annotations
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
-from tampu.cli.commands.dlq_repair import repair
-from tampu.cli.errors import ERROR, check_choice
-from tampu.cli.options import DryRun, QueueName, Raw, Yes, confirm
-from tampu.cli.output import cell, command, progress_bar, say, show, write_json
-from tampu.cli.payloads import envelope_of, one_line, payload_of
-from tampu.cli.redact import redacted, redacted_cluster, redacted_letter
-from tampu.cli.session import CommonOptions, Session
+from tampu.cli.errors import ERROR, UsageError, check_choice
+from tampu.cli.options import AsJson, DryRun, QueueName, Raw, Url, Yes, confirm
+from tampu.cli.output import cell, command, progress_bar, say, show, write_json, write_line
+from tampu.cli.session import CommonOptions  # noqa: TC001 - likewise
 from tampu.cli.tables import FittingTable, fact_table
-from tampu.cli.units import iso, parse_duration, plural, time_of_day
-from tampu.config import DEFAULT_MAX_STREAM_LEN
-from tampu.inspect.audit import operator_name, record
-from tampu.inspect.dead_letters import DeadLetters, DlqFilter, ReplayCount
-from tampu.inspect.dlq_summary import LetterCluster, summarize_letters
-from tampu.inspect.snapshot import entry_ms
-from tampu.wire.dlq import DlqEntry, DlqReason
+from tampu.cli.units import parse_duration, plural, time_of_day
+from tampu.inspect.dead_letters import REASONS, DlqFilter, ReplayCount
+from tampu.inspect.views import cluster_json, letter_json, one_line, redacted, redacted_cluster, redacted_letter
+from tampu.redis.settings import resolve_url
+from tampu.wire.entry import entry_ms
+
+if TYPE_CHECKING:
+    from tampu.inspect.admin import QueueAdmin
+    from tampu.spark.lake.repair import Plan, Repair, Repairer
+    from tampu.wire.dlq import DlqEntry
 
 app = typer.Typer(help="Summarize, show, repair, replay or remove dead letters.", no_args_is_help=True)
-app.command()(repair)
 
-Ids = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--id", metavar="ID", help="Only this dead letter, by its own ID or its job's ID. Can be given more than once."
-    ),
-]
-Reason = Annotated[
-    str | None,
-    typer.Option("--reason", metavar="|".join(reason.value for reason in DlqReason), help="Only this reason."),
-]
-Name = Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")]
-ErrorType = Annotated[
-    str | None, typer.Option("--error-type", metavar="TYPE", help="Only this type of error, such as ConnectionError.")
-]
-Match = Annotated[str | None, typer.Option("--match", metavar="TEXT", help="Only errors that contain this text.")]
-OlderThan = Annotated[
-    str | None,
-    typer.Option("--older-than", metavar="DURATION", help="Only dead letters at least this old (90s, 15m, 2h, 7d)."),
-]
-Limit = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of dead letters, oldest first.")
-]
+#: Changes that `repair` shows, unless --json asks for all.
+MAX_SHOWN = 10
+
+
+# --- repair
+
+
+@app.command()
+def repair(
+    queue: QueueName,
+    cluster: Annotated[
+        str,
+        typer.Option("--cluster", metavar="ID", help="Dead letters to repair: a cluster shown by `tampu dlq summary`."),
+    ],
+    sql: Annotated[
+        str,
+        typer.Option(
+            "--sql",
+            metavar="SQL",
+            help='SQL query: "SELECT * REPLACE (CAST(amount AS DOUBLE) AS amount) FROM letters". Each field of the '
+            "payloads is a column.",
+        ),
+    ],
+    canary: Annotated[
+        int, typer.Option("--canary", min=0, metavar="N", help="Replay this many first; stop if one fails again.")
+    ] = 10,
+    wait: Annotated[
+        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the --canary jobs to finish.")
+    ] = "60s",
+    lake: Annotated[
+        Path | None,
+        typer.Option("--lake", metavar="DIR", file_okay=False, help="Record the repair in this lake (gold_repairs)."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Repair at most this many dead letters.")
+    ] = None,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Repair dead letters with SQL and replay them: first a few, then, if all of those complete, the rest.
+
+    Needs the `lake` extra, but neither Spark nor Java.
+    """
+    from tampu.spark.session import require_lake
+
+    require_lake()
+    from tampu.spark.lake.folder import lake_folder
+    from tampu.spark.lake.repair import Repairer, find_letters, repairs_of
+    from tampu.spark.lake.rows import published
+    from tampu.spark.options import check_shared_url
+
+    patience_secs = parse_duration(wait)
+    folder = None if lake is None else lake_folder(lake)
+    if folder is not None:
+        published(folder)
+    checked_url = check_shared_url(resolve_url(url), "--url")
+    letters = find_letters(checked_url, queue, cluster, limit)
+    if not letters:
+        summary = command("dlq", "summary", queue)
+        raise UsageError(f"queue {queue!r} has no dead letters of cluster {cluster!r}: see {summary}")
+    plan = repairs_of(letters, sql)
+    if not as_json:
+        _show_changes(plan)
+    count = len(plan.repairs)
+    report: dict[str, Any] = {
+        "repair": None,
+        "matched": len(letters),
+        "changed": count,
+        "unchanged": plan.unchanged,
+        "left_out": plan.left_out,
+        "changes": [_change_to_json(repair) for repair in plan.repairs],
+        "canaries": {},
+        "replayed": 0,
+        "dry_run": dry_run,
+    }
+    failure = ""
+    if confirm(f"repair and replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
+        work = _Work(Repairer(checked_url, queue), queue, cluster, sql, folder)
+        report["repair"] = work.id
+        failure = work.run(plan.repairs, canary, patience_secs, wait)
+        report |= {"canaries": work.outcomes, "replayed": work.replayed}
+    if as_json:
+        write_json(report)
+    elif report["repair"]:
+        write_line(f"repair {report['repair']}: replayed {plural(report['replayed'], 'letter')}")
+    if failure:
+        say(failure, "red")
+        raise typer.Exit(ERROR)
+
+
+class _Work:
+    """One repair that has been confirmed."""
+
+    def __init__(self, repairer: Repairer, queue: str, cluster: str, sql: str, lake: Path | None) -> None:
+        self.id = uuid.uuid4().hex[:8]
+        self.outcomes: dict[str, str] = {}
+        self.replayed = 0
+        self._repairer = repairer
+        self._about = (queue, cluster, sql)
+        self._lake = lake
+
+    def run(self, repairs: list[Repair], canary: int, patience_secs: float, wait: str) -> str:
+        """Replay the letters; return why it stopped, or nothing. `wait` is `patience_secs` as the user gave it."""
+        first, rest = repairs[:canary], repairs[canary:]
+        stays = "; the rest stays dead" if rest else ""
+        if first:
+            self._replay(first, canary=True)
+            say(f"replayed {plural(len(first), 'letter')}; waiting for the outcome ...")
+            self.outcomes = self._repairer.outcomes(first, patience_secs)
+            bad = sorted(job_id for job_id, outcome in self.outcomes.items() if outcome != "completed")
+            if bad:
+                return f"{len(bad)} of the first {len(first)} did not complete ({', '.join(bad[:3])}){stays}"
+            if missing := len(first) - len(self.outcomes):
+                return (
+                    f"{missing} of the first {len(first)} did not end within {wait}{stays}: is a worker running? "
+                    "--wait waits longer, --canary 0 does not wait"
+                )
+            repairs = rest
+        if repairs:
+            self._replay(repairs, canary=False)
+        return ""
+
+    def _replay(self, repairs: list[Repair], *, canary: bool) -> None:
+        from tampu.spark.lake.repair import record
+
+        if self._lake is not None:  # before the replay: a repair that is not recorded could not be found later
+            record(self._lake, self.id, *self._about, repairs, self._repairer.started_ms, canary=canary)
+        self.replayed += self._repairer.replay(repairs, f"repair {self.id}").added
+
+
+def _show_changes(plan: Plan) -> None:
+    rows = FittingTable("letter", "job", "field", "before", "after", spare=("letter",))
+    for repair in plan.repairs[:MAX_SHOWN]:
+        for field, (before, after) in _shown(repair).items():
+            rows.add_row(
+                cell(repair.letter.entry_id, "dim"),
+                cell(repair.letter.job.id),
+                cell(field, "bold"),
+                cell(one_line(before), "red"),
+                cell(one_line(after), "green"),
+            )
+    if plan.repairs:
+        show(rows)
+    if (more := len(plan.repairs) - MAX_SHOWN) > 0:
+        say(f"... and {plural(more, 'more letter')}; --json shows all")
+    for number, what in ((plan.unchanged, "the SQL does not change"), (plan.left_out, "the SQL leaves out")):
+        if number:
+            say(f"{plural(number, 'letter')} that {what}: not replayed")
+
+
+def _change_to_json(repair: Repair) -> dict[str, Any]:
+    return {
+        "dlq_id": repair.letter.entry_id,
+        "job_id": repair.letter.job.id,
+        "changes": {field: {"before": before, "after": after} for field, (before, after) in _shown(repair).items()},
+    }
+
+
+def _shown(repair: Repair) -> dict[str, tuple[Any, Any]]:
+    """Return the old and new values by field, redacted as parts of the old and the new payload."""
+    before = redacted("payload", {field: old for field, (old, _) in repair.changes.items()})
+    after = redacted("payload", {field: new for field, (_, new) in repair.changes.items()})
+    return {field: (_part(before, field), _part(after, field)) for field in repair.changes}
+
+
+def _part(shown: Any, field: str) -> Any:
+    return shown.get(field) if isinstance(shown, dict) else shown
+
+
+# --- the other commands
+
+
+Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of dead letters.")]
 Full = Annotated[bool, typer.Option("--full", help="Show tracebacks.")]
 
 
-def _filter(
-    ids: list[str] | None,
-    reason: str | None,
-    name: str | None,
-    error_type: str | None,
-    match: str | None,
-    older_than: str | None,
-) -> DlqFilter:
-    check_choice("--reason", reason, [one.value for one in DlqReason])
-    older_than_ms = None if older_than is None else round(parse_duration(older_than) * 1000)
-    compared = {"reason": reason, "name": name, "error_type": error_type, "match": match}
-    return DlqFilter.by_any_id(ids or (), **compared, older_than_ms=older_than_ms)
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Options that choose dead letters."""
 
+    ids: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--id", metavar="ID", help="Only this dead letter: its ID or its job's. Can be given more than once."
+        ),
+    ] = None
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="ID", help="Only this cluster of `tampu dlq summary`.")
+    ] = None
+    reason: Annotated[str | None, typer.Option("--reason", metavar="|".join(REASONS), help="Only this reason.")] = None
+    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None
+    error_type: Annotated[
+        str | None,
+        typer.Option("--error-type", metavar="TYPE", help="Only this type of error, such as ConnectionError."),
+    ] = None
+    match: Annotated[
+        str | None, typer.Option("--match", metavar="TEXT", help="Only errors that contain this text.")
+    ] = None
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="DURATION", help="Only letters at least this old (90s, 2h, 7d)."),
+    ] = None
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="DURATION", help="Only letters at most this old (90s, 2h, 7d).")
+    ] = None
+    newest: Annotated[bool, typer.Option("--newest", help="Newest first, instead of oldest first.")] = False
 
-async def _dead_letters(session: Session, queue: str) -> DeadLetters:
-    [(client, keys)] = await session.views(queue)
-    return DeadLetters(client, keys, DEFAULT_MAX_STREAM_LEN)
+    def filter(self) -> DlqFilter:
+        """Return what the options choose. Raises `UsageError` for a value that is not allowed."""
+        check_choice("--reason", self.reason, REASONS)
+        same = ("cluster", "reason", "name", "error_type", "match", "newest")
+        given = {option: getattr(self, option) for option in same}
+        ages = {"older_than_ms": self.older_than, "newer_than_ms": self.since}
+        given |= {age: round(parse_duration(text) * 1000) for age, text in ages.items() if text is not None}
+        return DlqFilter.by_any_id(self.ids or (), **given)
 
 
 @app.command()
 def summary(common: CommonOptions, queue: QueueName) -> None:
     """Group dead letters into clusters by task, reason and error, the largest cluster first."""
-    clusters = common.run(_summary, queue)
+    clusters = list(map(redacted_cluster, common.read(queue, lambda admin: admin.dlq_summary())))
     if common.as_json:
-        found = [asdict(cluster) for cluster in clusters]
-        for told, cluster in zip(found, clusters, strict=True):
-            told["sample"] = letter_to_json(cluster.sample, queue, raw=False)
-        write_json(found)
+        write_json([cluster_json(cluster, queue) for cluster in clusters])
         return
     if not clusters:
         say("no dead letters")
         return
     rows = FittingTable(
         *("letters", "task", "reason", "error", "first", "last", "cluster"),
-        numbers=("letters",),
-        spare=("cluster", "first", "reason"),
+        numbers=("letters", "cluster"),  # never wrapped or left out: other commands ask for the cluster
+        spare=("first", "reason"),
     )
-    for one in clusters:
-        shape = f"{one.error_type}: {one.fingerprint}" if one.error_type else one.fingerprint
+    for cluster in clusters:
+        shape = f"{cluster.error_type}: {cluster.fingerprint}" if cluster.error_type else cluster.fingerprint
         rows.add_row(
-            cell(f"{one.letters:,}", "red"),
-            cell(one.name or "(no name)", "bold"),
-            cell(one.reason),
+            cell(f"{cluster.letters:,}", "red"),
+            cell(cluster.name or "(no name)", "bold"),
+            cell(cluster.reason),
             cell(shape),
-            cell(time_of_day(one.first_seen_ms), "dim"),
-            cell(time_of_day(one.last_seen_ms), "dim"),
-            cell(one.cluster, "dim"),
+            cell(time_of_day(cluster.first_seen_ms), "dim"),
+            cell(time_of_day(cluster.last_seen_ms), "dim"),
+            cell(cluster.cluster, "dim"),
         )
     show(rows)
-
-
-async def _summary(session: Session, queue: str) -> list[LetterCluster]:
-    [(client, keys)] = await session.views(queue)
-    return list(map(redacted_cluster, await summarize_letters(client, keys)))
 
 
 @app.command()
 def peek(
     common: CommonOptions,
     queue: QueueName,
-    ids: Ids = None,
-    reason: Reason = None,
-    name: Name = None,
-    error_type: ErrorType = None,
-    match: Match = None,
-    older_than: OlderThan = None,
+    selection: Selection,
     limit: Limit = 20,
     full: Full = False,
     raw: Raw = False,
 ) -> None:
-    """Show dead letters and their errors, oldest first."""
-    wanted = _filter(ids, reason, name, error_type, match, older_than)
-    found, total = common.run(_peek, queue, wanted, limit or 20)
+    """Show dead letters and their errors, oldest first unless --newest is given."""
+    query = selection.filter()
+
+    async def work(admin: QueueAdmin) -> tuple[list[DlqEntry], int]:
+        return await admin.peek_dlq(limit or 20, query), await admin.count_dlq(query)
+
+    letters, total = common.read(queue, work)
+    found = list(map(redacted_letter, letters))
     if common.as_json:
-        write_json([letter_to_json(letter, queue, raw=raw) for letter in found])
+        write_json([letter_json(letter, queue, raw=raw) for letter in found])
         return
     if not found:
-        say("no dead letters" if wanted == DlqFilter() else "no matching dead letters")
+        say("no dead letters" if query == DlqFilter() else "no matching dead letters")
         return
     for letter in found:
         show(_letter_view(letter, queue, raw=raw, full=full))
     if len(found) < total:
-        matching = "" if wanted == DlqFilter() else "matching "
+        matching = "" if query == DlqFilter() else "matching "
         say(f"showing {len(found):,} of {plural(total, f'{matching}dead letter')}; raise --limit to see more")
 
 
-async def _peek(session: Session, queue: str, wanted: DlqFilter, limit: int) -> tuple[list[DlqEntry], int]:
-    dead_letters = await _dead_letters(session, queue)
-    found = await dead_letters.peek(limit, wanted)
-    return list(map(redacted_letter, found)), await dead_letters.count(wanted)
-
-
-def letter_to_json(letter: DlqEntry, queue: str, *, raw: bool) -> dict[str, Any]:
-    """Return a dead letter for JSON output. `payload` is the job's payload, or None if it cannot be decoded."""
-    job = envelope_of(letter.payload, letter.name)
-    return {
-        "dlq_id": letter.dlq_id,
-        "job_id": None if job is None else job.id,
-        "name": letter.name,
-        "reason": letter.reason,
-        "detail": letter.detail,
-        "error_type": letter.error_type,
-        "error": letter.error,
-        "attempts": letter.attempts,
-        "worker": letter.worker,
-        "died_at": iso(letter.failed_at_ms or entry_ms(letter.dlq_id.encode())),
-        "created_at": None if job is None else iso(job.created_at_ms),
-        "source_id": letter.source_id,
-        "payload": None if job is None else payload_of(job, queue, raw=raw),
-        "envelope": redacted("payload", letter.payload) if job is None else None,
-        "original": redacted("payload", letter.original),
-        "traceback": letter.traceback,
-    }
-
-
 def _letter_view(letter: DlqEntry, queue: str, *, raw: bool, full: bool) -> Group:
-    told: dict[str, Any] = letter_to_json(letter, queue, raw=raw)
-    died_ms = letter.failed_at_ms or int(letter.dlq_id.partition("-")[0])
+    shown = letter_json(letter, queue, raw=raw)
+    died_ms = letter.failed_at_ms or entry_ms(letter.dlq_id)
     head = Text.assemble(
         cell(letter.name or "(no name)", "bold"),
         "  ",
@@ -177,14 +321,14 @@ def _letter_view(letter: DlqEntry, queue: str, *, raw: bool, full: bool) -> Grou
         cell(f" after {plural(letter.attempts, 'attempt')}" if letter.attempts is not None else ""),
         cell(f"  {time_of_day(died_ms)}", "dim"),
     )
-    payload = told["payload"] if told["job_id"] is not None else told["envelope"]
+    payload = shown["payload"] if shown["job_id"] is not None else shown["envelope"]
     facts = [
-        ("job", told["job_id"] or "(cannot be decoded)"),
+        ("job", shown["job_id"] or "(cannot be decoded)"),
         ("letter", letter.dlq_id),
-        ("error", f"{letter.error_type}: {letter.error}" if letter.error_type else letter.error or letter.detail),
+        ("error", letter.error_text),
         ("payload", one_line(payload)),
         ("worker", letter.worker),
-        ("fields", None if letter.original is None else repr(told["original"])),
+        ("fields", None if letter.original is None else repr(shown["original"])),
     ]
     parts: list[Any] = [head, Padding(fact_table(facts), (0, 0, 0, 2))]
     if full and letter.traceback:
@@ -193,31 +337,30 @@ def _letter_view(letter: DlqEntry, queue: str, *, raw: bool, full: bool) -> Grou
     return Group(*parts)
 
 
+def _count(common: CommonOptions, queue: str, query: DlqFilter, limit: int | None) -> int:
+    count = common.read(queue, lambda admin: admin.count_dlq(query))
+    return count if limit is None else min(count, limit)
+
+
 @app.command()
 def replay(
     common: CommonOptions,
     queue: QueueName,
-    ids: Ids = None,
-    reason: Reason = None,
-    name: Name = None,
-    error_type: ErrorType = None,
-    match: Match = None,
-    older_than: OlderThan = None,
+    selection: Selection,
     limit: Limit = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Move dead letters back into the queue, with their attempts reset to zero."""
-    wanted = _filter(ids, reason, name, error_type, match, older_than)
-    count = common.run(_count, queue, wanted, limit)
+    query = selection.filter()
+    count = _count(common, queue, query, limit)
     moved = ReplayCount(0)
     if confirm(f"replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
-        moved = common.run(_replay, queue, wanted, count)
-    if common.as_json:
-        told = {"matched": count, "replayed": int(moved), "unreadable": moved.skipped}
-        write_json(told | {"queue_is_full": moved.queue_is_full, "dry_run": dry_run})
-    elif moved:
-        show(f"replayed {plural(moved, 'dead letter')}")
+        with progress_bar("replaying", count) as done:
+            moved = common.change(queue, lambda admin: admin.replay_dlq(count, query, done))
+    counts = {"matched": count, "replayed": int(moved), "unreadable": moved.skipped}
+    report = counts | {"queue_is_full": moved.queue_is_full, "dry_run": dry_run}
+    common.report(report, f"replayed {plural(moved, 'dead letter')}" if moved else "")
     if moved.skipped:
         skipped = plural(moved.skipped, "dead letter")
         say(f"skipped {skipped} that cannot be decoded; run {command('dlq', 'peek', queue)} to see them", "yellow")
@@ -226,51 +369,21 @@ def replay(
         raise typer.Exit(ERROR)
 
 
-async def _count(session: Session, queue: str, wanted: DlqFilter, limit: int | None) -> int:
-    count = await (await _dead_letters(session, queue)).count(wanted)
-    return count if limit is None else min(count, limit)
-
-
-async def _replay(session: Session, queue: str, wanted: DlqFilter, total: int) -> ReplayCount:
-    found = await session.queue(queue)  # its client loads scripts; a client for reading does not
-    dead_letters = DeadLetters(found.producer.ready_client(), found.keys, DEFAULT_MAX_STREAM_LEN)
-    with progress_bar("replaying", total) as done:
-        moved = await dead_letters.replay(total, wanted, done)
-    if moved:
-        await record(found.producer.ready_client(), found.keys, "replay", operator_name(), count=int(moved))
-    return moved
-
-
 @app.command()
 def remove(
     common: CommonOptions,
     queue: QueueName,
-    ids: Ids = None,
-    reason: Reason = None,
-    name: Name = None,
-    error_type: ErrorType = None,
-    match: Match = None,
-    older_than: OlderThan = None,
+    selection: Selection,
     limit: Limit = None,
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
     """Delete dead letters. This cannot be undone."""
-    wanted = _filter(ids, reason, name, error_type, match, older_than)
-    count = common.run(_count, queue, wanted, limit)
+    query = selection.filter()
+    count = _count(common, queue, query, limit)
     removed = 0
     if confirm(f"delete {plural(count, 'dead letter')} of {queue} permanently", count, yes=yes, dry_run=dry_run):
-        removed = common.run(_remove, queue, wanted, count)
-    if common.as_json:
-        write_json({"matched": count, "removed": removed, "dry_run": dry_run})
-    elif removed:
-        show(f"removed {plural(removed, 'dead letter')}")
-
-
-async def _remove(session: Session, queue: str, wanted: DlqFilter, total: int) -> int:
-    dead_letters = await _dead_letters(session, queue)
-    with progress_bar("removing", total) as done:
-        removed = await dead_letters.remove(total, wanted, done)
-    if removed:
-        await record(*await session.view(queue), "remove", operator_name(), count=removed)
-    return removed
+        with progress_bar("removing", count) as done:
+            removed = common.change(queue, lambda admin: admin.remove_dlq(count, query, done))
+    report = {"matched": count, "removed": removed, "dry_run": dry_run}
+    common.report(report, f"removed {plural(removed, 'dead letter')}" if removed else "")

@@ -2,22 +2,19 @@
 
 import asyncio
 from collections.abc import Callable
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import while_read, write_json_line, write_line
-from tampu.cli.redact import redacted_event
 from tampu.cli.session import CommonOptions, Session, skip_if_broken
-from tampu.cli.units import duration, instant, iso
-from tampu.inspect.snapshot import entry_ms
-from tampu.redis.client import Client
-from tampu.wire.events import EventName, QueueEvent, decode_event_fields
-from tampu.wire.keys import QueueKeys
+from tampu.cli.units import duration, instant
+from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.views import event_json, event_ms, redacted_event
+from tampu.wire.entry import entry_order
+from tampu.wire.events import EventName, QueueEvent
 
-#: Events per read.
-PAGE = 500
 #: How often to look for new queues, in seconds.
 FIND_SECS = 3.0
 
@@ -41,15 +38,15 @@ def events(
     ] = 100,
 ) -> None:
     """Show events of one queue or all queues, oldest first. --json prints one JSON object per line."""
-    wanted = _Wanted(frozenset(name or ()), job)
+    query = _Query(frozenset(name or ()), job)
     try:
-        common.run(_show_events, queue, wanted, limit, follow, common.as_json)
+        common.run(_show_events, queue, query, limit, follow, common.as_json)
     except KeyboardInterrupt:
         if not follow:  # with --follow, Ctrl-C is the normal way to exit
             raise
 
 
-class _Wanted:
+class _Query:
     def __init__(self, names: frozenset[str], job_id: str | None) -> None:
         for unknown in names - set(EventName):
             raise typer.BadParameter(f"no event named {unknown!r}; choose from {', '.join(EventName)}")
@@ -61,59 +58,44 @@ class _Wanted:
 
 
 async def _show_events(
-    session: Session, name: str | None, wanted: _Wanted, limit: int, follows: bool, as_json: bool
+    session: Session, name: str | None, query: _Query, limit: int, follows: bool, as_json: bool
 ) -> None:
     last_ids: dict[str, str] = {}
     history: list[Entry] = []
-    for client, keys in await session.views(name):
-        with skip_if_broken(keys.queue_name, is_one_of_many=name is None):
-            last_id = last_ids[keys.queue_name] = await _newest_id(client, keys)
+    for admin in await session.admins(name):
+        with skip_if_broken(admin.name, is_one_of_many=name is None):
+            last_id = last_ids[admin.name] = await admin.newest_event_id()
             if limit:
-                history += await newest_events(client, keys, last_id, wanted.matches, limit)
+                history += await newest_events(admin, limit, query.matches, last_id)
     history.sort(key=_order)
     for entry in history[-limit:] if limit else ():
         _write(entry, with_queue=name is None, as_json=as_json)
     if follows:
-        await while_read(_follow(session, last_ids, wanted, name is None, as_json))
+        await while_read(_follow(session, last_ids, query, name is None, as_json))
 
 
-async def _newest_id(client: Client, keys: QueueKeys) -> str:
-    newest = await client.call("XREVRANGE", keys.events, "+", "-", "COUNT", 1)
-    return newest[0][0].decode() if newest else "0-0"
-
-
-async def newest_events(client: Client, keys: QueueKeys, last_id: str, matches: Any, limit: int) -> list[Entry]:
-    """Return the last `limit` events up to `last_id` that match, oldest first; reads backwards until it has enough."""
-    found: list[Entry] = []
-    end = last_id
-    while True:
-        entries = await client.call("XREVRANGE", keys.events, end, "-", "COUNT", PAGE)
-        for entry_id, fields in entries:
-            event = redacted_event(decode_event_fields(fields))
-            if matches(event):
-                found.append((keys.queue_name, entry_id.decode(), event))
-                if len(found) >= limit:
-                    return found[::-1]
-        if len(entries) < PAGE:
-            return found[::-1]
-        end = "(" + entries[-1][0].decode()
+async def newest_events(
+    admin: QueueAdmin, limit: int, matches: Callable[[QueueEvent], bool] | None = None, last_id: str = "+"
+) -> list[Entry]:
+    """Return the last `limit` events up to `last_id` that match, oldest first, redacted."""
+    found = await admin.newest_events(limit, matches, last_id)
+    return [(admin.name, entry_id, redacted_event(event)) for entry_id, event in found]
 
 
 def _order(entry: Entry) -> tuple[int, int, int]:
     """Sort by the time shown: an `active` event is written a little later than it happened."""
     _, entry_id, event = entry
-    ms, _, number = entry_id.partition("-")
-    return event_ms(entry_id, event), int(ms), int(number or 0)
+    return event_ms(entry_id, event), *entry_order(entry_id)
 
 
-async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, with_queue: bool, as_json: bool) -> None:
+async def _follow(session: Session, last_ids: dict[str, str], query: _Query, with_queue: bool, as_json: bool) -> None:
     arrived: asyncio.Queue[Entry] = asyncio.Queue(maxsize=1000)
 
     async def read(name: str, last_id: str) -> None:
         with skip_if_broken(name, is_one_of_many=with_queue):
             async with session.follow(name, last_id) as source:
                 async for entry_id, event in source.entries():
-                    if wanted.matches(event):
+                    if query.matches(event):
                         await arrived.put((name, entry_id, redacted_event(event)))
 
     async with asyncio.TaskGroup() as group:
@@ -137,23 +119,9 @@ async def _follow(session: Session, last_ids: dict[str, str], wanted: _Wanted, w
 
 def _write(entry: Entry, *, with_queue: bool, as_json: bool) -> None:
     if as_json:
-        write_json_line(to_json(entry))
+        write_json_line(event_json(*entry))
     else:
         write_line(to_line(entry, with_queue=with_queue))
-
-
-def to_json(entry: Entry) -> dict[str, Any]:
-    """Return an event for JSON output."""
-    queue, entry_id, event = entry
-    return {
-        "queue": queue,
-        "id": entry_id,
-        "at": iso(event_ms(entry_id, event)),
-        "event": event.name,
-        "job_id": event.job_id,
-        "job_name": event.job_name,
-        **{name: value for name, value in event.fields.items() if name not in ("queue", "id", "at", "event")},
-    }
 
 
 def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = instant) -> str:
@@ -164,12 +132,6 @@ def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = inst
         parts.append(f"{queue:<10}")
     parts += [f"{event.name:<15}", event.job_id or "-", event.job_name, details(event)]
     return "  ".join(part for part in parts if part)
-
-
-def event_ms(entry_id: str, event: QueueEvent) -> int:
-    """Return when the event happened: its own timestamp, or else the time it was written."""
-    told = event.fields.get("ts")
-    return told if isinstance(told, int) else entry_ms(entry_id.encode())
 
 
 def _percent(progress: object) -> str:

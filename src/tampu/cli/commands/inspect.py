@@ -1,27 +1,67 @@
-"""`tampu inspect [QUEUE]`: shows what is in the queues and compares it with thresholds."""
+"""`tampu inspect`, `tampu watch`, `tampu top` and `tampu workers`: what is in the queues, once or live.
+
+`inspect` also compares it with thresholds.
+"""
 
 import asyncio
+import contextlib
 import re
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any
+import signal
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Annotated, Any, TypeVar
 
 import typer
 from rich.console import Group, RenderableType
+from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tampu.cli.errors import BREACHED
-from tampu.cli.options import OptionalQueueName
-from tampu.cli.output import cell, is_terminal, say, show, write_json
-from tampu.cli.session import CommonOptions, Session
+from tampu.cli.commands.events import Entry, newest_events, to_line
+from tampu.cli.errors import BREACHED, TERMINATED
+from tampu.cli.options import OptionalQueueName, QueueName
+from tampu.cli.output import (
+    cell,
+    is_terminal,
+    say,
+    show,
+    stdout_console,
+    while_read,
+    write_json,
+    write_json_line,
+    write_line,
+)
+from tampu.cli.session import CommonOptions, Session, run, skip_if_broken
 from tampu.cli.tables import Facts, FittingTable, table
-from tampu.cli.units import duration, number, parse_duration, plural, rate, size
-from tampu.inspect.snapshot import RATE_EVENTS, RATE_WINDOW_MS, GroupView, QueueSnapshot, take_snapshot
+from tampu.cli.units import duration, instant, number, parse_duration, plural, rate, size, time_of_day
+from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.snapshot import (
+    RATE_EVENTS,
+    RATE_WINDOW_MS,
+    UNBLOCK,
+    UNKNOWN_FLOW,
+    GroupView,
+    QueueSnapshot,
+    Sample,
+    WorkerInfo,
+    flow_between,
+)
+from tampu.inspect.views import sample_json, worker_json
 from tampu.redis.faults import ServerError
 
 #: Characters shown of a lock holder's random name.
 HOLDER_SHOWN = 10
+#: Number of rates in a sparkline.
+HISTORY = 60
+#: Number of events shown below a queue.
+EVENTS_SHOWN = 12
+#: How often `top` looks for new queues, in seconds.
+FIND_SECS = 5.0
+_BARS = " ▁▂▃▄▅▆▇█"
+
+T = TypeVar("T")
 
 MaxWaiting = Annotated[
     int | None,
@@ -37,54 +77,12 @@ MaxDlq = Annotated[
     int | None,
     typer.Option("--max-dlq", min=0, metavar="N", help="Exit with 3 if there are more dead letters than this."),
 ]
-Sample = Annotated[
+SampleSecs = Annotated[
     float,
     typer.Option(
         "--sample", min=0, max=60, metavar="SECONDS", help="Take two samples this far apart and show exact rates."
     ),
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Flow:
-    """Entries per second; None where the server does not count (before Redis 7)."""
-
-    added_per_sec: float | None
-    #: Settled jobs: completed, retried or dead-lettered.
-    settled_per_sec: float | None
-
-
-UNKNOWN_FLOW = Flow(None, None)
-
-
-def flow_between(before: QueueSnapshot | None, after: QueueSnapshot) -> Flow:
-    """Return the rates between two snapshots; an entry leaves the stream only when it is settled."""
-    if before is None or before.added_in_all is None or after.added_in_all is None:
-        return UNKNOWN_FLOW
-    secs = (after.taken_at_ms - before.taken_at_ms) / 1000
-    added = after.added_in_all - before.added_in_all
-    if secs <= 0 or added < 0:  # a flush, or a failover to a server with older data
-        return UNKNOWN_FLOW
-    settled = max(added - (after.length - before.length), 0)
-    return Flow(round(added / secs, 3), round(settled / secs, 3))
-
-
-@dataclass(frozen=True, slots=True)
-class Look:
-    """A snapshot of one queue and its rates."""
-
-    snapshot: QueueSnapshot
-    flow: Flow = UNKNOWN_FLOW
-
-    def to_json(self) -> dict[str, Any]:
-        """Return all fields for JSON output."""
-        fields = asdict(self.snapshot)
-        return fields | {
-            "workers": self.snapshot.workers,
-            "bytes": self.snapshot.bytes,
-            "added_per_sec": self.flow.added_per_sec,
-            "settled_per_sec": self.flow.settled_per_sec,
-        }
 
 
 def inspect(
@@ -93,22 +91,24 @@ def inspect(
     max_waiting: MaxWaiting = None,
     max_age: MaxAge = None,
     max_dlq: MaxDlq = None,
-    sample: Sample = 0.0,
+    sample_secs: SampleSecs = 0.0,
 ) -> None:
     """Show how many jobs are waiting, pending, delayed or dead in all queues, or in one queue with its workers."""
     max_age_secs = None if max_age is None else parse_duration(max_age)
-    looks, unusable, faults = common.run(_look, queue, sample)
-    breaches = [breach for look in looks for breach in breaches_of(look.snapshot, max_waiting, max_age_secs, max_dlq)]
+    samples, unusable, faults = common.run(_take_samples, queue, sample_secs)
+    breaches = [
+        breach for sample in samples for breach in breaches_of(sample.snapshot, max_waiting, max_age_secs, max_dlq)
+    ]
     if common.as_json:
-        found = [look.to_json() for look in looks]
+        found = list(map(sample_json, samples))
         all_queues = {"queues": found, "unusable": unusable, "faults": faults}
         write_json((found[0] if queue else all_queues) | {"breaches": breaches})
     elif queue:
-        show(queue_view(looks[0]))
-    elif looks:
+        show(queue_view(samples[0]))
+    elif samples:
         columns = ("waiting", "oldest", "pending", "delayed", "due", "dead", "workers", "completed", "failed", "bytes")
-        note = ("completed", window_note(looks)) if is_terminal() else None
-        show(queues_table(looks, columns, ("bytes", "due", "failed", "completed", "oldest", "workers"), note))
+        note = ("completed", window_note(samples)) if is_terminal() else None
+        show(queues_table(samples, columns, ("bytes", "due", "failed", "completed", "oldest", "workers"), note))
     elif not faults:
         say('no queues yet; add a job to create one: tampu add emails welcome \'{"to": "ada@example.com"}\'')
     for name in () if common.as_json else unusable:
@@ -121,30 +121,31 @@ def inspect(
         raise typer.Exit(BREACHED)
 
 
-async def _look(
+async def _take_samples(
     session: Session, name: str | None, sample_secs: float
-) -> tuple[list[Look], list[bytes], dict[str, str]]:
+) -> tuple[list[Sample], list[bytes], dict[str, str]]:
     """Return the queues, the names that tampu cannot open, and the error of each queue that cannot be read."""
-    views = await session.views(name)
+    admins = await session.admins(name)
     faults: dict[str, str] = {}
 
     async def snapshots(*, sizes: bool) -> dict[str, QueueSnapshot]:
         found = {}
-        for client, keys in views:
+        for admin in admins:
             try:
-                found[keys.queue_name] = await take_snapshot(client, keys, sizes=sizes)
+                found[admin.name] = await admin.snapshot(sizes=sizes)
             except ServerError as error:
                 if name is not None:
                     raise
-                faults[keys.queue_name] = str(error)
+                faults[admin.name] = str(error)
         return found
 
     before: dict[str, QueueSnapshot] = {}
     if sample_secs:
         before = await snapshots(sizes=False)
         await asyncio.sleep(sample_secs)
-    looks = [Look(one, flow_between(before.get(one.queue), one)) for one in (await snapshots(sizes=True)).values()]
-    return looks, [] if name else (await session.find_queues()).unusable, faults
+    after = await snapshots(sizes=True)
+    samples = [Sample(found, flow_between(before.get(queue), found)) for queue, found in after.items()]
+    return samples, [] if name else (await session.find_queues()).unusable, faults
 
 
 def breaches_of(
@@ -164,31 +165,31 @@ def breaches_of(
     return found
 
 
-_COLUMNS: dict[str, Callable[[Look], RenderableType]] = {
-    "waiting": lambda look: number(look.snapshot.waiting),
-    "oldest": lambda look: duration(look.snapshot.oldest_waiting_ms),
-    "pending": lambda look: number(look.snapshot.pending),
-    "delayed": lambda look: number(look.snapshot.delayed),
-    "due": lambda look: cell(number(look.snapshot.due), "yellow" if look.snapshot.due else ""),
-    "dead": lambda look: cell(number(look.snapshot.dlq), "red" if look.snapshot.dlq else ""),
-    "workers": lambda look: number(look.snapshot.workers),
-    "completed": lambda look: rate(look.snapshot.event_rates.get("completed", 0.0)),
-    "failed": lambda look: rate(look.snapshot.event_rates.get("failed", 0.0)),
-    "added": lambda look: rate(look.flow.added_per_sec),
-    "settled": lambda look: rate(look.flow.settled_per_sec),
-    "bytes": lambda look: size(look.snapshot.bytes),
+_COLUMNS: dict[str, Callable[[Sample], RenderableType]] = {
+    "waiting": lambda sample: number(sample.snapshot.waiting),
+    "oldest": lambda sample: duration(sample.snapshot.oldest_waiting_ms),
+    "pending": lambda sample: number(sample.snapshot.pending),
+    "delayed": lambda sample: number(sample.snapshot.delayed),
+    "due": lambda sample: cell(number(sample.snapshot.due), "yellow" if sample.snapshot.due else ""),
+    "dead": lambda sample: cell(number(sample.snapshot.dlq), "red" if sample.snapshot.dlq else ""),
+    "workers": lambda sample: number(sample.snapshot.workers),
+    "completed": lambda sample: rate(sample.snapshot.event_rates.get("completed", 0.0)),
+    "failed": lambda sample: rate(sample.snapshot.event_rates.get("failed", 0.0)),
+    "added": lambda sample: rate(sample.flow.added_per_sec),
+    "settled": lambda sample: rate(sample.flow.settled_per_sec),
+    "bytes": lambda sample: size(sample.snapshot.bytes),
 }
 
 
 def queues_table(
-    looks: list[Look], columns: tuple[str, ...], spare: tuple[str, ...], note: tuple[str, str] | None = None
+    samples: list[Sample], columns: tuple[str, ...], spare: tuple[str, ...], note: tuple[str, str] | None = None
 ) -> FittingTable:
     """Return a table with one row per queue; a narrow terminal gets it without the columns in `spare`."""
     made = FittingTable("queue", *columns, numbers=columns, spare=spare, note=note)
-    for look in looks:
-        one = look.snapshot
+    for sample in samples:
+        one = sample.snapshot
         name = Text.assemble(cell(one.queue, "bold"), (_pause_mark(one), "yellow"))
-        made.add_row(name, *(_COLUMNS[column](look) for column in columns))
+        made.add_row(name, *(_COLUMNS[column](sample) for column in columns))
     return made
 
 
@@ -198,9 +199,9 @@ def _pause_mark(one: QueueSnapshot) -> str:
     return f" {plural(len(one.paused_tasks), 'task')} paused" if one.paused_tasks else ""
 
 
-def window_note(looks: list[Look]) -> str:
+def window_note(samples: list[Sample]) -> str:
     """Return the line that says over which time `completed` and `failed` are counted."""
-    shortest = min(look.snapshot.rate_window_secs for look in looks)
+    shortest = min(sample.snapshot.rate_window_secs for sample in samples)
     window = f"the last {duration(RATE_WINDOW_MS)}"
     if shortest * 1000 < RATE_WINDOW_MS:
         window += f", or the last {RATE_EVENTS:,} events of a busy queue"
@@ -214,10 +215,10 @@ def pause_lines(one: QueueSnapshot) -> list[Text]:
     return [cell(f"{what}: {reason}" if reason else what, "yellow") for what, reason in pauses.items()]
 
 
-def queue_view(look: Look) -> Group:
+def queue_view(sample: Sample) -> Group:
     """Return the full view of one queue."""
-    one = look.snapshot
-    parts: list[Any] = [cell(one.queue, "bold"), *pause_lines(one), Facts(_depths(one), _movement(look))]
+    one = sample.snapshot
+    parts: list[Any] = [cell(one.queue, "bold"), *pause_lines(one), Facts(_depths(one), _movement(sample))]
     for group in one.groups:
         oldest = f", oldest {duration(group.oldest_pending_ms)}" if group.oldest_pending_ms is not None else ""
         parts += [Text(""), cell(f"group {group.name}: {group.pending:,} pending{oldest}", "bold"), _group_table(group)]
@@ -240,8 +241,8 @@ def _depths(one: QueueSnapshot) -> list[tuple[str, Text]]:
     ]
 
 
-def _movement(look: Look) -> list[tuple[str, Text]]:
-    one, flow = look.snapshot, look.flow
+def _movement(sample: Sample) -> list[tuple[str, Text]]:
+    one, flow = sample.snapshot, sample.flow
     rates = one.event_rates
     window = duration(one.rate_window_secs * 1000)
     added = rate(flow.added_per_sec) if flow is not UNKNOWN_FLOW else "- (use --sample 1)"
@@ -275,3 +276,251 @@ def _group_table(group: GroupView) -> Table:
     if not group.consumers:
         made.add_row(cell("no worker connected", "yellow"), "", "")
     return made
+
+
+# --- watch and top
+
+
+Interval = Annotated[
+    float, typer.Option("--interval", "-i", min=0.05, max=3600, metavar="SECONDS", help="Refresh interval.")
+]
+Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Exit after this many refreshes.")]
+
+
+@dataclass(slots=True)
+class Round:
+    """One refresh of one queue, with recent rates and events."""
+
+    sample: Sample
+    settled: deque[float] = field(default_factory=deque)
+    added: deque[float] = field(default_factory=deque)
+    events: list[Entry] = field(default_factory=list)
+
+
+def watch(common: CommonOptions, queue: QueueName, interval: Interval = 1.0, rounds: Rounds = None) -> None:
+    """Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."""
+    refreshes = _watch(common, queue, interval, rounds)
+    _run_live(
+        _show(refreshes, common, _watch_view, lambda found: [found.sample], lambda found: sample_json(found.sample))
+    )
+
+
+async def _watch(common: CommonOptions, name: str, interval: float, rounds: int | None) -> AsyncIterator[Round]:
+    settled: deque[float] = deque(maxlen=HISTORY)
+    added: deque[float] = deque(maxlen=HISTORY)
+    async for [admin], [sample] in _samples(common, name, interval, rounds):
+        settled.append(sample.flow.settled_per_sec or 0.0)
+        added.append(sample.flow.added_per_sec or 0.0)
+        yield Round(sample, settled, added, await newest_events(admin, EVENTS_SHOWN))
+
+
+async def _samples(
+    common: CommonOptions, name: str | None, interval: float, rounds: int | None
+) -> AsyncIterator[tuple[list[QueueAdmin], list[Sample]]]:
+    """Yield samples of one queue, or of all queues that can be read, at even intervals."""
+    before: dict[str, QueueSnapshot] = {}
+    async with Session(common.url, common.timeout) as session:
+        admins = await session.admins(name)
+        found_at = time.monotonic()
+        async for _ in _ticks(interval, rounds):
+            if name is None and (not admins or time.monotonic() - found_at > FIND_SECS):
+                known = {admin.name: admin for admin in admins}
+                names = (await session.find_queues()).names
+                admins = [known.get(found) or await session.new_admin(found) for found in names]
+                found_at = time.monotonic()
+            samples = []
+            for admin in admins:
+                try:
+                    snapshot = await admin.snapshot()
+                except ServerError:
+                    if name is not None:
+                        raise
+                    continue  # a key of the wrong type: `doctor` reports it
+                samples.append(Sample(snapshot, flow_between(before.get(admin.name), snapshot)))
+                before[admin.name] = snapshot
+            yield admins, samples
+
+
+async def _ticks(interval: float, rounds: int | None) -> AsyncIterator[int]:
+    """Yield numbers at even intervals: the time that a refresh takes does not delay the next one."""
+    due = time.monotonic()
+    tick = 0
+    while rounds is None or tick < rounds:
+        yield tick
+        tick += 1
+        due = max(due + interval, time.monotonic())
+        if rounds is None or tick < rounds:
+            await asyncio.sleep(due - time.monotonic())
+
+
+def _watch_view(one: Round) -> Group:
+    snapshot, flow = one.sample.snapshot, one.sample.flow
+    parts: list[RenderableType] = [
+        Text.assemble(
+            ("tampu watch  ", "bold"), cell(instant(snapshot.taken_at_ms), "dim"), ("  Ctrl-C to exit", "dim")
+        ),
+        Text(""),
+        queue_view(one.sample),
+        Text(""),
+        Text.assemble(("added    ", "dim"), (sparkline(one.added), "cyan"), f" {rate(flow.added_per_sec)}"),
+        Text.assemble(("settled  ", "dim"), (sparkline(one.settled), "green"), f" {rate(flow.settled_per_sec)}"),
+        Text(""),
+        *(_event_line(entry) for entry in one.events),
+    ]
+    return Group(*parts)
+
+
+def _event_line(entry: Entry) -> Text:
+    """Return an event as one line that never wraps: a wrapped line would push other events off the screen."""
+    line = cell(to_line(entry, with_queue=False, when=time_of_day), "dim")
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def sparkline(values: deque[float]) -> str:
+    """Return the values as bars, scaled to the largest."""
+    highest = max(values, default=0.0)
+    if not highest:
+        return _BARS[1] * len(values)
+    return "".join(_BARS[1 + round(value / highest * (len(_BARS) - 2))] for value in values)
+
+
+def top(common: CommonOptions, interval: Interval = 1.0, rounds: Rounds = None) -> None:
+    """Watch all queues live, busiest first. Press Ctrl-C to exit."""
+    refreshes = _top(common, interval, rounds)
+    _run_live(_show(refreshes, common, _top_view, list, lambda found: {"queues": list(map(sample_json, found))}))
+
+
+async def _top(common: CommonOptions, interval: float, rounds: int | None) -> AsyncIterator[list[Sample]]:
+    async for _, samples in _samples(common, None, interval, rounds):
+        yield sorted(
+            samples,
+            key=lambda found: (-(found.flow.settled_per_sec or 0), -found.snapshot.length, found.snapshot.queue),
+        )
+
+
+def _top_view(samples: list[Sample]) -> Group:
+    columns = ("waiting", "oldest", "pending", "delayed", "dead", "workers", "added", "settled", "bytes")
+    made = queues_table(samples, columns, spare=("bytes", "oldest", "workers", "delayed", "added"))
+    when = instant(samples[0].snapshot.taken_at_ms) if samples else ""
+    head = Text.assemble(("tampu top  ", "bold"), (when, "dim"), ("  Ctrl-C to exit", "dim"))
+    if not samples:
+        return Group(head, Text(""), Text("no queues yet", style="dim"))
+    return Group(head, Text(""), made, Text("added, settled: jobs per second since the last refresh", style="dim"))
+
+
+def _line(sample: Sample) -> str:
+    one = sample.snapshot
+    return (
+        f"{time_of_day(one.taken_at_ms)} {one.queue}{' (paused)' if one.has_pause else ''} waiting={one.waiting} "
+        f"oldest={duration(one.oldest_waiting_ms).replace(' ', '')} pending={one.pending} delayed={one.delayed} "
+        f"dead={one.dlq} workers={one.workers} added={rate(sample.flow.added_per_sec)} "
+        f"settled={rate(sample.flow.settled_per_sec)}"
+    )
+
+
+# --- live output
+
+
+def _run_live(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` until it ends. Ctrl-C is the normal way to exit and not an error."""
+    with contextlib.suppress(KeyboardInterrupt):
+        run(_until_terminated(work))
+
+
+async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` so that SIGTERM also restores the terminal."""
+    loop = asyncio.get_running_loop()
+    showing = asyncio.ensure_future(while_read(work))
+    is_terminated = False
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        is_terminated = True
+        showing.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        await showing
+    except asyncio.CancelledError:
+        if not is_terminated:
+            raise
+        raise typer.Exit(TERMINATED) from None
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+async def _show(
+    refreshes: AsyncIterator[T],
+    common: CommonOptions,
+    view: Callable[[T], RenderableType],
+    samples: Callable[[T], list[Sample]],
+    to_json: Callable[[T], Any],
+) -> None:
+    """Show each refresh as it arrives."""
+    if common.as_json:
+        async for found in refreshes:
+            write_json_line(to_json(found))
+    elif not is_terminal():
+        async for found in refreshes:
+            for sample in samples(found):
+                write_line(_line(sample))
+    else:
+        with Live(console=stdout_console(), screen=True, auto_refresh=False) as live:
+            async for found in refreshes:
+                live.update(view(found), refresh=True)
+
+
+# --- workers
+
+
+Dead = Annotated[
+    bool, typer.Option("--dead", help="Also list workers that have stopped sending heartbeats, with their last jobs.")
+]
+
+
+def workers(common: CommonOptions, queue: OptionalQueueName = None, dead: Dead = False) -> None:
+    """List the workers of all queues, or of one, with host, process, version and running jobs."""
+    found = common.run(_workers, queue, dead)
+    if common.as_json:
+        write_json([worker_json(name, worker) for name, worker in found])
+        return
+    if not found:
+        say(f"no worker serves {queue}" if queue else "no workers")
+        return
+    spare = ("heartbeat", "version", "pending", "longest", "process", "host")
+    numbers = ("process", "slots", "running", "pending")
+    columns = ("state", "host", "process", "version", "slots", "running", "pending", "longest", "heartbeat")
+    rows = FittingTable("queue", "worker", *columns, numbers=numbers, spare=spare)
+    for name, worker in found:
+        rows.add_row(*_row(name, worker))
+    show(rows)
+    for name, worker in found:
+        if worker.state == "blocked":
+            say(f"{name}: {worker.blocked}; {UNBLOCK}")
+
+
+def _row(queue: str, worker: WorkerInfo) -> tuple[Text, ...]:
+    style = "" if worker.is_alive else "dim"
+    longest = worker.running[0] if worker.running else None
+    return (
+        cell(queue, "bold"),
+        cell(worker.name, style),
+        cell(worker.state, "red" if worker.state == "blocked" else style),
+        cell(worker.host or "-", style),
+        cell("-" if worker.pid is None else worker.pid, style),
+        cell(worker.version or "-", style),
+        cell(number(worker.concurrency) if worker.concurrency is not None else "-", style),
+        cell(number(worker.running_count) if worker.running_count is not None else "-", style),
+        cell(number(worker.pending), style),
+        cell("-" if longest is None else f"{longest.name or longest.id} {duration(longest.running_ms)}", style),
+        cell("-" if worker.heartbeat_ms is None else f"{duration(worker.heartbeat_ms)} ago", style),
+    )
+
+
+async def _workers(session: Session, queue: str | None, dead: bool) -> list[tuple[str, WorkerInfo]]:
+    found: list[tuple[str, WorkerInfo]] = []
+    for admin in await session.admins(queue):
+        with skip_if_broken(admin.name, is_one_of_many=queue is None):
+            found += [(admin.name, worker) for worker in await admin.workers(dead=dead)]
+    return found

@@ -1,7 +1,11 @@
-"""`tampu job list|show|why`: lists of jobs, and the state and the history of one job."""
+"""`tampu job list|show|why`: lists of jobs, and the state and the history of one job.
 
-import dataclasses
-from dataclasses import replace
+The history is built from the events stream; `explain` says why the job is in its current state.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Annotated, Any, cast
 
 import typer
@@ -9,27 +13,28 @@ from rich.console import Group
 from rich.text import Text
 
 from tampu.base.clock import wall_clock_ms
-from tampu.cli.commands.dlq import letter_to_json
-from tampu.cli.commands.job_timeline import Step, condensed, explain, read_events, steps_of
+from tampu.cli.commands.events import details
 from tampu.cli.errors import CliError, check_choice
 from tampu.cli.options import QueueName, QueueOption, Raw
 from tampu.cli.output import cell, command, progress_bar, say, show, write_json
-from tampu.cli.payloads import envelope_of, one_line, payload_of, queue_codec, shown_value
-from tampu.cli.redact import redacted_state
 from tampu.cli.session import CommonOptions, Session, skip_if_broken
 from tampu.cli.tables import FittingTable, fact_table
-from tampu.cli.units import duration, instant, iso, parse_duration, plural, time_of_day
-from tampu.inspect.job_state import JobState, find_job
-from tampu.inspect.jobs import LISTED_STATES, ListedState
-from tampu.inspect.snapshot import take_snapshot
-from tampu.redis.client import Client
-from tampu.wire.dlq import DlqEntry
-from tampu.wire.entry import read_job_fields
+from tampu.cli.units import duration, instant, parse_duration, plural, time_of_day
+from tampu.errors import DecodeError
+from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.jobs import LISTED_STATES, JobState, ListedState
+from tampu.inspect.snapshot import UNBLOCK, QueueSnapshot, WorkerInfo
+from tampu.inspect.views import event_ms, iso, one_line, payload_of, redacted_event, redacted_state, state_json
 from tampu.wire.events import EventName, QueueEvent
-from tampu.wire.keys import QueueKeys
+from tampu.wire.ulid import decode_ulid_time
 
 app = typer.Typer(help="List jobs, or inspect one: its state and its history.", no_args_is_help=True)
 
+#: Longest run of progress events that is shown in full.
+MAX_PROGRESS = 5
+
+#: An event of a job and the ID of its entry.
+Event = tuple[str, QueueEvent]
 JobId = Annotated[str, typer.Argument(metavar="ID", help="Job ID.")]
 
 _STYLES = {
@@ -42,6 +47,171 @@ _STYLES = {
     "unknown": "dim",
 }
 _STEP_STYLES = {"completed": "green", "failed": "red", "dlq": "bold red", "retry-scheduled": "yellow", "active": "cyan"}
+
+
+# --- the timeline of a job
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One event in the life of the job."""
+
+    at_ms: int
+    what: str
+    note: str = ""
+    #: Time since the previous step.
+    after_ms: int = 0
+    worker: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the step for JSON output."""
+        return {
+            "at": iso(self.at_ms),
+            "at_ms": self.at_ms,
+            "what": self.what,
+            "note": self.note,
+            "after_ms": self.after_ms,
+            "worker": self.worker or None,
+        }
+
+
+def steps_of(state: JobState, entries: list[Event]) -> list[Step]:
+    """Return the steps in the life of the job, starting when it was added."""
+    raw: list[Step] = []
+    created_ms = _created_ms(state, entries)
+    if created_ms is not None:
+        raw.append(Step(created_ms, "added"))
+    for entry_id, event in entries:
+        raw.append(
+            Step(event_ms(entry_id, event), event.name, details(event), worker=str(event.fields.get("worker", "")))
+        )
+    # `active` events are written a little later than they happened. The sort is stable, so ties keep their order.
+    raw.sort(key=lambda step: step.at_ms)
+    _put_starts_before_their_progress(raw)
+    steps: list[Step] = []
+    for step in raw:
+        after_ms = max(step.at_ms - steps[-1].at_ms, 0) if steps else 0
+        steps.append(Step(step.at_ms, step.what, step.note, after_ms, step.worker))
+    return steps
+
+
+def _put_starts_before_their_progress(steps: list[Step]) -> None:
+    """Move an `active` step before progress of the same millisecond, which was written first but happened later."""
+    for place, step in enumerate(steps):
+        first = place
+        while first and steps[first - 1].what == EventName.PROGRESS and steps[first - 1].at_ms == step.at_ms:
+            first -= 1
+        if step.what == EventName.ACTIVE and first < place:
+            steps.insert(first, steps.pop(place))
+
+
+def condensed(steps: list[Step]) -> list[Step]:
+    """Shorten long runs of progress to the first, the last, and the number in between."""
+    found: list[Step] = []
+    for what, row in groupby(steps, key=lambda step: step.what):
+        same = list(row)
+        if what == EventName.PROGRESS and len(same) > MAX_PROGRESS:
+            between = same[1:-1]
+            after_ms = sum(step.after_ms for step in between)
+            note = f"{len(between):,} more"
+            same = [same[0], replace(between[-1], note=note, after_ms=after_ms), same[-1]]
+        found += same
+    return found
+
+
+def _created_ms(state: JobState, entries: list[Event]) -> int | None:
+    if state.created_at_ms:
+        return state.created_at_ms
+    for _, event in entries:
+        created = event.fields.get("created_at_ms")
+        if isinstance(created, int) and created:
+            return created
+    try:
+        return decode_ulid_time(state.id)
+    except DecodeError:
+        return None
+
+
+def explain(state: JobState, entries: list[Event], queue: QueueSnapshot, workers: Sequence[WorkerInfo]) -> list[str]:
+    """Return sentences that explain the job's state and say what to do about it. `workers` includes dead ones."""
+    if state.state == "waiting":
+        return _why_waiting(state, queue, workers)
+    if state.state == "delayed":
+        return _why_delayed(state, entries, queue)
+    if state.state == "running":
+        worker = next((found for found in workers if (found.group, found.name) == (state.group, state.worker)), None)
+        if worker is not None and not worker.is_alive:
+            return [f"its worker {state.worker} is dead; another worker will run it again once its lease has expired"]
+        lines = [f"it is running on worker {state.worker} of group {state.group}"]
+        if worker is not None and worker.blocked:
+            lines.append(f"{worker.blocked}; {UNBLOCK}")
+        if state.idle_ms is not None and state.idle_ms > 60_000:
+            lines.append(f"its lease was last renewed {duration(state.idle_ms)} ago; another worker will take it over")
+        return lines
+    if state.state == "dead":
+        return _why_dead(state, entries, queue)
+    if state.state == "done":
+        stored = "its result is stored" if state.result is not None else "no result is stored (none, or expired)"
+        return [f"it completed; {stored}"]
+    names = [event.name for _, event in entries]
+    if names:
+        return [f"its last event is {names[-1]!r}: it was purged, has just been replayed, or is about to run"]
+    return ["no such job: it never existed, or its records have expired"]
+
+
+def _why_waiting(state: JobState, queue: QueueSnapshot, workers: Sequence[WorkerInfo]) -> list[str]:
+    if state.worker is not None:
+        return [f"worker {state.worker} of group {state.group} has fetched it and will start it when a slot is free"]
+    if queue.is_paused:
+        why = f": {queue.pause_reason}" if queue.pause_reason else ""
+        return [f"the queue is paused{why}; run {command('queue', 'resume', queue.queue)} to continue"]
+    live = [worker for worker in workers if worker.is_alive]
+    if not live:
+        return ["no worker serves this queue; start one with `tampu worker app:queue`"]
+    lines = [f"{plural(queue.waiting, 'job')} waiting for {plural(len(live), 'worker')}"]
+    lines += [f"worker {worker.name}: {worker.blocked}; {UNBLOCK}" for worker in live if worker.blocked]
+    done = queue.event_rates.get("completed", 0.0)
+    if done:
+        wait = duration(queue.waiting / done * 1000)
+        lines.append(f"workers complete {done:.3g} jobs per second: it should start within {wait}")
+    return lines
+
+
+def _why_delayed(state: JobState, entries: list[Event], queue: QueueSnapshot) -> list[str]:
+    left = (state.run_at_ms or 0) - queue.taken_at_ms
+    failed = [event for _, event in entries if event.name == "failed"]
+    why = f"it is waiting for retry {len(failed)}" if failed else "it is delayed"
+    lines = [f"{why}, due in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
+    if state.name in queue.paused_tasks:
+        reason = queue.paused_tasks[state.name]
+        paused = f"task {state.name} is paused" + (f": {reason}" if reason else "")
+        lines.append(f"{paused}; run {command('queue', 'resume', queue.queue, '--task', state.name)} to continue")
+    if failed:
+        reason = str(failed[-1].fields.get("reason", ""))
+        lines.append(f"last error: {reason}")
+        if reason.startswith("no handler named "):
+            lines.append(
+                "it is retried for an hour, until a worker with a task of that name runs it; then it is dead-lettered"
+            )
+    if left < -2000 and queue.promoter is None:
+        lines.append(f"no promoter is running; start a worker or {command('promoter', queue.queue)}")
+    return lines
+
+
+def _why_dead(state: JobState, entries: list[Event], queue: QueueSnapshot) -> list[str]:
+    letter = state.dead_letter
+    if letter is None:
+        return ["it is a dead letter"]
+    lines = [f"it is a dead letter: {letter.reason}" + (f" ({letter.error_text})" if letter.error_text else "")]
+    reasons = {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}
+    if len(reasons) > 1:
+        lines.append(f"its attempts failed with {len(reasons)} different errors")
+    replay = command("dlq", "replay", queue.queue, "--id", letter.dlq_id)
+    lines.append(f"to retry it once the cause is fixed: {replay}")
+    return lines
+
+
+# --- commands
 
 
 @app.command("list")
@@ -64,16 +234,12 @@ def list_(
 ) -> None:
     """List running, waiting, delayed or dead jobs, oldest first."""
     check_choice("--state", state, LISTED_STATES)
-    older_than_secs = None if older_than is None else parse_duration(older_than)
-
-    async def work(session: Session) -> list[JobState]:
-        jobs = await session.queue(queue)
-        found = await jobs.jobs(cast("ListedState", state), name=name, older_than=older_than_secs, limit=limit)
-        return list(map(redacted_state, found))
-
-    found = common.run(work)
+    older_than_ms = None if older_than is None else round(parse_duration(older_than) * 1000)
+    listed = cast("ListedState", state)
+    jobs = common.read(queue, lambda admin: admin.jobs(listed, name=name, older_than_ms=older_than_ms, limit=limit))
+    found = list(map(redacted_state, jobs))
     if common.as_json:
-        write_json([_state_to_json(queue, job, raw=False) for job in found])
+        write_json([state_json(queue, job, raw=False) for job in found])
         return
     if not found:
         say(f"no {state} jobs" if name is None and older_than is None else f"no matching {state} jobs")
@@ -94,7 +260,7 @@ def _jobs_table(state: str, found: list[JobState]) -> FittingTable:
         value = {
             "worker": job.worker or "",
             "due": instant(job.run_at_ms) if job.run_at_ms is not None else "",
-            "error": "" if letter is None else _error_of(letter),
+            "error": "" if letter is None else letter.error_text or letter.reason,
         }[last]
         when = duration(job.age_ms) if job.age_ms is not None else "-"
         attempts = job.attempt if letter is None else letter.attempts
@@ -108,27 +274,21 @@ def _jobs_table(state: str, found: list[JobState]) -> FittingTable:
     return rows
 
 
-def _error_of(letter: DlqEntry) -> str:
-    return f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail or letter.reason
-
-
 @app.command("show")
 def show_(common: CommonOptions, job_id: JobId, queue: QueueOption = None, raw: Raw = False) -> None:
     """Show the state of a job: waiting, delayed, running, done, dead or cancelled."""
 
     async def work(session: Session) -> tuple[str, JobState, dict[str, Any]]:
-        client, keys, state = await _find(session, queue, job_id)
+        admin, state = await _find(session, queue, job_id)
         if state.state == "unknown":
-            _, keys, events = await _find_events(session, queue, job_id)
-            return keys.queue_name, _state_by_events(state, events), {}
-        return keys.queue_name, state, await _payload(client, keys, state, raw=raw)
+            admin, events = await _find_events(session, queue, job_id)
+            return admin.name, _state_by_events(state, events), {}
+        job = None if state.entry_id is None else await admin.job_in_stream(state.entry_id)
+        return admin.name, state, {} if job is None else {"payload": payload_of(job, admin.name, raw=raw)}
 
     name, state, payload = common.run(work)
-    told = _state_to_json(name, state, raw=raw) | payload
-    if common.as_json:
-        write_json(told)
-    else:
-        show(_state_view(name, state, told))
+    shown = state_json(name, state, raw=raw) | payload
+    common.report(shown, _state_view(name, state, shown))
 
 
 @app.command()
@@ -136,22 +296,21 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
     """Show every step of a job's life, and explain its current state."""
 
     async def work(session: Session) -> tuple[str, JobState, list[Step], list[str], str]:
-        client, keys, state = await _find(session, queue, job_id)
+        admin, state = await _find(session, queue, job_id)
         if state.state == "unknown":
-            client, keys, events = await _find_events(session, queue, job_id)
+            admin, events = await _find_events(session, queue, job_id)
         else:
-            events = await _events(client, keys, job_id)
+            events = await _events(admin, job_id)
         state = _state_by_events(state, events)
-        reasons = explain(state, events, await take_snapshot(client, keys, sizes=False))
-        if replays := await client.call("HGET", keys.replays, job_id):
-            count = int(replays) if replays.isdigit() and len(replays) < 20 else 1
+        reasons = explain(state, events, await admin.snapshot(sizes=False), await admin.workers(dead=True))
+        if count := await admin.replay_count(job_id):
             reasons.insert(0, f"it was a dead letter and was replayed {plural(count, 'time')}")
-        return keys.queue_name, state, steps_of(state, events), reasons, _last_traceback(state, events)
+        return admin.name, state, steps_of(state, events), reasons, _last_traceback(state, events)
 
     name, state, steps, reasons, traceback = common.run(work)
     if common.as_json:
-        told = {"queue": name, "id": job_id, "state": state.state, "why": reasons, "traceback": traceback or None}
-        write_json(told | {"steps": [step.to_json() for step in steps]})
+        shown = {"queue": name, "id": job_id, "state": state.state, "why": reasons, "traceback": traceback or None}
+        write_json(shown | {"steps": [step.to_json() for step in steps]})
     else:
         show(_timeline_view(name, state, steps, reasons))
         if traceback:
@@ -160,79 +319,49 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
                 show(cell(line))
 
 
-def _last_traceback(state: JobState, events: list[tuple[str, QueueEvent]]) -> str:
+def _last_traceback(state: JobState, events: list[Event]) -> str:
     """Return the traceback of the last failure: the dead letter's, or the last `failed` event's."""
     if state.dead_letter is not None and state.dead_letter.traceback:
         return state.dead_letter.traceback
     return next((str(event.fields["traceback"]) for _, event in reversed(events) if "traceback" in event.fields), "")
 
 
-async def _find(session: Session, name: str | None, job_id: str) -> tuple[Client, QueueKeys, JobState]:
+async def _find(session: Session, name: str | None, job_id: str) -> tuple[QueueAdmin, JobState]:
     """Return the job's queue and state; without a queue name, search all queues."""
-    views = await session.views(name)
-    if not views:
+    admins = await session.admins(name, opens_results=True)
+    if not admins:
         raise CliError(f"there are no queues at {session.place} yet")
-    for client, keys in views:
-        with skip_if_broken(keys.queue_name, is_one_of_many=name is None):
-            state = redacted_state(await find_job(client, keys, job_id, queue_codec(keys.queue_name)))
+    for admin in admins:
+        with skip_if_broken(admin.name, is_one_of_many=name is None):
+            state = redacted_state(await admin.job(job_id))
             if state.state != "unknown":
-                return client, keys, state
-    return *views[0], JobState(id=job_id, state="unknown")
+                return admin, state
+    return admins[0], JobState(id=job_id, state="unknown")
 
 
-async def _find_events(
-    session: Session, name: str | None, job_id: str
-) -> tuple[Client, QueueKeys, list[tuple[str, QueueEvent]]]:
+async def _find_events(session: Session, name: str | None, job_id: str) -> tuple[QueueAdmin, list[Event]]:
     """Find the queue whose events mention the job: a job that completed without a result leaves no other record."""
-    for client, keys in await session.views(name):
-        with skip_if_broken(keys.queue_name, is_one_of_many=name is None):
-            if events := await _events(client, keys, job_id):
-                return client, keys, events
+    for admin in await session.admins(name):
+        with skip_if_broken(admin.name, is_one_of_many=name is None):
+            if events := await _events(admin, job_id):
+                return admin, events
     raise CliError(f"no such job: {job_id!r} never existed, or its records have expired")
 
 
-async def _events(client: Client, keys: QueueKeys, job_id: str) -> list[tuple[str, QueueEvent]]:
-    with progress_bar(f"reading the events of {keys.queue_name}", await client.call("XLEN", keys.events)) as done:
-        return await read_events(client, keys, job_id, done)
+async def _events(admin: QueueAdmin, job_id: str) -> list[Event]:
+    total = await admin.client.call("XLEN", admin.keys.events)
+    with progress_bar(f"reading the events of {admin.name}", total) as done:
+        return [(entry_id, redacted_event(event)) for entry_id, event in await admin.job_events(job_id, done)]
 
 
-def _state_by_events(state: JobState, events: list[tuple[str, QueueEvent]]) -> JobState:
+def _state_by_events(state: JobState, events: list[Event]) -> JobState:
     """Return the state completed from events: the job's name, and `done` for a job without a stored result."""
     name = state.name or next((event.job_name for _, event in events if event.job_name), "")
     ended = state.state == "unknown" and bool(events) and events[-1][1].name == EventName.COMPLETED
     return replace(state, name=name, state="done" if ended else state.state)
 
 
-async def _payload(client: Client, keys: QueueKeys, state: JobState, *, raw: bool) -> dict[str, Any]:
-    """Return the payload of a job that is still in the stream."""
-    if state.entry_id is None:
-        return {}
-    entries = await client.call("XRANGE", keys.stream, state.entry_id, state.entry_id)
-    for _, fields in entries:
-        envelope, name = read_job_fields(fields)
-        job = envelope_of(envelope or b"", name)
-        if job is not None:
-            return {"payload": payload_of(job, keys.queue_name, raw=raw)}
-    return {}
-
-
-def _state_to_json(queue: str, state: JobState, *, raw: bool) -> dict[str, Any]:
-    # Not `asdict`, which copies a result level by level and fails if it is nested deeply.
-    known = {field.name: getattr(state, field.name) for field in dataclasses.fields(state)}
-    told: dict[str, Any] = {"queue": queue, **{name: value for name, value in known.items() if value is not None}}
-    told.pop("dead_letter", None)
-    told.pop("result", None)
-    if state.state == "done":
-        told["result"] = shown_value(state.result)
-    if state.run_at_ms is not None:
-        told["run_at"] = iso(state.run_at_ms)
-    if state.dead_letter is not None:
-        told["dead_letter"] = letter_to_json(state.dead_letter, queue, raw=raw)
-        told["payload"] = told["dead_letter"]["payload"]
-    return told
-
-
-def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
+def _state_view(queue: str, state: JobState, shown: dict[str, Any]) -> Group:
     letter = state.dead_letter
     facts: list[tuple[str, Any]] = [
         ("queue", queue),
@@ -244,10 +373,10 @@ def _state_view(queue: str, state: JobState, told: dict[str, Any]) -> Group:
         ("progress", None if state.progress is None else f"{state.progress:.0%} {state.progress_note}".rstrip()),
         ("lease renewed", f"{duration(state.idle_ms)} ago" if state.idle_ms is not None else None),
         ("reason", state.reason if letter is None else letter.reason),
-        ("error", letter and (f"{letter.error_type}: {letter.error}" if letter.error_type else letter.detail)),
+        ("error", letter and letter.error_text),
         ("dead letter", letter and letter.dlq_id),
-        ("payload", one_line(told["payload"]) if "payload" in told else None),
-        ("result", one_line(told["result"]) if "result" in told else None),
+        ("payload", one_line(shown["payload"]) if "payload" in shown else None),
+        ("result", one_line(shown["result"]) if "result" in shown else None),
     ]
     rows = fact_table(facts)
     if state.state == "unknown":

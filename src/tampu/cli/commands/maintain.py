@@ -7,13 +7,14 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from tampu.cli.errors import ERROR, OK
-from tampu.cli.logs import set_up_logs
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, LogFormat, LogLevel, Timeout, Url, complete_queue
+from tampu.cli.output import set_up_logs
 from tampu.cli.session import Session, run
 from tampu.config import PromoterConfig, SchedulerConfig
 from tampu.maintain.promoter import Promoter
@@ -31,15 +32,31 @@ LockTtl = Annotated[
 MaxLength = Annotated[
     int,
     typer.Option(
-        "--max-stream-len",
-        min=1,
-        help="While the stream is at least this long, due jobs wait in the delayed set.",
+        "--max-stream-len", min=1, help="While the stream is at least this long, due jobs wait in the delayed set."
     ),
 ]
 Part = Callable[[asyncio.Event], Awaitable[None]]
 
 
+@dataclass(frozen=True, slots=True)
+class LoopOptions:
+    """Options of both commands."""
+
+    log: LogFormat = "text"
+    log_level: LogLevel = "info"
+    url: Url = None
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS
+
+    def serve(self, role: str, queues: list[str], make: Callable[[str], Part]) -> None:
+        """Run a part for each queue until a signal."""
+        session = Session(self.url, self.timeout)
+        parts = [make(queue) for queue in dict.fromkeys(queues)]
+        set_up_logs(self.log, self.log_level, role)
+        raise typer.Exit(run(_until_signal(role, queues, parts, session)))
+
+
 def promoter(
+    options: LoopOptions,
     queues: Queues,
     poll_interval_ms: Annotated[
         int,
@@ -53,10 +70,6 @@ def promoter(
     max_stream_len: MaxLength = 1_000_000,
     lock_ttl: LockTtl = 5,
     events: Annotated[bool, typer.Option("--events/--no-events", help="Write `waiting` events.")] = True,
-    log: LogFormat = "text",
-    log_level: LogLevel = "info",
-    url: Url = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_SECS,
 ) -> None:
     """Move delayed jobs into their queues when they are due."""
 
@@ -69,12 +82,13 @@ def promoter(
             lock_ttl_secs=lock_ttl,
             events_enabled=events,
         )
-        return Promoter(resolve_url(url), config).run
+        return Promoter(resolve_url(options.url), config).run
 
-    _serve("promoter", queues, make, Session(url, timeout), log, log_level)
+    options.serve("promoter", queues, make)
 
 
 def scheduler(
+    options: LoopOptions,
     queues: Queues,
     tick_interval_ms: Annotated[
         int, typer.Option("--tick-interval-ms", min=1, help="Maximum time between polls, in milliseconds.")
@@ -82,10 +96,6 @@ def scheduler(
     batch: Annotated[int, typer.Option("--batch", min=1, help="Maximum schedules read per call.")] = 256,
     max_stream_len: MaxLength = 1_000_000,
     lock_ttl: LockTtl = 5,
-    log: LogFormat = "text",
-    log_level: LogLevel = "info",
-    url: Url = None,
-    timeout: Timeout = DEFAULT_TIMEOUT_SECS,
 ) -> None:
     """Enqueue the job of each schedule when it is due."""
 
@@ -97,17 +107,9 @@ def scheduler(
             max_stream_len=max_stream_len,
             lock_ttl_secs=lock_ttl,
         )
-        return Scheduler(resolve_url(url), config).run
+        return Scheduler(resolve_url(options.url), config).run
 
-    _serve("scheduler", queues, make, Session(url, timeout), log, log_level)
-
-
-def _serve(
-    role: str, queues: list[str], make: Callable[[str], Part], session: Session, log: str, log_level: str
-) -> None:
-    parts = [make(queue) for queue in dict.fromkeys(queues)]
-    set_up_logs(log, log_level, role)
-    raise typer.Exit(run(_until_signal(role, queues, parts, session)))
+    options.serve("scheduler", queues, make)
 
 
 async def _until_signal(role: str, queues: list[str], parts: list[Part], session: Session) -> int:

@@ -14,15 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tampu.base.text import one_line, without_colors
+from tampu.base.checks import one_line, without_colors
 from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
-from tampu.cli.logs import silence_py4j
-from tampu.cli.options import (
-    AsJson,
-    Url,
-    complete_queue,
-)
-from tampu.cli.output import cell, printable, say, show, stderr_console, write_json, write_line
+from tampu.cli.options import AsJson, Url, queue_option
+from tampu.cli.output import cell, printable, say, show, silence_py4j, stderr_console, write_json, write_line
 from tampu.cli.tables import FittingTable
 from tampu.cli.units import parse_duration, plural, size
 from tampu.errors import Error
@@ -44,16 +39,7 @@ app = typer.Typer(
 SERVER_PATIENCE_SECS = 5.0
 
 Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", file_okay=False)]
-Queues = Annotated[
-    list[str],
-    typer.Option(
-        "--queue",
-        "-q",
-        metavar="QUEUE",
-        help="Queue to read. Can be given more than once.",
-        autocompletion=complete_queue,
-    ),
-]
+Queues = Annotated[list[str], queue_option(help="Queue to read. Can be given more than once.")]
 Master = Annotated[
     str | None,
     typer.Option(
@@ -143,8 +129,7 @@ def build_lake(
 
     require_spark()
     require_lake()
-    from tampu.spark.lake.folder import LOG_NAME, sole_writer, writable_lake
-    from tampu.spark.lake.versions import LakeVersion
+    from tampu.spark.lake.folder import LOG_NAME, LakeVersion, sole_writer, writable_lake
 
     rules = None if contracts is None else _contracts(contracts)
     lake = writable_lake(lake)
@@ -328,9 +313,7 @@ def check(
     contracts: Annotated[
         str,
         typer.Option(
-            "--contracts",
-            metavar="FILE",
-            help="Rules for payloads: a TOML or JSON file, or module:name of a mapping.",
+            "--contracts", metavar="FILE", help="Rules for payloads: a TOML or JSON file, or module:name of a mapping."
         ),
     ],
     lake: Annotated[
@@ -458,8 +441,6 @@ def sql(
         if isinstance(error, Error):
             raise
         raise UsageError(f"the query failed: {one_line(error, 500)}") from error
-    if not found.column_names:  # DataFusion runs DROP and CREATE, which change nothing outside of this command
-        raise UsageError("sql only reads the lake, and this statement returns no columns: pass a SELECT query")
     rows = found.to_pylist()
     if as_json:
         write_json(rows)
@@ -513,16 +494,6 @@ def retain(
             f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: in their queues, some jobs were created at an "
             "unknown time"
         )
-
-
-@app.command()
-def upgrade(lake: Lake) -> None:
-    """Turn a lake of tampu 0.1 into Delta tables. Files are not copied; the next run computes silver and gold."""
-    _require_lake()
-    from tampu.spark.lake.upgrade import upgrade as upgrade_lake
-
-    tables = [f"{name} ({plural(rows, 'row')})" for name, rows in upgrade_lake(lake).items()]
-    write_line(f"upgraded {', '.join(tables)}")
 
 
 def _existing(lake: Path) -> Path:

@@ -10,34 +10,40 @@ tampu rsmq bridge mail emails      # old producers keep working while you move t
 import contextlib
 import json
 import sys
-from typing import Annotated, Any, Literal
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from tampu.cli.commands.rsmq_session import (
-    Delay,
-    DurationOptions,
-    NamespaceOptions,
-    Qname,
-    Vt,
-    message_as_json,
-    message_as_line,
-    show_attributes,
-    show_messages,
-)
 from tampu.cli.errors import CliError, UsageError
-from tampu.cli.options import DryRun, Yes
-from tampu.cli.output import say, while_read, write_json, write_json_line, write_line
+from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, DryRun, Timeout, Url, Yes
+from tampu.cli.output import cell, say, show, while_read, write_json, write_json_line, write_line
+from tampu.cli.session import run
+from tampu.cli.tables import table
 from tampu.cli.units import plural
 from tampu.config import DEFAULT_DEDUP_TTL_SECS, ProducerConfig
 from tampu.produce.options import AddOptions
 from tampu.produce.producer import Producer
 from tampu.redis.settings import resolve_url
-from tampu.rsmq import Rsmq
+from tampu.rsmq import (
+    InvalidFormat,
+    InvalidValue,
+    MessageNotString,
+    MissingParameter,
+    NoAttributeSupplied,
+    QueueAttributes,
+    Rsmq,
+    RsmqError,
+    RsmqMessage,
+    RsmqOptions,
+)
 from tampu.rsmq.bridge import DEFAULT_BATCH, Bridge
 from tampu.rsmq.bridge import DEFAULT_VT_SECS as DEFAULT_BRIDGE_VT_SECS
 from tampu.rsmq.listen import DEFAULT_POLL_SECS
 from tampu.rsmq.queues import DEFAULT_DELAY_SECS, DEFAULT_MAXSIZE, DEFAULT_VT_SECS
+
+T = TypeVar("T")
 
 Decode = Literal["text", "json", "bytes"]
 
@@ -46,6 +52,130 @@ app = typer.Typer(
     help="Use RSMQ queues (Redis Simple Message Queue), shared with JavaScript and Rust clients.",
     no_args_is_help=True,
 )
+
+DEFAULT_NS = "rsmq"
+#: Errors about the arguments of a call, rather than a queue or a server.
+_USAGE = (InvalidFormat, InvalidValue, MessageNotString, MissingParameter, NoAttributeSupplied)
+
+Qname = Annotated[str, typer.Argument(metavar="QUEUE", help="RSMQ queue name.", show_default=False)]
+Ns = Annotated[
+    str, typer.Option("--ns", envvar="TAMPU_RSMQ_NS", metavar="NS", help="Key prefix; use {rsmq} on a Cluster.")
+]
+Unit = Annotated[
+    Literal["s", "ms"],
+    typer.Option(
+        "--duration-unit",
+        envvar="TAMPU_RSMQ_DURATION_UNIT",
+        help="Unit of the stored vt and delay. The Rust client uses ms.",
+    ),
+]
+Vt = Annotated[
+    str | None,
+    typer.Option("--vt", metavar="SECONDS", help="Visibility timeout. Default: the queue's own.", show_default=False),
+]
+Delay = Annotated[
+    str | None,
+    typer.Option(
+        "--delay", metavar="SECONDS", help="Delay before delivery. Default: the queue's own.", show_default=False
+    ),
+]
+
+
+class Namespace:
+    """Storage of RSMQ queues: base class of the two groups of options below."""
+
+    as_json: bool
+    url: str | None
+    ns: str
+    unit: Literal["s", "ms"] = "s"
+    timeout: float
+
+    def run(self, qname: str, work: Callable[[Rsmq], Awaitable[T]], *, realtime: bool = False) -> T:
+        """Run `work` with a client and return its result; errors become one line for the user."""
+        options = RsmqOptions(
+            url=resolve_url(self.url),
+            ns=self.ns,
+            duration_unit=self.unit,
+            realtime=realtime,
+            patience_secs=self.timeout,
+        )
+
+        async def open_and_work() -> T:
+            rsmq = Rsmq(options)  # connects on its first call, so invalid arguments are reported without a server
+            try:
+                return await work(rsmq)
+            finally:
+                await rsmq.close()
+
+        try:
+            return run(open_and_work())
+        except RsmqError as error:
+            text = ": ".join([str(error), *getattr(error, "__notes__", [])])
+            if isinstance(error, _USAGE):
+                raise UsageError(text) from error
+            raise CliError(f"{text} ({qname})") from error
+
+    def tell(self, value: dict[str, Any], text: str) -> None:
+        """Print what was done, as JSON or as text."""
+        write_json(value) if self.as_json else write_line(text)
+
+
+@dataclass(frozen=True)
+class NamespaceOptions(Namespace):
+    """Options of every `rsmq` command."""
+
+    url: Url = None
+    ns: Ns = DEFAULT_NS
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS
+    as_json: AsJson = False
+
+
+@dataclass(frozen=True)
+class DurationOptions(Namespace):
+    """Options of commands that read or write a queue's durations."""
+
+    url: Url = None
+    ns: Ns = DEFAULT_NS
+    unit: Unit = "s"
+    timeout: Timeout = DEFAULT_TIMEOUT_SECS
+    as_json: AsJson = False
+
+
+def show_attributes(attributes: QueueAttributes, as_json: bool) -> None:
+    """Print the attributes of a queue."""
+    fields = asdict(attributes)
+    if as_json:
+        write_json(fields)
+        return
+    suspicious = fields.pop("looks_like_milliseconds")
+    shown = table("attribute", "value", numbers=("value",))
+    for name, value in fields.items():
+        shown.add_row(cell(name), cell(value))
+    show(shown)
+    if suspicious:
+        say("vt or delay look like milliseconds, as written by Rust's rsmq_async; see --duration-unit")
+
+
+def message_as_json(message: RsmqMessage[str]) -> dict[str, Any]:
+    """Return a message with RSMQ's field names; a body that is not UTF-8 is added as bytes."""
+    fields = {"id": message.id, "message": message.message, "rc": message.rc, "fr": message.fr, "sent": message.sent}
+    if message.message.encode() != message.body:
+        fields["body"] = message.body
+    return fields
+
+
+def message_as_line(message: RsmqMessage[str]) -> str:
+    """Return a message as one line."""
+    return f"{message.id} {message.message}"
+
+
+def show_messages(messages: list[RsmqMessage[str]], as_json: bool) -> None:
+    """Print messages: as text lines, or as one JSON list."""
+    if as_json:
+        write_json([message_as_json(message) for message in messages])
+        return
+    for message in messages:
+        write_line(message_as_line(message))
 
 
 # --- queues
@@ -155,13 +285,13 @@ def receive(
     place: DurationOptions,
     qname: Qname,
     vt: Vt = None,
-    most: Annotated[int, typer.Option("--max", "-n", min=1, metavar="N", help="Maximum number of messages.")] = 1,
+    limit: Annotated[int, typer.Option("--max", "-n", min=1, metavar="N", help="Maximum number of messages.")] = 1,
 ) -> None:
     """Receive messages, or print nothing if there are none.
 
     Each message is delivered again after its visibility timeout, unless it is acked.
     """
-    show_messages(place.run(qname, lambda rsmq: rsmq.receive_messages(qname, most, vt)), place.as_json)
+    show_messages(place.run(qname, lambda rsmq: rsmq.receive_messages(qname, limit, vt)), place.as_json)
 
 
 @app.command()
@@ -207,7 +337,9 @@ def listen(
     place: DurationOptions,
     qname: Qname,
     vt: Vt = None,
-    most: Annotated[int, typer.Option("--max", "-n", min=0, metavar="N", help="Exit after N messages; 0 = never.")] = 0,
+    limit: Annotated[
+        int, typer.Option("--max", "-n", min=0, metavar="N", help="Exit after N messages; 0 = never.")
+    ] = 0,
     acks: Annotated[bool, typer.Option("--ack", help="Delete each message once it is printed.")] = False,
     poll: Annotated[
         float, typer.Option("--poll", min=0.01, metavar="SECONDS", help="Poll interval when no notification arrives.")
@@ -225,7 +357,7 @@ def listen(
                 if acks:
                     await rsmq.delete_message(qname, message.id)
                 count += 1
-                if count == most:
+                if count == limit:
                     return
 
     place.run(qname, lambda rsmq: while_read(print_all(rsmq)))

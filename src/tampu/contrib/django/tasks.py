@@ -36,10 +36,10 @@ from django.utils import timezone
 from django.utils.module_loading import import_string
 
 from tampu.base.clock import wall_clock_ms
-from tampu.consume.dispatch import UnknownNames
+from tampu.consume.admission import UnknownNames
 from tampu.consume.handlers import is_unrecoverable
 from tampu.contrib.django import fresh_connections
-from tampu.inspect.job_state import delayed_member
+from tampu.inspect.jobs import delayed_member
 from tampu.queue import Queue
 from tampu.wire.entry import decode_delayed_member, read_job_fields
 from tampu.wire.envelope import decode_job
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from django.tasks.exceptions import TaskResultDoesNotExist
     from django.tasks.signals import task_enqueued, task_finished, task_started
 
-    from tampu.inspect.job_state import JobState
+    from tampu.inspect.jobs import JobState
     from tampu.wire.job import Job
 elif django.VERSION >= (6, 0):
     from django.tasks import task_backends

@@ -10,7 +10,7 @@ local args, call, pcall = ARGV, redis.call, redis.pcall
 local chain, stream, number = KEYS[1], KEYS[2], tonumber(args[2])
 local name, total = args[4], #args - 4
 local room = tonumber(args[1]) - call('XLEN', stream)
-local most = room < total and math.max(room, 0) or total
+local max_added = room < total and math.max(room, 0) or total
 
 if room < total then
   -- A full queue may also mean a full memory. Then writes fail, but a resent window must still get its stored reply.
@@ -24,7 +24,7 @@ end
 -- One write checks whether the window is the next of its chain, and advances the chain.
 local is_next = call('HINCRBY', chain, 'last', 1) == number
 local added, failure = 0, nil
-for i = 5, is_next and 4 + most or 0 do
+for i = 5, is_next and 4 + max_added or 0 do
   -- The same as append_entry.lua, inlined: a function call per job would cost 7 % of the server's time.
   local reply
   if name == '' then
@@ -46,7 +46,7 @@ if added == total then
 end
 
 if is_next and (added > 0 or not failure) then
-  local codes = string.rep('a', added) .. string.rep('e', most - added) .. string.rep('f', total - most)
+  local codes = string.rep('a', added) .. string.rep('e', max_added - added) .. string.rep('f', total - max_added)
   pcall('HSET', chain, 'r' .. number % 8, args[2] .. ':' .. codes)
   return {'ok', codes, failure and failure.err or ''}
 end
@@ -60,4 +60,4 @@ if failure then
   return failure
 end
 --@include lib/reply_out_of_turn.lua
-return reply_out_of_turn(chain, args[2], last)
+return reply_out_of_turn(chain, args[2], last, stream)

@@ -1,22 +1,25 @@
 -- Adds a window of jobs, once, however often it is sent. add_plain_window.lua adds the most frequent kind of window.
 --
--- KEYS  1 state of the chain, 2 stream, 3 delayed set, 4 wake stream, 5 due times; then the keys that each job's kind
---       needs: dlid, cancel mark, didx
+-- KEYS  1 state of the chain, 2 stream, 3 delayed set, 4 wake stream, 5 due times; then the keys of each job with an
+--       explicit id: dlid, cancel mark and, if it has a due time, didx
 -- ARGV  1 number of the window in its chain (0: no chain), 2 new TTL of the chain's state in seconds (0: unchanged)
---       3 maximum length of the stream, 4 overflow: reject, wait or trim, 5 dedup TTL in seconds
---       6 producer id for XADD IDMP, or '', 7 number of jobs
---       then runs of jobs of one kind, name and due time: kind, count, name, (due time,) and the envelope of each
--- Kinds n: now; i: now, explicit id (keys dlid, cancel mark); d: delayed; e: delayed, explicit id (all three keys).
--- Due   '+ms' from now by this server's clock, or an epoch time in ms.
+--       3 maximum length of the stream, 4 overflow: reject, wait, trim, or hold: all jobs or none
+--       5 dedup TTL in seconds, 6 digest of the window or '', 7 number of jobs
+--       then runs of jobs with the same attributes: the attributes, and the envelope of each job
+-- Attributes are a MessagePack map: `count` and `name` of the jobs; their due time, `in` ms by this server's clock or
+-- `at` an epoch time in ms, one for all or a list; `ids` if their ids are explicit.
 --
 -- Reply '' or {'ok', codes, error}: one letter per job, a added, d duplicate, f full, e error (its text follows);
 --       '' and empty codes mean that all were added
---       {'gap', last}: a window before this one is missing; nothing was written
---       {'full', taken, codes}: only for wait; the first `taken` jobs are done, send the same window again
+--       {'gap', last}: a window before this one is missing; nothing was written. Last is 0 if the chain is not known here,
+--       and -1 if the keys of the jobs do not exist either: all data are lost
+--       {'full', taken, codes}: only for wait and hold; the first `taken` jobs are done, send the same window again
+--       {'done'}, {'differs'}: only with a digest; this window was applied before, or another one with its number
 --
 -- A chain is a hash: `last` is the number of the last applied window, `r0` to `r7` are 'number:codes' of recent windows
--- that were not added completely, `part` the codes of a window that stopped because the queue was full. A window that
--- was applied before gets its stored codes. A stopped window does not advance the chain, so the windows after it get
+-- that were not added completely, `part` the codes of a window that stopped because the queue was full, `d<number>` the
+-- digest of a window that has one: those of the Spark sink, whose task may run again with other rows. A window that was
+-- applied before gets its stored codes. A stopped window does not advance the chain, so the windows after it get
 -- 'gap' and cannot overtake it. Errors of single jobs are caught: nothing may raise after the first write, or a resend
 -- would add the first jobs again.
 
@@ -32,8 +35,8 @@
 local args, call, pcall = ARGV, redis.call, redis.pcall
 local chain, stream, delayed, wake = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local number, chain_ttl = tonumber(args[1]), args[2]
-local cap, overflow, dedup_ttl, producer = tonumber(args[3]), args[4], tonumber(args[5]), args[6]
-local total = tonumber(args[7])
+local cap, overflow, dedup_ttl = tonumber(args[3]), args[4], tonumber(args[5])
+local digest, total = args[6], tonumber(args[7])
 
 local function keep_chain()
   if chain_ttl ~= '0' then
@@ -46,7 +49,10 @@ if number > 0 then
   local last = tonumber(call('HGET', chain, 'last') or 0)
   if number ~= last + 1 then
     keep_chain()
-    return reply_out_of_turn(chain, args[1], last)
+    if digest ~= '' and number <= last then
+      return {call('HGET', chain, 'd' .. number) == digest and 'done' or 'differs'}
+    end
+    return reply_out_of_turn(chain, args[1], last, stream, delayed)
   end
   if overflow == 'wait' then
     earlier = call('HGET', chain, 'part') or ''
@@ -54,7 +60,20 @@ if number > 0 then
 end
 
 local room = math.huge
-if overflow ~= 'trim' then
+if overflow == 'hold' then
+  -- A full stream holds back delayed jobs, too. A window larger than the maximum is added to an empty stream, or it
+  -- would wait forever.
+  local length, needed, argument = call('XLEN', stream), 0, 8
+  call('ZCARD', delayed)  -- raises before the first write if the key has another type
+  while length > 0 and length + total > cap and args[argument] do
+    local attributes = cmsgpack.unpack(args[argument])
+    needed = needed + (attributes.at and 0 or attributes.count)
+    argument = argument + 1 + attributes.count
+  end
+  if length > 0 and length + needed > cap then
+    return {'full', 0, ''}
+  end
+elseif overflow ~= 'trim' then
   room = cap - call('XLEN', stream)
 end
 
@@ -68,23 +87,12 @@ end
 
 local function append(envelope, name)
   local reply
-  if producer == '' and overflow ~= 'trim' then
+  if overflow ~= 'trim' then
     reply = append_entry(pcall, stream, envelope, name)
+  elseif name == '' then
+    reply = pcall('XADD', stream, 'MAXLEN', '~', cap, '*', 'd', envelope)
   else
-    local command = {'XADD', stream}
-    if producer ~= '' then
-      command[3], command[4], command[5] = 'IDMP', producer, job_id(envelope)
-    end
-    if overflow == 'trim' then
-      local size = #command
-      command[size + 1], command[size + 2], command[size + 3] = 'MAXLEN', '~', cap
-    end
-    local size = #command
-    command[size + 1], command[size + 2], command[size + 3] = '*', 'd', envelope
-    if name ~= '' then
-      command[size + 4], command[size + 5] = 'n', name
-    end
-    reply = pcall(unpack(command))
+    reply = pcall('XADD', stream, 'MAXLEN', '~', cap, '*', 'd', envelope, 'n', name)
   end
   if failed(reply) then
     return 'e'
@@ -138,27 +146,35 @@ local function delay(envelope, name, due, index, marker, cancel_mark)
   return 'a'
 end
 
-local function due_ms(text)
-  local due = tonumber(text)
-  if string.byte(text) == 43 then  -- '+'
-    due = now() + due
-  end
-  return due
-end
-
 local argument, key, job = 8, 6, 0
 local taken, stopped = #earlier, false
 local codes  -- of this run; nil as long as all are 'a'
 while job < total and not stopped do
-  local kind, count, name = args[argument], tonumber(args[argument + 1]), args[argument + 2]
-  local has_id, due = kind == 'i' or kind == 'e', nil
-  argument = argument + 3
-  if kind == 'd' or kind == 'e' then
-    due = due_ms(args[argument])
-    argument = argument + 1
+  local attributes = cmsgpack.unpack(args[argument])
+  local name, count, has_id = attributes.name, attributes.count, attributes.ids
+  local times, zero = attributes.at or attributes['in'], attributes['in'] and now() or 0
+  argument = argument + 1
+  if not times and not has_id and overflow ~= 'trim' and not codes and taken == job then
+    -- The same as `append`, inlined up to the first error: function calls would cost a third of the server's time.
+    local first = argument
+    for at = first, first + math.min(count, room) - 1 do
+      local reply
+      if name == '' then
+        reply = pcall('XADD', stream, '*', 'd', args[at])
+      else
+        reply = pcall('XADD', stream, '*', 'd', args[at], 'n', name)
+      end
+      if type(reply) == 'table' then
+        break
+      end
+      argument = at + 1
+    end
+    local done = argument - first
+    job, taken, count, room = job + done, taken + done, count - done, room - done
   end
-  for _ = 1, count do
+  for i = 1, count do
     job = job + 1
+    local due = times and zero + (type(times) == 'table' and times[i] or times)
     local envelope = args[argument]
     argument = argument + 1
     local marker, cancel_mark, index
@@ -166,7 +182,7 @@ while job < total and not stopped do
       marker, cancel_mark = KEYS[key], KEYS[key + 1]
       key = key + 2
     end
-    if kind == 'e' then
+    if has_id and due then
       index = KEYS[key]
       key = key + 1
     end
@@ -206,14 +222,18 @@ if stopped then
 end
 if not string.find(text, '[^a]') then
   text = ''
-elseif number == 0 and not string.find(text, '[^e]') then
-  return {err = failure}  -- nothing was written (OOM, for example); with a chain the write below raises the error
+elseif (number == 0 or digest ~= '') and not string.find(text, '[^e]') then
+  return {err = failure}  -- nothing was written (OOM, for example); in the chain of a producer, the write below raises
 end
 if earlier ~= '' then
   call('HDEL', chain, 'part')
 end
 if number > 0 then
   call('HSET', chain, 'last', args[1])
+  -- Without its digest, a window that was added in part is not 'done' when its task runs again.
+  if digest ~= '' and not string.find(text, 'e') then
+    call('HSET', chain, 'd' .. number, digest)
+  end
   if text ~= '' then
     call('HSET', chain, 'r' .. number % 8, args[1] .. ':' .. text)
   end

@@ -1,28 +1,13 @@
--- Deletes consumer names without pending entries: DELCONSUMER would lose pending ones.
+-- Deletes a consumer's name if it has no pending entries: DELCONSUMER would lose them.
 --
--- KEYS  1 stream
--- ARGV  1 group, 2 a consumer's name, or '' for all that have been idle for at least 3 this many ms
--- Reply number of deleted names
+-- KEYS  1 stream, 2 leases
+-- ARGV  1 group, 2 consumer
+-- Reply 1 if it was deleted, else 0
 
-local deleted = 0
-local groups = redis.pcall('XINFO', 'CONSUMERS', KEYS[1], ARGV[1])
-if groups.err then
+local pending = redis.pcall('XPENDING', KEYS[1], ARGV[1], '-', '+', 1, ARGV[2])
+if pending.err or #pending > 0 then
   return 0
 end
-for _, flat in ipairs(groups) do
-  local consumer = {}
-  for i = 1, #flat, 2 do
-    consumer[flat[i]] = flat[i + 1]
-  end
-  local is_meant
-  if ARGV[2] ~= '' then
-    is_meant = consumer.name == ARGV[2]
-  else
-    is_meant = consumer.idle >= tonumber(ARGV[3])
-  end
-  if is_meant and consumer.pending == 0 then
-    redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], consumer.name)
-    deleted = deleted + 1
-  end
-end
-return deleted
+redis.call('XGROUP', 'DELCONSUMER', KEYS[1], ARGV[1], ARGV[2])
+redis.pcall('HDEL', KEYS[2], ARGV[2])
+return 1

@@ -1,11 +1,13 @@
 -- Reclaims entries whose leases have expired, and removes pending ids whose entries no longer exist. Does nothing in
 -- the grace after a stall, or if it is executed too late (ARGV 5): then the leases of live workers look expired, too.
+-- If the leases of two workers differ, as while a setting is rolled out, the longer one counts.
 --
 -- A reclaimed entry may have killed its worker, so not all of them may run together. The number of earlier deliveries
 -- (deaths) is the class of an entry: 1, 2, or 3 for more. One call takes entries of one class and of one dead consumer,
 -- and for a while no other worker takes entries of that consumer: if one of them kills again, it kills only one worker.
 --
--- KEYS  1 stream, 2 alive, 3 grace, 4 takeovers: per dead consumer the worker that takes over, exclusively until when
+-- KEYS  1 stream, 2 alive, 3 grace, 4 takeovers: per dead consumer the worker that takes over, exclusively until when,
+--       5 leases: per consumer their duration in ms
 -- ARGV  1 group, 2 consumer, 3 ms without a renewal after which it is a stall, 4 grace after a stall in ms, 5 latest
 --       server time in ms to run at, 6 minimum idle time in ms, 7 the number that marks a start, 8 for how many ms
 --       one worker has a dead consumer exclusively, 9 class to take (0: that of the first entry), 10 to 12 maximum
@@ -41,15 +43,24 @@ local function may_take(dead)
   return true
 end
 
+local leases = {}
+local function lease_of(owner)
+  if not leases[owner] then
+    local lease = redis.pcall('HGET', KEYS[5], owner)
+    leases[owner] = math.max(tonumber(type(lease) == 'string' and lease) or 0, tonumber(idle_ms))
+  end
+  return leases[owner]
+end
+
 local function class_of(deliveries)
   return (deliveries >= mark or deliveries == 1) and 1 or deliveries == 2 and 2 or 3
 end
 
 local taken, swept, from = {}, 0, nil
 for _, pending in ipairs(redis.call('XPENDING', stream, group, 'IDLE', idle_ms, '-', '+', most[1] + #ARGV + 100)) do
-  local id, dead, deliveries = pending[1], pending[2], pending[4]
+  local id, dead, idle, deliveries = unpack(pending)
   local its_class = class_of(deliveries)
-  if not ours[id] and (class == 0 or its_class == class) and most[its_class] > 0
+  if not ours[id] and idle >= lease_of(dead) and (class == 0 or its_class == class) and most[its_class] > 0
     and (dead == from or not from and may_take(dead)) then
     -- Pass the idle time again: if two workers ask at once, only one gets the entry.
     local claimed = redis.call('XCLAIM', stream, group, consumer, idle_ms, id)

@@ -1,11 +1,11 @@
 -- Renews the leases of entries that the consumer still owns: resets their idle time, keeps their delivery count.
 -- Claiming without this check would take back entries that another consumer owns by now. Also records that the fleet is
--- alive, and detects another process with the same consumer name: each writes its token and finds the other's.
+-- alive, and how long this consumer's leases last: a worker with shorter leases must not take over its entries.
 --
--- KEYS  1 stream, 2 alive, 3 grace, 4 owner
+-- KEYS  1 stream, 2 alive, 3 grace, 4 leases
 -- ARGV  1 group, 2 consumer, 3 ms without a renewal after which it is a stall, 4 grace after a stall in ms, 5 '1' to
---       renew all pending entries of the consumer, 6 the process's token, then entry ids, oldest first
--- Reply {other, lost}: 1 if another process made the last renewal under this name; the ids that are no longer owned
+--       renew all pending entries of the consumer, 6 duration of its leases in ms, then entry ids, oldest first
+-- Reply the ids that are no longer owned
 
 --@include lib/stall.lua
 
@@ -13,18 +13,12 @@ note_stall(KEYS[2], KEYS[3], ARGV[3], ARGV[4])
 if redis.pcall('PEXPIRE', KEYS[2], ALIVE_MS) == 0 then
   redis.pcall('SET', KEYS[2], '1', 'PX', ALIVE_MS)
 end
-
-local token, owner = ARGV[6], redis.pcall('GET', KEYS[4])
-if owner == token then
-  redis.pcall('PEXPIRE', KEYS[4], ARGV[3])
-else
-  redis.pcall('SET', KEYS[4], token, 'PX', ARGV[3])
-end
-local other = type(owner) == 'string' and owner ~= token and 1 or 0
+redis.pcall('HSET', KEYS[4], ARGV[2], ARGV[6])
+redis.pcall('PEXPIRE', KEYS[4], ALIVE_MS)
 
 local all = ARGV[5] == '1'
 if #ARGV == 6 and not all then
-  return {other, {}}
+  return {}
 end
 local wanted = {}
 for i = 7, #ARGV do
@@ -51,4 +45,4 @@ for i = 7, #ARGV do
     lost[#lost + 1] = ARGV[i]
   end
 end
-return {other, lost}
+return lost

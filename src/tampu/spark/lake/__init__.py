@@ -6,6 +6,6 @@
 | `bronze`, `silver`, `gold`, `fingerprints` | the definitions of the tables, and landing |
 | `pipeline`, `touched` | one run: land, compute what changed, publish; which jobs and files that is |
 | `repair`, `contracts` | dead letters repaired with SQL; rules that payloads must keep |
-| `upkeep`, `upgrade` | compaction, vacuum, retention; lakes of tampu 0.1 |
+| `upkeep` | compaction, vacuum, retention |
 | `rows`, `read`, `report`, `charts` | readers without Spark and with it; the HTML report |
 """

@@ -32,14 +32,13 @@ from deltalake import write_deltalake
 
 from tampu.base.targets import load_target
 from tampu.errors import ConfigError, DecodeError
-from tampu.spark.lake.folder import sole_writer
+from tampu.spark.lake.folder import CONFIGURATION, sole_writer
 from tampu.spark.lake.rows import published
-from tampu.spark.lake.table import CONFIGURATION, Table
+from tampu.spark.lake.table import Table
 from tampu.spark.read.offsets import EntryId
-from tampu.spark.read.pages import FIRST_PAGE, next_count, span_pages
 from tampu.spark.read.partitions import Span
-from tampu.spark.server import QueueServer, queue_codec
-from tampu.wire.codec import SEALED, describe_sealed
+from tampu.spark.server import FIRST_PAGE, QueueServer, next_count, span_pages
+from tampu.wire.codec import SEALED, describe_sealed, queue_codec
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, read_job_fields
 from tampu.wire.envelope import decode_job

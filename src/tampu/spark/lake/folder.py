@@ -1,24 +1,47 @@
-"""The folder of a lake: where it may be, and the lock that keeps a second pipeline out."""
+"""The folder of a lake: where it may be, the lock that keeps a second pipeline out, and the published versions."""
 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import re
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, write_deltalake
 
 from tampu.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+
+def retention(hours: int) -> dict[str, str]:
+    """Return the properties of a table whose versions of the last hours can be read."""
+    kept = f"interval {hours} hours"
+    # Without automatic cleanup: a checkpoint during a run would delete the log of the version that is published.
+    return {
+        "delta.logRetentionDuration": kept,
+        "delta.deletedFileRetentionDuration": kept,
+        "delta.enableExpiredLogCleanup": "false",
+    }
+
+
+#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files. Checkpoints drop names
+#: of removed files that are older than the retention, which `vacuum` sets; `shorten_logs` deletes old log files.
+CONFIGURATION = {
+    "delta.checkpointInterval": "20",
+    **retention(2),
+}
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
 
-#: What a folder of the old format holds: the list of its files, which Delta's log replaces.
-OLD_MANIFEST = "_tables.json"
 #: The file in the lake for the output of Java and Spark: dozens of lines that matter only when something fails.
 LOG_NAME = "_spark.log"
 
@@ -41,12 +64,10 @@ def lake_folder(lake: str | Path) -> Path:
 
 
 def writable_lake(lake: str | Path) -> Path:
-    """Return the folder of a lake that can be written; refuse a folder of other files and a lake of the old format."""
+    """Return the folder of a lake that can be written; refuse a folder of other files."""
     folder = lake_folder(lake)
     # Not by `Path.exists`, which raises in a folder that must not be read.
     _check_access(next(path for path in (folder, *folder.parents) if os.path.exists(path)))
-    if (folder / OLD_MANIFEST).exists():
-        raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
     refuse_other_files(folder)
     _check_permissions(folder)
     return folder
@@ -116,3 +137,59 @@ def sole_writer(lake: Path) -> Iterator[None]:
                 f"another pipeline writes to the lake {lake}: wait for it, or use another folder"
             ) from None
         yield
+
+
+NAME = "lake_versions"
+#: Layout of the lake's folder. A lake with a higher number was written by a newer version of tampu.
+FORMAT = 2
+#: Version of what the columns of silver and gold mean. Tables of another version are computed again from bronze.
+DEFINITIONS = 4
+
+
+@dataclass
+class LakeVersion:
+    """The published state of a lake."""
+
+    #: Counts the publications.
+    round: int = 0
+    #: Table to its version.
+    tables: dict[str, int] = field(default_factory=dict)
+    #: Per stream and queue: entries that were trimmed before they could be landed.
+    trimmed: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: Per stream and queue: rows that retention removed from bronze.
+    retired: dict[str, dict[str, int]] = field(default_factory=dict)
+    #: Bronze has no rows of jobs before this day; silver and gold keep what they had.
+    retained_from: str = ""
+    published_at: str = ""
+    format: int = FORMAT
+
+    @classmethod
+    def load(cls, lake: Path) -> LakeVersion:
+        """Return the published state; an initial one where nothing was published yet."""
+        if not is_table(lake / NAME):
+            return cls()
+        # Not by `to_pyarrow_table`: see `rows.query_table`.
+        (file,) = pa.table(DeltaTable(str(lake / NAME)).get_add_actions())["path"].to_pylist()
+        (row,) = pq.ParquetFile(lake / NAME / file).read().to_pylist()
+        found: dict[str, Any] = json.loads(row["state"])
+        if found["format"] > FORMAT:
+            raise ConfigError(
+                f"the lake {lake} has format {found['format']}, and this version of tampu knows up to {FORMAT}: "
+                "upgrade tampu"
+            )
+        return cls(**found)
+
+    def publish(self, lake: Path) -> None:
+        """Make this the published state."""
+        self.round += 1
+        self.published_at = datetime.now(UTC).isoformat(timespec="seconds")
+        rows = [{"table": name, "version": version} for name, version in sorted(self.tables.items())]
+        table = pa.table(
+            {
+                "round": pa.array([self.round], pa.int64()),
+                "published_at": pa.array([datetime.now(UTC)], pa.timestamp("us", "UTC")),
+                "tables": pa.array([rows], pa.list_(pa.struct([("table", pa.string()), ("version", pa.int64())]))),
+                "state": pa.array([json.dumps(asdict(self))], pa.string()),
+            }
+        )
+        write_deltalake(str(lake / NAME), table, mode="overwrite", configuration=CONFIGURATION)

@@ -22,22 +22,26 @@ from deltalake.exceptions import DeltaError
 from tampu.errors import ConfigError
 from tampu.spark.lake import bronze, contracts, gold, silver, upkeep
 from tampu.spark.lake.bronze import STREAMS, day_of, is_without_day
-from tampu.spark.lake.fingerprints import clusters_of
-from tampu.spark.lake.folder import sole_writer, writable_lake
-from tampu.spark.lake.read import read_files
-from tampu.spark.lake.rows import read_rows
-from tampu.spark.lake.spans import (
+from tampu.spark.lake.folder import DEFINITIONS, LakeVersion, sole_writer, writable_lake
+from tampu.spark.lake.gold import clusters_of
+from tampu.spark.lake.incremental import (
+    MAX_NEW_EVENTS,
     MAX_SPANS,
+    OTHER_IDS,
+    Touched,
+    changed_spans,
     days_of_file,
+    group_of,
+    holds_any,
     holds_jobs_in,
     holds_only_rows_in,
     holds_rows_in,
     is_job_in,
     is_row_in,
 )
+from tampu.spark.lake.read import read_files
+from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
-from tampu.spark.lake.touched import MAX_NEW_EVENTS, OTHER_IDS, Touched, changed_spans, group_of, holds_any
-from tampu.spark.lake.versions import DEFINITIONS, LakeVersion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from tampu.spark.lake.contracts import Violation
-    from tampu.spark.lake.spans import Spans
+    from tampu.spark.lake.incremental import Spans
 
 #: Name of the transaction that holds the version of a table's definition.
 DEFINED = "tampu.definitions"
@@ -141,6 +145,8 @@ class Pipeline:
         for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters", "gold/repairs"):
             if self._tables[name].transaction(DEFINED) > DEFINITIONS:
                 raise ConfigError(f"{self._tables[name].path} was computed by a newer version of tampu: upgrade tampu")
+        if rebuild_from and self._tables["silver/jobs"].transaction(DEFINED) != DEFINITIONS:
+            rebuild_from = ""  # a table has the definitions of one version, whatever the day
         summary.silver_partitions = self._compute_silver(state, rebuild_from)
         rebuild = rebuild_from is not None
         summary.gold_partitions = self._compute_gold(rebuild=rebuild, every_day=rebuild_from == "")
@@ -211,7 +217,12 @@ class Pipeline:
         changed = {file.partition for file in files} if changes is None else changes.partitions
         # Of days that retention removed, bronze has only late events: jobs cannot be computed from those alone.
         first_day = max(state.retained_from, rebuild_from or "")
-        changed = {part for part in changed if (day := day_of(part[1])) is None or day >= first_day}
+
+        def is_in_bronze(partition: Partition) -> bool:
+            day = day_of(partition[1])
+            return day is None or day >= first_day
+
+        changed = {part for part in changed if is_in_bronze(part)}
         if not changed:
             return 0
         marks = {f"tampu.mixed.{queue}": 1 for queue in mixed}
@@ -249,7 +260,12 @@ class Pipeline:
             adds,
             schema_of(frame),
             {source.name: version, DEFINED: DEFINITIONS} | marks,
-            replaces=lambda file: file.path in paths or group_of(file.partition, mixed) in whole,
+            # If everything is computed, also rows of queues that do not exist, whose names were read wrongly once.
+            replaces=lambda file: (
+                file.path in paths
+                or group_of(file.partition, mixed) in whole
+                or (changes is None and is_in_bronze(file.partition))
+            ),
             again=rebuild_from is not None,
         )
         return len(changed)
@@ -464,7 +480,7 @@ class Pipeline:
         changes = self._changes(target, table)
         changed_jobs = self._changes(target, jobs_table) if jobs_table.name in versions else Changes({}, {})
         queues: set[str] | None = None
-        if rebuild:
+        if rebuild and target.transaction(DEFINED) == DEFINITIONS:
             queues = {file.partition[0] for file in files}
         elif changes is not None and changed_jobs is not None:
             queues = {partition[0] for partition in changes.partitions}

@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from tampu.spark.session import require_lake
 
@@ -54,5 +55,24 @@ def read_files(spark: SparkSession, table: Table, files: list[File], empty_as: s
     schema = StructType.fromJson(json.loads(opened.schema().to_json()))
     if not files:
         return spark.createDataFrame([], schema)
-    paths = [str(table.path / file.path) for file in files]
-    return spark.read.schema(schema).option("basePath", str(table.path)).parquet(*paths)
+
+    def read(some: list[File]) -> DataFrame:
+        # With the scheme: the default file system of a cluster may be another one.
+        paths = [f"file://{table.path / file.path}" for file in some]
+        frame: DataFrame = spark.read.schema(schema).option("basePath", f"file://{table.path}").parquet(*paths)
+        return frame
+
+    # Partition values are those of the log. Spark takes them from folder names, and decodes percent escapes byte by
+    # byte. delta-rs, which merges files, escapes the UTF-8 of a name: Spark reads `queue=m%C3%A9dia` as `mÃ©dia`.
+    misread = [file for file in files if _queue_as_spark_reads(file) != file.partition[0]]
+    if not misread:
+        return read(files)
+    names: dict[Any, Any] = {_queue_as_spark_reads(file): file.partition[0] for file in misread}
+    frame = read(misread).replace(names, subset=["queue"])  # the other partition column is a day: no escapes
+    # Apart from the others: a queue may have the name that Spark misreads another one as.
+    others = [file for file in files if _queue_as_spark_reads(file) == file.partition[0]]
+    return frame.unionByName(read(others)) if others else frame
+
+
+def _queue_as_spark_reads(file: File) -> str:
+    return unquote(file.path.partition("/")[0].removeprefix("queue="), encoding="latin-1")

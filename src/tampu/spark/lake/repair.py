@@ -17,24 +17,23 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 
-from tampu.base.text import one_line
+from tampu.base.checks import one_line
 from tampu.errors import ConfigError, DecodeError
-from tampu.inspect.audit import operator_name
-from tampu.inspect.audit import record as audit
+from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.streams import newest_id
 from tampu.spark import scripts
-from tampu.spark.lake.rows import published
-from tampu.spark.lake.table import CONFIGURATION
+from tampu.spark.lake.folder import CONFIGURATION
+from tampu.spark.lake.rows import check_reads, published
 from tampu.spark.options import WriteOptions
 from tampu.spark.read.offsets import EntryId
-from tampu.spark.read.pages import span_pages
 from tampu.spark.read.partitions import Span
-from tampu.spark.server import QueueServer, queue_codec
+from tampu.spark.server import QueueServer, span_pages
 from tampu.spark.write.rows import LetterRow
 from tampu.spark.write.sinks import ReplaySink, Written
+from tampu.wire.codec import queue_codec
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import first_values
 from tampu.wire.envelope import decode_job
-from tampu.wire.fingerprint import cluster_id, fingerprint
 from tampu.wire.payload import decode_slot, encode_value
 
 if TYPE_CHECKING:
@@ -99,8 +98,7 @@ def find_letters(url: str, queue: str, cluster: str, limit: int | None = None) -
     with QueueServer(url, queue) as server:
         for entry_id, fields in _entries(server, server.keys.dlq):
             letter = decode_dlq_fields(entry_id.decode(), fields)
-            shape = fingerprint(letter.error if letter.error is not None else letter.detail)
-            if cluster_id(letter.reason, letter.error_type, shape) != cluster:
+            if letter.cluster != cluster:
                 continue
             try:
                 job = decode_job(letter.payload, letter.name)
@@ -126,6 +124,7 @@ def repairs_of(letters: Sequence[Letter], sql: str) -> Plan:
     The table `letters` has a column for each field of the payloads, and those of `META`. A column of the result with
     another value than before is the new value of that field. Fields that are not selected stay as they are.
     """
+    check_reads(sql)
     if not letters:
         return Plan()
     before = _table_of(letters)
@@ -244,9 +243,8 @@ class Repairer:
         self._queue = queue
         self._options = WriteOptions.parse({"url": url, "queue": queue, "stream": "dlq"})
         with QueueServer(url, queue, (scripts.REPLAY,)) as server:
-            newest = server.call("XREVRANGE", server.keys.events, "+", "-", "COUNT", 1)
             #: Events up to this ID were there before the repair.
-            self._cursor = newest[0][0] if newest else b"0-0"
+            self._cursor = server.do(lambda client: newest_id(client, server.keys.events)).encode()
             self.started_ms: int = server.do(lambda client: client.server_time_ms())
 
     def replay(self, repairs: Iterable[Repair], detail: str = "") -> Written:
@@ -255,8 +253,8 @@ class Repairer:
         written = ReplaySink(self._options).write((self._queue, row) for row in rows)
         if count := written.added:
             with QueueServer(self._options.url, self._queue) as server:
-                keys, operator = server.keys, operator_name()
-                server.do(lambda client: audit(client, keys, "replay", operator, count=count, detail=detail))
+                keys = server.keys
+                server.do(lambda client: QueueAdmin(client, keys).audit("replay", count=count, detail=detail))
         return written
 
     def outcomes(

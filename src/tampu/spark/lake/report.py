@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tampu.spark.lake.charts import TIME_STEPS, Bar, Series, bar_chart, line_chart
-from tampu.spark.lake.folder import lake_folder
+from tampu.spark.lake.folder import LakeVersion, lake_folder
 from tampu.spark.lake.rows import PERCENTILES, count_by_time, ends_by_time, published, read_rows, span_of_ends
-from tampu.spark.lake.versions import LakeVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

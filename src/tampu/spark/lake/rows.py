@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import re
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from deltalake import DeltaTable, QueryBuilder
 
+from tampu.base.checks import one_line
 from tampu.errors import ConfigError
-from tampu.spark.lake.folder import OLD_MANIFEST, is_table, lake_folder, refuse_other_files
+from tampu.spark.lake.folder import NAME, LakeVersion, is_table, lake_folder, refuse_other_files
 from tampu.spark.lake.table import TABLES, Table
-from tampu.spark.lake.versions import NAME, LakeVersion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 #: Percentiles of latencies, as in `gold/latency`.
 PERCENTILES = (50, 95, 99)
+#: A statement that reads, after comments and parentheses. Comments within comments, which DataFusion has, do not match.
+_READS = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*(?:(?!/\*|\*/).)*\*/)*(?:SELECT|WITH|VALUES)\b", re.IGNORECASE | re.DOTALL)
 
 
 def published(lake: str | Path) -> LakeVersion:
     """Return the published state of a lake; `ConfigError` if the folder is not one."""
     folder = lake_folder(lake)
-    if os.path.exists(folder / OLD_MANIFEST):  # `Path.exists` raises in a folder that must not be read
-        raise ConfigError(f"{folder} is a lake of tampu 0.1: run `tampu pipeline upgrade --lake {folder}` first")
     if not is_table(folder / NAME):
         refuse_other_files(folder)
         raise ConfigError(f"{folder} is not a lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
@@ -125,10 +125,20 @@ def sql_name(table: str) -> str:
     return table.replace("/", "_")
 
 
+def check_reads(text: str) -> str:
+    """Return a SQL statement that only reads; others raise `ConfigError`. DataFusion refuses several statements."""
+    if not _READS.match(text):
+        raise ConfigError(
+            f"the SQL may only read: it must start with SELECT, WITH or VALUES, got {one_line(text, 40)!r}"
+        )
+    return text
+
+
 def query(lake: Path, text: str) -> pa.Table:
     """Run a SQL query over the published tables, with DataFusion; no Spark, no Java."""
     import pyarrow as pa
 
+    check_reads(text)
     state = published(lake)
     builder = QueryBuilder()
     for name in TABLES:

@@ -30,7 +30,7 @@ from deltalake.transaction import (
 )
 
 from tampu.errors import Error
-from tampu.spark.lake.folder import is_table
+from tampu.spark.lake.folder import CONFIGURATION, is_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -57,24 +57,6 @@ TABLES: dict[str, tuple[str, ...]] = {
     "gold/violations": ("queue",),
 }
 
-
-def retention(hours: int) -> dict[str, str]:
-    """Return the properties of a table whose versions of the last hours can be read."""
-    kept = f"interval {hours} hours"
-    # Without automatic cleanup: a checkpoint during a run would delete the log of the version that is published.
-    return {
-        "delta.logRetentionDuration": kept,
-        "delta.deletedFileRetentionDuration": kept,
-        "delta.enableExpiredLogCleanup": "false",
-    }
-
-
-#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files. Checkpoints drop names
-#: of removed files that are older than the retention, which `vacuum` sets; `shorten_logs` deletes old log files.
-CONFIGURATION = {
-    "delta.checkpointInterval": "20",
-    **retention(2),
-}
 #: Rows of a file of sorted rows: the last one is written again in every round, the others rarely.
 SORTED_ROWS_PER_FILE = 25_000
 #: Longer text is left out of the statistics: a shortened maximum would make readers skip rows.
@@ -218,19 +200,31 @@ class Table:
             frame = frame.hint("rebalance", *self.by)
         if sort_by:
             frame = frame.sortWithinPartitions(*self.by, sort_by)
+        from pyspark.sql import Observation
+        from pyspark.sql import functions as fn
+
+        seen = Observation()
         (
-            frame.write.mode("append")
+            frame.observe(seen, fn.count(fn.lit(1)).alias("rows"))
+            .write.mode("append")
             .option("mapreduce.output.basename", tag)
             .option("maxRecordsPerFile", SORTED_ROWS_PER_FILE if sort_by else 0)
             .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
             .partitionBy(*self.by)
-            .parquet(str(self.path))
+            .parquet(f"file://{self.path}")  # with the scheme: the default file system of a cluster may be another one
         )
         # Hadoop writes a checksum next to each file, which only Hadoop reads and vacuum does not delete.
         for checksum in glob.glob(f"{glob.escape(str(self.path))}/{folders}/.{tag}-*.crc"):
             os.remove(checksum)
         with ThreadPoolExecutor(4) as pool:
-            return list(pool.map(self.add_action, glob.glob(pattern)))
+            adds = list(pool.map(self.add_action, glob.glob(pattern)))
+        written, found = seen.get["rows"], sum(json.loads(add.stats)["numRecords"] for add in adds)
+        if found != written:
+            raise LakeError(
+                f"Spark wrote {written:,} rows to {self.path}, but {found:,} are there: nothing was committed. The "
+                "lake must be a folder that the driver and all executors share"
+            )
+        return adds
 
     def add_action(self, file: str) -> AddAction:
         """Return the action that adds a file of this table's folder."""

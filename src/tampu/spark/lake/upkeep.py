@@ -8,16 +8,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from deltalake import CommitProperties, DeltaTable
 
 from tampu.errors import ConfigError
 from tampu.spark.lake.bronze import STREAMS, day_of, is_of_other_ids, is_without_day
-from tampu.spark.lake.folder import is_table, sole_writer
+from tampu.spark.lake.folder import NAME, LakeVersion, is_table, retention, sole_writer
 from tampu.spark.lake.rows import published
-from tampu.spark.lake.table import TABLES, UPKEEP, File, Table, retention
-from tampu.spark.lake.versions import NAME, LakeVersion
+from tampu.spark.lake.table import TABLES, UPKEEP, File, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -33,6 +32,8 @@ SMALL_FILE = 16 * 1024 * 1024
 #: The same for silver, whose files must also span few days, and for ends, whose files must span few minutes: gold reads
 #: all files with jobs of the minutes that it computes, and writes those of ends again.
 SMALL_JOBS_FILE = 512 * 1024
+#: Longest name of a folder, in bytes.
+MAX_FOLDER_NAME = 255
 #: Old files are deleted every this many rounds.
 ROUNDS_BETWEEN = 10
 #: The log of a table is shortened once this many of its files are old. A log that was just shortened has about four.
@@ -76,6 +77,8 @@ def merge_small_files(tables: Mapping[str, Table], *, min_files: int = MIN_FILES
                 if target_size is None or file.size < target_size:
                     counts[file.partition] = counts.get(file.partition, 0) + 1
             for partition in sorted(part for part, count in counts.items() if count >= min_files):
+                if not _can_merge(partition[0]):
+                    continue
                 opened = table.open()
                 assert opened is not None  # noqa: S101 - it has files
                 filters = [(column, "=", value) for column, value in zip(table.by, partition, strict=True)]
@@ -83,6 +86,11 @@ def merge_small_files(tables: Mapping[str, Table], *, min_files: int = MIN_FILES
                 done.merged += metrics["numFilesRemoved"]
                 done.written += metrics["numFilesAdded"]
     return done
+
+
+def _can_merge(queue: str) -> bool:
+    # delta-rs does not find files in a folder with ~, and it cannot create one whose escaped name is too long.
+    return "~" not in queue and len(f"queue={quote(queue, safe='')}") <= MAX_FOLDER_NAME
 
 
 def vacuum(lake: Path, keep_hours: int = DEFAULT_KEEP_HOURS) -> Upkeep:

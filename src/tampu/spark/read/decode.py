@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tampu.errors import DecodeError, Error
 from tampu.spark.read.batch import Batch, Payloads
-from tampu.spark.server import queue_codec
+from tampu.wire.codec import queue_codec
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, first_values, read_job_fields
 from tampu.wire.envelope import decode_bin_envelopes, decode_job

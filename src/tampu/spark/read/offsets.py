@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tampu.base.checks import MAX_U64
 from tampu.errors import ConfigError, Error
 from tampu.redis.faults import ServerError
+from tampu.wire.entry import entry_order
 
 if TYPE_CHECKING:
     from tampu.spark.options import ReadOptions, Stream
@@ -50,7 +51,7 @@ def parse_entry_id(text: str | bytes, where: str = "entry id") -> EntryId:
     ms, dash, seq = shown.partition("-")
     if not (ms.isascii() and ms.isdigit() and (not dash or (seq.isascii() and seq.isdigit()))):
         raise ConfigError(f"{where} must be a stream ID such as 1700000000000-0; got {shown!r}")
-    found = EntryId(int(ms), int(seq or 0))
+    found = EntryId(*entry_order(shown))
     if max(found) > MAX_U64:
         raise ConfigError(f"{where} must be a stream ID of two 64-bit numbers; got {shown!r}")
     return found

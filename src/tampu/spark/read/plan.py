@@ -26,8 +26,7 @@ from tampu.spark.read.offsets import (
     stream_key,
 )
 from tampu.spark.read.partitions import SCRIPTS, Span, join, split, walk
-from tampu.spark.read.queues import queues_of
-from tampu.spark.server import QueueServer
+from tampu.spark.server import QueueServer, queues_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
+from tampu.redis.acl import literal_glob
 from tampu.spark.options import WITH_IDS
 from tampu.spark.read import decode
 from tampu.spark.read.offsets import stream_key
-from tampu.spark.read.pages import FIRST_PAGE, next_count, span_pages
 from tampu.spark.read.plan import StreamPlanner, plan_batch, require_queue
-from tampu.spark.read.queues import queues_of
-from tampu.spark.server import QueueServer, made_with_gc_paused, pages
+from tampu.spark.server import FIRST_PAGE, QueueServer, made_with_gc_paused, next_count, pages, queues_of, span_pages
 from tampu.wire.entry import score_ms
 
 if TYPE_CHECKING:
@@ -261,7 +260,7 @@ def _count(value: bytes | None) -> int:
 
 def _result_pages(server: QueueServer) -> Iterator[tuple[list[Any], int]]:
     prefix = server.keys.result("").encode()
-    pattern = "".join(f"\\{letter}" if letter in "*?[]\\" else letter for letter in prefix.decode()) + "*"
+    pattern = literal_glob(prefix.decode()) + "*"
     now_ms = server.do(lambda client: client.server_time_ms())
     cursor, seen, count = b"0", set(), FIRST_PAGE
     while True:

@@ -17,14 +17,17 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES, split_into_calls
 from tampu.base.clock import wall_clock_ms
-from tampu.base.limits import MAX_CALL_BYTES, MAX_CALL_ENTRIES, split_into_calls
-from tampu.errors import DecodeError, Error, QueueFullError
-from tampu.produce.ids import Minter
+from tampu.errors import DecodeError, Error, QueueFullError, RedisError
+from tampu.produce.adder import Minter
+from tampu.produce.window import ADD_WINDOW, Due, IdKeys, Window, WindowHeader, pack_part
+from tampu.redis.scripts import AddCode
 from tampu.spark import scripts
-from tampu.spark.server import QueueServer, queue_codec
+from tampu.spark.server import QueueServer
+from tampu.wire.codec import queue_codec
 from tampu.wire.dlq import decode_dlq_fields
-from tampu.wire.envelope import decode_job, encode_envelope, fresh_envelope, fresh_envelopes
+from tampu.wire.envelope import decode_job, encode_envelope, fresh_envelope, fresh_envelopes, packed_envelopes
 from tampu.wire.payload import wrap_bin
 from tampu.wire.scan import bin_content
 from tampu.wire.ulid import ulid_from_bits
@@ -133,7 +136,7 @@ class JobSink:
             for queue, row in rows:
                 sink = queues.get(queue)
                 if sink is None:
-                    server = stack.enter_context(QueueServer(self._options.url, queue, (scripts.ADD,)))
+                    server = stack.enter_context(QueueServer(self._options.url, queue, (ADD_WINDOW,)))
                     sink = queues[queue] = _QueueSink(self, server)
                 # Cut by what is the same in every run: the payload's size, not that of generated IDs.
                 size = sink.size + len(row.packed)
@@ -159,7 +162,14 @@ class _QueueSink:
         self._sink = sink
         self._options = sink._options
         self._server = server
-        self._marker = sink._task.marker(server.keys.tag)
+        self._header = WindowHeader(
+            server.keys,
+            sink._task.marker(server.keys.tag),
+            cap=self._options.max_waiting,
+            overflow="hold",
+            dedup_ttl_secs=self._options.dedupe_ttl_secs,
+        )
+        self._id_keys = IdKeys(server.keys)
         self._minter = Minter(sink._now_ms)
         self._number = 0
         self._pending: tuple[Any, bytes, int] | None = None
@@ -190,8 +200,12 @@ class _QueueSink:
     def _on_reply(self, reply: list[Any], count: int) -> None:
         written = self._sink._written
         if reply[0] == b"ok":
-            written.added += reply[1]
-            written.duplicates += reply[2]
+            codes = reply[1].decode()
+            if AddCode.ERROR in codes:
+                raise RedisError(f"the server refused some of these jobs: {reply[2].decode(errors='replace')}")
+            duplicates = codes.count(AddCode.DUPLICATE)
+            written.added += count - duplicates
+            written.duplicates += duplicates
         elif reply[0] == b"done":
             written.repeated += count
         elif reply[0] == b"differs":
@@ -202,41 +216,52 @@ class _QueueSink:
             )
         else:
             raise RowsDifferError(
-                f"the markers of partition {self._sink._task.partition} after chunk {reply[1]} are gone (they expire "
-                f"after option dedupeTtl, {self._options.dedupe_ttl_secs} s): it is unknown if its rows were added"
+                f"the marker of partition {self._sink._task.partition} is gone (it expires after option dedupeTtl, "
+                f"{self._options.dedupe_ttl_secs} s): it is unknown if its rows were added"
             )
 
     def _packed(self, rows: list[JobRow]) -> bytes:
-        options, keys = self._options, self._server.keys
+        options = self._options
         ids, now_ms = self._minter.mint_many(len(rows))
         name = _name_of_all(rows)
-        codec = queue_codec(keys.queue_name)
+        codec = queue_codec(self._server.keys.queue_name)
         if name is not None and options.dedupe != "jobid" and not options.spread_ms:
             payloads = [row.packed for row in rows]
-            chunk = self._chunk([name.encode(), *payloads])  # of the plain payloads: sealed ones differ in every run
+            window = self._window([name.encode(), *payloads])  # of the plain payloads: sealed ones differ in every run
             if codec is not None:
                 payloads = codec.seal_payloads(payloads, name)
-            return scripts.add_alike(keys, chunk, name, fresh_envelopes(ids, payloads, now_ms))
-        jobs: list[scripts.NewJob] = []
+            joined = packed_envelopes(ids, payloads, now_ms)
+            packed = [*map(pack_part, fresh_envelopes(ids, payloads, now_ms))] if joined is None else [joined]
+            window.put_many(ids, name.encode(), packed)
+            return window.packed(self._header)
         digested: list[bytes] = []
+        jobs: list[tuple[str, bytes, bytes, Due | None, tuple[bytes, ...]]] = []
         for row, minted in zip(rows, ids, strict=True):
             digested += (row.packed, repr(row[1:]).encode())
             job_id = row.job_id
             if job_id is None and options.dedupe == "jobid":
                 job_id = content_id(row)
-            due = row.run_at_ms
-            if due is None and options.spread_ms:
-                due = now_ms + self._sink._random_below(options.spread_ms)
-            packed = row.packed if codec is None else codec.seal_payload(row.packed, row.name)
-            envelope = fresh_envelope(job_id or minted, packed, now_ms, row.retry)
-            jobs.append(scripts.NewJob(job_id or minted, row.name, envelope, job_id is not None, due))
-        return scripts.add_each(keys, self._chunk(digested), jobs)
+            due_ms = row.run_at_ms
+            if due_ms is None and options.spread_ms:
+                due_ms = now_ms + self._sink._random_below(options.spread_ms)
+            due = None if due_ms is None else Due("at", due_ms)
+            id_keys = () if job_id is None else self._id_keys.packed(job_id, due)
+            payload = row.packed if codec is None else codec.seal_payload(row.packed, row.name)
+            envelope = fresh_envelope(job_id or minted, payload, now_ms, row.retry)
+            jobs.append((job_id or minted, row.name.encode(), pack_part(envelope), due, id_keys))
+        window = self._window(digested)
+        for job in jobs:
+            window.put(*job)
+        return window.packed(self._header)
 
-    def _chunk(self, content: list[bytes]) -> scripts.Chunk:
-        options = self._options
-        digest = hashlib.blake2b(b"".join(content), digest_size=8).hexdigest()
-        number = self._number if options.dedupe == "chunk" else -1
-        return scripts.Chunk(self._marker, number, digest, options.dedupe_ttl_secs, options.max_waiting)
+    def _window(self, content: list[bytes]) -> Window:
+        """Return an empty window; with `dedupe=chunk` it is added only once."""
+        window = Window()
+        if self._options.dedupe == "chunk":
+            window.number = self._number + 1
+            window.chain_ttl_secs = self._options.dedupe_ttl_secs
+            window.digest = hashlib.blake2b(b"".join(content), digest_size=8).hexdigest().encode()
+        return window
 
 
 def _name_of_all(rows: list[JobRow]) -> str | None:
@@ -285,10 +310,10 @@ class ReplaySink:
         pairs = zip(rows, found, strict=True)
         letters = [_replayed(row, entries[0][1], codec) if entries else None for row, entries in pairs]
         self._written.skipped += letters.count(None)
-        for some in split_into_calls((letter, len(letter.envelope)) for letter in letters if letter is not None):
-            self._move_some(server, some)
+        for batch in split_into_calls((letter, len(letter.envelope)) for letter in letters if letter is not None):
+            self._move_batch(server, batch)
 
-    def _move_some(self, server: QueueServer, letters: list[scripts.Replayed]) -> None:
+    def _move_batch(self, server: QueueServer, letters: list[scripts.Replayed]) -> None:
         full = _FullQueue(self._options, server.keys.queue_name, self._sleep)
         while letters:
             moved, is_full = server.send(scripts.replay(server.keys, self._options.max_waiting, letters))

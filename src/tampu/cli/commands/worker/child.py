@@ -1,8 +1,8 @@
 """One worker process: imports the app, runs its Worker, reports to the supervisor.
 
-SIGTERM drains: the worker takes no new jobs and finishes those that are running. A second SIGTERM abandons them. SIGINT
-and SIGHUP are ignored, because the terminal sends them to the whole process group and only the supervisor should act on
-them. If the supervisor dies for any reason, the process drains too.
+SIGTERM drains: the worker takes no new jobs and finishes those that are running. More of them change nothing, because a
+process manager may signal the whole process group; only the supervisor's request abandons the running jobs. SIGINT and
+SIGHUP are ignored for the same reason. If the supervisor dies for any reason, the process drains too.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.event_loop import new_event_loop
-from tampu.cli.commands.worker.protocol import ASK_METRICS, Link, Report, ThreadLink, WorkerPlan
-from tampu.cli.commands.worker.targets import load
-from tampu.cli.errors import ERROR, OK, UsageError, exit_code_of, line_of, wants_traceback
-from tampu.cli.logs import fields, set_up_logs
-from tampu.cli.output import use_lenient_streams
+from tampu.base.targets import TargetError, import_module_from_cwd, load_target
+from tampu.cli.commands.worker.protocol import ABANDON, ASK_METRICS, Link, Report, ThreadLink, WorkerPlan
+from tampu.cli.errors import ERROR, OK, CliError, UsageError, exit_code_of, line_of, wants_traceback
+from tampu.cli.output import fields, set_up_logs, use_lenient_streams
 from tampu.consume.processes import kill_group
 from tampu.errors import RedisError
 from tampu.metrics import noop_sink
+from tampu.queue import Queue
 from tampu.redis.client import Client
 from tampu.redis.faults import Unreachable
 from tampu.redis.settings import parse_url
 from tampu.worker import Worker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
 
-    from tampu.queue import Queue
     from tampu.wire.job import Job
 
 logger = logging.getLogger("tampu.cli.worker")
@@ -61,7 +61,7 @@ def main() -> None:
     use_lenient_streams()
     set_up_logs(plan.log_format, plan.log_level, f"worker-{sys.argv[3]}")
     try:
-        worker = build_worker(plan, number=int(sys.argv[3]))
+        worker = build_worker(plan)
     except Exception as error:
         if wants_traceback():
             traceback.print_exception(error)
@@ -82,17 +82,13 @@ def _end(code: int) -> None:
     os._exit(code)
 
 
-def build_worker(plan: WorkerPlan, number: int = 1) -> Worker:
-    """Return the Worker that a plan describes, for process `number`."""
+def build_worker(plan: WorkerPlan) -> Worker:
+    """Return the Worker that a plan describes."""
     found = load(plan.targets)
     if isinstance(found, Worker):
         if plan.settings:
             given = ", ".join(f"--{name.replace('_', '-')}" for name in plan.settings)
             raise UsageError(f"{plan.targets[0]} is a Worker with its own settings: leave out {given}")
-        if plan.processes > 1:
-            # A fixed consumer_id must name a single process.
-            consumer_id = f"{found.config.consumer_id}-{number}"
-            found._config = replace(found.config, consumer_id=consumer_id)
         if plan.metrics and found.config.metrics is noop_sink() and (sink := _metrics_sink()) is not None:
             found._config = replace(found.config, metrics=sink)
         return found
@@ -131,16 +127,10 @@ async def _serve(worker: Worker, plan: WorkerPlan, end: socket.socket) -> int:
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, serving.stop)
     threading.Thread(target=serving.report, name="tampu-reports", daemon=True).start()
-    beside = [
-        loop.create_task(serving.listen(await Link.over(end))),
-        loop.create_task(_say_if_no_server(worker)),
-    ]
+    beside = [loop.create_task(serving.listen(await Link.over(end))), loop.create_task(_say_if_no_server(worker))]
     queues = ", ".join(queue.name for queue in worker.queues)
     logger.info(
-        "worker started: queues %s; concurrency %d",
-        queues,
-        worker.config.concurrency,
-        extra=fields(queues=worker.name),
+        "worker started: queues %s; concurrency %d", queues, worker.config.concurrency, extra=fields(queues=worker.name)
     )
     try:
         await worker.run()
@@ -169,14 +159,19 @@ class _Serving:
         self._reports.send(self._report("imported"))
 
     def stop(self) -> None:
-        """Drain; if called again, abandon the running jobs."""
+        """Drain."""
         if self._closing is None:
             self._state = "draining"
             logger.info("stopping: waiting for running jobs to finish")
             self._closing = asyncio.get_running_loop().create_task(self._worker.close())
+
+    def abandon(self) -> None:
+        """End without the running jobs. If there are none, the worker is about to end: let it write their outcomes."""
+        jobs = self._worker.running_jobs()
+        if not jobs:
             return
         idle_secs = self._worker.config.claim_min_idle_ms / 1000
-        for job in self._worker.running_jobs():
+        for job in jobs:
             about = fields(event="abandoned", task=job.name, job_id=job.id, attempt=job.attempt + 1)
             logger.warning("abandoned %s %s on attempt %d", job.name or "job", job.id, job.attempt + 1, extra=about)
         logger.error("abandoned the running jobs; other workers will retry them after %g s", idle_secs)
@@ -194,6 +189,8 @@ class _Serving:
                 answer = self._report(self._state)
                 answer.metrics = _metrics_text()
                 self._reports.send(answer)
+            elif line == ABANDON:
+                self.abandon()
         if self._closing is None:
             logger.warning("the supervisor has died")
             self.stop()
@@ -245,6 +242,66 @@ async def _say_if_unreachable(queue: Queue, started: float) -> None:
         pass  # the worker fails with the same error
     finally:
         await client.close()
+
+
+# --- targets: Queues or a Worker as `module:attribute`, or a module with Queues
+
+
+def load(targets: Sequence[str]) -> Worker | list[Queue]:
+    """Return what the targets name: one Worker, or all their queues without duplicates."""
+    found = [_load_one(target) for target in targets]
+    if len(found) == 1 and isinstance(found[0], Worker):
+        return found[0]
+    queues: list[Queue] = []
+    for target, part in zip(targets, found, strict=True):
+        if isinstance(part, Worker):
+            raise UsageError(f"{target} is a Worker, which cannot be combined with other targets")
+        queues += [queue for queue in part if not any(queue is known for known in queues)]
+    return queues
+
+
+def _load_one(target: str) -> Worker | list[Queue]:
+    try:
+        if ":" not in target and (queues := _queues_of(target)):
+            return queues
+        found = load_target(target)
+    except TargetError as error:
+        raise UsageError(str(error) + _candidates(error.module)) from error
+    except ImportError as error:
+        raise CliError(str(error)) from error
+    if isinstance(found, Worker):
+        return found
+    if isinstance(found, Queue):
+        return [found]
+    if isinstance(found, list | tuple | set) and found and all(isinstance(one, Queue) for one in found):
+        return list(found)
+    others = _candidates(sys.modules[target.partition(":")[0]])
+    raise UsageError(f"{target} is {_described(found)}; expected a Queue, a list of Queues or a Worker{others}")
+
+
+def _queues_of(module_name: str) -> list[Queue]:
+    """Return all queues with tasks in a module, each once."""
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        return []  # such as a path, which `load_target` explains
+    found = [value for value in vars(import_module_from_cwd(module_name)).values() if isinstance(value, Queue)]
+    return [queue for queue in dict.fromkeys(found) if queue.tasks]
+
+
+def _candidates(module: ModuleType | None) -> str:
+    if module is None:
+        return ""
+    names = [name for name, value in vars(module).items() if isinstance(value, Queue | Worker)]
+    if not names:
+        return "; the module has no Queue or Worker"
+    return f"; the module has {', '.join(f'{module.__name__}:{name}' for name in names[:8])}"
+
+
+def _described(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, list | tuple | set):
+        return f"an empty {type(value).__name__}" if not value else f"a {type(value).__name__} with other values"
+    return f"a {type(value).__name__}"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,11 +14,10 @@ import typer
 
 from tampu.cli.commands.worker.health import HealthServer
 from tampu.cli.commands.worker.protocol import WorkerPlan
-from tampu.cli.commands.worker.reload import changes
 from tampu.cli.commands.worker.supervisor import Supervisor
 from tampu.cli.errors import ERROR, OK, TERMINATED, UsageError, check_choice
-from tampu.cli.logs import check_log_options, set_up_logs, silence_py4j
 from tampu.cli.options import LogFormat, LogLevel, Url
+from tampu.cli.output import check_log_options, set_up_logs, silence_py4j
 from tampu.cli.units import parse_duration
 from tampu.redis.settings import URL_VARIABLE, parse_url
 
@@ -42,11 +41,20 @@ def worker(
         ),
     ],
     processes: Annotated[
-        int, typer.Option("--processes", "-p", min=1, max=1000, help="Number of worker processes.")
+        int,
+        typer.Option(
+            *("--processes", "-p"), envvar="TAMPU_WORKER_PROCESSES", min=1, max=1000, help="Number of worker processes."
+        ),
     ] = 1,
     concurrency: Annotated[
         int | None,
-        typer.Option("--concurrency", "-c", min=1, show_default="100", help="Concurrent jobs per process."),
+        typer.Option(
+            *("--concurrency", "-c"),
+            envvar="TAMPU_WORKER_CONCURRENCY",
+            min=1,
+            show_default="100",
+            help="Concurrent jobs per process.",
+        ),
     ] = None,
     weights: Annotated[
         str | None,
@@ -142,7 +150,8 @@ def worker(
 
     With --on spark, jobs run in the slots of a Spark cluster instead.
 
-    On the first Ctrl-C or SIGTERM, the worker finishes its running jobs and exits; on the second, it abandons them.
+    On the first Ctrl-C or SIGTERM, the worker finishes its running jobs and exits; on the second, at least a second
+    later, it abandons them.
 
     `tampu worker list` lists the running workers.
     """
@@ -214,7 +223,7 @@ def _serve_on_spark(
     """Run until a signal and return the exit code. Targets and settings are checked before Spark is started."""
     if len(targets) != 1:
         raise UsageError(f"--on spark takes one target; got {len(targets)}. Use a list of queues such as app:queues")
-    from tampu.cli.commands.worker.targets import load  # imported here: a supervisor does not need Queue or Worker
+    from tampu.cli.commands.worker.child import load  # imported here: a supervisor does not need Queue or Worker
     from tampu.worker import Worker
 
     found = load(targets)
@@ -265,3 +274,47 @@ async def _reload_on_changes(supervisor: Supervisor) -> None:
     async for path in changes(here):
         logger.info("%s changed: restarting", path.removeprefix(f"{here}/"))
         supervisor.reload()
+
+
+# --- --reload
+
+#: How often files are checked for changes, in seconds.
+POLL_SECS = 0.3
+#: Folders that contain no files of the user.
+SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+#: Maximum number of files watched.
+MAX_FILES = 20_000
+
+
+def python_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """Yield (path, modification time in ns) of the Python files below a folder, except in hidden folders."""
+    waiting = [str(folder)]
+    seen = 0
+    while waiting and seen < MAX_FILES:
+        try:
+            entries = list(os.scandir(waiting.pop()))
+        except OSError:  # deleted, or no permission
+            continue
+        for entry in entries:
+            if entry.name.startswith(".") or entry.name in SKIPPED:
+                continue
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    waiting.append(entry.path)
+                elif entry.name.endswith(".py"):
+                    seen += 1
+                    yield entry.path, entry.stat().st_mtime_ns
+            except OSError:
+                continue
+
+
+async def changes(folder: Path) -> AsyncIterator[str]:
+    """Yield the path of a file that was changed, created or deleted, once per poll with changes."""
+    known = await asyncio.to_thread(lambda: dict(python_files(folder)))
+    while True:
+        await asyncio.sleep(POLL_SECS)
+        now = await asyncio.to_thread(lambda: dict(python_files(folder)))
+        if now != known:
+            different = {*now.items()} ^ {*known.items()}
+            known = now
+            yield min(path for path, _ in different)

@@ -38,11 +38,7 @@ def health_of(supervisor: Supervisor, max_silence_secs: float | None) -> tuple[b
     problems = [f"worker-{one['number']}: {one['problem']}" for one in processes if one["problem"]]
     if supervisor.is_stopping:
         problems.append("draining")
-    return not problems, {
-        "status": "unhealthy" if problems else "ok",
-        "problems": problems,
-        "processes": processes,
-    }
+    return not problems, {"status": "unhealthy" if problems else "ok", "problems": problems, "processes": processes}
 
 
 def _process(slot: Slot, max_silence_secs: float | None) -> dict[str, Any]:
@@ -157,8 +153,8 @@ class HealthServer:
         if method not in (b"GET", b"HEAD"):
             return 405, "text/plain", b"method not allowed: use GET or HEAD\n"
         if path in (b"/health", b"/"):
-            is_well, told = health_of(self._supervisor, self._max_silence_secs)
-            return (200 if is_well else 503), "application/json", json.dumps(told, indent=2).encode() + b"\n"
+            is_well, answer = health_of(self._supervisor, self._max_silence_secs)
+            return (200 if is_well else 503), "application/json", json.dumps(answer, indent=2).encode() + b"\n"
         if path == b"/metrics":
             children = {slot.number: slot.child for slot in self._supervisor.slots if slot.child is not None}
             pages = await asyncio.gather(*(child.metrics() for child in children.values()))

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import AsyncIterator
 
-#: The only request that a supervisor sends.
+#: The requests that a supervisor sends.
 ASK_METRICS = b"metrics\n"
+ABANDON = b"abandon\n"
 #: Maximum length of a line; metrics of many tasks are long.
 LIMIT_BYTES = 16 * 1024 * 1024
 

@@ -6,6 +6,9 @@
 | second | abandon the running jobs; other workers retry them when their leases expire |
 | third | kill all processes |
 
+A signal within a second of the last one counts as the same. Processes drain on SIGTERM, which may also come from
+whatever signals the whole process group; they abandon jobs only on a request over their socket.
+
 Exit codes: 0 if all processes ended cleanly; 1 if jobs were abandoned, a process was killed, or no process could start;
 2 if `app:queue` is wrong.
 """
@@ -19,12 +22,12 @@ import signal
 import socket
 import sys
 import time
-from functools import partial
 from typing import TYPE_CHECKING
 
-from tampu.cli.commands.worker.protocol import ASK_METRICS, Link
+from tampu.base.event_loop import SIGNAL_SECS
+from tampu.cli.commands.worker.protocol import ABANDON, ASK_METRICS, Link
 from tampu.cli.errors import ERROR, OK, USAGE
-from tampu.cli.logs import fields
+from tampu.cli.output import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,6 +62,7 @@ class Supervisor:
         self._reloads = reloads
         self.slots = [Slot(number + 1, plan) for number in range(processes)]
         self._signals = 0
+        self._signalled_at = float("-inf")
         self._gave_up = False
         self._killers: set[asyncio.Task[None]] = set()
 
@@ -111,24 +115,28 @@ class Supervisor:
 
     def stop(self) -> None:
         """Handle a stop signal: the first drains, the second abandons, the third kills."""
+        if time.monotonic() < self._signalled_at + SIGNAL_SECS:
+            return
+        self._signalled_at = time.monotonic()
         self._signals += 1
         if self._signals == 1:
             logger.info("stopping; send a second signal to abandon running jobs")
             self._end_all()
         elif self._signals == 2:
             logger.warning("second signal: abandoning running jobs")
-            self._end_all(within_secs=ABANDON_SECS)
+            for slot in self.slots:
+                if slot.child is not None:
+                    slot.child.abandon()
+            self._later(ABANDON_SECS, self._kill_all)
         else:
             self._kill_all()
 
-    def _end_all(self, within_secs: float | None = None) -> None:
+    def _end_all(self) -> None:
         for slot in self.slots:
             slot.stop()
-        if within_secs is None:
-            reports = [slot.child.report for slot in self.slots if slot.child is not None]
-            longest = max((report.deadline_secs for report in reports if report is not None), default=0.0)
-            within_secs = longest + DRAIN_GRACE_SECS
-        self._later(within_secs, self._kill_all)
+        reports = [slot.child.report for slot in self.slots if slot.child is not None]
+        longest = max((report.deadline_secs for report in reports if report is not None), default=0.0)
+        self._later(longest + DRAIN_GRACE_SECS, self._kill_all)
 
     def _kill_all(self) -> None:
         for slot in self.slots:
@@ -160,7 +168,7 @@ class Supervisor:
             child = slot.child
             if child is not None:
                 # During development, do not wait long for a job of the old code.
-                self._later(RELOAD_SECS, partial(child.signal, signal.SIGTERM))
+                self._later(RELOAD_SECS, child.abandon)
 
 
 class Slot:
@@ -223,8 +231,7 @@ class Slot:
         ours, theirs = socket.socketpair()
         with theirs, _held_back(TERMINAL_SIGNALS):
             process = await asyncio.create_subprocess_exec(
-                # -P: see tampu.base.shadowing.
-                *(sys.executable, "-P", "-m", "tampu.cli.commands.worker.child"),
+                *(sys.executable, "-m", "tampu.cli.commands.worker.child"),
                 *(self._plan.to_argument(), str(theirs.fileno()), str(self.number)),
                 pass_fds=(theirs.fileno(),),
             )
@@ -232,7 +239,7 @@ class Slot:
         return self.child
 
     def stop(self) -> None:
-        """Drain the process, or abandon its jobs if it is already draining; do not restart it."""
+        """Drain the process; do not restart it."""
         self._is_stopping = True
         self._wake.set()
         self.signal(signal.SIGTERM)
@@ -314,6 +321,10 @@ class Child:
         except TimeoutError:
             self._metrics.cancel()
             return ""
+
+    def abandon(self) -> None:
+        """Ask it to end without its running jobs."""
+        self.link.send_line(ABANDON)
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal, if the process is still running."""

@@ -1,6 +1,7 @@
 """python -m sample_project: migrate, then serve the views with a worker, for development.
 
 http://127.0.0.1:8000; set PORT to use another port. Without TAMPU_URL it starts a throw-away server.
+DEBUG=0 turns off Django's error pages; then set SECRET_KEY.
 """
 
 import asyncio
@@ -27,5 +28,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("DEBUG", "1")
     os.environ.setdefault("TAMPU_URL", "embedded://")
     main()

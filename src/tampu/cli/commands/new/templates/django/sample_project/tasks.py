@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from django.utils import timezone
-from tampu import BackoffSpec, Queue
+from tampu import Queue
 from tampu.contrib.django import fresh_connections
 
 from sample_project.models import Signup
@@ -12,17 +12,17 @@ from sample_project.models import Signup
 queue = Queue("sample-project")
 
 
-@queue.task(attempts=5, backoff=BackoffSpec.exponential(timedelta(seconds=1)), timeout=30)
+@queue.task
 @fresh_connections
 def send_welcome(signup_id: int) -> str:
-    """Send a welcome email. If it fails, it is retried; after 5 attempts the job becomes a dead letter."""
+    """Send a welcome email. If it fails, it is retried for six minutes; then the job becomes a dead letter."""
     signup = Signup.objects.get(pk=signup_id)
     signup.welcomed_at = timezone.now()
     signup.save(update_fields=["welcomed_at"])
     return f"welcome sent to {signup.email}"
 
 
-@queue.task(timeout=60)
+@queue.task
 @fresh_connections
 def delete_old_signups(days: int = 365) -> int:
     """Delete signups older than this, and return how many."""

@@ -6,5 +6,5 @@ from sample_project import views
 
 urlpatterns = [
     path("signups", views.sign_up),
-    path("signups/<int:signup_id>", views.signup_status),
+    path("signups/<str:token>", views.signup_status),
 ]

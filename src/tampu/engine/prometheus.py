@@ -1,5 +1,0 @@
-"""Old path of `tampu.prometheus`."""
-
-from tampu.prometheus import PrometheusSink
-
-__all__ = ["PrometheusSink"]
