@@ -103,7 +103,9 @@ async def test_jobs_that_are_not_due_yet_cost_few_commands(server: Server, count
     calls = sum(one["calls"] for one in commands.values()) / WATCH_SECS
     print(f"{count} queues: {requests:.1f} requests/s, {calls / count:.1f} commands/s per queue")
     assert requests <= 25
-    assert calls <= 6 * count + 6  # and a few for all queues together
+    # 6 per queue and a few for all queues together, or 7 if one more round of renewals falls into the time that is
+    # watched. At the full rate of polls it would be 15.
+    assert calls <= 8 * count + 8
 
 
 async def test_a_thousand_queues_start_within_five_seconds_and_run_jobs(server: Server) -> None:

@@ -230,7 +230,7 @@ class LeaderLoop:
             standing_by = [post for post in posts if post.leader.is_ours is False and post.leader.ask_at > now]
             held = await calls.existing(self._client, [post.leader.lock_key for post in standing_by])
             asking += [post for post, is_held in zip(standing_by, held, strict=True) if is_held is not True]
-        await asyncio.gather(*(self._supervised(post, self._ask(post)) for post in asking))
+        await asyncio.gather(*(self._supervised(post, self._ask) for post in asking))
 
     async def _ask(self, post: _Post) -> None:
         was_ours = post.leader.is_ours
@@ -274,7 +274,7 @@ class LeaderLoop:
                 post.read_at = now
                 post.look_at = self._next_look_at(post, now)
             else:
-                post.working = asyncio.create_task(self._supervised(post, self._work(post)), name="tampu-leader")
+                post.working = asyncio.create_task(self._supervised(post, self._work), name="tampu-leader")
 
     def _next_look_at(self, post: _Post, now: float) -> float:
         """Return when to check a set again: when more is due, or on a common grid, so that one request checks all."""
@@ -329,10 +329,10 @@ class LeaderLoop:
         post.look_at = self._next_look_at(post, now)
         post.failures.clear()
 
-    async def _supervised(self, post: _Post, work: Awaitable[None]) -> None:
+    async def _supervised(self, post: _Post, work: Callable[[_Post], Awaitable[None]]) -> None:
         """Await work for one duty. Its errors do not stop the others."""
         try:
-            await work
+            await work(post)
         except asyncio.CancelledError:
             raise
         except Exception as error:
