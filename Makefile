@@ -138,14 +138,14 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 release: setup ## check and build a release into dist/, with an SBOM and provenance (VERSION=0.2.0); tag and upload it yourself
 	@$(BIN)/python scripts/release.py $(VERSION)
 
-bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's tables (about 15 minutes)
+bench: setup servers ## run all benchmarks with all peers, then update the page, the plots and the README's table (about 15 minutes)
 	@$(BIN)/python scripts/install_peers.py --all || true
 	@$(BIN)/python -m bench full --publish $(ARGS)
 
 bench-quick: setup servers ## measure only the targets, against chasquimq 1.3.0, other RSMQ clients and the upper bound (about 4 minutes)
 	@$(BIN)/python -m bench quick $(ARGS)
 
-bench-report: setup ## generate docs/benchmarks.md, its plots and the README's tables from a run: ARGS="--file RUN.json"
+bench-report: setup ## generate docs/benchmarks.md, its plots and the README's table from a run: ARGS="--file RUN.json"
 	@$(BIN)/python -m bench report $(ARGS)
 
 bench-wire: setup ## time the codecs

@@ -1,4 +1,4 @@
-"""Generate docs/benchmarks.md, its plots and the README's tables from the file of one run: `make bench-report`."""
+"""Generate docs/benchmarks.md, its plots and the README's table from the file of one run: `make bench-report`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 PAGE = ROOT / "docs" / "benchmarks.md"
 PLOTS = ROOT / "docs" / "benchmarks"
 README = ROOT / "README.md"
-#: Each block of the README is between `<!-- bench:NAME:begin -->` and `<!-- bench:NAME:end -->`.
-BLOCK = "<!-- bench:{name}:begin -->", "<!-- bench:{name}:end -->"
+#: The README's table is between these.
+BLOCK = "<!-- bench:begin -->", "<!-- bench:end -->"
 
 #: Scenarios with many contestants, each with a one-line description.
 MAIN = {
@@ -46,22 +46,14 @@ OURS_ONLY = {
     "worker-many-queues": "as `worker-concurrent`, with the jobs spread over 100 queues of one worker",
     "worker-sync": "`def` handlers, in threads",
 }
-#: Rows of the README's tables: default settings, each with its text; then the engine API.
-DEFAULTS_IN_README = {
+#: Rows of the README's table, each with its text.
+IN_README = {
     "worker-default": "run a task, write its events, store its result",
     "worker-default-def": "the same with a `def` task, in threads",
     "round-trip": "add a task and await its result, one caller",
     "round-trip-100": "the same with 100 callers",
 }
 MEMORY_IN_README = "server memory of a waiting / finished / delayed job with a payload of 100 bytes"
-ENGINE_IN_README = (
-    "queue-add",
-    "queue-add-bulk-1000",
-    "queue-add-delayed",
-    "worker-concurrent",
-    "worker-delayed-end-to-end",
-    "worker-retry-throughput",
-)
 LIMITS = ("redis-benchmark", "bare loop")
 LATENCY_TEXT = (
     "Milliseconds from the time a job should have been added to the start of its handler. The load is open-loop: a job "
@@ -93,19 +85,20 @@ def publish(record: Record) -> None:
     for name, svg in plots(record).items():
         (PLOTS / f"{name}.svg").write_text(svg)
     PAGE.write_text(page(record))
-    README.write_text(with_blocks(README.read_text(), record))
+    README.write_text(with_table(README.read_text(), record))
 
 
-def with_blocks(text: str, record: Record) -> str:
-    """Return the README with its blocks replaced. A block for which the run has no figures stays as it is."""
-    for name, block in (("defaults", readme_defaults(record)), ("engine", readme_engine(record))):
-        begin, end = (mark.format(name=name) for mark in BLOCK)
-        if begin not in text or end not in text:
-            print(f"bench: README.md has no {begin} ... {end}: its table was not updated")
-        elif block:
-            before, _, rest = text.partition(begin)
-            text = f"{before}{begin}\n{block}\n{end}{rest.partition(end)[2]}"
-    return text
+def with_table(text: str, record: Record) -> str:
+    """Return the README with its table replaced. If the run has no figures for it, it stays as it is."""
+    begin, end = BLOCK
+    table = readme_table(record)
+    if begin not in text or end not in text:
+        print(f"bench: README.md has no {begin} ... {end}: its table was not updated")
+        return text
+    if not table:
+        return text
+    before, _, rest = text.partition(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.partition(end)[2]}"
 
 
 # --- the page
@@ -415,10 +408,10 @@ def settings_table(record: Record) -> str:
 # --- the README
 
 
-def readme_defaults(record: Record) -> str:
+def readme_table(record: Record) -> str:
     """Return the figures with default settings next to chasquimq's, the better ones bold; "" if the run has none."""
     rows = [["", "tampu", "chasquimq 1.3.0 (Rust)"]]
-    for scenario, text in DEFAULTS_IN_README.items():
+    for scenario, text in IN_README.items():
         is_delay = scenario == "round-trip"
         figure = "p50_ms" if is_delay else "rate"
         ours, theirs = (record.median(scenario, name, figure) for name in ("tampu", "chasquimq"))
@@ -442,7 +435,8 @@ def readme_defaults(record: Record) -> str:
         "With default settings (`@queue.task` and `Worker(queue)`); both libraries write events and store results:\n\n"
         f"{_table(rows)}\n\nCPU time is per job, client and server combined; in parentheses: tampu's throughput "
         f"divided by chasquimq's. {record.machine['cores']} cores, {record.server}, medians of {record.rounds} "
-        f"interleaved rounds, {record.at[:10]}."
+        f"interleaved rounds, {record.at[:10]}. [All figures, including where peers are faster](docs/benchmarks.md); "
+        "`make bench` reproduces them."
     )
 
 
@@ -470,52 +464,6 @@ def _bold(cells: list[str], winner: int) -> list[str]:
     main, *rest = cells[winner].split(", ", 1)
     cells[winner] = ", ".join([f"**{main}**", *rest])
     return cells
-
-
-def readme_engine(record: Record) -> str:
-    """Return the engine's figures next to those of chasquimq, the fastest other peer and the upper bound.
-
-    The fastest is bold. "" if the run has no such figures.
-    """
-    rows = [["jobs per second", "tampu", "chasquimq 1.3.0 (Rust)", "fastest other peer", "upper bound"]]
-    for scenario in ENGINE_IN_README:
-        ours = record.median(scenario, "tampu")
-        if ours is None:
-            continue
-        others = {
-            name: median
-            for name in record.contestants_of(scenario)
-            if not name.startswith("tampu") and name not in (*LIMITS, "chasquimq")
-            if (median := record.median(scenario, name))
-        }
-        best = max(others, key=others.__getitem__, default=None)
-        other = f"{_number(others[best])} ({best}, {ours / others[best]:.1f})" if best else "-"
-        won = best is None or ours >= others[best]
-        limit = next((name for name in LIMITS if record.median(scenario, name)), None)
-        rows.append(
-            [
-                f"`{scenario}`",
-                f"**{_number(ours)}**" if won else _number(ours),
-                _cell(record, scenario, "chasquimq"),
-                other if won else f"**{other}**",
-                f"{_number(record.median(scenario, limit) or 0)} ({limit})" if limit else "",
-            ]
-        )
-    if len(rows) == 1:
-        return ""
-    latency = record.median("latency-1000", "tampu", "p99_ms")
-    tail = f" Pickup latency at 1,000 jobs/s: p99 {latency:.1f} ms." if latency else ""
-    missing = [name for name, about in record.contestants.items() if "unavailable" in about]
-    if missing:
-        tail += f" Could not be installed for this run: {', '.join(missing)}."
-    return (
-        f"The engine API with tuned settings:\n\n{_table(rows)}\n\n"
-        "In parentheses: tampu's throughput divided by theirs. Settings: the engine API with uvloop, results not "
-        "stored, events off. "
-        f"{record.machine['cores']} cores, {record.server}, medians of {record.rounds} interleaved rounds "
-        f"(peers other than chasquimq: {OTHERS_ROUNDS}), {record.at[:10]}.{tail} "
-        "[All figures, including where peers are faster](docs/benchmarks.md); `make bench` reproduces them."
-    )
 
 
 # --- plots

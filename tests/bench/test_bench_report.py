@@ -63,10 +63,7 @@ def test_the_page_shows_figures_failures_and_missing_peers(record: Record) -> No
     assert "## Spark" not in page, "the run has no Spark figures"
 
 
-README = (
-    "before\n<!-- bench:defaults:begin -->\nold\n<!-- bench:defaults:end -->\nbetween\n"
-    "<!-- bench:engine:begin -->\nolder\n<!-- bench:engine:end -->\nafter\n"
-)
+README = "before\n<!-- bench:begin -->\nold\n<!-- bench:end -->\nafter\n"
 
 
 @pytest.fixture
@@ -75,7 +72,7 @@ def whole(record: Record) -> Record:
     for name, factor in (("tampu", 1.0), ("chasquimq", 10.0)):
         figures = {"rate": 12_345 / factor, "client_us": 6 * factor, "server_us": 4.2 * factor}
         figures |= {"p50_ms": 0.51 * factor, "p99_ms": 1.7 * factor}
-        for scenario in (*report.DEFAULTS_IN_README, *report.ENGINE_IN_README):
+        for scenario in report.IN_README:
             if (scenario, name) != ("worker-default-def", "chasquimq"):
                 record.add(scenario, name, 0, {}, figures)
         sizes = {"waiting_bytes": 184 - factor, "finished_bytes": 175 - factor, "delayed_bytes": 289 - factor}
@@ -83,23 +80,19 @@ def whole(record: Record) -> Record:
     return record
 
 
-def test_only_the_blocks_of_the_readme_are_replaced(whole: Record) -> None:
-    made = report.with_blocks(README, whole)
-    assert made.startswith("before\n<!-- bench:defaults:begin -->\nWith default settings (`@queue.task`")
-    assert "\n<!-- bench:defaults:end -->\nbetween\n<!-- bench:engine:begin -->\nThe engine API" in made
-    assert made.endswith("<!-- bench:engine:end -->\nafter\n")
+def test_only_the_table_of_the_readme_is_replaced(whole: Record) -> None:
+    made = report.with_table(README, whole)
+    assert made.startswith("before\n<!-- bench:begin -->\nWith default settings (`@queue.task`")
+    assert made.endswith("<!-- bench:end -->\nafter\n")
     assert "old" not in made
-    assert "Could not be installed for this run: streaq" in made
 
 
-def test_a_block_without_figures_in_the_run_stays_as_it_is(record: Record) -> None:
-    made = report.with_blocks(README, record)
-    assert "<!-- bench:defaults:begin -->\nold\n<!-- bench:defaults:end -->" in made
-    assert "| `worker-concurrent` | **95,000** |" in made
+def test_without_figures_in_the_run_the_table_stays_as_it_is(record: Record) -> None:
+    assert report.with_table(README, record) == README
 
 
 def test_the_default_settings_are_shown_with_cpu_latency_and_memory(whole: Record) -> None:
-    made = report.readme_defaults(whole)
+    made = report.readme_table(whole)
     assert "its result | **12,300 jobs/s**, 10 µs of CPU | 1,230 jobs/s (10.0), 102 µs |" in made
     assert "in threads | **12,300 jobs/s**, 10 µs | - |" in made
     assert "one caller | **p50 0.5 ms**, p99 1.7 ms | p50 5.1 ms, p99 17 ms |" in made
@@ -109,20 +102,14 @@ def test_the_default_settings_are_shown_with_cpu_latency_and_memory(whole: Recor
 
 def test_the_readme_has_the_rows_that_the_report_writes(whole: Record) -> None:
     def outline(text: str) -> list[str]:
-        block = text.split("<!-- bench:defaults:begin -->")[1].split("<!-- bench:engine:end -->")[0]
-        lines = [line for line in block.splitlines() if line.startswith(("|", "With", "The engine"))]
+        block = text.split("<!-- bench:begin -->")[1].split("<!-- bench:end -->")[0]
+        lines = [line for line in block.splitlines() if line.startswith(("|", "With"))]
         is_head = ("| |", "|  |", "| jobs", "| ---")
         found = [line if line.startswith(is_head) else line.split(" | ")[0] for line in lines]
         return [re.sub(r"for [\d.]+:", "for VERSION:", line.replace("|  |", "| |")) for line in found]
 
     readme = (ROOT / "README.md").read_text()
-    assert outline(readme) == outline(report.with_blocks(readme, whole))
-
-
-def test_the_readme_marks_the_peer_that_is_faster(record: Record) -> None:
-    record.add("queue-add-delayed", "tampu", 0, {}, {"rate": 3_000.0})
-    record.add("queue-add-delayed", "huey", 0, {}, {"rate": 4_000.0})
-    assert "| `queue-add-delayed` | 3,000 | - | **4,000 (huey, 0.8)** |" in report.readme_engine(record)
+    assert outline(readme) == outline(report.with_table(readme, whole))
 
 
 def test_plots_are_well_formed(record: Record) -> None:

@@ -83,12 +83,6 @@ def test_dots_stand_for_anything(expected: str, output: str, fit: bool) -> None:
     assert fits(expected, output) is fit
 
 
-def test_the_readme_has_a_place_for_figures() -> None:
-    text = (DOCS.parent / "README.md").read_text()
-    marks = [f"<!-- bench:{name}:{side} -->" for name in ("defaults", "engine") for side in ("begin", "end")]
-    assert re.findall(r"<!-- bench:.*? -->", text) == marks
-
-
 def test_the_comparison_has_a_row_for_every_peer() -> None:
     page = (DOCS / "explanation" / "comparison.md").read_text()
     peers = "chasquimq Celery Dramatiq RQ arq SAQ streaQ taskiq BullMQ RSMQ".split()
