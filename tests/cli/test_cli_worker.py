@@ -207,6 +207,17 @@ def test_a_second_signal_without_running_jobs_is_not_an_error(app: Path) -> None
         assert "abandoned" not in worker.log
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_during_its_exit_do_not_change_the_exit_code(app: Path, number: signal.Signals) -> None:
+    with worker_program(app, "app:queue") as worker:
+        worker.until_logged("worker started")
+        worker.signal(number)
+        worker.until_logged("worker stopped")
+        while worker.is_alive:
+            worker.signal(number)
+        assert worker.wait() == 0
+
+
 def test_the_apps_folder_comes_before_installed_packages(app: Path, url: str) -> None:
     (app / "typer.py").write_text("VERSION = 'mine'")
     (app / "app.py").write_text((app / "app.py").read_text().replace('"VERSION"', '__import__("typer").VERSION'))

@@ -39,9 +39,10 @@ def main() -> None:
 
 def _end_at_once_on_interrupt() -> None:
     """End the process silently if Ctrl-C is pressed during Python's own cleanup: the command is done by then."""
-    from signal import SIG_DFL, SIGINT, signal
+    from signal import SIG_DFL, SIG_IGN, SIGINT, getsignal, signal
 
-    signal(SIGINT, SIG_DFL)
+    if getsignal(SIGINT) is not SIG_IGN:
+        signal(SIGINT, SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,7 @@ class Supervisor:
                 task.cancel()
             for number in SIGNALS:
                 loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # a late one must not replace the exit code
         return self._exit_code(codes)
 
     async def _keep(self, slot: Slot) -> int:
