@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cli.lab import invoke
+from cli.lab import invoke, run_program
 from cli.shop import QUEUE, Filled
 from tampu import Queue
 from tampu.base.clock import wall_clock_ms
@@ -229,3 +229,6 @@ async def test_a_blocked_worker_is_described_as_such_everywhere(server: Server, 
     found = (await asyncio.to_thread(invoke, "doctor", "mail", "--json")).json["findings"]
     assert [one["text"] for one in found if one["check"] == "blocked"] == [f"worker stuck: {said}"]
     assert said in (await asyncio.to_thread(invoke, "job", "why", job.id)).out
+    assert "1, 1 blocked" in (await asyncio.to_thread(invoke, "inspect")).out
+    assert "stuck (blocked)" in (await asyncio.to_thread(invoke, "inspect", "mail")).out
+    assert "workers=1 blocked=1 " in (await asyncio.to_thread(run_program, "top", "--rounds", "1")).out

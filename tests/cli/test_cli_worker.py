@@ -11,7 +11,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import redis
@@ -22,6 +22,7 @@ from servers.process import eventually
 from support.lines import whole_lines
 from tampu import ConsumerConfig, Queue
 from tampu.base.event_loop import SIGNAL_SECS
+from tampu.cli.commands.worker import supervisor
 from tampu.cli.commands.worker.child import build_worker
 from tampu.cli.commands.worker.command import python_files
 from tampu.cli.commands.worker.protocol import WorkerPlan
@@ -205,6 +206,22 @@ def test_a_second_signal_without_running_jobs_is_not_an_error(app: Path) -> None
         (app / "go").touch()
         assert worker.wait() == 0
         assert "abandoned" not in worker.log
+
+
+async def test_signals_within_a_second_count_as_one(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan: Any = None  # there are no processes
+    monkeypatch.setattr(supervisor, "SIGNAL_SECS", 600)
+    stopped = supervisor.Supervisor(plan, 0)
+    stopped.stop()
+    stopped.stop()
+    assert "second signal:" not in caplog.text
+    monkeypatch.setattr(supervisor, "SIGNAL_SECS", 0)
+    stopped.stop()
+    assert "second signal:" in caplog.text
+    for task in stopped._killers:
+        task.cancel()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -86,7 +86,7 @@ async def test_lists_of_a_queue_that_does_not_exist_are_empty(queue: Queue) -> N
     assert await queue.workers() == []
 
 
-@pytest.mark.servers
+@pytest.mark.servers("valkey", "redis62", "redis70", "cluster86")
 async def test_an_idle_worker_is_listed_also_on_a_paused_queue(seen: QueueView) -> None:
     async with Queue("q", url=seen.server.url) as queue:
 

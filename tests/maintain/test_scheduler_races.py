@@ -301,8 +301,12 @@ async def test_a_key_of_the_wrong_type_affects_one_spec_only(server: Server, tro
 
 
 @pytest.mark.parametrize("broken", [1, 250])
-async def test_specs_that_cannot_be_fired_do_not_delay_the_others(server: Server, broken: int) -> None:
+async def test_specs_that_cannot_be_fired_do_not_delay_the_others(
+    server: Server, broken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tampu.maintain.scheduler.RETRY_SECS", 600)
     view = QueueView(server, "q")
+    before = view.errors_given()["WRONGTYPE"]
     due = view.now_ms() - 1
     for number in range(broken):
         view.client.set(view.keys.repeat_spec(f"odd-{number}"), "of a wrong type")
@@ -311,6 +315,7 @@ async def test_specs_that_cannot_be_fired_do_not_delay_the_others(server: Server
         write_spec(view, hourly(key=f"good-{number}"), due)
     async with running(scheduler(server.url, batch=100, tick_interval_ms=60_000)):
         await until(lambda: view.length() == 300, "all others fire", within_secs=20)
+    assert view.errors_given()["WRONGTYPE"] - before == broken, "each is tried once, and then set aside"
 
 
 @pytest.mark.parametrize("score", [float("-inf"), -5, 0, 0.25])

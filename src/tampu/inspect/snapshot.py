@@ -37,6 +37,8 @@ class ConsumerView:
     idle_ms: int
     #: As in `WorkerInfo`: its last heartbeat is recent, or it publishes none and called the server within 30 s.
     is_alive: bool = True
+    #: As in `WorkerInfo`: what blocks its event loop; empty if nothing does, or it is not alive.
+    blocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,11 @@ class QueueSnapshot:
     def workers(self) -> int:
         """Return the number of live workers in all groups."""
         return sum(consumer.is_alive for group in self.groups for consumer in group.consumers)
+
+    @property
+    def blocked_workers(self) -> int:
+        """Return how many of them have a blocked event loop."""
+        return sum(bool(consumer.blocked) for group in self.groups for consumer in group.consumers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,8 +213,8 @@ async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupVie
             [("XINFO", "CONSUMERS", keys.stream, name), ("XPENDING", keys.stream, name)]
         )
         known = [as_dict(consumer) for consumer in consumers]
-        heartbeats = [keys.heartbeat(text(name), text(consumer["name"])) for consumer in known]
-        ttls = await client.call_many([("PTTL", key) for key in heartbeats])
+        names = [text(consumer["name"]) for consumer in known]
+        heartbeats = await read_heartbeats(client, keys, text(name), names)
         views.append(
             GroupView(
                 text(name),
@@ -220,8 +227,9 @@ async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupVie
                         consumer["pending"],
                         consumer["idle"],
                         is_alive(ttl_ms, consumer["idle"]),
+                        beat.blocked if beat and is_alive(ttl_ms, consumer["idle"]) else "",
                     )
-                    for consumer, ttl_ms in zip(known, ttls, strict=True)
+                    for consumer, (beat, ttl_ms) in zip(known, heartbeats, strict=True)
                 ],
             )
         )

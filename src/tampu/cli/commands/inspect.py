@@ -172,7 +172,7 @@ _COLUMNS: dict[str, Callable[[Sample], RenderableType]] = {
     "delayed": lambda sample: number(sample.snapshot.delayed),
     "due": lambda sample: cell(number(sample.snapshot.due), "yellow" if sample.snapshot.due else ""),
     "dead": lambda sample: cell(number(sample.snapshot.dlq), "red" if sample.snapshot.dlq else ""),
-    "workers": lambda sample: number(sample.snapshot.workers),
+    "workers": lambda sample: _workers_of(sample.snapshot),
     "completed": lambda sample: rate(sample.snapshot.event_rates.get("completed", 0.0)),
     "failed": lambda sample: rate(sample.snapshot.event_rates.get("failed", 0.0)),
     "added": lambda sample: rate(sample.flow.added_per_sec),
@@ -191,6 +191,11 @@ def queues_table(
         name = Text.assemble(cell(one.queue, "bold"), (_pause_mark(one), "yellow"))
         made.add_row(name, *(_COLUMNS[column](sample) for column in columns))
     return made
+
+
+def _workers_of(one: QueueSnapshot) -> Text:
+    count = one.blocked_workers
+    return cell(f"{one.workers:,}, {count:,} blocked", "red") if count else number(one.workers)
 
 
 def _pause_mark(one: QueueSnapshot) -> str:
@@ -270,8 +275,9 @@ def _holder(name: str | None) -> str:
 def _group_table(group: GroupView) -> Table:
     made = table("consumer", "pending", "idle", numbers=("pending", "idle"))
     for consumer in group.consumers:
-        style = "" if consumer.is_alive else "dim"
-        name = consumer.name if consumer.is_alive else f"{consumer.name} (dead)"
+        style = "red" if consumer.blocked else "" if consumer.is_alive else "dim"
+        mark = " (blocked)" if consumer.blocked else "" if consumer.is_alive else " (dead)"
+        name = consumer.name + mark
         made.add_row(cell(name, style), number(consumer.pending), cell(duration(consumer.idle_ms), style))
     if not group.consumers:
         made.add_row(cell("no worker connected", "yellow"), "", "")
@@ -414,7 +420,7 @@ def _line(sample: Sample) -> str:
     return (
         f"{time_of_day(one.taken_at_ms)} {one.queue}{' (paused)' if one.has_pause else ''} waiting={one.waiting} "
         f"oldest={duration(one.oldest_waiting_ms).replace(' ', '')} pending={one.pending} delayed={one.delayed} "
-        f"dead={one.dlq} workers={one.workers} added={rate(sample.flow.added_per_sec)} "
+        f"dead={one.dlq} workers={one.workers} blocked={one.blocked_workers} added={rate(sample.flow.added_per_sec)} "
         f"settled={rate(sample.flow.settled_per_sec)}"
     )
 
