@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import threading
 import weakref
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine
+    from collections.abc import Callable, Collection, Coroutine
 
 #: A stop signal that follows another within this time, in seconds, is the same request: `timeout`, for example, signals
 #: its program and then the program's process group.
@@ -148,3 +149,11 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
+
+
+def ignore_signals(loop: asyncio.AbstractEventLoop, numbers: Collection[signal.Signals]) -> None:
+    """Ignore signals that the loop has handled so far, because the process ends: they must not change its exit code."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, numbers)  # until it is ignored, one would end the process
+    for number in numbers:
+        loop.remove_signal_handler(number)
+        signal.signal(number, signal.SIG_IGN)

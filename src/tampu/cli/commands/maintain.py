@@ -5,6 +5,7 @@ Every worker runs both by default. Run them separately for queues whose workers 
 
 import asyncio
 import logging
+import math
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Annotated
 
 import typer
 
+from tampu.base.event_loop import SIGNAL_SECS, ignore_signals
 from tampu.cli.errors import ERROR, OK
 from tampu.cli.options import DEFAULT_TIMEOUT_SECS, LogFormat, LogLevel, Timeout, Url, complete_queue
 from tampu.cli.output import set_up_logs
@@ -113,16 +115,19 @@ def scheduler(
 
 
 async def _until_signal(role: str, queues: list[str], parts: list[Part], session: Session) -> int:
-    """Run all parts until a signal; a second signal stops without waiting for them."""
+    """Run all parts until a signal. Another one, at least a second later, stops without waiting for them."""
     async with session:
         await session.client()  # fail at once if there is no server
     loop = asyncio.get_running_loop()
     shutdown = asyncio.Event()
     tasks = [asyncio.ensure_future(part(shutdown)) for part in parts]
     together = asyncio.gather(*tasks)
+    first_at = math.inf
 
     def stop() -> None:
-        if shutdown.is_set():
+        nonlocal first_at
+        first_at = min(first_at, loop.time())
+        if loop.time() > first_at + SIGNAL_SECS:
             logger.warning("second signal: stopping immediately")
             together.cancel()
         shutdown.set()
@@ -137,5 +142,6 @@ async def _until_signal(role: str, queues: list[str], parts: list[Part], session
     finally:
         for task in tasks:
             task.cancel()
+        ignore_signals(loop, (signal.SIGINT, signal.SIGTERM))
     logger.info("stopped")
     return OK

@@ -24,7 +24,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from tampu.base.event_loop import SIGNAL_SECS
+from tampu.base.event_loop import SIGNAL_SECS, ignore_signals
 from tampu.cli.commands.worker.protocol import ABANDON, ASK_METRICS, Link
 from tampu.cli.errors import ERROR, OK, USAGE
 from tampu.cli.output import fields
@@ -88,9 +88,7 @@ class Supervisor:
         finally:
             for task in self._killers:
                 task.cancel()
-            for number in SIGNALS:
-                loop.remove_signal_handler(number)
-                signal.signal(number, signal.SIG_IGN)  # a late one must not replace the exit code
+            ignore_signals(loop, SIGNALS)
         return self._exit_code(codes)
 
     async def _keep(self, slot: Slot) -> int:
