@@ -193,7 +193,7 @@ def queues_table(
     return made
 
 
-def _workers_of(one: QueueSnapshot) -> Text:
+def _workers_of(one: QueueSnapshot) -> Text | str:
     count = one.blocked_workers
     return cell(f"{one.workers:,}, {count:,} blocked", "red") if count else number(one.workers)
 
