@@ -19,10 +19,8 @@ from tampu.cli.commands.worker import health
 from tampu.cli.commands.worker.health import HealthServer
 from tampu.cli.commands.worker.protocol import LIMIT_BYTES, Link, Report
 from tampu.cli.options import complete_queue
-from tampu.errors import RedisError
 from tampu.queue import Queue
 from tampu.wire.keys import QueueKeys
-from tampu.worker import Worker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -143,27 +141,6 @@ def test_a_group_whose_name_is_not_text_hides_no_job(server: Server, shop: Fille
     for state in ("waiting", "running"):
         assert invoke("job", "list", QUEUE, "--state", state).code == 0
     assert shop.waiting in invoke("job", "list", QUEUE).out
-
-
-async def test_doctor_names_a_stream_that_accepts_no_more_entries_and_the_remedy(server: Server, url: str) -> None:
-    client, keys = server.client(), QueueKeys("q")
-    async with Queue("q", url=url) as queue:
-
-        @queue.task
-        async def note(number: int) -> None: ...
-
-        await note.add(1)
-        client.execute_command("XADD", keys.stream, f"{2**64 - 1}-{2**64 - 1}", "d", "x")
-        with pytest.raises(RedisError, match="exhausted"):
-            await note.add(2)
-        done = await asyncio.to_thread(invoke, "doctor", "--json")
-        (finding,) = [one for one in done.json["findings"] if one["check"] == "entry IDs"]
-        assert finding["remedy"] == f"let the workers finish its jobs, then DEL {keys.stream}: they create it again"
-        async with Worker(queue):
-            await until(lambda: not client.xlen(keys.stream), "the workers have finished the jobs")
-            client.delete(keys.stream)
-            job = await note.add(3)
-            await job.result(20)
 
 
 @pytest.mark.slow

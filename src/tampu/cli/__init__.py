@@ -1,16 +1,8 @@
 """The command line, `tampu ...`: parses arguments, calls the packages below, and prints the result.
 
 The commands are in `commands/`; the table in its `__init__.py` maps each command to its module. The modules in this
-folder are shared by all commands:
-
-| module | what it does |
-|---|---|
-| `main` | runs the command that the arguments name, and turns errors into one line and an exit code |
-| `options` | options and arguments shared by several commands, and the confirmation before a destructive action |
-| `session` | `CommonOptions` and `Session`, a command's connection to the server |
-| `output`, `tables` | lines, JSON, progress bars and logs; tables that fit the terminal |
-| `units` | durations, sizes and times |
-| `errors` | exit codes and error lines |
+folder are shared by all commands: `main` runs the command and turns errors into one line and an exit code, `session`
+connects to the server, `options`, `output`, `tables` and `units` read arguments and print results.
 
 What they show of a queue comes from `tampu.inspect`: `QueueAdmin` reads and changes it, `views` redacts it and turns it
 into JSON.

@@ -55,9 +55,7 @@ def exit_code_of(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, ConfigError):
         return USAGE
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
-    return ERROR
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
 
 
 def line_of(error: BaseException) -> str:
@@ -69,17 +67,14 @@ def line_of(error: BaseException) -> str:
     text = one_line(error)
     if isinstance(error, Unreachable):
         return f"{text}; check that a server is running there, or set --url or TAMPU_URL"
-    if isinstance(error, Error | CliError):
+    if isinstance(error, Error | CliError | OSError):
         return text
     if isinstance(error, RedisPyError):
         return f"the request to the server failed: {text}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
-    if isinstance(error, OSError):
-        return text
-    return (
-        f"internal error (please report it): {type(error).__name__}: {text}; set {TRACEBACK_VARIABLE}=1 for a traceback"
-    )
+    report = f"internal error (please report it): {type(error).__name__}: {text}"
+    return f"{report}; set {TRACEBACK_VARIABLE}=1 for a traceback"
 
 
 def wants_traceback() -> bool:

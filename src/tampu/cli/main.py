@@ -14,6 +14,7 @@ from inspect import Parameter, Signature, signature
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
+from typer import Option
 from typer.core import TyperGroup
 from typer.main import get_group
 
@@ -116,7 +117,7 @@ def _print_version(is_given: bool) -> None:
 @app.callback()
 def root(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -197,9 +198,7 @@ def _origin(error: Any) -> str:
     if context is None or parameter is None:
         return ""
     source = context.get_parameter_source(parameter.name)
-    if source is None or source.name != "ENVIRONMENT":
-        return ""
-    return f"; set by {parameter.envvar}"
+    return f"; set by {parameter.envvar}" if source is not None and source.name == "ENVIRONMENT" else ""
 
 
 def _complain(line: str) -> None:

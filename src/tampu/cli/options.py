@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
-from tampu.cli.errors import UsageError
-from tampu.cli.output import printable, say
+from tampu.cli.errors import UsageError, check_choice
+from tampu.cli.output import FORMATS, LEVELS, printable, say
+from tampu.cli.units import parse_duration
 from tampu.errors import Error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 #: How long shell completion waits for the server, in seconds.
 COMPLETION_TIMEOUT_SECS = 1.0
@@ -36,7 +42,7 @@ def complete_queue(incomplete: str) -> list[str]:
 
 Url = Annotated[
     str | None,
-    typer.Option(
+    Option(
         "--url",
         envvar="TAMPU_URL",
         show_default="redis://127.0.0.1:6379",
@@ -46,51 +52,71 @@ Url = Annotated[
 ]
 Timeout = Annotated[
     float,
-    typer.Option(
-        "--timeout", envvar="TAMPU_TIMEOUT", min=0.1, metavar="SECONDS", help="How long to wait for the server."
-    ),
+    Option("--timeout", envvar="TAMPU_TIMEOUT", min=0.1, metavar="SECONDS", help="How long to wait for the server."),
 ]
 DEFAULT_TIMEOUT_SECS = 3.0
 
-AsJson = Annotated[bool, typer.Option("--json", envvar="TAMPU_JSON", help="Print JSON.")]
-Raw = Annotated[bool, typer.Option("--raw", envvar="TAMPU_RAW", help="Show payloads as undecoded bytes.")]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be affected, and change nothing.")]
+#: An option that takes `90s` or `15m` and whose value is in seconds.
+duration_option = partial(Option, metavar="DURATION", parser=parse_duration)
 
-QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Queue name.", autocompletion=complete_queue)]
+
+def choice_option(allowed: Sequence[str], *flags: str, metavar: str | None = None, **settings: Any) -> Any:
+    """Return an option that takes one of a few values."""
+
+    def checked(value: str) -> str:
+        check_choice(flags[0], value, allowed)
+        return value
+
+    return Option(*flags, metavar=metavar or "|".join(allowed), parser=checked, **settings)
+
+
+AsJson = Annotated[bool, Option("--json", envvar="TAMPU_JSON", help="Print JSON.")]
+Raw = Annotated[bool, Option("--raw", envvar="TAMPU_RAW", help="Show payloads as undecoded bytes.")]
+JobName = Annotated[str | None, Option("--name", help="Only jobs with this name.")]
+
+QueueName = Annotated[str, Argument(metavar="QUEUE", help="Queue name.", autocompletion=complete_queue)]
 OptionalQueueName = Annotated[
-    str | None, typer.Argument(metavar="QUEUE", help="Queue name. Default: all queues.", autocompletion=complete_queue)
+    str | None, Argument(metavar="QUEUE", help="Queue name. Default: all queues.", autocompletion=complete_queue)
 ]
+#: `--limit`, with `help=...`.
+limit_option = partial(Option, "--limit", "-n", min=1)
 #: `--queue`, with `help=...`.
-queue_option = partial(typer.Option, "--queue", "-q", metavar="QUEUE", autocompletion=complete_queue)
+queue_option = partial(Option, "--queue", "-q", metavar="QUEUE", autocompletion=complete_queue)
 QueueOption = Annotated[str | None, queue_option(help="The job's queue. Default: search all queues.")]
-LogFormat = Annotated[str, typer.Option("--log", envvar="TAMPU_LOG", metavar="text|json", help="Log format.")]
+LogFormat = Annotated[str, choice_option(FORMATS, "--log", envvar="TAMPU_LOG", help="Log format.")]
 LogLevel = Annotated[
     str,
-    typer.Option(
-        "--log-level", envvar="TAMPU_LOG_LEVEL", metavar="LEVEL", help="Log level: debug, info, warning or error."
+    choice_option(
+        *(LEVELS, "--log-level"), metavar="LEVEL", envvar="TAMPU_LOG_LEVEL", help=f"Log level: {', '.join(LEVELS)}."
     ),
 ]
 
 
-def confirm(question: str, count: int, *, yes: bool, dry_run: bool) -> bool:
-    """Ask for confirmation of a destructive action and return whether to go ahead.
+@dataclass(frozen=True, slots=True)
+class Confirmation:
+    """Options of commands that ask before a destructive action."""
 
-    `question` reads like "remove 12 dead letters from emails". With `yes` it is not asked; with `dry_run` it is only
-    printed. Raise `UsageError` if there is no terminal to ask on.
-    """
-    if dry_run:
-        say(f"would {question}")
-        return False
-    if count == 0:
-        say("no matching jobs; nothing was changed")
-        return False
-    if yes:
-        say(f"{question} ...")
+    yes: Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")] = False
+    dry_run: Annotated[bool, Option("--dry-run", help="Print what would be affected, and change nothing.")] = False
+
+    def ask(self, question: str, count: int) -> bool:
+        """Return whether to go ahead. `question` reads like "remove 12 dead letters from emails".
+
+        With --dry-run it is only printed. Raise `UsageError` if there is no terminal to ask on.
+        """
+        if self.dry_run:
+            say(f"would {question}")
+            return False
+        if count == 0:
+            say("no matching jobs; nothing was changed")
+            return False
+        if self.yes:
+            say(f"{question} ...")
+            return True
+        if not sys.stdin.isatty():
+            how = "not a terminal, so pass --yes to confirm or --dry-run to only print this"
+            raise UsageError(f"would {question}; {how}")
+        if not typer.confirm(f"{printable(question)}?", err=True):
+            say("nothing was changed")
+            return False
         return True
-    if not sys.stdin.isatty():
-        raise UsageError(f"would {question}; not a terminal, so pass --yes to confirm or --dry-run to only print this")
-    if not typer.confirm(f"{printable(question)}?", err=True):
-        say("nothing was changed")
-        return False
-    return True

@@ -17,7 +17,6 @@ import sys
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from tampu.cli.errors import check_choice
 from tampu.cli.units import time_of_day
 from tampu.consume.context import job_fields
 
@@ -45,17 +44,8 @@ def use_lenient_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
 
 
-def stdout_console() -> Console:
-    """Return the console for results."""
-    return _console(sys.stdout)
-
-
-def stderr_console() -> Console:
-    """Return the console for messages, prompts, progress bars and errors."""
-    return _console(sys.stderr)
-
-
-def _console(stream: Any) -> Console:
+def console_of(stream: Any) -> Console:
+    """Return the console for results (stdout), or for messages, prompts, progress bars and errors (stderr)."""
     from rich.console import Console  # here, as below: `tampu worker` prints nothing, and starts faster without rich
 
     # A pipe has no width; tables written to it are read with `less -S` or from a file.
@@ -94,7 +84,7 @@ def show(renderable: RenderableType) -> None:
     """Print a result as text. Control characters in plain text are escaped, except for line breaks."""
     if isinstance(renderable, str):
         renderable = "\n".join(map(printable, renderable.split("\n")))
-    console = stdout_console()
+    console = console_of(sys.stdout)
     if console.is_terminal:
         from rich.text import Text
 
@@ -110,7 +100,7 @@ def say(text: str, style: str = "") -> None:
     """Print a message on stderr."""
     from rich.text import Text
 
-    console = stderr_console()
+    console = console_of(sys.stderr)
     console.print(Text(printable(text), style=style if console.is_terminal else ""), soft_wrap=True)
 
 
@@ -119,25 +109,23 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
     """Show a progress bar: `with progress_bar("removing", 1000) as done: done(100)`. `done` takes the total so far."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = stderr_console()
+    console = console_of(sys.stderr)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda count: progress.update(task, completed=count)
 
 
-def write_json(value: Any) -> None:
+def write_json(value: Any, **layout: Any) -> None:
     """Write one JSON document. It must be the only output on stdout."""
     from tampu.inspect.views import jsonable  # loads the wire format, which `tampu --help` does not need
 
-    sys.stdout.write(json.dumps(jsonable(value), indent=2, allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(jsonable(value), allow_nan=False, **(layout or {"indent": 2})) + "\n")
 
 
 def write_json_line(value: Any) -> None:
     """Write one line of a JSON Lines stream and flush it."""
-    from tampu.inspect.views import jsonable
-
-    sys.stdout.write(json.dumps(jsonable(value), allow_nan=False, separators=(",", ":")) + "\n")
+    write_json(value, separators=(",", ":"))
     sys.stdout.flush()
 
 
@@ -175,17 +163,10 @@ async def _reader_is_gone() -> None:
 # --- logs of long-running commands: text lines, or one JSON object per line
 
 
-def check_log_options(log_format: str, level: str) -> None:
-    """Raise `UsageError` for an unknown log format or level."""
-    check_choice("--log", log_format, FORMATS)
-    check_choice("--log-level", level, LEVELS)
-
-
 def set_up_logs(log_format: str, level: str, role: str) -> None:
     """Send all logs of this process to stderr. `role` names the process, for example `worker` or `worker-2`."""
-    check_log_options(log_format, level)
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_Json(role) if log_format == "json" else _Text(role))
+    handler.setFormatter(_Formatter(role, as_json=log_format == "json"))
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
@@ -219,24 +200,23 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 class _Formatter(logging.Formatter):
-    def __init__(self, role: str) -> None:
+    def __init__(self, role: str, *, as_json: bool) -> None:
         super().__init__()
         self._role = role
+        self._as_json = as_json
 
-
-class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
+        return self._json(record) if self._as_json else self._text(record)
+
+    def _text(self, record: logging.LogRecord) -> str:
         line = f"{time_of_day(record.created * 1000)} {record.levelname.lower():<7} {self._role}[{record.process}] "
         line += printable(record.getMessage())
         if not record.name.startswith("tampu."):
             line += "".join(f" {name}={printable(str(value))}" for name, value in _extra(record).items())
-        if trace := _traceback(record).rstrip():
-            line += "\n" + "\n".join(map(printable, trace.split("\n")))
-        return line
+        trace = _traceback(record).rstrip()
+        return "\n".join([line, *map(printable, trace.split("\n"))]) if trace else line
 
-
-class _Json(_Formatter):
-    def format(self, record: logging.LogRecord) -> str:
+    def _json(self, record: logging.LogRecord) -> str:
         from tampu.inspect.views import iso, jsonable  # loads the wire format, which a supervisor does not need
 
         values: dict[str, object] = {

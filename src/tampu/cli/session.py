@@ -62,19 +62,19 @@ class CommonOptions:
     def read(self, queue: str, work: Callable[[QueueAdmin], Awaitable[T]]) -> T:
         """Run `work` with the admin object of an existing queue and a client that loads no scripts."""
 
-        async def open_and_work(session: Session) -> T:
+        async def work_on(session: Session) -> T:
             [admin] = await session.admins(queue)
             return await work(admin)
 
-        return self.run(open_and_work)
+        return self.run(work_on)
 
     def change(self, queue: str, work: Callable[[QueueAdmin], Awaitable[T]]) -> T:
         """Run `work` with the admin object of an existing queue and a client that can change it."""
 
-        async def open_and_work(session: Session) -> T:
-            return await work(await session.admin(queue))
+        async def work_on(session: Session) -> T:
+            return await work((await session.queue(queue)).producer.admin)
 
-        return self.run(open_and_work)
+        return self.run(work_on)
 
     def report(self, value: Any, view: RenderableType) -> None:
         """Print a result as JSON, or as text or a table unless that is empty."""
@@ -114,10 +114,6 @@ class Session(contextlib.AsyncExitStack):
         queue = await self.new_queue(name)
         await self._require(queue.producer.admin)
         return queue
-
-    async def admin(self, name: str) -> QueueAdmin:
-        """Return the admin object of an existing queue. It can change the queue: its client loads scripts."""
-        return (await self.queue(name)).producer.admin
 
     async def admins(self, name: str | None, *, opens_results: bool = False) -> list[QueueAdmin]:
         """Return the admin object of the queue `name`, or of every queue, for reading: their client loads no scripts.

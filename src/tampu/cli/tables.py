@@ -16,7 +16,7 @@ from rich.text import Text
 from tampu.cli.output import cell
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from rich.console import Console, ConsoleOptions, JustifyMethod, RenderableType, RenderResult
 
@@ -48,8 +48,8 @@ class FittingTable:
     """A table that drops the columns in `spare`, in this order, until the rest fits.
 
     Text in the column `cut` is shortened to one line. Columns in `whole` are wrapped only if the table does not fit
-    even without all columns in `spare`. `note` is a column and a
-    line to show below the table if that column is shown. `is_boxed` draws lines around the cells.
+    even without all columns in `spare`. `note` is a column and a line to show below the table if that column is shown.
+    `is_boxed` draws lines around the cells.
     """
 
     def __init__(
@@ -62,13 +62,8 @@ class FittingTable:
         note: tuple[str, str] | None = None,
         is_boxed: bool = False,
     ) -> None:
-        self._columns = columns
-        self._numbers = numbers
-        self._whole = whole
-        self._spare = spare
-        self._cut = cut
-        self._note = note
-        self._is_boxed = is_boxed
+        self._columns, self._numbers, self._whole, self._spare = columns, numbers, whole, spare
+        self._cut, self._note, self._is_boxed = cut, note, is_boxed
         self._rows: list[tuple[RenderableType, ...]] = []
 
     def add_row(self, *cells: RenderableType) -> None:
@@ -77,26 +72,24 @@ class FittingTable:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for count in range(len(self._spare) + 1):
-            left_out = frozenset(self._spare[:count])
+            left_out = self._spare[:count]
             if _fits(self._without(left_out, SHORTEST), console, options):
                 yield self._without(left_out)
                 break
         else:  # wrap a long ID: it would leave no room for the columns next to it
-            yield self._without(left_out, whole=())
+            yield self._without(left_out, wraps=True)
         if self._note is not None and self._note[0] not in left_out:
             yield Text(self._note[1], style="dim")
 
-    def _without(
-        self, left_out: frozenset[str], max_width: int | None = None, whole: tuple[str, ...] | None = None
-    ) -> Table:
+    def _without(self, left_out: Sequence[str], max_width: int | None = None, *, wraps: bool = False) -> Table:
         """Return the table without some columns. `max_width` is the width of the column that may be shortened."""
-        shown = [place for place, column in enumerate(self._columns) if column not in left_out]
-        whole = self._whole if whole is None else whole
-        made = table(*(self._columns[place] for place in shown), numbers=self._numbers, whole=whole)
+        shown = [column for column in self._columns if column not in left_out]
+        made = table(*shown, numbers=self._numbers, whole=() if wraps else self._whole)
         if self._is_boxed:
             made.box, made.border_style, made.pad_edge = ROUNDED, "dim", True
         for row in self._rows:
-            made.add_row(*(self._cell(row[place], self._columns[place], max_width) for place in shown))
+            cells = zip(self._columns, row, strict=True)
+            made.add_row(*(self._cell(content, column, max_width) for column, content in cells if column in shown))
         return made
 
     def _cell(self, content: RenderableType, column: str, max_width: int | None) -> RenderableType:

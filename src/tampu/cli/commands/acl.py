@@ -1,11 +1,10 @@
 """`tampu acl --role worker --queue emails`: prints the ACL SETUSER command of a user with the least privilege."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
-import typer
+from typer import Option
 
-from tampu.cli.errors import check_choice
-from tampu.cli.options import queue_option
+from tampu.cli.options import choice_option, queue_option
 from tampu.cli.output import say, write_json, write_line
 from tampu.cli.session import CommonOptions, Session, parse_info
 from tampu.errors import Error
@@ -17,25 +16,23 @@ READ_KEYS_VERSION = 7
 
 def acl(
     common: CommonOptions,
-    role: Annotated[str, typer.Option("--role", metavar="|".join(ROLES), help="Role of the user.")],
+    role: Annotated[Role, choice_option(ROLES, "--role", help="Role of the user.")],
     queue: Annotated[str | None, queue_option(help="Queue that the user may access. Default: all queues.")] = None,
-    user: Annotated[str | None, typer.Option("--user", help="User name. Default: QUEUE-ROLE, or all-ROLE.")] = None,
+    user: Annotated[str | None, Option(help="User name. Default: QUEUE-ROLE, or all-ROLE.")] = None,
 ) -> None:
     """Print an ACL SETUSER command that gives a user only the permissions that its role needs.
 
     The rules are generated for the server at --url. If it cannot be reached, the command prints rules that load on
     every supported server.
     """
-    check_choice("--role", role, ROLES)
     lacks, read_keys = set(OPTIONAL), False
     try:
         lacks, read_keys = common.run(_ask)
     except (Error, OSError) as error:
         say(f"the server cannot be asked ({error}): these rules load on Redis 6.2 and newer, and on Valkey", "yellow")
-    kind = cast("Role", role)
-    rules = acl_rules(kind, queue, lacks=lacks, read_keys=read_keys)
+    rules = acl_rules(role, queue, lacks=lacks, read_keys=read_keys)
     name = user or f"{queue or 'all'}-{role}"
-    shown = {"user": name, "role": role, "purpose": PURPOSES[kind], "queue": queue, "rules": rules}
+    shown = {"user": name, "role": role, "purpose": PURPOSES[role], "queue": queue, "rules": rules}
     write_json(shown) if common.as_json else write_line(acl_line(name, rules))
 
 

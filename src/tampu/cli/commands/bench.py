@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from tampu.base.event_loop import new_event_loop
 from tampu.cli.output import cell, progress_bar, say, show, write_json
@@ -51,46 +52,37 @@ class Bench:
 
     async def ping(self) -> float:
         """Return the round-trip time in microseconds."""
-        async with self.producer() as producer:
-            began, times = time.perf_counter(), max(self.jobs // ONE_BY_ONE_SHARE, 1)
-            for _ in range(times):
-                await producer.client.call("PING")
-            return (time.perf_counter() - began) / times * 1e6
+        return 1e6 / await self._rate(self.jobs // ONE_BY_ONE_SHARE, 1, lambda producer: producer.client.call("PING"))
 
-    async def add_one_by_one(self, delay_secs: float = 0.0) -> float:
-        async with self.producer() as producer:
-            times = max(self.jobs // ONE_BY_ONE_SHARE, 1)
-            await producer.add(PAYLOAD)
-            began = time.perf_counter()
-            for _ in range(times):
-                await (producer.add_in(delay_secs, PAYLOAD) if delay_secs else producer.add(PAYLOAD))
-            return times / (time.perf_counter() - began)
+    async def add_one_by_one(self) -> float:
+        return await self._rate(self.jobs // ONE_BY_ONE_SHARE, 1, lambda producer: producer.add(PAYLOAD))
 
     async def add_delayed(self) -> float:
-        return await self.add_one_by_one(AN_HOUR_SECS)
+        times = self.jobs // ONE_BY_ONE_SHARE
+        return await self._rate(times, 1, lambda producer: producer.add_in(AN_HOUR_SECS, PAYLOAD))
 
     async def add_bulk(self, size: int) -> float:
-        async with self.producer() as producer:
-            await producer.add(PAYLOAD)
-            payloads, times = [PAYLOAD] * size, max(self.jobs // size, 1)
-            began = time.perf_counter()
-            for _ in range(times):
-                await producer.add_bulk(payloads)
-            return times * size / (time.perf_counter() - began)
+        payloads = [PAYLOAD] * size
+        return await self._rate(self.jobs // size, size, lambda producer: producer.add_bulk(payloads))
 
     async def add_from_iterator(self) -> float:
-        async with self.producer() as producer:
-            await producer.add(PAYLOAD)
-            began = time.perf_counter()
-            await producer.add_bulk(PAYLOAD for _ in range(self.jobs))
-            return self.jobs / (time.perf_counter() - began)
+        return await self._rate(1, self.jobs, lambda producer: producer.add_bulk(PAYLOAD for _ in range(self.jobs)))
 
     async def add_concurrently(self) -> float:
-        async with self.producer() as producer:
-            await producer.add(PAYLOAD)
-            began = time.perf_counter()
+        async def add_all(producer: Any) -> None:
             await asyncio.gather(*(producer.add(PAYLOAD) for _ in range(self.jobs)))
-            return self.jobs / (time.perf_counter() - began)
+
+        return await self._rate(1, self.jobs, add_all)
+
+    async def _rate(self, times: int, size: int, call: Callable[[Any], Awaitable[Any]]) -> float:
+        """Run `call(producer)`, which handles `size` jobs, a number of times; return the jobs per second."""
+        times = max(times, 1)
+        async with self.producer() as producer:
+            await producer.add(PAYLOAD)  # connects and loads the scripts
+            began = time.perf_counter()
+            for _ in range(times):
+                await call(producer)
+            return times * size / (time.perf_counter() - began)
 
     async def work(self, *, events: bool = False, concurrency: int = 100) -> float:
         async with self.producer() as producer:
@@ -209,11 +201,9 @@ async def measure(common: CommonOptions, jobs: int, rounds: int, only: str | Non
 
 def bench(
     common: CommonOptions,
-    jobs: Annotated[int, typer.Option("--jobs", min=100, max=1_000_000, help="Jobs per scenario.")] = 20_000,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=100, help="Number of rounds; the median is shown.")] = 3,
-    only: Annotated[
-        str | None, typer.Option("--only", metavar="NAMES", help="Run only these scenarios, separated by commas.")
-    ] = None,
+    jobs: Annotated[int, Option(min=100, max=1_000_000, help="Jobs per scenario.")] = 20_000,
+    rounds: Annotated[int, Option(min=1, max=100, help="Number of rounds; the median is shown.")] = 3,
+    only: Annotated[str | None, Option(metavar="NAMES", help="Run only these scenarios, separated by commas.")] = None,
 ) -> None:
     """Benchmark this server with tampu, in a temporary queue."""
     found = run(measure(common, jobs, rounds, only), new_event_loop)

@@ -8,14 +8,15 @@ from datetime import timedelta
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tampu.base.checks import check_delay_ms
-from tampu.cli.errors import CliError, UsageError, check_choice
-from tampu.cli.options import DryRun, QueueName, Yes, confirm
+from tampu.cli.errors import CliError, UsageError
+from tampu.cli.options import Confirmation, JobName, QueueName, choice_option, duration_option, limit_option
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable
-from tampu.cli.units import duration, instant, parse_duration, plural
+from tampu.cli.units import duration, instant, plural
 from tampu.errors import DecodeError, Error, JobCancelled, JobFailed
 from tampu.inspect.admin import CancelOutcome, QueueAdmin
 from tampu.inspect.jobs import ListedState
@@ -31,35 +32,30 @@ app = typer.Typer(help="List, remove or fire schedules (repeatable jobs).", no_a
 MAX_JOBS = 10_000
 CANCELLABLE: tuple[ListedState, ...] = ("waiting", "running", "delayed")
 
-Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of the schedule, as shown by `list`.")]
+Key = Annotated[str, Argument(metavar="KEY", help="Key of the schedule, as shown by `list`.")]
 
 
 def add(
     common: CommonOptions,
     queue: QueueName,
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Job name, which is the name of its task.")],
+    name: Annotated[str, Argument(metavar="NAME", help="Job name, which is the name of its task.")],
     payload: Annotated[
-        str, typer.Argument(metavar="JSON", help="Payload: the task's arguments as JSON; - reads stdin.")
+        str, Argument(metavar="JSON", help="Payload: the task's arguments as JSON; - reads stdin.")
     ] = "{}",
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="DURATION", help="Run the job after this long (90s, 15m, 2h).")
-    ] = None,
+    delay: Annotated[float | None, duration_option(help="Run the job after this long (90s, 15m, 2h).")] = None,
     job_id: Annotated[
         str | None,
-        typer.Option("--id", metavar="ID", help="Job ID. A second add with the same ID within an hour is ignored."),
+        Option("--id", metavar="ID", help="Job ID. A second add with the same ID within an hour is ignored."),
     ] = None,
-    attempts: Annotated[int | None, typer.Option("--attempts", min=1, help="Maximum number of attempts.")] = None,
+    attempts: Annotated[int | None, Option(min=1, help="Maximum number of attempts.")] = None,
     app: Annotated[
         str | None,
-        typer.Option(
-            "--app",
+        Option(
             metavar="APP:QUEUE",
             help="Check the arguments against the task in this module, and use its options and the queue's server.",
         ),
     ] = None,
-    wait: Annotated[
-        str | None, typer.Option("--wait", metavar="DURATION", help="Wait up to this long for the result and print it.")
-    ] = None,
+    wait: Annotated[float | None, duration_option(help="Wait up to this long for the result and print it.")] = None,
 ) -> None:
     """Add a job and print its ID.
 
@@ -69,8 +65,7 @@ def add(
     value = parse_json(sys.stdin.read() if payload == "-" else payload)
     options: dict[str, Any] = {"job_id": job_id, "attempts": attempts}
     if delay is not None:
-        options["delay"] = timedelta(seconds=parse_duration(delay))
-    wait_secs = None if wait is None else parse_duration(wait)
+        options["delay"] = timedelta(seconds=delay)
     known = None if app is None else _app_queue(app, queue)
     if known is not None and common.url is None:
         common = replace(common, url=known.url)
@@ -81,9 +76,9 @@ def add(
             target.tasks = known.tasks
         job = await target.add(name, value, **options)
         added = {"id": str(job.id), "is_new": getattr(job.id, "is_new", True), "queue": queue, "name": name}
-        if wait_secs is not None:
+        if wait is not None:
             try:
-                added["result"] = redacted("result", await job.result(wait_secs))
+                added["result"] = redacted("result", await job.result(wait))
             except (JobFailed, JobCancelled) as error:
                 error.args = (str(redacted("error", str(error))),)
                 raise
@@ -93,10 +88,9 @@ def add(
 
     try:
         added = common.run(work)
-    except TypeError as error:
+    except TypeError as error:  # the payload does not fit the task
         if isinstance(error, Error):
             raise
-        # The payload does not fit the task.
         raise UsageError(str(error)) from error
     result = [one_line(added["result"], limit=10_000)] if "result" in added else []
     common.report(added, "\n".join([added["id"], *result]))
@@ -127,9 +121,8 @@ def parse_json(text: str) -> Any:
         return json.loads(text, parse_constant=refuse)
     except json.JSONDecodeError as error:
         shown = text if len(text) <= 40 else f"{text[:40]}..."
-        raise UsageError(
-            f"the payload is not valid JSON: {error.msg} at character {error.pos + 1} of {shown!r}"
-        ) from error
+        where = f"character {error.pos + 1} of {shown!r}"
+        raise UsageError(f"the payload is not valid JSON: {error.msg} at {where}") from error
     except RecursionError as error:
         raise UsageError("the payload is nested too deeply to parse") from error
 
@@ -140,47 +133,36 @@ def parse_json(text: str) -> Any:
 def cancel(
     common: CommonOptions,
     queue: QueueName,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="ID...", help="Job IDs.")] = None,
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None,
-    older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="DURATION", help="Only jobs at least this old (90s, 15m, 2h, 7d)."),
-    ] = None,
-    state: Annotated[
-        str | None, typer.Option("--state", metavar="|".join(CANCELLABLE), help="Only jobs in this state.")
-    ] = None,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Reason, shown in events and to callers that wait for the job.")
-    ] = "",
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    confirmation: Confirmation,
+    ids: Annotated[list[str] | None, Argument(metavar="ID...", help="Job IDs.")] = None,
+    name: JobName = None,
+    older_than: Annotated[float | None, duration_option(help="Only jobs at least this old (90s, 15m, 2h, 7d).")] = None,
+    state: Annotated[ListedState | None, choice_option(CANCELLABLE, "--state", help="Only jobs in this state.")] = None,
+    reason: Annotated[str, Option(help="Reason, shown in events and to callers that wait for the job.")] = "",
 ) -> None:
     """Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.
 
     Delayed jobs are removed at once, running jobs cancelled within about 2 s, and waiting jobs dropped when fetched.
     """
-    check_choice("--state", state, CANCELLABLE)
     has_filter = name is not None or older_than is not None or state is not None
     if bool(ids) == has_filter:
         raise UsageError("pass either job IDs or a filter: --name, --older-than or --state")
-    older_than_ms = None if older_than is None else check_delay_ms(parse_duration(older_than), "older_than")
-    states = [] if ids else [each for each in CANCELLABLE if state in (None, each)]
+    older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
 
     async def matching(admin: QueueAdmin) -> list[str]:
-        found: list[str] = []
-        for state in states:
-            room = MAX_JOBS - len(found)
-            if room > 0:
-                jobs = await admin.jobs(state, name=name, older_than_ms=older_than_ms, limit=room)
+        found = ids or []
+        for each in () if ids else CANCELLABLE if state is None else (state,):
+            if room := MAX_JOBS - len(found):
+                jobs = await admin.jobs(each, name=name, older_than_ms=older_than_ms, limit=room)
                 found += [job.id for job in jobs if job.id]
         return found
 
-    found = [*(ids or ()), *common.change(queue, matching)]
+    found = common.change(queue, matching)
     outcomes: dict[str, CancelOutcome] = {}
-    if confirm(f"cancel {plural(len(found), 'job')} of {queue}", len(found), yes=yes, dry_run=dry_run):
+    if confirmation.ask(f"cancel {plural(len(found), 'job')} of {queue}", len(found)):
         with progress_bar("cancelling", len(found)) as done:
             outcomes = common.change(queue, lambda admin: admin.cancel_all(found, reason, done))
-    report = {"queue": queue, "matched": len(found), "outcomes": outcomes, "dry_run": dry_run}
+    report = {"queue": queue, "matched": len(found), "outcomes": outcomes, "dry_run": confirmation.dry_run}
     common.report(report, _summary(outcomes) if outcomes else "")
     unknown = [job_id for job_id, outcome in outcomes.items() if outcome == "unknown"]
     if unknown:
@@ -205,9 +187,7 @@ def _summary(outcomes: dict[str, CancelOutcome]) -> str:
 def list_(
     common: CommonOptions,
     queue: QueueName,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="Maximum number of schedules, soonest first.")
-    ] = 100,
+    limit: Annotated[int, limit_option(help="Maximum number of schedules.")] = 100,
 ) -> None:
     """List schedules, soonest first."""
     found, fired, now_ms, total = common.read(queue, lambda admin: _list(admin, limit))
@@ -248,13 +228,13 @@ def _pattern(meta: RepeatableMeta) -> str:
 
 
 @app.command()
-def remove(common: CommonOptions, queue: QueueName, key: Key, yes: Yes = False, dry_run: DryRun = False) -> None:
+def remove(common: CommonOptions, queue: QueueName, key: Key, confirmation: Confirmation) -> None:
     """Remove a schedule: it will not fire again. Jobs it has already enqueued are kept."""
     common.change(queue, lambda admin: _packed_spec(admin, key))
     is_removed = False
-    if confirm(f"remove the schedule {key} of {queue} permanently", 1, yes=yes, dry_run=dry_run):
+    if confirmation.ask(f"remove the schedule {key} of {queue} permanently", 1):
         is_removed = common.change(queue, lambda admin: admin.remove_repeatable(key))
-    report = {"key": key, "matched": 1, "removed": int(is_removed), "dry_run": dry_run}
+    report = {"key": key, "matched": 1, "removed": int(is_removed), "dry_run": confirmation.dry_run}
     common.report(report, f"removed {key}" if is_removed else "")
 
 

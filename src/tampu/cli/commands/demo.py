@@ -9,6 +9,7 @@ import fcntl
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -17,12 +18,13 @@ from typing import Annotated
 
 import typer
 from rich.live import Live
+from typer import Option
 
 from tampu.cli.commands.demo_shop import REPORTS, DayClock, Shop, live_a_day
 from tampu.cli.commands.demo_view import DayView, Story, Tally, summary
 from tampu.cli.commands.pipeline import Stopped, build_lake
 from tampu.cli.errors import INTERRUPTED
-from tampu.cli.output import is_terminal, show, stdout_console, write_line
+from tampu.cli.output import console_of, is_terminal, show, write_line
 from tampu.cli.session import parse_info, product_version, run
 from tampu.embedded.server import EmbeddedServer
 from tampu.errors import ConfigError
@@ -37,14 +39,10 @@ HOW_TO_GET_IT = "For a Spark report of the day, install Java 17 or newer and run
 
 
 def demo(
-    hour: Annotated[
-        float, typer.Option("--hour", min=0.05, max=60, metavar="SECONDS", help="Duration of one simulated hour.")
-    ] = 1.0,
+    hour: Annotated[float, Option(min=0.05, max=60, metavar="SECONDS", help="Duration of one simulated hour.")] = 1.0,
     spark: Annotated[
         bool | None,
-        typer.Option(
-            "--spark/--no-spark", help="Build Spark tables and a report at the end.", show_default="if installed"
-        ),
+        Option("--spark/--no-spark", help="Build Spark tables and a report at the end.", show_default="if installed"),
     ] = None,
 ) -> None:
     """Simulate a day in a small shop: orders, flaky payments, retries, delayed jobs, dead letters and a replay."""
@@ -83,11 +81,14 @@ async def _demo(server: EmbeddedServer, hour_secs: float) -> list[str]:
         story, tally, clock = Story(is_live=is_live), Tally(shop.queues), DayClock(hour_secs)
         if not is_live:
             write_line(f"tampu demo: one day of a shop on an embedded {version}")
-        async with _working(shop), _following(tally):
+        worker = Worker(shop.queues, concurrency=CONCURRENCY, delayed_poll_interval_ms=20, shutdown_deadline_secs=5)
+        async with worker, _following(tally):
             with contextlib.ExitStack() as stack:
                 if is_live:
                     view = DayView(clock, tally, story, f"an embedded {version}")
-                    live = Live(view, console=stdout_console(), refresh_per_second=PICTURES_PER_SEC, transient=True)
+                    live = Live(
+                        view, console=console_of(sys.stdout), refresh_per_second=PICTURES_PER_SEC, transient=True
+                    )
                     stack.enter_context(live)
                 replayed = await live_a_day(shop, clock, tally, story)
             await tally.take_snapshots()
@@ -97,18 +98,6 @@ async def _demo(server: EmbeddedServer, hour_secs: float) -> list[str]:
         return [queue.name for queue in shop.queues]
     finally:
         await shop.close()
-
-
-@contextlib.asynccontextmanager
-async def _working(shop: Shop) -> AsyncIterator[None]:
-    """Run a worker for the shop's queues."""
-    worker = Worker(shop.queues, concurrency=CONCURRENCY, delayed_poll_interval_ms=20, shutdown_deadline_secs=5)
-    running = asyncio.create_task(worker.run())
-    try:
-        yield
-    finally:
-        await worker.close()
-        await running
 
 
 @contextlib.asynccontextmanager

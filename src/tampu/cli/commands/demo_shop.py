@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import random
 import time
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from tampu.cli.units import plural
@@ -18,7 +19,7 @@ from tampu.wire.envelope import decode_job
 from tampu.wire.retry import BackoffSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from tampu.cli.commands.demo_view import Story, Tally
     from tampu.task import Task
@@ -45,16 +46,12 @@ class Shop:
     """Five queues and their tasks. `hour_secs` is the duration of one hour of the shop's day."""
 
     def __init__(self, url: str, hour_secs: float) -> None:
-        self.orders = Queue("orders", url=url)
-        self.payments = Queue("payments", url=url)
-        self.emails = Queue("emails", url=url)
-        self.images = Queue("images", url=url)
-        self.reports = Queue("reports", url=url)
-        self.queues = [self.orders, self.payments, self.emails, self.images, self.reports]
+        self.queues = [Queue(name, url=url) for name in ("orders", "payments", "emails", "images", "reports")]
+        self.orders, self.payments, self.emails, self.images, self.reports = self.queues
         #: Set by the script of the day: all payments fail while it is true.
         self.payment_is_down = False
         #: Number of jobs added, by task name.
-        self.added: dict[str, int] = {}
+        self.added: Counter[str] = Counter()
         self.euros = 0.0
         chance = random.Random(2026)
         patience = BackoffSpec.exponential(max(round(90 * hour_secs), 1), jitter_ms=max(round(60 * hour_secs), 1))
@@ -73,7 +70,7 @@ class Shop:
             self.euros += euros
             await self.add(self.receipt, customer, order)
             # A delayed job: ask for a review when the parcel has arrived.
-            self._count("ask_for_review")
+            self.added["ask_for_review"] += 1
             await self.ask_for_review.add_in(1.2 * hour_secs, customer, order)
             return f"{euros:.2f} EUR from {customer}"
 
@@ -100,26 +97,19 @@ class Shop:
         async def sales_report() -> dict[str, Any]:
             return {"euros": round(self.euros, 2)}
 
-        self.place_order: Task[..., Any] = place_order
-        self.charge: Task[..., Any] = charge
-        self.receipt: Task[..., Any] = receipt
-        self.ask_for_review: Task[..., Any] = ask_for_review
-        self.newsletter: Task[..., Any] = newsletter
-        self.thumbnail: Task[..., Any] = thumbnail
-        self.sales_report: Task[..., Any] = sales_report
+        self.place_order, self.charge, self.sales_report = place_order, charge, sales_report
+        self.receipt, self.ask_for_review, self.newsletter = receipt, ask_for_review, newsletter
+        self.thumbnail = thumbnail
 
     async def add(self, task: Task[..., Any], *args: Any) -> None:
         """Add one job and count it."""
-        self._count(task.name)
+        self.added[task.name] += 1
         await task.add(*args)
 
     async def add_many(self, task: Task[..., Any], items: list[Any]) -> None:
         """Add many jobs in one call and count them."""
-        self._count(task.name, len(items))
+        self.added[task.name] += len(items)
         await task.add_bulk(items)
-
-    def _count(self, name: str, count: int = 1) -> None:
-        self.added[name] = self.added.get(name, 0) + count
 
     async def close(self) -> None:
         """Close all queues."""
@@ -192,7 +182,7 @@ async def _outage(shop: Shop, clock: DayClock, tally: Tally, tell: Story) -> Non
         await shop.add(shop.place_order, 2000 + number, CUSTOMERS[number], 20.0)
     await clock.until(13.5)
     # On a busy machine, the hour may end before every charge has used its four attempts.
-    await _until(lambda: tally.by_queue["payments"]["dlq"] >= LUNCHTIME_ORDERS, clock)
+    await _until(lambda: tally.by_queue["payments"]["dlq"] >= LUNCHTIME_ORDERS, tally, clock)
     shop.payment_is_down = False
     tell(clock.hour, "The payment provider is back.", "green")
 
@@ -207,24 +197,17 @@ async def _photos(shop: Shop, clock: DayClock, tell: Story) -> None:
 async def _until_quiet(tally: Tally, clock: DayClock) -> None:
     """Wait until no job is waiting, running or delayed."""
 
-    async def is_quiet() -> bool:
-        # Check twice: between two snapshots a job may have moved from one queue to another.
-        for _ in range(2):
-            await tally.take_snapshots()
-            if not tally.is_quiet:
-                return False
-        return True
-
-    await _until(is_quiet, clock)
+    # Check twice: between two snapshots a job may have moved from one queue to another.
+    await _until(lambda: tally.is_quiet, tally, clock, times=2)
 
 
-async def _until(condition: Callable[[], bool | Awaitable[bool]], clock: DayClock) -> None:
-    """Wait until the condition holds, for a limited time: the demo must end."""
+async def _until(condition: Callable[[], bool], tally: Tally, clock: DayClock, times: int = 1) -> None:
+    """Wait until the condition holds in snapshots in a row, for a limited time: the demo must end."""
     patience = time.monotonic() + PATIENCE_HOURS * max(clock.hour_secs, 1.0)
-    while time.monotonic() < patience:
-        found = condition()
-        if found if isinstance(found, bool) else await found:
-            return
+    count = 0
+    while count < times and time.monotonic() < patience:
+        await tally.take_snapshots()
+        count = count + 1 if condition() else 0
         await asyncio.sleep(0.05)
 
 

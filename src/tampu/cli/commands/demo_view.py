@@ -57,15 +57,6 @@ _COLOURS = {
 }
 
 
-@dataclass(slots=True)
-class Line:
-    """An event for the view; consecutive equal events are counted in one line."""
-
-    queue: str
-    event: QueueEvent
-    count: int = 1
-
-
 @dataclass
 class TaskTally:
     """Event counts of one task."""
@@ -86,7 +77,8 @@ class Tally:
         self._queues = queues
         self.tasks: dict[str, TaskTally] = {}
         self.by_queue: dict[str, Counter[str]] = {queue.name: Counter() for queue in queues}
-        self.latest: deque[Line] = deque(maxlen=LATEST)
+        #: Queue, event, and the number of equal events in a row.
+        self.latest: deque[tuple[str, QueueEvent, int]] = deque(maxlen=LATEST)
         self.snapshots: dict[str, QueueSnapshot] = {}
         self.done_history: dict[str, deque[tuple[int, int]]] = {
             queue.name: deque(maxlen=RATE_SNAPSHOTS) for queue in queues
@@ -118,12 +110,10 @@ class Tally:
             self._show(queue_name, event)
 
     def _show(self, queue_name: str, event: QueueEvent) -> None:
-        last = self.latest[-1] if self.latest else None
-        if last is not None and (last.event.name, last.event.job_name) == (event.name, event.job_name):
-            last.event = event
-            last.count += 1
-        else:
-            self.latest.append(Line(queue_name, event))
+        count = 0
+        if self.latest and (self.latest[-1][1].name, self.latest[-1][1].job_name) == (event.name, event.job_name):
+            _, _, count = self.latest.pop()
+        self.latest.append((queue_name, event, count + 1))
 
     async def take_snapshots(self) -> None:
         """Take a snapshot of each queue."""
@@ -202,26 +192,23 @@ class DayView:
     def _queues(self, *, is_narrow: bool) -> RenderableType:
         left_out = ("retries", "done/s", "") if is_narrow else ()
         made = Table(box=ROUNDED, expand=True, border_style="dim", header_style="dim")
-        for column in QUEUE_COLUMNS:
-            if column in left_out:
-                continue
+        for column in [column for column in QUEUE_COLUMNS if column not in left_out]:
             if column:
                 made.add_column(column, justify="left" if column == "queue" else "right")
             else:
                 made.add_column(column, ratio=1, no_wrap=True, overflow="crop")
         for name, events in self._tally.by_queue.items():
-            one = self._tally.snapshots.get(name)
-            waiting, pending, delayed, dead = (one.waiting, one.pending, one.delayed, one.dlq) if one else (0, 0, 0, 0)
-            speed = self._tally.done_per_sec(name)
+            found = self._tally.snapshots.get(name)
+            waiting, pending, delayed = (found.waiting, found.pending, found.delayed) if found else (0, 0, 0)
             cells = (
                 cell(name, "bold"),
                 _lit(waiting, "yellow"),
                 _lit(pending, "blue"),
                 _lit(delayed, "cyan"),
                 _lit(events["retry-scheduled"], "yellow"),
-                _lit(dead, "bold red"),
+                _lit(found.dlq if found else 0, "bold red"),
                 _lit(events["completed"], "green"),
-                _lit(round(speed), "green"),
+                _lit(round(self._tally.done_per_sec(name)), "green"),
                 _bar(waiting + pending + delayed),
             )
             shown = zip(QUEUE_COLUMNS, cells, strict=True)
@@ -241,11 +228,10 @@ class DayView:
         for _ in range(4):
             grid.add_column(no_wrap=True)
         lines = list(self._tally.latest)[-count:]
-        for line in lines:
-            event = line.event
-            note = f"{line.count:,} times" if line.count > 1 else details(event)
+        for queue, event, times in lines:
+            note = f"{times:,} times" if times > 1 else details(event)
             style = _COLOURS.get(event.name, "")
-            grid.add_row(cell(event.name, style), cell(event.job_name), cell(line.queue, "dim"), cell(note, "dim"))
+            grid.add_row(cell(event.name, style), cell(event.job_name), cell(queue, "dim"), cell(note, "dim"))
         for _ in range(count - len(lines)):
             grid.add_row("", "", "", "")
         return Panel(grid, title="events", title_align="left", border_style="dim", box=ROUNDED)

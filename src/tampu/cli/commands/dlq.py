@@ -14,9 +14,20 @@ import typer
 from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
+from typer import Option
 
-from tampu.cli.errors import ERROR, UsageError, check_choice
-from tampu.cli.options import AsJson, DryRun, QueueName, Raw, Url, Yes, confirm
+from tampu.cli.errors import ERROR, UsageError
+from tampu.cli.options import (
+    AsJson,
+    Confirmation,
+    JobName,
+    QueueName,
+    Raw,
+    Url,
+    choice_option,
+    duration_option,
+    limit_option,
+)
 from tampu.cli.output import cell, command, progress_bar, say, show, write_json, write_line
 from tampu.cli.session import CommonOptions  # noqa: TC001 - likewise
 from tampu.cli.tables import FittingTable, fact_table
@@ -28,13 +39,15 @@ from tampu.wire.entry import entry_ms
 
 if TYPE_CHECKING:
     from tampu.inspect.admin import QueueAdmin
-    from tampu.spark.lake.repair import Plan, Repair, Repairer
+    from tampu.spark.lake.repair import Plan, Repair
     from tampu.wire.dlq import DlqEntry
 
 app = typer.Typer(help="Summarize, show, repair, replay or remove dead letters.", no_args_is_help=True)
 
 #: Changes that `repair` shows, unless --json asks for all.
 MAX_SHOWN = 10
+
+Limit = Annotated[int | None, limit_option(help="Maximum number of dead letters.")]
 
 
 # --- repair
@@ -43,34 +56,22 @@ MAX_SHOWN = 10
 @app.command()
 def repair(
     queue: QueueName,
-    cluster: Annotated[
-        str,
-        typer.Option("--cluster", metavar="ID", help="Dead letters to repair: a cluster shown by `tampu dlq summary`."),
-    ],
+    cluster: Annotated[str, Option(metavar="ID", help="Cluster to repair, as shown by `tampu dlq summary`.")],
     sql: Annotated[
         str,
-        typer.Option(
-            "--sql",
+        Option(
             metavar="SQL",
             help='SQL query: "SELECT * REPLACE (CAST(amount AS DOUBLE) AS amount) FROM letters". Each field of the '
             "payloads is a column.",
         ),
     ],
-    canary: Annotated[
-        int, typer.Option("--canary", min=0, metavar="N", help="Replay this many first; stop if one fails again.")
-    ] = 10,
-    wait: Annotated[
-        str, typer.Option("--wait", metavar="DURATION", help="How long to wait for the --canary jobs to finish.")
-    ] = "60s",
+    confirmation: Confirmation,
+    canary: Annotated[int, Option(min=0, metavar="N", help="Replay this many first; stop if one fails again.")] = 10,
+    wait: Annotated[str, Option(metavar="DURATION", help="How long to wait for the --canary jobs to finish.")] = "60s",
     lake: Annotated[
-        Path | None,
-        typer.Option("--lake", metavar="DIR", file_okay=False, help="Record the repair in this lake (gold_repairs)."),
+        Path | None, Option(metavar="DIR", file_okay=False, help="Record the repair in this lake (gold_repairs).")
     ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="Repair at most this many dead letters.")
-    ] = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    limit: Limit = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
@@ -82,7 +83,7 @@ def repair(
 
     require_lake()
     from tampu.spark.lake.folder import lake_folder
-    from tampu.spark.lake.repair import Repairer, find_letters, repairs_of
+    from tampu.spark.lake.repair import Repairer, find_letters, record, repairs_of
     from tampu.spark.lake.rows import published
     from tampu.spark.options import check_shared_url
 
@@ -108,14 +109,26 @@ def repair(
         "changes": [_change_to_json(repair) for repair in plan.repairs],
         "canaries": {},
         "replayed": 0,
-        "dry_run": dry_run,
+        "dry_run": confirmation.dry_run,
     }
     failure = ""
-    if confirm(f"repair and replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
-        work = _Work(Repairer(checked_url, queue), queue, cluster, sql, folder)
-        report["repair"] = work.id
-        failure = work.run(plan.repairs, canary, patience_secs, wait)
-        report |= {"canaries": work.outcomes, "replayed": work.replayed}
+    if confirmation.ask(f"repair and replay {plural(count, 'dead letter')} in {queue}", count):
+        repairer, repair_id = Repairer(checked_url, queue), uuid.uuid4().hex[:8]
+        report["repair"] = repair_id
+
+        def replay(repairs: list[Repair], *, canary: bool) -> None:
+            if folder is not None:  # before the replay: a repair that is not recorded could not be found later
+                record(folder, repair_id, queue, cluster, sql, repairs, repairer.started_ms, canary=canary)
+            report["replayed"] += repairer.replay(repairs, f"repair {repair_id}").added
+
+        first, rest = plan.repairs[:canary], plan.repairs[canary:]
+        if first:
+            replay(first, canary=True)
+            say(f"replayed {plural(len(first), 'letter')}; waiting for the outcome ...")
+            report["canaries"] = outcomes = repairer.outcomes(first, patience_secs)
+            failure = _failure(len(first), outcomes, wait, "; the rest stays dead" if rest else "")
+        if rest and not failure:
+            replay(rest, canary=False)
     if as_json:
         write_json(report)
     elif report["repair"]:
@@ -125,44 +138,17 @@ def repair(
         raise typer.Exit(ERROR)
 
 
-class _Work:
-    """One repair that has been confirmed."""
-
-    def __init__(self, repairer: Repairer, queue: str, cluster: str, sql: str, lake: Path | None) -> None:
-        self.id = uuid.uuid4().hex[:8]
-        self.outcomes: dict[str, str] = {}
-        self.replayed = 0
-        self._repairer = repairer
-        self._about = (queue, cluster, sql)
-        self._lake = lake
-
-    def run(self, repairs: list[Repair], canary: int, patience_secs: float, wait: str) -> str:
-        """Replay the letters; return why it stopped, or nothing. `wait` is `patience_secs` as the user gave it."""
-        first, rest = repairs[:canary], repairs[canary:]
-        stays = "; the rest stays dead" if rest else ""
-        if first:
-            self._replay(first, canary=True)
-            say(f"replayed {plural(len(first), 'letter')}; waiting for the outcome ...")
-            self.outcomes = self._repairer.outcomes(first, patience_secs)
-            bad = sorted(job_id for job_id, outcome in self.outcomes.items() if outcome != "completed")
-            if bad:
-                return f"{len(bad)} of the first {len(first)} did not complete ({', '.join(bad[:3])}){stays}"
-            if missing := len(first) - len(self.outcomes):
-                return (
-                    f"{missing} of the first {len(first)} did not end within {wait}{stays}: is a worker running? "
-                    "--wait waits longer, --canary 0 does not wait"
-                )
-            repairs = rest
-        if repairs:
-            self._replay(repairs, canary=False)
-        return ""
-
-    def _replay(self, repairs: list[Repair], *, canary: bool) -> None:
-        from tampu.spark.lake.repair import record
-
-        if self._lake is not None:  # before the replay: a repair that is not recorded could not be found later
-            record(self._lake, self.id, *self._about, repairs, self._repairer.started_ms, canary=canary)
-        self.replayed += self._repairer.replay(repairs, f"repair {self.id}").added
+def _failure(count: int, outcomes: dict[str, str], wait: str, stays: str) -> str:
+    """Return why the rest must not be replayed, or nothing. `wait` is how long the outcomes were waited for."""
+    bad = sorted(job_id for job_id, outcome in outcomes.items() if outcome != "completed")
+    if bad:
+        return f"{len(bad)} of the first {count} did not complete ({', '.join(bad[:3])}){stays}"
+    if missing := count - len(outcomes):
+        return (
+            f"{missing} of the first {count} did not end within {wait}{stays}: is a worker running? "
+            "--wait waits longer, --canary 0 does not wait"
+        )
+    return ""
 
 
 def _show_changes(plan: Plan) -> None:
@@ -207,48 +193,31 @@ def _part(shown: Any, field: str) -> Any:
 # --- the other commands
 
 
-Limit = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of dead letters.")]
-Full = Annotated[bool, typer.Option("--full", help="Show tracebacks.")]
-
-
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Options that choose dead letters."""
 
     ids: Annotated[
         list[str] | None,
-        typer.Option(
-            "--id", metavar="ID", help="Only this dead letter: its ID or its job's. Can be given more than once."
-        ),
+        Option("--id", metavar="ID", help="Only this dead letter: its ID or its job's. Can be repeated."),
     ] = None
-    cluster: Annotated[
-        str | None, typer.Option("--cluster", metavar="ID", help="Only this cluster of `tampu dlq summary`.")
-    ] = None
-    reason: Annotated[str | None, typer.Option("--reason", metavar="|".join(REASONS), help="Only this reason.")] = None
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None
+    cluster: Annotated[str | None, Option(metavar="ID", help="Only this cluster of `tampu dlq summary`.")] = None
+    reason: Annotated[str | None, choice_option(REASONS, "--reason", help="Only this reason.")] = None
+    name: JobName = None
     error_type: Annotated[
-        str | None,
-        typer.Option("--error-type", metavar="TYPE", help="Only this type of error, such as ConnectionError."),
+        str | None, Option(metavar="TYPE", help="Only this type of error, such as ConnectionError.")
     ] = None
-    match: Annotated[
-        str | None, typer.Option("--match", metavar="TEXT", help="Only errors that contain this text.")
-    ] = None
-    older_than: Annotated[
-        str | None,
-        typer.Option("--older-than", metavar="DURATION", help="Only letters at least this old (90s, 2h, 7d)."),
-    ] = None
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="DURATION", help="Only letters at most this old (90s, 2h, 7d).")
-    ] = None
-    newest: Annotated[bool, typer.Option("--newest", help="Newest first, instead of oldest first.")] = False
+    match: Annotated[str | None, Option(metavar="TEXT", help="Only errors that contain this text.")] = None
+    older_than: Annotated[float | None, duration_option(help="Only letters at least this old (90s, 2h, 7d).")] = None
+    since: Annotated[float | None, duration_option(help="Only letters at most this old (90s, 2h, 7d).")] = None
+    newest: Annotated[bool, Option("--newest", help="Newest first, instead of oldest first.")] = False
 
     def filter(self) -> DlqFilter:
-        """Return what the options choose. Raises `UsageError` for a value that is not allowed."""
-        check_choice("--reason", self.reason, REASONS)
+        """Return what the options choose."""
         same = ("cluster", "reason", "name", "error_type", "match", "newest")
-        given = {option: getattr(self, option) for option in same}
         ages = {"older_than_ms": self.older_than, "newer_than_ms": self.since}
-        given |= {age: round(parse_duration(text) * 1000) for age, text in ages.items() if text is not None}
+        given = {option: getattr(self, option) for option in same}
+        given |= {age: round(secs * 1000) for age, secs in ages.items() if secs is not None}
         return DlqFilter.by_any_id(self.ids or (), **given)
 
 
@@ -287,7 +256,7 @@ def peek(
     queue: QueueName,
     selection: Selection,
     limit: Limit = 20,
-    full: Full = False,
+    full: Annotated[bool, Option("--full", help="Show tracebacks.")] = False,
     raw: Raw = False,
 ) -> None:
     """Show dead letters and their errors, oldest first unless --newest is given."""
@@ -344,22 +313,17 @@ def _count(common: CommonOptions, queue: str, query: DlqFilter, limit: int | Non
 
 @app.command()
 def replay(
-    common: CommonOptions,
-    queue: QueueName,
-    selection: Selection,
-    limit: Limit = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    common: CommonOptions, queue: QueueName, selection: Selection, confirmation: Confirmation, limit: Limit = None
 ) -> None:
     """Move dead letters back into the queue, with their attempts reset to zero."""
     query = selection.filter()
     count = _count(common, queue, query, limit)
     moved = ReplayCount(0)
-    if confirm(f"replay {plural(count, 'dead letter')} in {queue}", count, yes=yes, dry_run=dry_run):
+    if confirmation.ask(f"replay {plural(count, 'dead letter')} in {queue}", count):
         with progress_bar("replaying", count) as done:
             moved = common.change(queue, lambda admin: admin.replay_dlq(count, query, done))
     counts = {"matched": count, "replayed": int(moved), "unreadable": moved.skipped}
-    report = counts | {"queue_is_full": moved.queue_is_full, "dry_run": dry_run}
+    report = counts | {"queue_is_full": moved.queue_is_full, "dry_run": confirmation.dry_run}
     common.report(report, f"replayed {plural(moved, 'dead letter')}" if moved else "")
     if moved.skipped:
         skipped = plural(moved.skipped, "dead letter")
@@ -371,19 +335,14 @@ def replay(
 
 @app.command()
 def remove(
-    common: CommonOptions,
-    queue: QueueName,
-    selection: Selection,
-    limit: Limit = None,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    common: CommonOptions, queue: QueueName, selection: Selection, confirmation: Confirmation, limit: Limit = None
 ) -> None:
     """Delete dead letters. This cannot be undone."""
     query = selection.filter()
     count = _count(common, queue, query, limit)
     removed = 0
-    if confirm(f"delete {plural(count, 'dead letter')} of {queue} permanently", count, yes=yes, dry_run=dry_run):
+    if confirmation.ask(f"delete {plural(count, 'dead letter')} of {queue} permanently", count):
         with progress_bar("removing", count) as done:
             removed = common.change(queue, lambda admin: admin.remove_dlq(count, query, done))
-    report = {"matched": count, "removed": removed, "dry_run": dry_run}
+    report = {"matched": count, "removed": removed, "dry_run": confirmation.dry_run}
     common.report(report, f"removed {plural(removed, 'dead letter')}" if removed else "")

@@ -6,12 +6,14 @@ replication. Each is a function of the server's replies (mostly INFO), so that i
 """
 
 import time
+from collections import defaultdict
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 from rich.console import Group
 from rich.text import Text
+from typer import Option
 
 from tampu.cli.commands.doctor_queues import Finding, Level, Limits, check_queue, note, ok, wrong
 from tampu.cli.errors import BREACHED
@@ -43,13 +45,10 @@ Info = dict[str, str]
 def doctor(
     common: CommonOptions,
     queue: OptionalQueueName = None,
-    max_age: Annotated[
-        str, typer.Option("--max-age", metavar="DURATION", help="Report jobs that have waited longer than this.")
-    ] = "5m",
+    max_age: Annotated[str, Option(metavar="DURATION", help="Report jobs that have waited longer than this.")] = "5m",
     claim_after: Annotated[
         str,
-        typer.Option(
-            "--claim-after",
+        Option(
             metavar="DURATION",
             help="The workers' --claim-after. A job whose lease is not renewed for twice as long counts as stalled.",
         ),
@@ -93,9 +92,7 @@ def _view(findings: list[Finding]) -> Group:
     for about in dict.fromkeys(finding.about for finding in findings):
         rows = table("", "", "")
         rows.show_header = False
-        for finding in findings:
-            if finding.about != about:
-                continue
+        for finding in [finding for finding in findings if finding.about == about]:
             sign, style = _SIGNS[finding.level]
             words = cell(finding.text, style if finding.level is Level.WRONG else "")
             if finding.remedy:
@@ -103,11 +100,8 @@ def _view(findings: list[Finding]) -> Group:
             rows.add_row(Text(sign, style=style), Text(finding.check, style="dim"), words)
         parts += [cell(about or "server", "bold"), rows]
     count = sum(finding.level is Level.WRONG for finding in findings)
-    verdict = (
-        Text(f"{plural(count, 'problem')} found", style="bold red")
-        if count
-        else Text("no problems found", style="green")
-    )
+    verdict = Text(f"{plural(count, 'problem')} found" if count else "no problems found")
+    verdict.stylize("bold red" if count else "green")
     return Group(*parts, verdict)  # type: ignore[arg-type]  # all parts are renderable
 
 
@@ -123,7 +117,7 @@ async def check_server(client: Client, name: str) -> list[Finding]:
         persistence(info, await _config(client, "save")),
         memory(info),
         clock(await skew_ms(client)),
-        *replication(info),
+        replication(info),
         *idle_timeout(await _config(client, "timeout")),
     ]
     return [replace(finding, about=name) for finding in findings]
@@ -152,15 +146,14 @@ async def _config(client: Client, option: str) -> str | None:
 
 async def skew_ms(client: Client) -> float:
     """Return how far the server's clock is ahead of the local one; the fastest of three samples counts."""
-    best: tuple[float, float] | None = None
+    samples: list[tuple[float, float]] = []
     for _ in range(3):
         before = time.time()
         seconds, microseconds = await client.call("TIME")
         after = time.time()
         ahead = (int(seconds) + int(microseconds) / 1e6) - (before + after) / 2
-        if best is None or after - before < best[0]:
-            best = (after - before, ahead * 1000)
-    return best[1] if best is not None else 0.0
+        samples.append((after - before, ahead * 1000))
+    return min(samples)[1]
 
 
 def version(info: Info) -> Finding:
@@ -175,11 +168,7 @@ def version(info: Info) -> Finding:
 
 def capability(found: Capabilities) -> Finding:
     """Report which optional commands the server has; tampu works without them."""
-    names = {
-        "xackdel": "XACKDEL",
-        "read_claim": "XREADGROUP CLAIM",
-        "script_flags": "script flags",
-    }
+    names = {"xackdel": "XACKDEL", "read_claim": "XREADGROUP CLAIM", "script_flags": "script flags"}
     has = [name for field, name in names.items() if getattr(found, field)]
     denied = [names[field] for field in names if field in found.denied]
     lacks = [name for name in names.values() if name not in (*has, *denied)]
@@ -250,37 +239,26 @@ def clock(ahead_ms: float) -> Finding:
     return ok("clock", text)
 
 
-def replication(info: Info) -> list[Finding]:
+def replication(info: Info) -> Finding:
     """Check the server's role and the lag of its replicas."""
     check = "replication"
     if info.get("role") == "slave":
-        link = info.get("master_link_status", "unknown")
-        return [
-            wrong(
-                check,
-                f"this is a replica (link to its master: {link}): jobs cannot be added",
-                "use the master's URL, or redis+sentinel:// or redis+cluster://",
-            )
-        ]
-    replicas = [dict(part.split("=", 1) for part in text.split(",")) for text in _replicas(info)]
+        text = f"this is a replica (link to its master: {info.get('master_link_status', 'unknown')})"
+        remedy = "use the master's URL, or redis+sentinel:// or redis+cluster://"
+        return wrong(check, f"{text}: jobs cannot be added", remedy)
+    texts = [value for name, value in info.items() if name.startswith("slave") and name[5:].isdigit()]
+    replicas = [dict(part.split("=", 1) for part in text.split(",")) for text in texts]
     if not replicas:
-        return [note(check, "no replica: the server's disk is the only copy")]
+        return note(check, "no replica: the server's disk is the only copy")
     late = [
         replica
         for replica in replicas
         if replica.get("state") != "online" or int(replica.get("lag", "0")) > MAX_REPLICA_LAG_SECS
     ]
     if late:
-        names = ", ".join(
-            f"{replica.get('ip')}:{replica.get('port')} ({replica.get('state')}, {replica.get('lag')} s)"
-            for replica in late
-        )
-        return [wrong(check, f"behind or not connected: {names}", "check these replicas and the network to them")]
-    return [ok(check, f"{plural(len(replicas), 'replica')}, all up to date")]
-
-
-def _replicas(info: Info) -> list[str]:
-    return [value for name, value in info.items() if name.startswith("slave") and name[5:].isdigit()]
+        names = ", ".join("{ip}:{port} ({state}, {lag} s)".format_map(defaultdict(str, replica)) for replica in late)
+        return wrong(check, f"behind or not connected: {names}", "check these replicas and the network to them")
+    return ok(check, f"{plural(len(replicas), 'replica')}, all up to date")
 
 
 def idle_timeout(timeout: str | None) -> list[Finding]:

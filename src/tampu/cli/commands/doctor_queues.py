@@ -35,8 +35,6 @@ MAX_KEYS = 20_000
 OVERDUE_MS = 10_000
 #: Share of a limit above which it counts as nearly reached.
 NEAR_SHARE = 0.8
-#: The highest ID of an entry. A stream that holds it refuses XADD.
-MAX_ENTRY_ID = b"18446744073709551615-18446744073709551615"
 #: Kinds of keys that must have a TTL.
 EXPIRING = ("dlid", "didx", "result", "pseq", "progress")
 #: Jobs that have been running for at least this long are reported, in milliseconds.
@@ -130,17 +128,16 @@ class _Checks:
         self._groups()
         await self._stalled()
         await self._overdue_schedules()
-        await self._exhausted_ids()
         await self._undecodable()
         await self._without_ttl()
         await self._peers()
         return self._findings
 
-    def _note(self, check: str, text: str, remedy: str) -> None:
-        self._findings.append(note(check, text, remedy))
+    def _note(self, *finding: str) -> None:
+        self._findings.append(note(*finding))
 
-    def _wrong(self, check: str, text: str, remedy: str) -> None:
-        self._findings.append(wrong(check, text, remedy))
+    def _wrong(self, *finding: str) -> None:
+        self._findings.append(wrong(*finding))
 
     def _lag(self) -> None:
         """Find jobs that have waited too long, and the reason."""
@@ -168,18 +165,16 @@ class _Checks:
         late = -(self._queue.next_due_in_ms or 0)
         if self._queue.due and late >= OVERDUE_MS:
             found = f"{plural(self._queue.due, 'delayed job')} overdue, the oldest by {duration(late)}"
-            self._not_served(
-                "delayed", found, "promoter", self._queue.promoter, "the stream may be full or the promoter stuck: "
-            )
+            why = "the stream may be full or the promoter stuck: "
+            self._not_served("delayed", found, "promoter", self._queue.promoter, why)
 
     async def _overdue_schedules(self) -> None:
         """Find schedules that should have fired."""
         first = await self._client.call("ZRANGE", self._keys.repeat, 0, 0, "WITHSCORES")
         late = self._queue.taken_at_ms - score_ms(first[1]) if first else 0
         if late >= OVERDUE_MS:
-            self._not_served(
-                "repeatables", f"a schedule is overdue by {duration(late)}", "scheduler", self._queue.scheduler
-            )
+            found = f"a schedule is overdue by {duration(late)}"
+            self._not_served("repeatables", found, "scheduler", self._queue.scheduler)
 
     def _not_served(self, check: str, found: str, role: str, holder: str | None, why: str = "") -> None:
         if holder is None:
@@ -204,8 +199,7 @@ class _Checks:
 
     def _groups(self) -> None:
         """Find a second consumer group: each group would get only some of the jobs, as settled jobs are deleted."""
-        names = [group.name for group in self._queue.groups]
-        if len(names) > 1:
+        if len(names := [group.name for group in self._queue.groups]) > 1:
             found = f"{len(names)} groups ({', '.join(names)}): a job settled by one group is deleted for the others"
             destroy = f"XGROUP DESTROY {self._keys.stream} NAME"
             self._wrong("groups", found, f"use one group for all workers; delete others with {destroy}")
@@ -231,31 +225,13 @@ class _Checks:
             remedy = "tampu workers dead-letter them when they are due; find the producer that wrote them"
             self._wrong("poison", f"{plural(bad, 'member')} of the delayed set cannot be decoded", remedy)
 
-    async def _exhausted_ids(self) -> None:
-        """Find streams that accept no more entries, because one was added with the highest possible ID."""
-        keys = self._keys
-        # XSETID cannot go back: the server refuses IDs below the highest one that was ever deleted.
-        remedies = {
-            keys.stream: f"let the workers finish its jobs, then DEL {keys.stream}: they create it again",
-            keys.dlq: f"replay or remove the dead letters, then DEL {keys.dlq}",
-            keys.events: f"DEL {keys.events}, which deletes the history",
-        }
-        for key, remedy in remedies.items():
-            if (await self._stream_info(key)).get("last-generated-id") == MAX_ENTRY_ID:
-                found = f"{key} has an entry with the highest ID, so the server refuses to add any"
-                self._wrong("entry IDs", found, remedy)
-
-    async def _stream_info(self, key: str) -> dict[str, Any]:
-        [reply] = await ask_each(self._client, [("XINFO", "STREAM", key)])
-        return {} if isinstance(reply, ServerError) else as_dict(reply)
-
     async def _without_ttl(self) -> None:
         """Find keys that should expire but have no TTL: they fill the memory, or keep a lock taken forever."""
         keys = self._keys
         found: list[bytes] = []
         checked = 0
+        batch = [key.encode() for key in (keys.promoter_lock, keys.scheduler_lock, keys.due)]
         for kind in EXPIRING:
-            batch: list[bytes] = []
             async for key in scan_keys(self._client, f"{literal_glob(keys.tag)}:{kind}:*"):
                 batch.append(key)
                 checked += 1
@@ -264,8 +240,7 @@ class _Checks:
                     batch = []
                 if checked >= MAX_KEYS:
                     break
-            found += await self._immortal(batch)
-        found += await self._immortal([key.encode() for key in (keys.promoter_lock, keys.scheduler_lock, keys.due)])
+        found += await self._immortal(batch)
         if found:
             examples = ", ".join(text(key) for key in found[:2])
             about = f"{plural(len(found), 'key')} without a TTL: {examples} ..."
@@ -279,7 +254,8 @@ class _Checks:
         """Find ChasquiMQ producers on this queue: they trim the stream to their own limit, including waiting jobs."""
         if not self._queue.length and self._queue.added_in_all is None:
             return
-        if count := (await self._stream_info(self._keys.stream)).get("pids-tracked"):
+        [reply] = await ask_each(self._client, [("XINFO", "STREAM", self._keys.stream)])
+        if count := None if isinstance(reply, ServerError) else as_dict(reply).get("pids-tracked"):
             found = f"trimmed at the MAXLEN of {plural(count, 'ChasquiMQ producer')} (XADD IDMP)"
             remedy = "keep the queue well below their max_stream_len (default 1,000,000), or move them to tampu"
             if self._queue.length > DEFAULT_MAX_STREAM_LEN * NEAR_SHARE:

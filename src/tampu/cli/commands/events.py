@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import while_read, write_json_line, write_line
@@ -20,45 +21,36 @@ FIND_SECS = 3.0
 
 #: (queue, entry id, event)
 Entry = tuple[str, str, QueueEvent]
+Matches = Callable[[QueueEvent], bool]
 
 
 def events(
     common: CommonOptions,
     queue: OptionalQueueName = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing new events until Ctrl-C.")] = False,
+    follow: Annotated[bool, Option("--follow", "-f", help="Keep printing new events until Ctrl-C.")] = False,
     name: Annotated[
         list[str] | None,
-        typer.Option(
-            "--name", metavar="|".join(EventName), help="Only events with this name. Can be given more than once."
-        ),
+        Option(metavar="|".join(EventName), help="Only events with this name. Can be given more than once."),
     ] = None,
-    job: Annotated[str | None, typer.Option("--job", metavar="ID", help="Only events of this job.")] = None,
-    limit: Annotated[
-        int, typer.Option("--limit", "-n", min=0, help="Show this many recent events first; 0 for none.")
-    ] = 100,
+    job: Annotated[str | None, Option(metavar="ID", help="Only events of this job.")] = None,
+    limit: Annotated[int, Option("--limit", "-n", min=0, help="Show this many recent events first; 0 for none.")] = 100,
 ) -> None:
     """Show events of one queue or all queues, oldest first. --json prints one JSON object per line."""
-    query = _Query(frozenset(name or ()), job)
+    for unknown in set(name or ()) - set(EventName):
+        raise typer.BadParameter(f"no event named {unknown!r}; choose from {', '.join(EventName)}")
+
+    def matches(event: QueueEvent) -> bool:
+        return (not name or event.name in name) and (job is None or event.job_id == job)
+
     try:
-        common.run(_show_events, queue, query, limit, follow, common.as_json)
+        common.run(_show_events, queue, matches, limit, follow, common.as_json)
     except KeyboardInterrupt:
         if not follow:  # with --follow, Ctrl-C is the normal way to exit
             raise
 
 
-class _Query:
-    def __init__(self, names: frozenset[str], job_id: str | None) -> None:
-        for unknown in names - set(EventName):
-            raise typer.BadParameter(f"no event named {unknown!r}; choose from {', '.join(EventName)}")
-        self._names = names
-        self._job_id = job_id
-
-    def matches(self, event: QueueEvent) -> bool:
-        return (not self._names or event.name in self._names) and (self._job_id is None or event.job_id == self._job_id)
-
-
 async def _show_events(
-    session: Session, name: str | None, query: _Query, limit: int, follows: bool, as_json: bool
+    session: Session, name: str | None, matches: Matches, limit: int, follows: bool, as_json: bool
 ) -> None:
     last_ids: dict[str, str] = {}
     history: list[Entry] = []
@@ -66,16 +58,16 @@ async def _show_events(
         with skip_if_broken(admin.name, is_one_of_many=name is None):
             last_id = last_ids[admin.name] = await admin.newest_event_id()
             if limit:
-                history += await newest_events(admin, limit, query.matches, last_id)
+                history += await newest_events(admin, limit, matches, last_id)
     history.sort(key=_order)
     for entry in history[-limit:] if limit else ():
         _write(entry, with_queue=name is None, as_json=as_json)
     if follows:
-        await while_read(_follow(session, last_ids, query, name is None, as_json))
+        await while_read(_follow(session, last_ids, matches, name is None, as_json))
 
 
 async def newest_events(
-    admin: QueueAdmin, limit: int, matches: Callable[[QueueEvent], bool] | None = None, last_id: str = "+"
+    admin: QueueAdmin, limit: int, matches: Matches | None = None, last_id: str = "+"
 ) -> list[Entry]:
     """Return the last `limit` events up to `last_id` that match, oldest first, redacted."""
     found = await admin.newest_events(limit, matches, last_id)
@@ -88,14 +80,16 @@ def _order(entry: Entry) -> tuple[int, int, int]:
     return event_ms(entry_id, event), *entry_order(entry_id)
 
 
-async def _follow(session: Session, last_ids: dict[str, str], query: _Query, with_queue: bool, as_json: bool) -> None:
+async def _follow(
+    session: Session, last_ids: dict[str, str], matches: Matches, with_queue: bool, as_json: bool
+) -> None:
     arrived: asyncio.Queue[Entry] = asyncio.Queue(maxsize=1000)
 
     async def read(name: str, last_id: str) -> None:
         with skip_if_broken(name, is_one_of_many=with_queue):
             async with session.follow(name, last_id) as source:
                 async for entry_id, event in source.entries():
-                    if query.matches(event):
+                    if matches(event):
                         await arrived.put((name, entry_id, redacted_event(event)))
 
     async with asyncio.TaskGroup() as group:
@@ -118,10 +112,7 @@ async def _follow(session: Session, last_ids: dict[str, str], query: _Query, wit
 
 
 def _write(entry: Entry, *, with_queue: bool, as_json: bool) -> None:
-    if as_json:
-        write_json_line(event_json(*entry))
-    else:
-        write_line(to_line(entry, with_queue=with_queue))
+    write_json_line(event_json(*entry)) if as_json else write_line(to_line(entry, with_queue=with_queue))
 
 
 def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = instant) -> str:

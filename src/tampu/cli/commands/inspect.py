@@ -7,27 +7,29 @@ import asyncio
 import contextlib
 import re
 import signal
+import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
-from dataclasses import dataclass, field
-from typing import Annotated, Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from functools import partial
+from typing import Annotated, Any
 
 import typer
-from rich.console import Group, RenderableType
+from rich.console import Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from typer import Option
 
 from tampu.cli.commands.events import Entry, newest_events, to_line
 from tampu.cli.errors import BREACHED, TERMINATED
-from tampu.cli.options import OptionalQueueName, QueueName
+from tampu.cli.options import OptionalQueueName, QueueName, duration_option
 from tampu.cli.output import (
     cell,
+    console_of,
     is_terminal,
     say,
     show,
-    stdout_console,
     while_read,
     write_json,
     write_json_line,
@@ -35,7 +37,7 @@ from tampu.cli.output import (
 )
 from tampu.cli.session import CommonOptions, Session, run, skip_if_broken
 from tampu.cli.tables import Facts, FittingTable, table
-from tampu.cli.units import duration, instant, number, parse_duration, plural, rate, size, time_of_day
+from tampu.cli.units import duration, instant, number, plural, rate, size, time_of_day
 from tampu.inspect.admin import QueueAdmin
 from tampu.inspect.snapshot import (
     RATE_EVENTS,
@@ -61,44 +63,24 @@ EVENTS_SHOWN = 12
 FIND_SECS = 5.0
 _BARS = " ▁▂▃▄▅▆▇█"
 
-T = TypeVar("T")
-
-MaxWaiting = Annotated[
-    int | None,
-    typer.Option("--max-waiting", min=0, metavar="N", help="Exit with 3 if more jobs than this are waiting."),
-]
-MaxAge = Annotated[
-    str | None,
-    typer.Option(
-        "--max-age", metavar="DURATION", help="Exit with 3 if a job has waited longer than this (90s, 15m, 2h)."
-    ),
-]
-MaxDlq = Annotated[
-    int | None,
-    typer.Option("--max-dlq", min=0, metavar="N", help="Exit with 3 if there are more dead letters than this."),
-]
-SampleSecs = Annotated[
-    float,
-    typer.Option(
-        "--sample", min=0, max=60, metavar="SECONDS", help="Take two samples this far apart and show exact rates."
-    ),
-]
+_limit = partial(Option, min=0, metavar="N")
 
 
 def inspect(
     common: CommonOptions,
     queue: OptionalQueueName = None,
-    max_waiting: MaxWaiting = None,
-    max_age: MaxAge = None,
-    max_dlq: MaxDlq = None,
-    sample_secs: SampleSecs = 0.0,
+    max_waiting: Annotated[int | None, _limit(help="Exit with 3 if more jobs than this are waiting.")] = None,
+    max_age: Annotated[
+        float | None, duration_option(help="Exit with 3 if a job has waited longer than this (90s, 15m, 2h).")
+    ] = None,
+    max_dlq: Annotated[int | None, _limit(help="Exit with 3 if there are more dead letters than this.")] = None,
+    sample: Annotated[
+        float, Option(min=0, max=60, metavar="SECONDS", help="Take two samples this far apart for exact rates.")
+    ] = 0.0,
 ) -> None:
     """Show how many jobs are waiting, pending, delayed or dead in all queues, or in one queue with its workers."""
-    max_age_secs = None if max_age is None else parse_duration(max_age)
-    samples, unusable, faults = common.run(_take_samples, queue, sample_secs)
-    breaches = [
-        breach for sample in samples for breach in breaches_of(sample.snapshot, max_waiting, max_age_secs, max_dlq)
-    ]
+    samples, unusable, faults = common.run(_take_samples, queue, sample)
+    breaches = [breach for each in samples for breach in breaches_of(each.snapshot, max_waiting, max_age, max_dlq)]
     if common.as_json:
         found = list(map(sample_json, samples))
         all_queues = {"queues": found, "unusable": unusable, "faults": faults}
@@ -126,26 +108,32 @@ async def _take_samples(
 ) -> tuple[list[Sample], list[bytes], dict[str, str]]:
     """Return the queues, the names that tampu cannot open, and the error of each queue that cannot be read."""
     admins = await session.admins(name)
-    faults: dict[str, str] = {}
-
-    async def snapshots(*, sizes: bool) -> dict[str, QueueSnapshot]:
-        found = {}
-        for admin in admins:
-            try:
-                found[admin.name] = await admin.snapshot(sizes=sizes)
-            except ServerError as error:
-                if name is not None:
-                    raise
-                faults[admin.name] = str(error)
-        return found
-
     before: dict[str, QueueSnapshot] = {}
     if sample_secs:
-        before = await snapshots(sizes=False)
+        before, _ = await _snapshots(admins, name, sizes=False)
         await asyncio.sleep(sample_secs)
-    after = await snapshots(sizes=True)
-    samples = [Sample(found, flow_between(before.get(queue), found)) for queue, found in after.items()]
-    return samples, [] if name else (await session.find_queues()).unusable, faults
+    after, faults = await _snapshots(admins, name)
+    return _samples_of(before, after), [] if name else (await session.find_queues()).unusable, faults
+
+
+async def _snapshots(
+    admins: list[QueueAdmin], name: str | None, *, sizes: bool = True
+) -> tuple[dict[str, QueueSnapshot], dict[str, str]]:
+    """Return a snapshot of each queue, and the error of each that cannot be read; raise that of the queue `name`."""
+    found: dict[str, QueueSnapshot] = {}
+    faults: dict[str, str] = {}
+    for admin in admins:
+        try:
+            found[admin.name] = await admin.snapshot(sizes=sizes)
+        except ServerError as error:
+            if name is not None:
+                raise
+            faults[admin.name] = str(error)
+    return found, faults
+
+
+def _samples_of(before: dict[str, QueueSnapshot], after: dict[str, QueueSnapshot]) -> list[Sample]:
+    return [Sample(found, flow_between(before.get(queue), found)) for queue, found in after.items()]
 
 
 def breaches_of(
@@ -154,18 +142,16 @@ def breaches_of(
     """Return a sentence for each threshold that a queue exceeds."""
     found = []
     if max_waiting is not None and snapshot.waiting > max_waiting:
-        found.append(f"{snapshot.queue}: {snapshot.waiting:,} jobs waiting, --max-waiting is {max_waiting:,}")
+        found.append(f"{snapshot.waiting:,} jobs waiting, --max-waiting is {max_waiting:,}")
     oldest = snapshot.oldest_waiting_ms
     if max_age_secs is not None and oldest is not None and oldest > max_age_secs * 1000:
-        found.append(
-            f"{snapshot.queue}: a job has waited {duration(oldest)}, --max-age is {duration(max_age_secs * 1000)}"
-        )
+        found.append(f"a job has waited {duration(oldest)}, --max-age is {duration(max_age_secs * 1000)}")
     if max_dlq is not None and snapshot.dlq > max_dlq:
-        found.append(f"{snapshot.queue}: {snapshot.dlq:,} dead letters, --max-dlq is {max_dlq:,}")
-    return found
+        found.append(f"{snapshot.dlq:,} dead letters, --max-dlq is {max_dlq:,}")
+    return [f"{snapshot.queue}: {breach}" for breach in found]
 
 
-_COLUMNS: dict[str, Callable[[Sample], RenderableType]] = {
+_COLUMNS: dict[str, Callable[[Sample], str | Text]] = {
     "waiting": lambda sample: number(sample.snapshot.waiting),
     "oldest": lambda sample: duration(sample.snapshot.oldest_waiting_ms),
     "pending": lambda sample: number(sample.snapshot.pending),
@@ -187,8 +173,7 @@ def queues_table(
     """Return a table with one row per queue; a narrow terminal gets it without the columns in `spare`."""
     made = FittingTable("queue", *columns, numbers=columns, spare=spare, note=note)
     for sample in samples:
-        one = sample.snapshot
-        name = Text.assemble(cell(one.queue, "bold"), (_pause_mark(one), "yellow"))
+        name = Text.assemble(cell(sample.snapshot.queue, "bold"), (_pause_mark(sample.snapshot), "yellow"))
         made.add_row(name, *(_COLUMNS[column](sample) for column in columns))
     return made
 
@@ -287,43 +272,36 @@ def _group_table(group: GroupView) -> Table:
 # --- watch and top
 
 
-Interval = Annotated[
-    float, typer.Option("--interval", "-i", min=0.05, max=3600, metavar="SECONDS", help="Refresh interval.")
-]
-Rounds = Annotated[int | None, typer.Option("--rounds", min=1, help="Exit after this many refreshes.")]
-
-
-@dataclass(slots=True)
-class Round:
-    """One refresh of one queue, with recent rates and events."""
-
-    sample: Sample
-    settled: deque[float] = field(default_factory=deque)
-    added: deque[float] = field(default_factory=deque)
-    events: list[Entry] = field(default_factory=list)
+Interval = Annotated[float, Option("--interval", "-i", min=0.05, max=3600, metavar="SECONDS", help="Refresh interval.")]
+Rounds = Annotated[int | None, Option("--rounds", min=1, help="Exit after this many refreshes.")]
 
 
 def watch(common: CommonOptions, queue: QueueName, interval: Interval = 1.0, rounds: Rounds = None) -> None:
     """Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."""
-    refreshes = _watch(common, queue, interval, rounds)
-    _run_live(
-        _show(refreshes, common, _watch_view, lambda found: [found.sample], lambda found: sample_json(found.sample))
-    )
-
-
-async def _watch(common: CommonOptions, name: str, interval: float, rounds: int | None) -> AsyncIterator[Round]:
-    settled: deque[float] = deque(maxlen=HISTORY)
     added: deque[float] = deque(maxlen=HISTORY)
-    async for [admin], [sample] in _samples(common, name, interval, rounds):
-        settled.append(sample.flow.settled_per_sec or 0.0)
-        added.append(sample.flow.added_per_sec or 0.0)
-        yield Round(sample, settled, added, await newest_events(admin, EVENTS_SHOWN))
+    settled: deque[float] = deque(maxlen=HISTORY)
+
+    async def view(admins: list[QueueAdmin], samples: list[Sample]) -> Group:
+        added.append(samples[0].flow.added_per_sec or 0.0)
+        settled.append(samples[0].flow.settled_per_sec or 0.0)
+        return _watch_view(samples[0], added, settled, await newest_events(admins[0], EVENTS_SHOWN))
+
+    _run_live(_show(common, queue, interval, rounds, view))
+
+
+def top(common: CommonOptions, interval: Interval = 1.0, rounds: Rounds = None) -> None:
+    """Watch all queues live, busiest first. Press Ctrl-C to exit."""
+
+    async def view(_: list[QueueAdmin], samples: list[Sample]) -> Group:
+        return _top_view(samples)
+
+    _run_live(_show(common, None, interval, rounds, view))
 
 
 async def _samples(
     common: CommonOptions, name: str | None, interval: float, rounds: int | None
 ) -> AsyncIterator[tuple[list[QueueAdmin], list[Sample]]]:
-    """Yield samples of one queue, or of all queues that can be read, at even intervals."""
+    """Yield samples of one queue, or of all queues that can be read, the busiest first, at even intervals."""
     before: dict[str, QueueSnapshot] = {}
     async with Session(common.url, common.timeout) as session:
         admins = await session.admins(name)
@@ -332,19 +310,15 @@ async def _samples(
             if name is None and (not admins or time.monotonic() - found_at > FIND_SECS):
                 known = {admin.name: admin for admin in admins}
                 names = (await session.find_queues()).names
-                admins = [known.get(found) or await session.new_admin(found) for found in names]
+                admins = [known.get(each) or await session.new_admin(each) for each in names]
                 found_at = time.monotonic()
-            samples = []
-            for admin in admins:
-                try:
-                    snapshot = await admin.snapshot()
-                except ServerError:
-                    if name is not None:
-                        raise
-                    continue  # a key of the wrong type: `doctor` reports it
-                samples.append(Sample(snapshot, flow_between(before.get(admin.name), snapshot)))
-                before[admin.name] = snapshot
-            yield admins, samples
+            found, _faults = await _snapshots(admins, name)  # `doctor` reports queues that cannot be read
+            yield admins, sorted(_samples_of(before, found), key=_idleness)
+            before |= found
+
+
+def _idleness(sample: Sample) -> tuple[float, int, str]:
+    return -(sample.flow.settled_per_sec or 0), -sample.snapshot.length, sample.snapshot.queue
 
 
 async def _ticks(interval: float, rounds: int | None) -> AsyncIterator[int]:
@@ -359,21 +333,18 @@ async def _ticks(interval: float, rounds: int | None) -> AsyncIterator[int]:
             await asyncio.sleep(due - time.monotonic())
 
 
-def _watch_view(one: Round) -> Group:
-    snapshot, flow = one.sample.snapshot, one.sample.flow
-    parts: list[RenderableType] = [
-        Text.assemble(
-            ("tampu watch  ", "bold"), cell(instant(snapshot.taken_at_ms), "dim"), ("  Ctrl-C to exit", "dim")
-        ),
+def _watch_view(sample: Sample, added: deque[float], settled: deque[float], events: list[Entry]) -> Group:
+    when = cell(instant(sample.snapshot.taken_at_ms), "dim")
+    return Group(
+        Text.assemble(("tampu watch  ", "bold"), when, ("  Ctrl-C to exit", "dim")),
         Text(""),
-        queue_view(one.sample),
+        queue_view(sample),
         Text(""),
-        Text.assemble(("added    ", "dim"), (sparkline(one.added), "cyan"), f" {rate(flow.added_per_sec)}"),
-        Text.assemble(("settled  ", "dim"), (sparkline(one.settled), "green"), f" {rate(flow.settled_per_sec)}"),
+        Text.assemble(("added    ", "dim"), (sparkline(added), "cyan"), f" {rate(sample.flow.added_per_sec)}"),
+        Text.assemble(("settled  ", "dim"), (sparkline(settled), "green"), f" {rate(sample.flow.settled_per_sec)}"),
         Text(""),
-        *(_event_line(entry) for entry in one.events),
-    ]
-    return Group(*parts)
+        *(_event_line(entry) for entry in events),
+    )
 
 
 def _event_line(entry: Entry) -> Text:
@@ -389,20 +360,6 @@ def sparkline(values: deque[float]) -> str:
     if not highest:
         return _BARS[1] * len(values)
     return "".join(_BARS[1 + round(value / highest * (len(_BARS) - 2))] for value in values)
-
-
-def top(common: CommonOptions, interval: Interval = 1.0, rounds: Rounds = None) -> None:
-    """Watch all queues live, busiest first. Press Ctrl-C to exit."""
-    refreshes = _top(common, interval, rounds)
-    _run_live(_show(refreshes, common, _top_view, list, lambda found: {"queues": list(map(sample_json, found))}))
-
-
-async def _top(common: CommonOptions, interval: float, rounds: int | None) -> AsyncIterator[list[Sample]]:
-    async for _, samples in _samples(common, None, interval, rounds):
-        yield sorted(
-            samples,
-            key=lambda found: (-(found.flow.settled_per_sec or 0), -found.snapshot.length, found.snapshot.queue),
-        )
 
 
 def _top_view(samples: list[Sample]) -> Group:
@@ -457,35 +414,36 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def _show(
-    refreshes: AsyncIterator[T],
     common: CommonOptions,
-    view: Callable[[T], RenderableType],
-    samples: Callable[[T], list[Sample]],
-    to_json: Callable[[T], Any],
+    name: str | None,
+    interval: float,
+    rounds: int | None,
+    view: Callable[[list[QueueAdmin], list[Sample]], Awaitable[Group]],
 ) -> None:
-    """Show each refresh as it arrives."""
-    if common.as_json:
-        async for found in refreshes:
-            write_json_line(to_json(found))
-    elif not is_terminal():
-        async for found in refreshes:
-            for sample in samples(found):
-                write_line(_line(sample))
-    else:
-        with Live(console=stdout_console(), screen=True, auto_refresh=False) as live:
-            async for found in refreshes:
-                live.update(view(found), refresh=True)
+    """Show each refresh of one queue, or of all, as it arrives."""
+    with contextlib.ExitStack() as stack:
+        live = None
+        if is_terminal() and not common.as_json:
+            live = stack.enter_context(Live(console=console_of(sys.stdout), screen=True, auto_refresh=False))
+        async for admins, samples in _samples(common, name, interval, rounds):
+            if live is not None:
+                live.update(await view(admins, samples), refresh=True)
+            elif common.as_json:
+                found = list(map(sample_json, samples))
+                write_json_line({"queues": found} if name is None else found[0])
+            else:
+                for sample in samples:
+                    write_line(_line(sample))
 
 
 # --- workers
 
 
-Dead = Annotated[
-    bool, typer.Option("--dead", help="Also list workers that have stopped sending heartbeats, with their last jobs.")
-]
-
-
-def workers(common: CommonOptions, queue: OptionalQueueName = None, dead: Dead = False) -> None:
+def workers(
+    common: CommonOptions,
+    queue: OptionalQueueName = None,
+    dead: Annotated[bool, Option("--dead", help="Also list workers without heartbeats, with their last jobs.")] = False,
+) -> None:
     """List the workers of all queues, or of one, with host, process, version and running jobs."""
     found = common.run(_workers, queue, dead)
     if common.as_json:
@@ -509,19 +467,18 @@ def workers(common: CommonOptions, queue: OptionalQueueName = None, dead: Dead =
 def _row(queue: str, worker: WorkerInfo) -> tuple[Text, ...]:
     style = "" if worker.is_alive else "dim"
     longest = worker.running[0] if worker.running else None
-    return (
-        cell(queue, "bold"),
-        cell(worker.name, style),
-        cell(worker.state, "red" if worker.state == "blocked" else style),
-        cell(worker.host or "-", style),
-        cell("-" if worker.pid is None else worker.pid, style),
-        cell(worker.version or "-", style),
-        cell(number(worker.concurrency) if worker.concurrency is not None else "-", style),
-        cell(number(worker.running_count) if worker.running_count is not None else "-", style),
-        cell(number(worker.pending), style),
-        cell("-" if longest is None else f"{longest.name or longest.id} {duration(longest.running_ms)}", style),
-        cell("-" if worker.heartbeat_ms is None else f"{duration(worker.heartbeat_ms)} ago", style),
+    values = (
+        worker.host or "-",
+        "-" if worker.pid is None else worker.pid,
+        worker.version or "-",
+        number(worker.concurrency),
+        number(worker.running_count),
+        number(worker.pending),
+        "-" if longest is None else f"{longest.name or longest.id} {duration(longest.running_ms)}",
+        "-" if worker.heartbeat_ms is None else f"{duration(worker.heartbeat_ms)} ago",
     )
+    state = cell(worker.state, "red" if worker.state == "blocked" else style)
+    return cell(queue, "bold"), cell(worker.name, style), state, *(cell(value, style) for value in values)
 
 
 async def _workers(session: Session, queue: str | None, dead: bool) -> list[tuple[str, WorkerInfo]]:

@@ -4,22 +4,23 @@ The history is built from the events stream; `explain` says why the job is in it
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
-from typing import Annotated, Any, cast
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
+from typing import Annotated, Any
 
 import typer
 from rich.console import Group
 from rich.text import Text
+from typer import Argument
 
 from tampu.base.clock import wall_clock_ms
 from tampu.cli.commands.events import details
-from tampu.cli.errors import CliError, check_choice
-from tampu.cli.options import QueueName, QueueOption, Raw
+from tampu.cli.errors import CliError
+from tampu.cli.options import JobName, QueueName, QueueOption, Raw, choice_option, duration_option, limit_option
 from tampu.cli.output import cell, command, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session, skip_if_broken
 from tampu.cli.tables import FittingTable, fact_table
-from tampu.cli.units import duration, instant, parse_duration, plural, time_of_day
+from tampu.cli.units import duration, instant, plural, time_of_day
 from tampu.errors import DecodeError
 from tampu.inspect.admin import QueueAdmin
 from tampu.inspect.jobs import LISTED_STATES, JobState, ListedState
@@ -35,7 +36,7 @@ MAX_PROGRESS = 5
 
 #: An event of a job and the ID of its entry.
 Event = tuple[str, QueueEvent]
-JobId = Annotated[str, typer.Argument(metavar="ID", help="Job ID.")]
+JobId = Annotated[str, Argument(metavar="ID", help="Job ID.")]
 
 _STYLES = {
     "done": "green",
@@ -63,36 +64,19 @@ class Step:
     after_ms: int = 0
     worker: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the step for JSON output."""
-        return {
-            "at": iso(self.at_ms),
-            "at_ms": self.at_ms,
-            "what": self.what,
-            "note": self.note,
-            "after_ms": self.after_ms,
-            "worker": self.worker or None,
-        }
-
 
 def steps_of(state: JobState, entries: list[Event]) -> list[Step]:
     """Return the steps in the life of the job, starting when it was added."""
-    raw: list[Step] = []
     created_ms = _created_ms(state, entries)
-    if created_ms is not None:
-        raw.append(Step(created_ms, "added"))
+    steps = [] if created_ms is None else [Step(created_ms, "added")]
     for entry_id, event in entries:
-        raw.append(
-            Step(event_ms(entry_id, event), event.name, details(event), worker=str(event.fields.get("worker", "")))
-        )
+        worker = str(event.fields.get("worker", ""))
+        steps.append(Step(event_ms(entry_id, event), event.name, details(event), worker=worker))
     # `active` events are written a little later than they happened. The sort is stable, so ties keep their order.
-    raw.sort(key=lambda step: step.at_ms)
-    _put_starts_before_their_progress(raw)
-    steps: list[Step] = []
-    for step in raw:
-        after_ms = max(step.at_ms - steps[-1].at_ms, 0) if steps else 0
-        steps.append(Step(step.at_ms, step.what, step.note, after_ms, step.worker))
-    return steps
+    steps.sort(key=lambda step: step.at_ms)
+    _put_starts_before_their_progress(steps)
+    gaps = [later.at_ms - earlier.at_ms for earlier, later in pairwise(steps)]
+    return [replace(step, after_ms=gap) for step, gap in zip(steps, [0, *gaps], strict=False)]
 
 
 def _put_starts_before_their_progress(steps: list[Step]) -> None:
@@ -111,10 +95,9 @@ def condensed(steps: list[Step]) -> list[Step]:
     for what, row in groupby(steps, key=lambda step: step.what):
         same = list(row)
         if what == EventName.PROGRESS and len(same) > MAX_PROGRESS:
-            between = same[1:-1]
-            after_ms = sum(step.after_ms for step in between)
-            note = f"{len(between):,} more"
-            same = [same[0], replace(between[-1], note=note, after_ms=after_ms), same[-1]]
+            after_ms = sum(step.after_ms for step in same[1:-1])
+            middle = replace(same[-2], note=f"{len(same) - 2:,} more", after_ms=after_ms)
+            same = [same[0], middle, same[-1]]
         found += same
     return found
 
@@ -122,10 +105,9 @@ def condensed(steps: list[Step]) -> list[Step]:
 def _created_ms(state: JobState, entries: list[Event]) -> int | None:
     if state.created_at_ms:
         return state.created_at_ms
-    for _, event in entries:
-        created = event.fields.get("created_at_ms")
-        if isinstance(created, int) and created:
-            return created
+    stamps = [event.fields.get("created_at_ms") for _, event in entries]
+    if known := next((stamp for stamp in stamps if isinstance(stamp, int) and stamp), None):
+        return known
     try:
         return decode_ulid_time(state.id)
     except DecodeError:
@@ -163,8 +145,7 @@ def _why_waiting(state: JobState, queue: QueueSnapshot, workers: Sequence[Worker
     if state.worker is not None:
         return [f"worker {state.worker} of group {state.group} has fetched it and will start it when a slot is free"]
     if queue.is_paused:
-        why = f": {queue.pause_reason}" if queue.pause_reason else ""
-        return [f"the queue is paused{why}; run {command('queue', 'resume', queue.queue)} to continue"]
+        return [_paused("the queue", queue.pause_reason, command("queue", "resume", queue.queue))]
     live = [worker for worker in workers if worker.is_alive]
     if not live:
         return ["no worker serves this queue; start one with `tampu worker app:queue`"]
@@ -177,22 +158,24 @@ def _why_waiting(state: JobState, queue: QueueSnapshot, workers: Sequence[Worker
     return lines
 
 
+def _paused(what: str, reason: str, resume: str) -> str:
+    return f"{what} is paused{f': {reason}' if reason else ''}; run {resume} to continue"
+
+
 def _why_delayed(state: JobState, entries: list[Event], queue: QueueSnapshot) -> list[str]:
     left = (state.run_at_ms or 0) - queue.taken_at_ms
     failed = [event for _, event in entries if event.name == "failed"]
     why = f"it is waiting for retry {len(failed)}" if failed else "it is delayed"
     lines = [f"{why}, due in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
     if state.name in queue.paused_tasks:
-        reason = queue.paused_tasks[state.name]
-        paused = f"task {state.name} is paused" + (f": {reason}" if reason else "")
-        lines.append(f"{paused}; run {command('queue', 'resume', queue.queue, '--task', state.name)} to continue")
+        resume = command("queue", "resume", queue.queue, "--task", state.name)
+        lines.append(_paused(f"task {state.name}", queue.paused_tasks[state.name], resume))
     if failed:
         reason = str(failed[-1].fields.get("reason", ""))
         lines.append(f"last error: {reason}")
         if reason.startswith("no handler named "):
-            lines.append(
-                "it is retried for an hour, until a worker with a task of that name runs it; then it is dead-lettered"
-            )
+            until = "until a worker with a task of that name runs it"
+            lines.append(f"it is retried for an hour, {until}; then it is dead-lettered")
     if left < -2000 and queue.promoter is None:
         lines.append(f"no promoter is running; start a worker or {command('promoter', queue.queue)}")
     return lines
@@ -203,8 +186,7 @@ def _why_dead(state: JobState, entries: list[Event], queue: QueueSnapshot) -> li
     if letter is None:
         return ["it is a dead letter"]
     lines = [f"it is a dead letter: {letter.reason}" + (f" ({letter.error_text})" if letter.error_text else "")]
-    reasons = {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}
-    if len(reasons) > 1:
+    if len(reasons := {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}) > 1:
         lines.append(f"its attempts failed with {len(reasons)} different errors")
     replay = command("dlq", "replay", queue.queue, "--id", letter.dlq_id)
     lines.append(f"to retry it once the cause is fixed: {replay}")
@@ -219,24 +201,17 @@ def list_(
     common: CommonOptions,
     queue: QueueName,
     state: Annotated[
-        str, typer.Option("--state", "-s", metavar="|".join(LISTED_STATES), help="List jobs in this state.")
+        ListedState, choice_option(LISTED_STATES, "--state", "-s", help="List jobs in this state.")
     ] = "running",
-    name: Annotated[str | None, typer.Option("--name", help="Only jobs with this name.")] = None,
+    name: JobName = None,
     older_than: Annotated[
-        str | None,
-        typer.Option(
-            "--older-than",
-            metavar="DURATION",
-            help="Only jobs that started, failed or were added at least this long ago (15m).",
-        ),
+        float | None, duration_option(help="Only jobs that started, failed or were added at least this long ago (15m).")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of jobs, oldest first.")] = 50,
+    limit: Annotated[int, limit_option(help="Maximum number of jobs, oldest first.")] = 50,
 ) -> None:
     """List running, waiting, delayed or dead jobs, oldest first."""
-    check_choice("--state", state, LISTED_STATES)
-    older_than_ms = None if older_than is None else round(parse_duration(older_than) * 1000)
-    listed = cast("ListedState", state)
-    jobs = common.read(queue, lambda admin: admin.jobs(listed, name=name, older_than_ms=older_than_ms, limit=limit))
+    age_ms = None if older_than is None else round(older_than * 1000)
+    jobs = common.read(queue, lambda admin: admin.jobs(state, name=name, older_than_ms=age_ms, limit=limit))
     found = list(map(redacted_state, jobs))
     if common.as_json:
         write_json([state_json(queue, job, raw=False) for job in found])
@@ -249,19 +224,16 @@ def list_(
         say(f"showing the first {limit:,}; raise --limit to see more")
 
 
-def _jobs_table(state: str, found: list[JobState]) -> FittingTable:
-    age = {"running": "running for", "dead": "died", "delayed": "added", "waiting": "added"}[state]
-    last = {"running": "worker", "dead": "error", "delayed": "due", "waiting": "worker"}[state]
-    spare = {"running": ("attempts", last), "waiting": ("attempts", last)}.get(state, ("attempts", age))
-    cut = last if state == "dead" else None
-    rows = FittingTable("id", "name", age, "attempts", last, numbers=("attempts",), whole=("id",), spare=spare, cut=cut)
+def _jobs_table(state: ListedState, found: list[JobState]) -> FittingTable:
+    age = {"running": "running for", "dead": "died"}.get(state, "added")
+    last = {"dead": "error", "delayed": "due"}.get(state, "worker")
+    spare = ("attempts", last if last == "worker" else age)
+    columns = ("id", "name", age, "attempts", last)
+    rows = FittingTable(*columns, numbers=("attempts",), whole=("id",), spare=spare, cut="error")
     for job in found:
         letter = job.dead_letter
-        value = {
-            "worker": job.worker or "",
-            "due": instant(job.run_at_ms) if job.run_at_ms is not None else "",
-            "error": "" if letter is None else letter.error_text or letter.reason,
-        }[last]
+        due = instant(job.run_at_ms) if job.run_at_ms is not None else ""
+        error = "" if letter is None else letter.error_text or letter.reason
         when = duration(job.age_ms) if job.age_ms is not None else "-"
         attempts = job.attempt if letter is None else letter.attempts
         rows.add_row(
@@ -269,7 +241,7 @@ def _jobs_table(state: str, found: list[JobState]) -> FittingTable:
             cell(job.name),
             cell(when if state == "running" else f"{when} ago"),
             cell("-" if attempts is None else attempts),
-            cell(value, "dim"),
+            cell({"due": due, "error": error}.get(last, job.worker or ""), "dim"),
         )
     return rows
 
@@ -310,13 +282,17 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
     name, state, steps, reasons, traceback = common.run(work)
     if common.as_json:
         shown = {"queue": name, "id": job_id, "state": state.state, "why": reasons, "traceback": traceback or None}
-        write_json(shown | {"steps": [step.to_json() for step in steps]})
+        write_json(shown | {"steps": [_step_json(step) for step in steps]})
     else:
         show(_timeline_view(name, state, steps, reasons))
         if traceback:
             show(Text("\nlast failure", style="dim"))
             for line in traceback.rstrip().splitlines():
                 show(cell(line))
+
+
+def _step_json(step: Step) -> dict[str, Any]:
+    return {"at": iso(step.at_ms), **asdict(step), "worker": step.worker or None}
 
 
 def _last_traceback(state: JobState, events: list[Event]) -> str:
@@ -380,9 +356,8 @@ def _state_view(queue: str, state: JobState, shown: dict[str, Any]) -> Group:
     ]
     rows = fact_table(facts)
     if state.state == "unknown":
-        rows.add_row(
-            "", cell(f"not in the queue now; run {command('job', 'why', state.id)} to see what happened to it")
-        )
+        why = command("job", "why", state.id)
+        rows.add_row("", cell(f"not in the queue now; run {why} to see what happened to it"))
     return Group(Text.assemble(cell(state.id, "bold"), "  ", cell(state.state, _STYLES[state.state])), rows)
 
 
@@ -397,10 +372,9 @@ def _how_long(state: JobState, steps: list[Step]) -> str:
 
 
 def _timeline_view(queue: str, state: JobState, steps: list[Step], reasons: list[str]) -> Group:
-    name = state.name
     head = Text.assemble(
         cell(state.id, "bold"),
-        cell(f"  {name or ''}".rstrip()),
+        cell(f"  {state.name or ''}".rstrip()),
         cell(f"  in {queue}  ", "dim"),
         cell(state.state if state.state != "unknown" else "gone", _STYLES[state.state]),
         cell(_how_long(state, steps), "dim"),

@@ -7,11 +7,12 @@ import asyncio
 import logging
 import math
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tampu.base.event_loop import SIGNAL_SECS, ignore_signals
 from tampu.cli.errors import ERROR, OK
@@ -25,19 +26,11 @@ from tampu.redis.settings import resolve_url
 
 logger = logging.getLogger("tampu.cli.maintain")
 
-Queues = Annotated[
-    list[str], typer.Argument(metavar="QUEUE...", help="Queues to serve.", autocompletion=complete_queue)
-]
-LockTtl = Annotated[
-    int, typer.Option("--lock-ttl", min=1, metavar="SECONDS", help="Time until a dead leader is replaced.")
-]
+Queues = Annotated[list[str], Argument(metavar="QUEUE...", help="Queues to serve.", autocompletion=complete_queue)]
+LockTtl = Annotated[int, Option(min=1, metavar="SECONDS", help="Time until a dead leader is replaced.")]
 MaxLength = Annotated[
-    int,
-    typer.Option(
-        "--max-stream-len", min=1, help="While the stream is at least this long, due jobs wait in the delayed set."
-    ),
+    int, Option(min=1, help="While the stream is at least this long, due jobs wait in the delayed set.")
 ]
-Part = Callable[[asyncio.Event], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +42,17 @@ class LoopOptions:
     url: Url = None
     timeout: Timeout = DEFAULT_TIMEOUT_SECS
 
-    def serve(self, role: str, queues: list[str], make: Callable[[str], Part]) -> None:
-        """Run a part for each queue until a signal."""
-        session = Session(self.url, self.timeout)
-        parts = [make(queue) for queue in dict.fromkeys(queues)]
+    def serve(
+        self,
+        role: str,
+        queues: list[str],
+        make: Callable[..., Promoter | Scheduler],
+        config: Callable[..., Any],
+        **settings: Any,
+    ) -> None:
+        """Run `make(url, config)` for each queue until a signal."""
+        session, url = Session(self.url, self.timeout), resolve_url(self.url)
+        parts = [make(url, config(queue_name=queue, **settings)) for queue in dict.fromkeys(queues)]
         set_up_logs(self.log, self.log_level, role)
         raise typer.Exit(run(_until_signal(role, queues, parts, session)))
 
@@ -62,65 +62,53 @@ def promoter(
     queues: Queues,
     poll_interval_ms: Annotated[
         int,
-        typer.Option(
-            "--poll-interval-ms",
-            min=1,
-            help="Time between polls, in ms; ten times as long, up to 1 s, while only tampu adds delayed jobs.",
+        Option(
+            min=1, help="Time between polls, in ms; ten times as long, up to 1 s, while only tampu adds delayed jobs."
         ),
     ] = 100,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Maximum jobs moved per call.")] = 256,
+    batch: Annotated[int, Option(min=1, help="Maximum jobs moved per call.")] = 256,
     max_stream_len: MaxLength = 1_000_000,
     lock_ttl: LockTtl = 5,
-    events: Annotated[bool, typer.Option("--events/--no-events", help="Write `waiting` events.")] = True,
+    events: Annotated[bool, Option(help="Write `waiting` events.")] = True,
 ) -> None:
     """Move delayed jobs into their queues when they are due."""
 
-    def make(queue: str) -> Part:
-        config = PromoterConfig(
-            queue_name=queue,
-            poll_interval_ms=poll_interval_ms,
-            promote_batch=batch,
-            max_stream_len=max_stream_len,
-            lock_ttl_secs=lock_ttl,
-            events_enabled=events,
-        )
-        return Promoter(resolve_url(options.url), config).run
-
-    options.serve("promoter", queues, make)
+    options.serve(
+        *("promoter", queues, Promoter, PromoterConfig),
+        poll_interval_ms=poll_interval_ms,
+        promote_batch=batch,
+        max_stream_len=max_stream_len,
+        lock_ttl_secs=lock_ttl,
+        events_enabled=events,
+    )
 
 
 def scheduler(
     options: LoopOptions,
     queues: Queues,
-    tick_interval_ms: Annotated[
-        int, typer.Option("--tick-interval-ms", min=1, help="Maximum time between polls, in milliseconds.")
-    ] = 1000,
-    batch: Annotated[int, typer.Option("--batch", min=1, help="Maximum schedules read per call.")] = 256,
+    tick_interval_ms: Annotated[int, Option(min=1, help="Maximum time between polls, in ms.")] = 1000,
+    batch: Annotated[int, Option(min=1, help="Maximum schedules read per call.")] = 256,
     max_stream_len: MaxLength = 1_000_000,
     lock_ttl: LockTtl = 5,
 ) -> None:
     """Enqueue the job of each schedule when it is due."""
 
-    def make(queue: str) -> Part:
-        config = SchedulerConfig(
-            queue_name=queue,
-            tick_interval_ms=tick_interval_ms,
-            batch=batch,
-            max_stream_len=max_stream_len,
-            lock_ttl_secs=lock_ttl,
-        )
-        return Scheduler(resolve_url(options.url), config).run
-
-    options.serve("scheduler", queues, make)
+    options.serve(
+        *("scheduler", queues, Scheduler, SchedulerConfig),
+        tick_interval_ms=tick_interval_ms,
+        batch=batch,
+        max_stream_len=max_stream_len,
+        lock_ttl_secs=lock_ttl,
+    )
 
 
-async def _until_signal(role: str, queues: list[str], parts: list[Part], session: Session) -> int:
+async def _until_signal(role: str, queues: list[str], parts: list[Promoter | Scheduler], session: Session) -> int:
     """Run all parts until a signal. Another one, at least a second later, stops without waiting for them."""
     async with session:
         await session.client()  # fail at once if there is no server
     loop = asyncio.get_running_loop()
     shutdown = asyncio.Event()
-    tasks = [asyncio.ensure_future(part(shutdown)) for part in parts]
+    tasks = [asyncio.ensure_future(part.run(shutdown)) for part in parts]
     together = asyncio.gather(*tasks)
     first_at = math.inf
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import re
 import signal
+import sys
 import time
 from dataclasses import asdict
 from datetime import date
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tampu.base.checks import one_line, without_colors
 from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
-from tampu.cli.options import AsJson, Url, queue_option
-from tampu.cli.output import cell, printable, say, show, silence_py4j, stderr_console, write_json, write_line
-from tampu.cli.tables import FittingTable
+from tampu.cli.options import AsJson, Url, duration_option, queue_option
+from tampu.cli.output import cell, console_of, printable, say, show, silence_py4j, write_json, write_line
+from tampu.cli.tables import FittingTable, table
 from tampu.cli.units import parse_duration, plural, size
 from tampu.errors import Error
 from tampu.redis.settings import resolve_url
@@ -26,7 +28,6 @@ from tampu.redis.settings import resolve_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from tampu.spark.lake.contracts import Contracts
     from tampu.spark.lake.pipeline import Summary
 
 app = typer.Typer(
@@ -38,19 +39,14 @@ app = typer.Typer(
 #: How long to wait for the server's answer before Spark is started, in seconds.
 SERVER_PATIENCE_SECS = 5.0
 
-Lake = Annotated[Path, typer.Option("--lake", metavar="DIR", help="The folder of the lake.", file_okay=False)]
+Lake = Annotated[Path, Option("--lake", metavar="DIR", help="The folder of the lake.", file_okay=False)]
 Queues = Annotated[list[str], queue_option(help="Queue to read. Can be given more than once.")]
 Master = Annotated[
     str | None,
-    typer.Option(
-        "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="The Spark master.", show_default="local[*,4]"
-    ),
+    Option("--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="The Spark master.", show_default="local[*,4]"),
 ]
 Keep = Annotated[
-    str,
-    typer.Option(
-        "--keep", metavar="DURATION", help="Keep replaced files this long (2h, 1d), for readers that have opened them."
-    ),
+    str, Option(metavar="DURATION", help="Keep replaced files this long (2h, 1d), for readers that have opened them.")
 ]
 
 
@@ -71,21 +67,14 @@ def run(
     lake: Lake,
     url: Url = None,
     every: Annotated[
-        str | None,
-        typer.Option("--every", metavar="DURATION", help="Repeat at this interval (10s, 5m).", show_default="once"),
+        float | None, duration_option(help="Repeat at this interval (10s, 5m).", show_default="once")
     ] = None,
     master: Master = None,
-    max_per_batch: Annotated[
-        int, typer.Option("--max-per-batch", min=1, help="Maximum number of entries per batch.")
-    ] = 1_000_000,
+    max_per_batch: Annotated[int, Option(min=1, help="Maximum number of entries per batch.")] = 1_000_000,
     keep: Keep = "2h",
     contracts: Annotated[
         str | None,
-        typer.Option(
-            "--contracts",
-            metavar="FILE",
-            help="Also check payloads against these rules; exit with 1 if one breaks them.",
-        ),
+        Option(metavar="FILE", help="Also check payloads against these rules; exit with 1 if one breaks them."),
     ] = None,
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
@@ -93,18 +82,17 @@ def run(
     If a run is killed, even by kill -9, the next one continues from there. With --every, the command repeats until it
     receives a signal. Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
-    pause = None if every is None else parse_duration(every)
-    if pause is not None and pause <= 0:
-        raise UsageError(f"--every must be longer than 0; got {every!r}")
+    if every is not None and every <= 0:
+        raise UsageError("--every must be longer than 0")
     keep_hours = _hours(keep)
     try:
         broken = build_lake(
-            url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours,
+            url, queue, lake, pause=every, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours,
             contracts=contracts,
         )  # fmt: skip
     except Stopped as stop:
         say("stopped; the next run continues from here")
-        raise typer.Exit(OK if pause is not None else stop.exit_code) from None
+        raise typer.Exit(OK if every is not None else stop.exit_code) from None
     if broken:
         raise typer.Exit(ERROR)
 
@@ -125,13 +113,11 @@ def build_lake(
 
     Everything that can be checked is checked before Spark is started. Returns whether a payload breaks its contract.
     """
-    from tampu.spark.session import require_lake, require_spark
-
-    require_spark()
-    require_lake()
+    _require(spark=True)
+    from tampu.spark.lake.contracts import Contracts
     from tampu.spark.lake.folder import LOG_NAME, LakeVersion, sole_writer, writable_lake
 
-    rules = None if contracts is None else _contracts(contracts)
+    rules = None if contracts is None else Contracts.load(contracts)
     lake = writable_lake(lake)
     checked_url = _checked(url, queues)
     with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
@@ -246,7 +232,7 @@ def _steps(*, is_repeated: bool) -> Iterator[Callable[[str], None]]:
 
     If rounds are repeated, a log gets only their results: the steps would add several lines per round for months.
     """
-    console = stderr_console()
+    console = console_of(sys.stderr)
     if not console.is_terminal:
         yield lambda step: None if is_repeated else say(f"{step} ...")
         return
@@ -288,9 +274,8 @@ def _warnings(summary: Summary) -> list[str]:
     if count := summary.trimmed.get("events"):
         found.append(f"warning: {count:,} events in total were trimmed before they could be landed")
     if count := summary.trimmed.get("dlq"):  # usually on purpose: a replay removes the letter
-        found.append(
-            f"{plural(count, 'dead letter')} in total had been replayed, removed or trimmed before being landed"
-        )
+        lost = plural(count, "dead letter")
+        found.append(f"{lost} in total had been replayed, removed or trimmed before being landed")
     if summary.violations:
         count = sum(one.jobs for one in summary.violations)
         found.append(f"warning: {plural(count, 'payload')} broke a contract: see the table gold_violations")
@@ -311,14 +296,10 @@ def _counts(rows: Mapping[str, int]) -> str:
 def check(
     queue: Queues,
     contracts: Annotated[
-        str,
-        typer.Option(
-            "--contracts", metavar="FILE", help="Rules for payloads: a TOML or JSON file, or module:name of a mapping."
-        ),
+        str, Option(metavar="FILE", help="Rules for payloads: a TOML or JSON file, or module:name of a mapping.")
     ],
     lake: Annotated[
-        Path | None,
-        typer.Option("--lake", metavar="DIR", help="Store the result in this lake (gold_violations).", file_okay=False),
+        Path | None, Option(metavar="DIR", help="Store the result in this lake (gold_violations).", file_okay=False)
     ] = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -327,12 +308,12 @@ def check(
 
     Needs neither Spark nor Java.
     """
-    _require_lake()
-    from tampu.spark.lake.contracts import check_queue, publish
+    _require()
+    from tampu.spark.lake.contracts import Contracts, check_queue, publish
     from tampu.spark.lake.folder import lake_folder
     from tampu.spark.lake.rows import published
 
-    rules = _contracts(contracts)
+    rules = Contracts.load(contracts)
     folder = None if lake is None else lake_folder(lake)
     if folder is not None:
         published(folder)
@@ -362,21 +343,15 @@ def check(
         raise typer.Exit(ERROR)
 
 
-def _contracts(source: str) -> Contracts:
-    from tampu.spark.lake.contracts import Contracts
-
-    return Contracts.load(source)
-
-
 @app.command()
 def report(
     lake: Lake,
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
+        Path, Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
     ] = Path("report.html"),
 ) -> None:
     """Write one HTML page with plots from the lake. Needs neither Spark nor Java nor a server."""
-    _require_lake()
+    _require()
     from tampu.spark.lake.report import write_report
 
     write_line(f"wrote {write_report(lake, output)}")
@@ -385,9 +360,7 @@ def report(
 @app.command("show")
 def show_tables(lake: Lake, as_json: AsJson = False) -> None:
     """List the tables of the lake: rows, files, size, version. Needs neither Spark nor Java."""
-    _require_lake()
-    from rich.table import Table as RichTable
-
+    _require()
     from tampu.spark.lake.folder import lake_folder
     from tampu.spark.lake.rows import published, sql_name
     from tampu.spark.lake.table import Table
@@ -396,40 +369,26 @@ def show_tables(lake: Lake, as_json: AsJson = False) -> None:
     rows: list[dict[str, Any]] = []
     for name, version in state.tables.items():
         files = Table(lake_folder(lake), name).files(version)
-        rows.append(
-            {
-                "table": sql_name(name),
-                "version": version,
-                "rows": sum(file.rows for file in files),
-                "files": len(files),
-                "bytes": sum(file.size for file in files),
-            }
-        )
+        counts = {"rows": sum(file.rows for file in files), "files": len(files)}
+        rows.append({"table": sql_name(name), "version": version, **counts, "bytes": sum(file.size for file in files)})
     if as_json:
         write_json({"round": state.round, "published_at": state.published_at, "tables": rows})
         return
-    table = RichTable(box=None, header_style="dim", pad_edge=False)
-    for column in ("table", "version", "rows", "files", "size"):
-        table.add_column(column, justify="left" if column == "table" else "right")
+    numbers = ("version", "rows", "files")
+    shown = table("table", *numbers, "size", numbers=(*numbers, "size"))
     for row in rows:
-        table.add_row(
-            cell(row["table"]), *(f"{row[key]:,}" for key in ("version", "rows", "files")), size(row["bytes"])
-        )
-    show(table)
+        shown.add_row(cell(row["table"]), *(f"{row[key]:,}" for key in numbers), size(row["bytes"]))
+    show(shown)
 
 
 @app.command()
 def sql(
-    query: Annotated[
-        str, typer.Argument(metavar="SQL", help='SQL query, such as "SELECT name, failures FROM silver_jobs".')
-    ],
+    query: Annotated[str, Argument(metavar="SQL", help='SQL query, such as "SELECT name, failures FROM silver_jobs".')],
     lake: Lake,
     as_json: AsJson = False,
 ) -> None:
     """Query the lake with SQL (DataFusion). Needs neither Spark nor Java. `tampu pipeline show` lists the tables."""
-    _require_lake()
-    from rich.table import Table as RichTable
-
+    _require()
     from tampu.spark.lake.folder import lake_folder
     from tampu.spark.lake.rows import published
     from tampu.spark.lake.rows import query as run_query
@@ -445,30 +404,27 @@ def sql(
     if as_json:
         write_json(rows)
         return
-    table = RichTable(box=None, header_style="dim", pad_edge=False)
-    for name in found.column_names:
-        table.add_column(name)
+    shown = table(*found.column_names)
     for row in rows:
-        table.add_row(*(cell("" if value is None else value) for value in row.values()))
-    show(table)
+        shown.add_row(*(cell("" if value is None else value) for value in row.values()))
+    show(shown)
 
 
 @app.command()
 def compact(lake: Lake) -> None:
     """Merge small files. Readers see the same rows before and after. Needs neither Spark nor Java."""
-    _require_lake()
+    _require()
     from tampu.spark.lake import upkeep
 
     done = upkeep.compact(_existing(lake))
-    write_line(
-        f"merged {plural(done.merged, 'file')} into {done.written:,}" if done.merged else "there are no files to merge"
-    )
+    merged = f"merged {plural(done.merged, 'file')} into {done.written:,}"
+    write_line(merged if done.merged else "there are no files to merge")
 
 
 @app.command()
 def vacuum(lake: Lake, keep: Keep = "2h") -> None:
     """Delete files that no reader needs, and files left by killed runs. Needs neither Spark nor Java."""
-    _require_lake()
+    _require()
     from tampu.spark.lake import upkeep
 
     done = upkeep.vacuum(_existing(lake), _hours(keep))
@@ -476,24 +432,19 @@ def vacuum(lake: Lake, keep: Keep = "2h") -> None:
 
 
 @app.command()
-def retain(
-    lake: Lake,
-    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep rows of bronze this long (90d).")],
-) -> None:
+def retain(lake: Lake, bronze: Annotated[float, duration_option(help="Keep rows of bronze this long (90d).")]) -> None:
     """Remove the events, dead letters and repairs of old days from bronze. Silver and gold keep their rows.
 
     `vacuum` then deletes the files.
     """
-    _require_lake()
+    _require()
     from tampu.spark.lake import upkeep
 
-    done = upkeep.retain(_existing(lake), math.ceil(parse_duration(bronze) / 86400))
+    done = upkeep.retain(_existing(lake), math.ceil(bronze / 86400))
     write_line(f"removed {_counts(done.retired)} from bronze")
     if any(done.kept.values()):
-        say(
-            f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: in their queues, some jobs were created at an "
-            "unknown time"
-        )
+        why = "in their queues, some jobs were created at an unknown time"
+        say(f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: {why}")
 
 
 def _existing(lake: Path) -> Path:
@@ -506,9 +457,11 @@ def _existing(lake: Path) -> Path:
     return folder
 
 
-def _require_lake() -> None:
-    from tampu.spark.session import require_lake
+def _require(*, spark: bool = False) -> None:
+    from tampu.spark.session import require_lake, require_spark
 
+    if spark:
+        require_spark()
     require_lake()
 
 
@@ -519,15 +472,12 @@ def _require_lake() -> None:
 def rebuild(
     lake: Lake,
     first_day: Annotated[
-        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on (2026-01-31).", show_default="all")
+        str, Option("--from", metavar="DAY", help="Only jobs from this day on (2026-01-31).", show_default="all")
     ] = "",
     master: Master = None,
 ) -> None:
     """Compute silver and gold again from bronze."""
-    from tampu.spark.session import require_lake, require_spark
-
-    require_spark()
-    require_lake()
+    _require(spark=True)
     from tampu.spark.lake.folder import LOG_NAME, sole_writer
 
     try:

@@ -3,9 +3,10 @@
 from typing import Annotated
 
 import typer
+from typer import Option
 
 from tampu.cli.errors import CliError, UsageError
-from tampu.cli.options import DryRun, QueueName, Yes, confirm
+from tampu.cli.options import Confirmation, QueueName, duration_option
 from tampu.cli.output import command, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.units import duration, parse_duration, plural
@@ -13,10 +14,7 @@ from tampu.errors import ConfigError
 
 app = typer.Typer(help="List, pause, resume, drain, purge or delete queues.", no_args_is_help=True)
 
-Task = Annotated[str | None, typer.Option("--task", metavar="NAME", help="Only this task.")]
-DrainTimeout = Annotated[
-    str | None, typer.Option("--within", metavar="DURATION", help="Give up after this time (90s, 15m, 2h).")
-]
+Task = Annotated[str | None, Option("--task", metavar="NAME", help="Only this task.")]
 
 
 @app.command("list")
@@ -37,13 +35,12 @@ def pause(
     common: CommonOptions,
     queue: QueueName,
     task: Task = None,
-    reason: Annotated[str, typer.Option("--reason", help="Reason, shown by other commands.")] = "",
-    for_: Annotated[
-        str | None, typer.Option("--for", metavar="DURATION", help="Resume automatically after this time (15m, 2h).")
+    reason: Annotated[str, Option(help="Reason, shown by other commands.")] = "",
+    until: Annotated[
+        float | None, duration_option("--for", help="Resume automatically after this time (15m, 2h).")
     ] = None,
 ) -> None:
     """Stop all workers from taking new jobs, within about a second. Running jobs finish."""
-    until = None if for_ is None else parse_duration(for_)
     common.change(queue, lambda admin: admin.pause(task, reason, until))
     what, option = (queue, ()) if task is None else (f"task {task} of {queue}", ("--task", task))
     resume = command("queue", "resume", queue, *option)
@@ -54,7 +51,11 @@ def pause(
 
 
 @app.command()
-def drain(common: CommonOptions, queue: QueueName, within: DrainTimeout = None) -> None:
+def drain(
+    common: CommonOptions,
+    queue: QueueName,
+    within: Annotated[str | None, Option(metavar="DURATION", help="Give up after this time (90s, 15m, 2h).")] = None,
+) -> None:
     """Wait until no job is waiting, running or due. Does not wait for jobs that are due later."""
     within_secs = None if within is None else parse_duration(within)
     try:
@@ -69,11 +70,10 @@ def drain(common: CommonOptions, queue: QueueName, within: DrainTimeout = None) 
 def delete(
     common: CommonOptions,
     queue: QueueName,
+    confirmation: Confirmation,
     force: Annotated[
-        bool, typer.Option("--force", help="Delete the queue even if it has jobs, dead letters, schedules or workers.")
+        bool, Option("--force", help="Delete the queue even if it has jobs, dead letters, schedules or workers.")
     ] = False,
-    yes: Yes = False,
-    dry_run: DryRun = False,
 ) -> None:
     """Delete a queue with everything in it: jobs, dead letters, schedules, results and events."""
     before = common.read(queue, lambda admin: admin.snapshot(sizes=False))
@@ -81,12 +81,12 @@ def delete(
     contents = ", ".join(plural(count, what) for what, count in held.items() if count) or "results and events only"
     question = f"delete queue {queue} permanently, with everything in it ({contents})"
     deleted = 0
-    if confirm(question, 1, yes=yes, dry_run=dry_run):
+    if confirmation.ask(question, 1):
         try:
             deleted = common.change(queue, lambda admin: admin.delete(force=force))
         except ConfigError as error:  # it names the parameter of the Python method
             raise UsageError(str(error).replace("force=True", "--force")) from error
-    report = {"queue": queue, "deleted_keys": deleted, "dry_run": dry_run}
+    report = {"queue": queue, "deleted_keys": deleted, "dry_run": confirmation.dry_run}
     common.report(report, f"deleted {queue}" if deleted else "")
 
 
@@ -103,10 +103,9 @@ def resume(common: CommonOptions, queue: QueueName, task: Task = None) -> None:
 def purge(
     common: CommonOptions,
     queue: QueueName,
-    waiting: Annotated[bool, typer.Option("--waiting/--no-waiting", help="Delete waiting jobs.")] = True,
-    delayed: Annotated[bool, typer.Option("--delayed/--no-delayed", help="Delete delayed jobs.")] = True,
-    yes: Yes = False,
-    dry_run: DryRun = False,
+    confirmation: Confirmation,
+    waiting: Annotated[bool, Option(help="Delete waiting jobs.")] = True,
+    delayed: Annotated[bool, Option(help="Delete delayed jobs.")] = True,
 ) -> None:
     """Delete waiting and delayed jobs. Running jobs, dead letters and schedules are kept."""
     before = common.read(queue, lambda admin: admin.snapshot(sizes=False))
@@ -114,12 +113,11 @@ def purge(
     parts = [f"{before.waiting:,} waiting"] * waiting + [f"{before.delayed:,} delayed"] * delayed
     deleted = 0
     question = f"delete {plural(count, 'job')} of {queue} permanently ({' and '.join(parts) or 'none selected'})"
-    if confirm(question, count, yes=yes, dry_run=dry_run):
+    if confirmation.ask(question, count):
         with progress_bar("deleting", count) as done:
-            deleted = common.change(
-                queue, lambda admin: admin.purge(waiting=waiting, delayed=delayed, on_progress=done)
-            )
-    report = {"queue": queue, "matched": count, "deleted": deleted, "dry_run": dry_run}
+            which = {"waiting": waiting, "delayed": delayed}
+            deleted = common.change(queue, lambda admin: admin.purge(**which, on_progress=done))
+    report = {"queue": queue, "matched": count, "deleted": deleted, "dry_run": confirmation.dry_run}
     common.report(report, f"deleted {plural(deleted, 'job')}" if deleted else "")
     if before.pending and not common.as_json and deleted:
         say(f"{plural(before.pending, 'job')} held by workers {'was' if before.pending == 1 else 'were'} kept")

@@ -11,37 +11,27 @@ import contextlib
 import json
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 import typer
+from typer import Argument, Option
 
 from tampu.cli.errors import CliError, UsageError
-from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, DryRun, Timeout, Url, Yes
+from tampu.cli.options import Confirmation
 from tampu.cli.output import cell, say, show, while_read, write_json, write_json_line, write_line
-from tampu.cli.session import run
+from tampu.cli.session import CommonOptions, run
 from tampu.cli.tables import table
 from tampu.cli.units import plural
 from tampu.config import DEFAULT_DEDUP_TTL_SECS, ProducerConfig
 from tampu.produce.options import AddOptions
 from tampu.produce.producer import Producer
 from tampu.redis.settings import resolve_url
-from tampu.rsmq import (
-    InvalidFormat,
-    InvalidValue,
-    MessageNotString,
-    MissingParameter,
-    NoAttributeSupplied,
-    QueueAttributes,
-    Rsmq,
-    RsmqError,
-    RsmqMessage,
-    RsmqOptions,
-)
-from tampu.rsmq.bridge import DEFAULT_BATCH, Bridge
-from tampu.rsmq.bridge import DEFAULT_VT_SECS as DEFAULT_BRIDGE_VT_SECS
+from tampu.rsmq import QueueAttributes, Rsmq, RsmqError, RsmqMessage, RsmqOptions, errors
+from tampu.rsmq.bridge import DEFAULT_BATCH, DEFAULT_VT_SECS, Bridge
 from tampu.rsmq.listen import DEFAULT_POLL_SECS
-from tampu.rsmq.queues import DEFAULT_DELAY_SECS, DEFAULT_MAXSIZE, DEFAULT_VT_SECS
+from tampu.rsmq.queues import DEFAULT_MAXSIZE
 
 T = TypeVar("T")
 
@@ -53,52 +43,34 @@ app = typer.Typer(
     no_args_is_help=True,
 )
 
-DEFAULT_NS = "rsmq"
 #: Errors about the arguments of a call, rather than a queue or a server.
-_USAGE = (InvalidFormat, InvalidValue, MessageNotString, MissingParameter, NoAttributeSupplied)
+_USAGE = (
+    *(errors.InvalidFormat, errors.InvalidValue, errors.MessageNotString),
+    *(errors.MissingParameter, errors.NoAttributeSupplied),
+)
 
-Qname = Annotated[str, typer.Argument(metavar="QUEUE", help="RSMQ queue name.", show_default=False)]
-Ns = Annotated[
-    str, typer.Option("--ns", envvar="TAMPU_RSMQ_NS", metavar="NS", help="Key prefix; use {rsmq} on a Cluster.")
-]
-Unit = Annotated[
-    Literal["s", "ms"],
-    typer.Option(
-        "--duration-unit",
-        envvar="TAMPU_RSMQ_DURATION_UNIT",
-        help="Unit of the stored vt and delay. The Rust client uses ms.",
-    ),
-]
-Vt = Annotated[
-    str | None,
-    typer.Option("--vt", metavar="SECONDS", help="Visibility timeout. Default: the queue's own.", show_default=False),
-]
-Delay = Annotated[
-    str | None,
-    typer.Option(
-        "--delay", metavar="SECONDS", help="Delay before delivery. Default: the queue's own.", show_default=False
-    ),
-]
+_option, _argument = partial(Option, show_default=False), partial(Argument, show_default=False)
+_seconds = partial(_option, metavar="SECONDS")
+
+Qname = Annotated[str, _argument(metavar="QUEUE", help="RSMQ queue name.")]
+Vt = Annotated[str | None, _seconds("--vt", help="Visibility timeout. Default: the queue's own.")]
+Delay = Annotated[str | None, _seconds("--delay", help="Delay before delivery. Default: the queue's own.")]
 
 
-class Namespace:
-    """Storage of RSMQ queues: base class of the two groups of options below."""
+@dataclass(frozen=True)
+class Namespace(CommonOptions):
+    """Options of every `rsmq` command."""
 
-    as_json: bool
-    url: str | None
-    ns: str
-    unit: Literal["s", "ms"] = "s"
-    timeout: float
+    ns: Annotated[str, Option(envvar="TAMPU_RSMQ_NS", metavar="NS", help="Key prefix; use {rsmq} on a Cluster.")] = (
+        "rsmq"
+    )
+    #: An option of the commands that read or write durations.
+    unit: ClassVar[Literal["s", "ms"]] = "s"
 
-    def run(self, qname: str, work: Callable[[Rsmq], Awaitable[T]], *, realtime: bool = False) -> T:
+    def call(self, qname: str, work: Callable[[Rsmq], Awaitable[T]], *, realtime: bool = False) -> T:
         """Run `work` with a client and return its result; errors become one line for the user."""
-        options = RsmqOptions(
-            url=resolve_url(self.url),
-            ns=self.ns,
-            duration_unit=self.unit,
-            realtime=realtime,
-            patience_secs=self.timeout,
-        )
+        settings = RsmqOptions(url=resolve_url(self.url), ns=self.ns, duration_unit=self.unit, realtime=realtime)
+        options = replace(settings, patience_secs=self.timeout)
 
         async def open_and_work() -> T:
             rsmq = Rsmq(options)  # connects on its first call, so invalid arguments are reported without a server
@@ -115,30 +87,31 @@ class Namespace:
                 raise UsageError(text) from error
             raise CliError(f"{text} ({qname})") from error
 
-    def tell(self, value: dict[str, Any], text: str) -> None:
-        """Print what was done, as JSON or as text."""
-        write_json(value) if self.as_json else write_line(text)
+    def print_lines(self, value: Any, lines: list[str]) -> None:
+        """Print what was found, as JSON or as lines."""
+        if self.as_json:
+            write_json(value)
+            return
+        for line in lines:
+            write_line(line)
+
+    def print_messages(self, messages: list[RsmqMessage[str]]) -> None:
+        """Print messages: as text lines, or as one JSON list."""
+        self.print_lines([message_as_json(message) for message in messages], [_line(message) for message in messages])
 
 
 @dataclass(frozen=True)
-class NamespaceOptions(Namespace):
-    """Options of every `rsmq` command."""
-
-    url: Url = None
-    ns: Ns = DEFAULT_NS
-    timeout: Timeout = DEFAULT_TIMEOUT_SECS
-    as_json: AsJson = False
-
-
-@dataclass(frozen=True)
-class DurationOptions(Namespace):
+class NamespaceAndUnit(Namespace):
     """Options of commands that read or write a queue's durations."""
 
-    url: Url = None
-    ns: Ns = DEFAULT_NS
-    unit: Unit = "s"
-    timeout: Timeout = DEFAULT_TIMEOUT_SECS
-    as_json: AsJson = False
+    unit: Annotated[  # type: ignore[misc]  # an instance's value instead of the class's
+        Literal["s", "ms"],
+        Option(
+            "--duration-unit",
+            envvar="TAMPU_RSMQ_DURATION_UNIT",
+            help="Unit of the stored vt and delay. The Rust client uses ms.",
+        ),
+    ] = "s"
 
 
 def show_attributes(attributes: QueueAttributes, as_json: bool) -> None:
@@ -164,18 +137,8 @@ def message_as_json(message: RsmqMessage[str]) -> dict[str, Any]:
     return fields
 
 
-def message_as_line(message: RsmqMessage[str]) -> str:
-    """Return a message as one line."""
+def _line(message: RsmqMessage[str]) -> str:
     return f"{message.id} {message.message}"
-
-
-def show_messages(messages: list[RsmqMessage[str]], as_json: bool) -> None:
-    """Print messages: as text lines, or as one JSON list."""
-    if as_json:
-        write_json([message_as_json(message) for message in messages])
-        return
-    for message in messages:
-        write_line(message_as_line(message))
 
 
 # --- queues
@@ -183,76 +146,57 @@ def show_messages(messages: list[RsmqMessage[str]], as_json: bool) -> None:
 
 @app.command()
 def create(
-    place: DurationOptions,
+    place: NamespaceAndUnit,
     qname: Qname,
-    vt: Annotated[str, typer.Option("--vt", metavar="SECONDS", help="Visibility timeout of received messages.")] = str(
-        DEFAULT_VT_SECS
-    ),
-    delay: Annotated[str, typer.Option("--delay", metavar="SECONDS", help="Delay of new messages.")] = str(
-        DEFAULT_DELAY_SECS
-    ),
+    vt: Annotated[str, Option(metavar="SECONDS", help="Visibility timeout of received messages.")] = "30",
+    delay: Annotated[str, Option(metavar="SECONDS", help="Delay of new messages.")] = "0",
     maxsize: Annotated[
-        int, typer.Option("--maxsize", metavar="BYTES", help="Maximum message size: 1024 to 65536, or -1 for no limit.")
+        int, Option(metavar="BYTES", help="Maximum message size: 1024 to 65536, or -1 for no limit.")
     ] = DEFAULT_MAXSIZE,
 ) -> None:
     """Create a queue."""
-    place.run(qname, lambda rsmq: rsmq.create_queue(qname, vt, delay, maxsize))
-    place.tell({"queue": qname, "created": True}, f"created {qname}")
+    place.call(qname, lambda rsmq: rsmq.create_queue(qname, vt, delay, maxsize))
+    place.report({"queue": qname, "created": True}, f"created {qname}")
 
 
 @app.command("list")
-def list_queues(place: NamespaceOptions) -> None:
+def list_queues(place: Namespace) -> None:
     """List all queues."""
-    names = place.run("", lambda rsmq: rsmq.list_queues())
-    if place.as_json:
-        write_json(names)
-        return
-    for name in names:
-        write_line(name)
-    if not names:
+    names = place.call("", lambda rsmq: rsmq.list_queues())
+    place.print_lines(names, names)
+    if not names and not place.as_json:
         say(f"no queues in namespace {place.ns}")
 
 
 @app.command()
-def delete(place: NamespaceOptions, qname: Qname, yes: Yes = False, dry_run: DryRun = False) -> None:
+def delete(place: Namespace, qname: Qname, confirmation: Confirmation) -> None:
     """Delete a queue and all its messages."""
-    attributes = place.run(qname, lambda rsmq: rsmq.get_queue_attributes(qname))
-    say(f"{qname} holds {plural(attributes.msgs, 'message')}")
-    if not dry_run:
-        if not yes and not sys.stdin.isatty():
-            raise UsageError(
-                f"this deletes {qname} and its messages permanently; not a terminal, so pass --yes to confirm"
-            )
-        if not yes:
-            typer.confirm(f"Delete {qname} permanently?", abort=True, err=True)
-        place.run(qname, lambda rsmq: rsmq.delete_queue(qname))
-    text = f"would delete {qname}" if dry_run else f"deleted {qname}"
-    place.tell({"queue": qname, "messages": attributes.msgs, "deleted": not dry_run}, text)
+    attributes = place.call(qname, lambda rsmq: rsmq.get_queue_attributes(qname))
+    held = plural(attributes.msgs, "message")
+    is_confirmed = confirmation.ask(f"delete {qname} permanently, with {held}", 1)
+    if is_confirmed:
+        place.call(qname, lambda rsmq: rsmq.delete_queue(qname))
+    report = {"queue": qname, "messages": attributes.msgs, "deleted": is_confirmed}
+    place.report(report, f"deleted {qname}" if is_confirmed else "")
 
 
 @app.command()
-def attrs(place: DurationOptions, qname: Qname) -> None:
+def attrs(place: NamespaceAndUnit, qname: Qname) -> None:
     """Show the attributes and counters of a queue."""
-    attributes = place.run(qname, lambda rsmq: rsmq.get_queue_attributes(qname))
+    attributes = place.call(qname, lambda rsmq: rsmq.get_queue_attributes(qname))
     show_attributes(attributes, place.as_json)
 
 
 @app.command("set")
 def set_attributes(
-    place: DurationOptions,
+    place: NamespaceAndUnit,
     qname: Qname,
-    vt: Annotated[
-        str | None, typer.Option("--vt", metavar="SECONDS", help="New visibility timeout.", show_default=False)
-    ] = None,
-    delay: Annotated[
-        str | None, typer.Option("--delay", metavar="SECONDS", help="New delay.", show_default=False)
-    ] = None,
-    maxsize: Annotated[
-        int | None, typer.Option("--maxsize", metavar="BYTES", help="New maximum message size.", show_default=False)
-    ] = None,
+    vt: Annotated[str | None, _seconds(help="New visibility timeout.")] = None,
+    delay: Annotated[str | None, _seconds(help="New delay.")] = None,
+    maxsize: Annotated[int | None, _option(metavar="BYTES", help="New maximum message size.")] = None,
 ) -> None:
     """Change the attributes of a queue. Messages already in it keep their delay and visibility timeout."""
-    show_attributes(place.run(qname, lambda rsmq: rsmq.set_queue_attributes(qname, vt, maxsize, delay)), place.as_json)
+    show_attributes(place.call(qname, lambda rsmq: rsmq.set_queue_attributes(qname, vt, maxsize, delay)), place.as_json)
 
 
 # --- messages
@@ -260,89 +204,76 @@ def set_attributes(
 
 @app.command()
 def send(
-    place: DurationOptions,
+    place: NamespaceAndUnit,
     qname: Qname,
-    message: Annotated[str, typer.Argument(metavar="MESSAGE", help="Message body; - reads stdin.")] = "-",
+    message: Annotated[str, Argument(metavar="MESSAGE", help="Message body; - reads stdin.")] = "-",
     delay: Delay = None,
-    lines: Annotated[bool, typer.Option("--lines", help="Send each line of stdin as one message.")] = False,
-    realtime: Annotated[bool, typer.Option("--realtime", help="Notify listeners.")] = False,
+    lines: Annotated[bool, Option("--lines", help="Send each line of stdin as one message.")] = False,
+    realtime: Annotated[bool, Option("--realtime", help="Notify listeners.")] = False,
 ) -> None:
     """Send a message, or each line of stdin with --lines, and print the IDs."""
     if lines and message != "-":
         raise UsageError("--lines reads messages from stdin: leave out MESSAGE")
     body = sys.stdin.buffer.read() if message == "-" else message.encode(errors="surrogateescape")
     bodies = body.splitlines() if lines else [body]
-    ids = place.run(qname, lambda rsmq: rsmq.send_messages(qname, bodies, delay), realtime=realtime)
-    if place.as_json:
-        write_json([{"id": each} for each in ids] if lines else {"id": ids[0]})
-        return
-    for each in ids:
-        write_line(each)
+    ids = place.call(qname, lambda rsmq: rsmq.send_messages(qname, bodies, delay), realtime=realtime)
+    place.print_lines([{"id": each} for each in ids] if lines else {"id": ids[0]}, ids)
 
 
 @app.command()
 def receive(
-    place: DurationOptions,
+    place: NamespaceAndUnit,
     qname: Qname,
     vt: Vt = None,
-    limit: Annotated[int, typer.Option("--max", "-n", min=1, metavar="N", help="Maximum number of messages.")] = 1,
+    limit: Annotated[int, Option("--max", "-n", min=1, metavar="N", help="Maximum number of messages.")] = 1,
 ) -> None:
     """Receive messages, or print nothing if there are none.
 
     Each message is delivered again after its visibility timeout, unless it is acked.
     """
-    show_messages(place.run(qname, lambda rsmq: rsmq.receive_messages(qname, limit, vt)), place.as_json)
+    place.print_messages(place.call(qname, lambda rsmq: rsmq.receive_messages(qname, limit, vt)))
 
 
 @app.command()
-def pop(place: NamespaceOptions, qname: Qname) -> None:
+def pop(place: Namespace, qname: Qname) -> None:
     """Receive the next message and delete it. Prints nothing if the queue is empty."""
-    found = place.run(qname, lambda rsmq: rsmq.pop_message(qname))
-    show_messages([found] if found else [], place.as_json)
+    found = place.call(qname, lambda rsmq: rsmq.pop_message(qname))
+    place.print_messages([found] if found else [])
 
 
 @app.command()
 def ack(
-    place: NamespaceOptions,
-    qname: Qname,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Message IDs.", show_default=False)],
+    place: Namespace, qname: Qname, ids: Annotated[list[str], _argument(metavar="ID...", help="Message IDs.")]
 ) -> None:
     """Delete messages that have been handled."""
-    deleted = place.run(qname, lambda rsmq: rsmq.delete_messages(qname, ids))
-    place.tell({"deleted": deleted}, f"deleted {deleted} of {len(ids)}")
+    deleted = place.call(qname, lambda rsmq: rsmq.delete_messages(qname, ids))
+    place.report({"deleted": deleted}, f"deleted {deleted} of {len(ids)}")
     if not deleted:
         raise CliError(f"no such message in {qname}; it was already acked or popped")
 
 
 @app.command()
 def visibility(
-    place: DurationOptions,
+    place: NamespaceAndUnit,
     qname: Qname,
-    message_id: Annotated[str, typer.Argument(metavar="ID", help="Message ID.", show_default=False)],
-    vt: Annotated[
-        str,
-        typer.Argument(
-            metavar="SECONDS", help="Hide the message for this long; 0 makes it visible.", show_default=False
-        ),
-    ],
+    message_id: Annotated[str, _argument(metavar="ID", help="Message ID.")],
+    vt: Annotated[str, _argument(metavar="SECONDS", help="Hide the message for this long; 0 makes it visible.")],
 ) -> None:
     """Change a message's visibility timeout, counted from now."""
-    if not place.run(qname, lambda rsmq: rsmq.change_message_visibility(qname, message_id, vt)):
+    if not place.call(qname, lambda rsmq: rsmq.change_message_visibility(qname, message_id, vt)):
         raise CliError(f"no such message in {qname}: {message_id}")
-    place.tell({"id": message_id, "vt": vt}, f"{message_id} hidden for {vt} s")
+    place.report({"id": message_id, "vt": vt}, f"{message_id} hidden for {vt} s")
 
 
 @app.command()
 def listen(
-    place: DurationOptions,
+    place: NamespaceAndUnit,
     qname: Qname,
     vt: Vt = None,
-    limit: Annotated[
-        int, typer.Option("--max", "-n", min=0, metavar="N", help="Exit after N messages; 0 = never.")
-    ] = 0,
-    acks: Annotated[bool, typer.Option("--ack", help="Delete each message once it is printed.")] = False,
+    limit: Annotated[int, Option("--max", "-n", min=0, metavar="N", help="Exit after N messages; 0 = never.")] = 0,
+    acks: Annotated[bool, Option("--ack", help="Delete each message once it is printed.")] = False,
     poll: Annotated[
-        float, typer.Option("--poll", min=0.01, metavar="SECONDS", help="Poll interval when no notification arrives.")
+        float, Option(min=0.01, metavar="SECONDS", help="Poll interval when no notification arrives.")
     ] = DEFAULT_POLL_SECS,
 ) -> None:
     """Print messages as they arrive, until Ctrl-C. --json prints one JSON object per line."""
@@ -352,7 +283,7 @@ def listen(
         await rsmq.get_queue_attributes(qname)  # fail early: a listener would wait for a missing server
         async with contextlib.aclosing(rsmq.listen(qname, vt, poll_secs=poll)) as messages:
             async for message in messages:
-                write_json_line(message_as_json(message)) if place.as_json else write_line(message_as_line(message))
+                write_json_line(message_as_json(message)) if place.as_json else write_line(_line(message))
                 # Delete only after writing: if the reader is gone, the message must not be lost.
                 if acks:
                     await rsmq.delete_message(qname, message.id)
@@ -360,31 +291,25 @@ def listen(
                 if count == limit:
                     return
 
-    place.run(qname, lambda rsmq: while_read(print_all(rsmq)))
+    place.call(qname, lambda rsmq: while_read(print_all(rsmq)))
 
 
 @app.command()
 def bridge(
-    place: DurationOptions,
-    source: Annotated[str, typer.Argument(metavar="SRC_QUEUE", help="RSMQ queue.", show_default=False)],
-    destination: Annotated[str, typer.Argument(metavar="DEST_QUEUE", help="tampu queue.", show_default=False)],
-    name: Annotated[str, typer.Option("--name", metavar="NAME", help="Name of the jobs.")] = "",
-    decode: Annotated[Decode, typer.Option("--decode", help="How to decode a message body into a payload.")] = "text",
-    drain: Annotated[bool, typer.Option("--drain", help="Exit when no messages are left.")] = False,
-    batch: Annotated[
-        int, typer.Option("--batch", min=1, max=256, metavar="N", help="Messages per batch.")
-    ] = DEFAULT_BATCH,
+    place: NamespaceAndUnit,
+    source: Annotated[str, _argument(metavar="SRC_QUEUE", help="RSMQ queue.")],
+    destination: Annotated[str, _argument(metavar="DEST_QUEUE", help="tampu queue.")],
+    name: Annotated[str, Option(metavar="NAME", help="Name of the jobs.")] = "",
+    decode: Annotated[Decode, Option(help="How to decode a message body into a payload.")] = "text",
+    drain: Annotated[bool, Option("--drain", help="Exit when no messages are left.")] = False,
+    batch: Annotated[int, Option(min=1, max=256, metavar="N", help="Messages per batch.")] = DEFAULT_BATCH,
     vt: Annotated[
-        int, typer.Option("--vt", min=1, metavar="SECONDS", help="Visibility timeout while a message is moved.")
-    ] = DEFAULT_BRIDGE_VT_SECS,
+        int, Option(min=1, metavar="SECONDS", help="Visibility timeout while a message is moved.")
+    ] = DEFAULT_VT_SECS,
     dedup_ttl: Annotated[
-        int,
-        typer.Option("--dedup-ttl", min=1, metavar="SECONDS", help="How long to remember the IDs of moved messages."),
+        int, Option(min=1, metavar="SECONDS", help="How long to remember the IDs of moved messages.")
     ] = DEFAULT_DEDUP_TTL_SECS,
-    dest_url: Annotated[
-        str | None,
-        typer.Option("--dest-url", metavar="URL", help="Server of DEST_QUEUE, if different.", show_default=False),
-    ] = None,
+    dest_url: Annotated[str | None, _option(metavar="URL", help="Server of DEST_QUEUE, if different.")] = None,
 ) -> None:
     """Move messages from an RSMQ queue to a tampu queue, until Ctrl-C.
 
@@ -402,10 +327,10 @@ def bridge(
             try:
                 await (moving.drain() if drain else moving.run())
             finally:
-                text = f"moved {plural(moving.moved, 'message')} to {destination}"
-                place.tell({"moved": moving.moved}, text)
+                moved = f"moved {plural(moving.moved, 'message')} to {destination}"
+                place.print_lines({"moved": moving.moved}, [moved])
 
-    place.run(source, move)
+    place.call(source, move)
 
 
 class TampuInlet:

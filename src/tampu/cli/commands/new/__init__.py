@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.output import show
@@ -37,15 +37,13 @@ RUNS = {
 
 
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The project's name, such as shop or mail-room.")],
+    name: Annotated[str, Argument(metavar="NAME", help="The project's name, such as shop or mail-room.")],
     fastapi: Annotated[
         bool,
-        typer.Option(
-            "--fastapi", help="Include a FastAPI application that adds jobs and returns their results and states."
-        ),
+        Option("--fastapi", help="Include a FastAPI application that adds jobs and returns their results and states."),
     ] = False,
     django: Annotated[
-        bool, typer.Option("--django", help="Write a Django project that adds jobs when its transactions commit.")
+        bool, Option("--django", help="Write a Django project that adds jobs when its transactions commit.")
     ] = False,
 ) -> None:
     """Write a small working project: tasks, a worker, tests, a systemd unit, a Dockerfile and a Compose file.

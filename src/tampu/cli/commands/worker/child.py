@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
-import importlib.util
 import logging
 import multiprocessing
 import os
@@ -21,7 +19,10 @@ import threading
 import time
 import traceback
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from tampu.base.event_loop import new_event_loop
 from tampu.base.targets import TargetError, import_module_from_cwd, load_target
@@ -57,7 +58,7 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGHUP))  # blocked by the supervisor at the start
     signal.signal(signal.SIGTERM, lambda *_: os._exit(OK))  # until there is a worker to drain
-    plan = WorkerPlan.from_argument(sys.argv[1])
+    plan = msgspec.json.decode(sys.argv[1], type=WorkerPlan)
     use_lenient_streams()
     set_up_logs(plan.log_format, plan.log_level, f"worker-{sys.argv[3]}")
     try:
@@ -85,24 +86,25 @@ def _end(code: int) -> None:
 def build_worker(plan: WorkerPlan) -> Worker:
     """Return the Worker that a plan describes."""
     found = load(plan.targets)
-    if isinstance(found, Worker):
-        if plan.settings:
-            given = ", ".join(f"--{name.replace('_', '-')}" for name in plan.settings)
-            raise UsageError(f"{plan.targets[0]} is a Worker with its own settings: leave out {given}")
-        if plan.metrics and found.config.metrics is noop_sink() and (sink := _metrics_sink()) is not None:
-            found._config = replace(found.config, metrics=sink)
-        return found
-    settings = dict(plan.settings)
-    if plan.metrics and (sink := _metrics_sink()) is not None:
-        settings["metrics"] = sink
-    return Worker(found, after_job=_job_log(plan.log_jobs), **settings)
+    sink = _metrics_sink() if plan.metrics else None
+    if not isinstance(found, Worker):
+        metrics = {} if sink is None else {"metrics": sink}
+        return Worker(found, after_job=_job_log(plan.log_jobs), **plan.settings, **metrics)
+    if plan.settings:
+        given = ", ".join(f"--{name.replace('_', '-')}" for name in plan.settings)
+        raise UsageError(f"{plan.targets[0]} is a Worker with its own settings: leave out {given}")
+    if sink is not None and found.config.metrics is noop_sink():
+        found._config = replace(found.config, metrics=sink)
+    return found
 
 
 def _metrics_sink() -> Any:
     """Return a Prometheus sink, or None if prometheus_client is not installed."""
-    if importlib.util.find_spec("prometheus_client") and importlib.util.find_spec("tampu.prometheus"):
-        return importlib.import_module("tampu.prometheus").PrometheusSink()
-    return None
+    if find_spec("prometheus_client") is None:
+        return None
+    from tampu.prometheus import PrometheusSink
+
+    return PrometheusSink()
 
 
 def _job_log(which: str) -> Callable[[Job[Any], BaseException | None], None] | None:
@@ -226,22 +228,16 @@ async def _say_if_no_server(worker: Worker) -> None:
     """Log a warning if a server is not reachable: the worker waits for it indefinitely."""
     started = time.monotonic()
     for queue in {queue.url: queue for queue in worker.queues}.values():  # one of each server
-        await _say_if_unreachable(queue, started)
-
-
-async def _say_if_unreachable(queue: Queue, started: float) -> None:
-    client = Client(parse_url(queue.url, credential_provider=queue._credential_provider), queue.keys.tag.encode())
-    try:
-        await client.up(SERVER_PATIENCE_SECS)
-    except Unreachable as error:
-        logger.warning("queue %s: server not reachable, waiting for it: %s", queue.name, error)
-        with contextlib.suppress(RedisError):
-            await client.up(3600 * 24)
-            logger.info("queue %s: connected after %.0f s", queue.name, time.monotonic() - started)
-    except RedisError:
-        pass  # the worker fails with the same error
-    finally:
-        await client.close()
+        client = Client(parse_url(queue.url, credential_provider=queue._credential_provider), queue.keys.tag.encode())
+        with contextlib.suppress(RedisError):  # the worker fails with the same error
+            try:
+                await client.up(SERVER_PATIENCE_SECS)
+            except Unreachable as error:
+                logger.warning("queue %s: server not reachable, waiting for it: %s", queue.name, error)
+                await client.up(3600 * 24)
+                logger.info("queue %s: connected after %.0f s", queue.name, time.monotonic() - started)
+            finally:
+                await client.close()
 
 
 # --- targets: Queues or a Worker as `module:attribute`, or a module with Queues

@@ -1,6 +1,7 @@
 """`tampu worker app:queue`: checks the options and runs a supervisor."""
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -11,14 +12,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from tampu.cli.commands.worker.health import HealthServer
 from tampu.cli.commands.worker.protocol import WorkerPlan
 from tampu.cli.commands.worker.supervisor import Supervisor
-from tampu.cli.errors import ERROR, OK, TERMINATED, UsageError, check_choice
-from tampu.cli.options import LogFormat, LogLevel, Url
-from tampu.cli.output import check_log_options, set_up_logs, silence_py4j
-from tampu.cli.units import parse_duration
+from tampu.cli.errors import ERROR, OK, TERMINATED, UsageError
+from tampu.cli.options import LogFormat, LogLevel, Url, choice_option, duration_option
+from tampu.cli.output import set_up_logs, silence_py4j
 from tampu.redis.settings import URL_VARIABLE, parse_url
 
 logger = logging.getLogger("tampu.cli.worker")
@@ -27,28 +28,40 @@ JOB_LOGS = ("none", "failed", "all")
 PLACES = ("local", "spark")
 
 #: Options under their own heading in the help.
-_operation = partial(typer.Option, rich_help_panel="Operation")
-_tuning = partial(typer.Option, rich_help_panel="Tuning")
-_spark = partial(typer.Option, rich_help_panel="Spark")
+_operation = partial(Option, rich_help_panel="Operation")
+_tuning = partial(Option, rich_help_panel="Tuning")
+_spark = partial(Option, rich_help_panel="Spark")
+
+
+def _by_queue(flag: str, **settings: Any) -> Any:
+    """Return an option that takes numbers by queue, such as `critical=6,bulk=1`."""
+
+    def parse(given: str) -> dict[str, int]:
+        numbers: dict[str, int] = {}
+        for part in map(str.strip, given.split(",")):
+            name, _, number = part.rpartition("=")
+            if not name or not number.isdecimal():
+                raise UsageError(f"{flag} takes queue names and numbers such as critical=6,bulk=1; got {part!r}")
+            numbers[name] = int(number)
+        return numbers
+
+    return Option(flag, metavar="QUEUE=N,...", parser=parse, **settings)
 
 
 def worker(
     targets: Annotated[
         list[str],
-        typer.Argument(
+        Argument(
             metavar="APP[:QUEUE]...",
             help="module:attribute of a Queue, a list of Queues, or a Worker; or a module, for all its Queues.",
         ),
     ],
     processes: Annotated[
-        int,
-        typer.Option(
-            *("--processes", "-p"), envvar="TAMPU_WORKER_PROCESSES", min=1, max=1000, help="Number of worker processes."
-        ),
+        int, Option("--processes", "-p", envvar="TAMPU_WORKER_PROCESSES", min=1, max=1000, help="Worker processes.")
     ] = 1,
     concurrency: Annotated[
         int | None,
-        typer.Option(
+        Option(
             *("--concurrency", "-c"),
             envvar="TAMPU_WORKER_CONCURRENCY",
             min=1,
@@ -57,22 +70,13 @@ def worker(
         ),
     ] = None,
     weights: Annotated[
-        str | None,
-        typer.Option(
-            "--weights",
-            metavar="QUEUE=N,...",
-            show_default="1",
-            help="Weight of a queue: jobs are fetched in proportion to it.",
-        ),
+        dict[str, int] | None,
+        _by_queue("--weights", show_default="1", help="Weight of a queue: jobs are fetched in proportion to it."),
     ] = None,
-    reserve: Annotated[
-        str | None, typer.Option("--reserve", metavar="QUEUE=N,...", help="Slots kept free for a queue.")
-    ] = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", metavar="QUEUE=N,...", help="Maximum slots that a queue may use.")
-    ] = None,
+    reserve: Annotated[dict[str, int] | None, _by_queue("--reserve", help="Slots kept free for a queue.")] = None,
+    limit: Annotated[dict[str, int] | None, _by_queue("--limit", help="Maximum slots that a queue may use.")] = None,
     reload: Annotated[
-        bool, typer.Option("--reload", help="Restart when a .py file in or below the current folder changes.")
+        bool, Option("--reload", help="Restart when a .py file in or below the current folder changes.")
     ] = False,
     health_port: Annotated[
         int | None, _operation("--health-port", min=0, max=65535, help="Serve GET /health and /metrics.")
@@ -81,10 +85,9 @@ def worker(
         str, _operation("--health-host", help="Address to listen on; use 0.0.0.0 in a container.")
     ] = "127.0.0.1",
     health_silence: Annotated[
-        str | None,
-        _operation(
-            "--health-silence",
-            metavar="DURATION",
+        float | None,
+        duration_option(
+            rich_help_panel="Operation",
             show_default="read timeout + 5s",
             help="Report unhealthy when the server has not answered for this long.",
         ),
@@ -92,57 +95,42 @@ def worker(
     log: LogFormat = "text",
     log_level: LogLevel = "info",
     log_jobs: Annotated[
-        str, _operation("--log-jobs", metavar="|".join(JOB_LOGS), help="Which jobs to log.")
+        str, choice_option(JOB_LOGS, "--log-jobs", rich_help_panel="Operation", help="Which jobs to log.")
     ] = "failed",
     shutdown_deadline: Annotated[
-        str | None,
-        _operation(
-            "--shutdown-deadline",
-            metavar="DURATION",
+        float | None,
+        duration_option(
+            rich_help_panel="Operation",
             show_default="30s",
             help="Maximum time for running jobs to finish after a stop signal.",
         ),
     ] = None,
-    group: Annotated[str | None, _tuning("--group", show_default="default", help="Consumer group.")] = None,
+    group: Annotated[str | None, _tuning(show_default="default", help="Consumer group.")] = None,
     max_attempts: Annotated[
-        int | None,
-        _tuning("--max-attempts", min=0, show_default="5", help="Maximum number of attempts, unless the job sets it."),
+        int | None, _tuning(min=0, show_default="5", help="Maximum number of attempts, unless the job sets it.")
     ] = None,
-    batch: Annotated[
-        int | None, _tuning("--batch", min=1, show_default="256", help="Maximum jobs fetched per read.")
-    ] = None,
+    batch: Annotated[int | None, _tuning(min=1, show_default="256", help="Maximum jobs fetched per read.")] = None,
     claim_after: Annotated[
-        str | None,
-        _tuning(
-            "--claim-after",
-            metavar="DURATION",
-            show_default="30s",
-            help="Take over the jobs of a dead worker after this long.",
+        float | None,
+        duration_option(
+            rich_help_panel="Tuning", show_default="30s", help="Take over the jobs of a dead worker after this long."
         ),
     ] = None,
-    results: Annotated[
-        bool | None, _tuning("--results/--no-results", show_default="results", help="Store return values of tasks.")
-    ] = None,
-    events: Annotated[bool | None, _tuning("--events/--no-events", show_default="events", help="Write events.")] = None,
+    results: Annotated[bool | None, _tuning(show_default="results", help="Store return values of tasks.")] = None,
+    events: Annotated[bool | None, _tuning(show_default="events", help="Write events.")] = None,
     promoter: Annotated[
-        bool | None,
-        _tuning("--promoter/--no-promoter", show_default="promoter", help="Move delayed jobs into the queue when due."),
+        bool | None, _tuning(show_default="promoter", help="Move delayed jobs into the queue when due.")
     ] = None,
-    scheduler: Annotated[
-        bool | None, _tuning("--scheduler/--no-scheduler", show_default="scheduler", help="Fire schedules when due.")
-    ] = None,
+    scheduler: Annotated[bool | None, _tuning(show_default="scheduler", help="Fire schedules when due.")] = None,
     on: Annotated[
-        str, _spark("--on", metavar="|".join(PLACES), help="Run jobs on this machine or on Spark.")
+        str, choice_option(PLACES, "--on", rich_help_panel="Spark", help="Run jobs on this machine or on Spark.")
     ] = "local",
     master: Annotated[
-        str | None,
-        _spark("--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", show_default="local[*,4]", help="Spark master."),
+        str | None, _spark(metavar="URL", envvar="TAMPU_SPARK_MASTER", show_default="local[*,4]", help="Spark master.")
     ] = None,
     slots: Annotated[
         int | None,
-        _spark(
-            "--slots", min=1, show_default="one per core", help="Number of workers; each is a task of one Spark job."
-        ),
+        _spark(min=1, show_default="one per core", help="Number of workers; each is a task of one Spark job."),
     ] = None,
     url: Url = None,
 ) -> None:
@@ -155,22 +143,19 @@ def worker(
 
     `tampu worker list` lists the running workers.
     """
-    check_choice("--on", on, PLACES)
-    check_log_options(log, log_level)
-    check_choice("--log-jobs", log_jobs, JOB_LOGS)
     if url is not None:
         parse_url(url)
         os.environ[URL_VARIABLE] = url  # used by queues without their own URL, here and in the children
     settings: dict[str, Any] = {
         "concurrency": concurrency,
-        "weights": _by_queue("--weights", weights),
-        "reserve": _by_queue("--reserve", reserve),
-        "limit": _by_queue("--limit", limit),
-        "shutdown_deadline_secs": None if shutdown_deadline is None else round(parse_duration(shutdown_deadline)),
+        "weights": weights,
+        "reserve": reserve,
+        "limit": limit,
+        "shutdown_deadline_secs": None if shutdown_deadline is None else round(shutdown_deadline),
         "group": group,
         "max_attempts": max_attempts,
         "read_count": batch,
-        "claim_min_idle_ms": None if claim_after is None else max(round(parse_duration(claim_after) * 1000), 1),
+        "claim_min_idle_ms": None if claim_after is None else max(round(claim_after * 1000), 1),
         "store_results": results,
         "events_enabled": events,
         "delayed_enabled": promoter,
@@ -183,32 +168,11 @@ def worker(
         raise typer.Exit(_serve_on_spark(targets, given, master=master, slots=slots))
     if slots is not None:
         raise UsageError("--slots requires --on spark; use --processes for processes on this machine")
-    plan = WorkerPlan(
-        targets=targets,
-        settings=given,
-        log_format=log,
-        log_level=log_level,
-        log_jobs=log_jobs,
-        metrics=health_port is not None,
-        processes=processes,
-    )
-    silence_secs = None if health_silence is None else parse_duration(health_silence)
+    logs = {"log_format": log, "log_level": log_level, "log_jobs": log_jobs}
+    plan = WorkerPlan(targets=targets, settings=given, metrics=health_port is not None, processes=processes, **logs)
     set_up_logs(log, log_level, "worker")
-    code = asyncio.run(_supervise(plan, processes, reload, health_port, health_host, silence_secs))
+    code = asyncio.run(_supervise(plan, processes, reload, health_port, health_host, health_silence))
     raise typer.Exit(code)
-
-
-def _by_queue(option: str, given: str | None) -> dict[str, int] | None:
-    """Return the numbers of `critical=6,bulk=1`."""
-    if given is None:
-        return None
-    numbers: dict[str, int] = {}
-    for part in given.split(","):
-        name, _, number = part.strip().rpartition("=")
-        if not name or not number.isdecimal():
-            raise UsageError(f"{option} takes queue names and numbers such as critical=6,bulk=1; got {part.strip()!r}")
-        numbers[name] = int(number)
-    return numbers
 
 
 def _refuse_with_spark(**given: bool) -> None:
@@ -253,20 +217,14 @@ async def _supervise(
     max_silence_secs: float | None,
 ) -> int:
     supervisor = Supervisor(plan, processes, reloads=reloads)
-    watching: asyncio.Task[None] | None = None
-    health: HealthServer | None = None
-    if health_port is not None:
-        health = HealthServer(supervisor, health_host, health_port, max_silence_secs)
-        logger.info("health endpoint at %s", await health.start())
-    if reloads:
-        watching = asyncio.create_task(_reload_on_changes(supervisor))
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        if health_port is not None:
+            health = HealthServer(supervisor, health_host, health_port, max_silence_secs)
+            logger.info("health endpoint at %s", await health.start())
+            stack.push_async_callback(health.stop)
+        if reloads:
+            stack.callback(asyncio.create_task(_reload_on_changes(supervisor)).cancel)
         return await supervisor.run()
-    finally:
-        if watching is not None:
-            watching.cancel()
-        if health is not None:
-            await health.stop()
 
 
 async def _reload_on_changes(supervisor: Supervisor) -> None:

@@ -39,15 +39,6 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
     #: Number of processes with this plan.
     processes: int = 1
 
-    def to_argument(self) -> str:
-        """Return the plan as one command-line argument."""
-        return msgspec.json.encode(self).decode()
-
-    @classmethod
-    def from_argument(cls, text: str) -> WorkerPlan:
-        """Return the plan in a command-line argument."""
-        return msgspec.json.decode(text, type=WorkerPlan)
-
 
 class Report(msgspec.Struct, kw_only=True):
     """Status of a child, sent a few times per second."""

@@ -24,6 +24,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from tampu.base.event_loop import SIGNAL_SECS, ignore_signals
 from tampu.cli.commands.worker.protocol import ABANDON, ASK_METRICS, Link
 from tampu.cli.errors import ERROR, OK, USAGE
@@ -164,10 +166,9 @@ class Supervisor:
             return
         for slot in self.slots:
             slot.reload()
-            child = slot.child
-            if child is not None:
+            if slot.child is not None:
                 # During development, do not wait long for a job of the old code.
-                self._later(RELOAD_SECS, child.abandon)
+                self._later(RELOAD_SECS, slot.child.abandon)
 
 
 class Slot:
@@ -219,8 +220,7 @@ class Slot:
             self.last_exit = exit_text(code)
             self.restarts += 1
             about = fields(process=self.number, exit_code=code, restarts=self.restarts)
-            text = "worker-%d %s; restarting in %.1f s"
-            logger.error(text, self.number, self.last_exit, wait_secs, extra=about)
+            logger.error("worker-%d %s; restarting in %.1f s", self.number, self.last_exit, wait_secs, extra=about)
             await self._pause(wait_secs)
             if self._must_stop():
                 return 0  # no process was running
@@ -231,7 +231,7 @@ class Slot:
         with theirs, _held_back(TERMINAL_SIGNALS):
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "tampu.cli.commands.worker.child"),
-                *(self._plan.to_argument(), str(theirs.fileno()), str(self.number)),
+                *(msgspec.json.encode(self._plan).decode(), str(theirs.fileno()), str(self.number)),
                 pass_fds=(theirs.fileno(),),
             )
         self.child = Child(process, await Link.over(ours), self.is_known)
@@ -256,7 +256,7 @@ class Slot:
 
     def signal(self, number: signal.Signals) -> None:
         """Send a signal to the process."""
-        if self.child is not None and self.child.process.returncode is None:
+        if self.child is not None:
             self.child.signal(number)
 
     def _must_stop(self) -> bool:
