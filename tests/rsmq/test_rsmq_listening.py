@@ -13,7 +13,7 @@ from support.proxy import Proxy
 from support.waiting import until
 from tampu.errors import ConfigError
 from tampu.rsmq import CannotDecodeMessage, PooledRsmq, QueueNotFound, Rsmq, RsmqOptions
-from tampu.rsmq import listen as listen_module
+from tampu.rsmq import receive as receive_module
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -190,7 +190,7 @@ async def test_messages_missed_while_unsubscribed_are_received_on_resubscribe(se
 
 @pytest.mark.slow
 async def test_a_subscription_to_a_hanging_server_times_out(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen_module, "PING_EVERY_SECS", 0.1)
+    monkeypatch.setattr(receive_module, "PING_EVERY_SECS", 0.1)
     async with Proxy(server.address) as proxy, Rsmq(RsmqOptions(url=server.url, realtime=True)) as sender:
         await sender.create_queue("q")
         async with Rsmq(RsmqOptions(url=proxy.url)) as rsmq:

@@ -17,7 +17,8 @@ from tampu.redis.client import backoff_secs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tampu.rsmq.message import RsmqConnection, RsmqMessage
+    from tampu.rsmq.client import RsmqConnection
+    from tampu.rsmq.message import RsmqMessage
 
 logger = logging.getLogger("tampu.rsmq")
 

@@ -12,9 +12,9 @@ from tampu.errors import ShutdownError
 from tampu.redis.client import Client
 from tampu.redis.connection import future_setter
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError
-from tampu.rsmq.listen import ListenOperations
 from tampu.rsmq.options import PoolOptions, RsmqOptions, as_options
 from tampu.rsmq.queues import QueueOperations
+from tampu.rsmq.receive import ReceiveOperations
 from tampu.rsmq.send import Batcher, SendOperations
 from tampu.rsmq.session import ALL_SCRIPTS
 
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from tampu.redis.connection import Reply
-    from tampu.rsmq.message import Decoder, Encoder, RsmqConnection, RsmqMessage
+    from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
     from tampu.rsmq.options import Duration
-    from tampu.rsmq.receive import Received
-    from tampu.rsmq.session import Hiding, QueueKeys
 
 T = TypeVar("T")
 
@@ -35,8 +33,8 @@ T = TypeVar("T")
 MAX_BATCHERS = 1000
 
 
-class _Client(QueueOperations, SendOperations, ListenOperations):
-    """All operations, and opening and closing a client.
+class RsmqConnection(QueueOperations, SendOperations, ReceiveOperations):
+    """Base class of the asynchronous clients: all operations, and opening and closing a client.
 
         async with Rsmq("redis://127.0.0.1:6379") as rsmq: ...
         rsmq = await Rsmq.connect(RsmqOptions(ns="shop"))
@@ -83,7 +81,7 @@ class _Client(QueueOperations, SendOperations, ListenOperations):
         return Client(self._options.connection_settings(), self._queues.index, ALL_SCRIPTS)
 
 
-class Rsmq(_Client):
+class Rsmq(RsmqConnection):
     """An RSMQ client with one connection that all callers share.
 
     Concurrent sends, receives, pops and deletes of many tasks share round trips. Share the client between the tasks of
@@ -128,61 +126,26 @@ class Rsmq(_Client):
             self._explain(error)
             raise
 
-    # If the batcher is free, a call goes to the server directly; otherwise it joins a batch.
-
-    async def _send_one(self, queue: QueueKeys, body: bytes, size: int | None, delay: int | None) -> str:
-        batcher = self._batcher(("send", queue.name, delay)) or self._new_batcher(
-            ("send", queue.name, delay),
-            lambda items: self._send_for_callers(queue, items, delay),
-            lambda item: len(item[0]),
-        )
-        if not batcher.start_alone():
-            sent: str = await batcher.join((body, size))
-            return sent
-        try:
-            return (await self._send(queue, (body,), size, delay))[0]
-        finally:
-            batcher.finish()
-
-    async def _receive_one(self, queue: QueueKeys, vt: Hiding) -> Received:
-        batcher = self._batcher(("receive", queue.name, vt)) or self._new_batcher(
-            ("receive", queue.name, vt), lambda items: self._receive_for_callers(queue, vt, len(items))
-        )
-        if not batcher.start_alone():
-            received: Received = await batcher.join(None)
-            return received
-        try:
-            return await super()._receive_one(queue, vt)
-        finally:
-            batcher.finish()
-
-    async def _delete_one(self, queue: QueueKeys, message_id: str) -> bool:
-        batcher = self._batcher(("delete", queue.name)) or self._new_batcher(
-            ("delete", queue.name), lambda items: self._delete(queue, items)
-        )
-        if not batcher.start_alone():
-            deleted: bool = await batcher.join(message_id)
-            return deleted
-        try:
-            return (await self._delete(queue, (message_id,)))[0]
-        finally:
-            batcher.finish()
-
-    def _batcher(self, key: object) -> Batcher[Any, Any] | None:
-        self._bind_to_loop()
-        return self._batchers.get(key)
-
-    def _new_batcher(
+    async def _shared(
         self,
         key: object,
-        send_batch: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]],
-        *size_of: Callable[[Any], int],
-    ) -> Batcher[Any, Any]:
-        if len(self._batchers) >= MAX_BATCHERS:
-            self._batchers = {kept: batcher for kept, batcher in self._batchers.items() if not batcher.is_idle}
-        batcher: Batcher[Any, Any] = Batcher(send_batch, *size_of)
-        self._batchers[key] = batcher
-        return batcher
+        item: Any,
+        call: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]],
+        size_of: Callable[[Any], int] | None = None,
+    ) -> Any:
+        """Call the server directly if the batcher of such calls is free; otherwise join its next batch."""
+        self._bind_to_loop()
+        batcher = self._batchers.get(key)
+        if batcher is None:
+            if len(self._batchers) >= MAX_BATCHERS:
+                self._batchers = {kept: batcher for kept, batcher in self._batchers.items() if not batcher.is_idle}
+            batcher = self._batchers[key] = Batcher(call, size_of)
+        if not batcher.start_alone():
+            return await batcher.join(item)
+        try:
+            return await super()._shared(key, item, call)
+        finally:
+            batcher.finish()
 
     def _bind_to_loop(self) -> asyncio.AbstractEventLoop:
         """Return the running loop. A connection belongs to one event loop: in a new loop, drop the old connection."""
@@ -195,7 +158,7 @@ class Rsmq(_Client):
         return loop
 
 
-class PooledRsmq(_Client):
+class PooledRsmq(RsmqConnection):
     """An RSMQ client with a connection pool, for large messages that would delay others on a shared connection."""
 
     def __init__(self, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> None:
@@ -315,9 +278,9 @@ class TypedQueue(Generic[T]):
         """Return the next message, hidden for `vt`, or None."""
         return await self._rsmq.receive_message(self._qname, vt, decoder=self._decoder)
 
-    async def receive_many(self, most: int, vt: Duration | None = None) -> list[RsmqMessage[T]]:
-        """Return up to `most` messages, each hidden for `vt`."""
-        return await self._rsmq.receive_messages(self._qname, most, vt, decoder=self._decoder)
+    async def receive_many(self, max: int, vt: Duration | None = None) -> list[RsmqMessage[T]]:  # noqa: A002
+        """Return up to `max` messages, each hidden for `vt`."""
+        return await self._rsmq.receive_messages(self._qname, max, vt, decoder=self._decoder)
 
     async def pop(self) -> RsmqMessage[T] | None:
         """Remove the next message from the queue and return it, or None."""

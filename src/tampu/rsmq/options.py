@@ -15,9 +15,7 @@ from tampu.redis.settings import ConnectionSettings, parse_url, resolve_url
 from tampu.rsmq.errors import InvalidFormat, InvalidValue, MissingParameter
 
 if TYPE_CHECKING:
-    from redis.credentials import CredentialProvider
-
-    from tampu.redis.settings import CredentialCallback
+    from tampu.redis.settings import CredentialCallback, CredentialProvider
 
 Precision = Literal["ms", "us"]
 SizeUnit = Literal["bytes", "utf16"]

@@ -12,12 +12,11 @@ from tampu.rsmq.options import (
     MAX_MAXSIZE,
     Duration,
     DurationUnit,
-    check_duration,
     check_maxsize,
     looks_like_milliseconds,
     parse_int,
 )
-from tampu.rsmq.session import Session
+from tampu.rsmq.session import ATTRIBUTES, CREATE, DROP, Session
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,12 +82,12 @@ class QueueOperations(Session):
         arguments. After a lost connection, `QueueExists` may mean that this call created the queue.
         """
         queue = self._queues[qname]
-        unit = self._options.unit
-        checked_vt = check_duration("vt", DEFAULT_VT_SECS if vt is None else vt, unit)
-        checked_delay = check_duration("delay", DEFAULT_DELAY_SECS if delay is None else delay, unit)
-        checked_maxsize = check_maxsize(DEFAULT_MAXSIZE if maxsize is None else maxsize)
-        packed = self._calls.create(queue, self._queues.index, checked_vt, checked_delay, checked_maxsize)
-        if not await self._ask(packed):
+        attributes = (
+            self._checked("vt", DEFAULT_VT_SECS if vt is None else vt),
+            self._checked("delay", DEFAULT_DELAY_SECS if delay is None else delay),
+            check_maxsize(DEFAULT_MAXSIZE if maxsize is None else maxsize),
+        )
+        if not await self._ask(CREATE.packed_call([queue.hash, self._queues.index], [*attributes, queue.name])):
             raise QueueExists(queue.name)
         return True
 
@@ -103,7 +102,7 @@ class QueueOperations(Session):
         After a lost connection, `QueueNotFound` may mean that this call deleted the queue.
         """
         queue = self._queues[qname]
-        if not await self._ask(self._calls.drop(queue, self._queues.index)):
+        if not await self._ask(DROP.packed_call([*queue.both, self._queues.index], [queue.name])):
             raise QueueNotFound(queue.name)
         return True
 
@@ -125,18 +124,19 @@ class QueueOperations(Session):
         if vt is None and maxsize is None and delay is None:
             raise NoAttributeSupplied
         _ = self._queues[qname]  # JavaScript checks the name first
-        changes: list[tuple[str, int]] = []
+        changes: list[str | int] = []
         if vt is not None:
-            changes.append(("vt", check_duration("vt", vt, self._options.unit)))
+            changes += ("vt", self._checked("vt", vt))
         if maxsize is not None:
-            changes.append(("maxsize", check_maxsize(maxsize)))
+            changes += ("maxsize", check_maxsize(maxsize))
         if delay is not None:
-            changes.append(("delay", check_duration("delay", delay, self._options.unit)))
+            changes += ("delay", self._checked("delay", delay))
         return await self._attributes(qname, changes)
 
-    async def _attributes(self, qname: str, changes: list[tuple[str, int]]) -> QueueAttributes:
+    async def _attributes(self, qname: str, changes: list[str | int]) -> QueueAttributes:
         queue = self._queues[qname]
-        reply = await self._ask(self._calls.attributes(queue, changes))
+        arguments = [self._options.precision, *changes]
+        reply = await self._ask(ATTRIBUTES.packed_call(queue.both, arguments))
         if reply is None:
             raise QueueNotFound(queue.name)
         if not changes:

@@ -11,6 +11,7 @@ import heapq
 import os
 import weakref
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES, split_into_calls
@@ -19,14 +20,13 @@ from tampu.redis.client import backoff_secs
 from tampu.redis.faults import ConnectionLost, Unreachable
 from tampu.rsmq.errors import BatchInterrupted, MessageTooLong
 from tampu.rsmq.message import Encoder, encode, random_part
-from tampu.rsmq.options import Duration, check_duration
-from tampu.rsmq.session import Session
+from tampu.rsmq.session import MARKER_TTL_MS, SEND, Session
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from tampu.redis.connection import Reply
-    from tampu.rsmq.options import RsmqOptions
+    from tampu.rsmq.options import Duration, RsmqOptions
     from tampu.rsmq.session import QueueKeys
 
 T = TypeVar("T")
@@ -58,9 +58,15 @@ class SendOperations(Session):
         `RsmqOptions(send_once=True)` it is repeated safely instead.
         """
         queue = self._queues[qname]
-        checked_delay = None if delay is None else check_duration("delay", delay, self._options.unit)
-        body, size = encode(message, encoder, self._options.size_unit)
-        return await self._send_one(queue, body, size, checked_delay)
+        checked_delay = self._duration("delay", delay)
+        encoded = encode(message, encoder, self._options.size_unit)
+        sent: str = await self._shared(
+            ("send", queue.name, checked_delay),
+            encoded,
+            partial(self._send_for_callers, queue, checked_delay),
+            _size_of,
+        )
+        return sent
 
     @overload
     async def send_messages(
@@ -81,7 +87,7 @@ class SendOperations(Session):
         messages that were sent, if a later call fails; otherwise the errors of `send_message`.
         """
         queue = self._queues[qname]
-        checked_delay = None if delay is None else check_duration("delay", delay, self._options.unit)
+        checked_delay = self._duration("delay", delay)
         encoded = [encode(message, encoder, self._options.size_unit) for message in messages]
         # The largest of all messages, so that the first call already fails if any of them is too long.
         largest = max((len(body) if size is None else size for body, size in encoded), default=0)
@@ -95,27 +101,27 @@ class SendOperations(Session):
                 raise BatchInterrupted(ids, len(encoded), error) from error
         return ids
 
-    async def _send_one(self, queue: QueueKeys, body: bytes, size: int | None, delay: int | None) -> str:
-        """Send one message. `Rsmq` overrides it to send the messages of concurrent callers together."""
-        return (await self._send(queue, (body,), size, delay))[0]
-
     async def _send(
         self, queue: QueueKeys, bodies: Sequence[bytes], largest: int | None, delay: int | None
     ) -> list[str]:
         """Send bodies in one call and return their IDs. `largest` is the largest size if not counted in bytes."""
         parts = [random_part() for _ in bodies]
-        if self._markers is None:
+        messages = [part for message in zip(parts, bodies, strict=True) for part in message]
+        markers = self._markers
+        if markers is None:
             try:
-                reply = await self._ask(self._calls.send(queue, delay, largest, parts, bodies), resend=False)
+                packed = self._packed_send(queue, queue.both, "", delay, largest, messages)
+                reply = await self._ask(packed, resend=False)
             except ConnectionLost as error:
                 raise _outcome_unknown(queue, parts, error) from error
         else:
-            slot = self._markers.acquire(queue.name)
-            marker = (queue.sent + self._markers.sender, slot)
-            packed = self._calls.send(queue, delay, largest, parts, bodies, marker)
+            slot = markers.acquire(queue.name)
+            packed = self._packed_send(
+                queue, (*queue.both, queue.sent + markers.sender), slot, delay, largest, messages
+            )
             reply = await self._resend_until_answered(queue, packed, parts)
             # Not released after an error: the send may still arrive and then needs its marker.
-            self._markers.release(queue.name, slot)
+            markers.release(queue.name, slot)
         if type(reply) is not list:
             self._check_reply(reply, queue, "delay")
             raise MessageTooLong(max(map(len, bodies)) if largest is None else largest)
@@ -123,21 +129,38 @@ class SendOperations(Session):
             self._check_unit(queue, "delay", reply[0])
         return [message_id.decode() for message_id in reply[1:]]
 
+    def _packed_send(
+        self,
+        queue: QueueKeys,
+        keys: tuple[bytes, ...],
+        slot: int | str,
+        delay: int | None,
+        largest: int | None,
+        messages: list[bytes],
+    ) -> bytes:
+        options = self._options
+        if self._is_plain and slot == "" and delay is None and largest is None and not options.realtime:
+            return SEND.packed_call(keys, ("", *messages))
+        size = max(map(len, messages[1::2])) if largest is None else largest
+        channel = queue.channel if options.realtime else ""
+        how = (options.precision, self._step, "" if delay is None else delay, channel, size, slot, MARKER_TTL_MS)
+        return SEND.packed_call(keys, ("with", *how, *messages))
+
     async def _send_for_callers(
-        self, queue: QueueKeys, messages: Sequence[tuple[bytes, int | None]], delay: int | None
+        self, queue: QueueKeys, delay: int | None, messages: Sequence[tuple[bytes, int | None]]
     ) -> Sequence[str | Exception]:
         """Send the messages of several callers, (body, size) each. One caller's error does not affect the others."""
         bodies, sizes = [body for body, _ in messages], [size for _, size in messages if size is not None]
         try:
             return await self._send(queue, bodies, max(sizes) if sizes else None, delay)
-        except MessageTooLong as error:
+        except (MessageTooLong, OutcomeUnknownError) as error:
             if len(messages) == 1:
                 return [error]
+            if isinstance(error, OutcomeUnknownError):
+                return [OutcomeUnknownError(str(error), ids=[part]) for part in error.ids]
             # None of them was sent: send each alone.
-            outcomes = await asyncio.gather(*(self._send_for_callers(queue, [message], delay) for message in messages))
+            outcomes = await asyncio.gather(*(self._send_for_callers(queue, delay, [message]) for message in messages))
             return [outcome for (outcome,) in outcomes]
-        except OutcomeUnknownError as error:
-            return [OutcomeUnknownError(str(error), ids=[part]) for part in error.ids]
 
     async def _resend_until_answered(self, queue: QueueKeys, packed: bytes, parts: Sequence[bytes]) -> Reply:
         """Repeat a send until the server replies. The marker in the call prevents duplicates."""
@@ -186,6 +209,10 @@ class SendMarkers:
         heapq.heappush(self._free.setdefault(qname, []), slot)
 
 
+def _size_of(encoded: tuple[bytes, int | None]) -> int:
+    return len(encoded[0])
+
+
 def _outcome_unknown(queue: QueueKeys, parts: Sequence[bytes], error: Error) -> OutcomeUnknownError:
     names = [part.decode() for part in parts]
     return OutcomeUnknownError(
@@ -222,7 +249,7 @@ class Batcher(Generic[Item, Result]):
     def __init__(
         self,
         send_batch: Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]],
-        size_of: Callable[[Item], int] = lambda item: 0,
+        size_of: Callable[[Item], int] | None = None,
     ) -> None:
         self._send_batch = send_batch
         self._size_of = size_of
@@ -259,20 +286,20 @@ class Batcher(Generic[Item, Result]):
         self._flush_soon()
         return await future
 
-    def _may_flush(self) -> bool:
+    def _can_flush(self) -> bool:
         # Few calls wait until all others have returned: the larger a batch, the less each call costs.
-        least = 1 if not self._in_flight else WORTH_A_BATCH if self._in_flight == 1 else MAX_CALL_ENTRIES
-        return len(self._waiting) >= least
+        enough = 1 if not self._in_flight else WORTH_A_BATCH if self._in_flight == 1 else MAX_CALL_ENTRIES
+        return len(self._waiting) >= enough
 
     def _flush_soon(self) -> None:
         """Flush at the end of this event loop iteration: callers that just got a result may call again in it."""
-        if not self._flush_scheduled and self._may_flush():
+        if not self._flush_scheduled and self._can_flush():
             self._flush_scheduled = True
             asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         self._flush_scheduled = self._is_crowded = False
-        while self._may_flush() and self._in_flight < MAX_IN_FLIGHT:
+        while self._can_flush() and self._in_flight < MAX_IN_FLIGHT:
             batch = self._next_batch()
             if batch:
                 self._is_crowded |= len(batch) > 1
@@ -286,10 +313,10 @@ class Batcher(Generic[Item, Result]):
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         size = 0
         calls = len(self._waiting) + self._calls_in_flight
-        most = min(calls if calls < 2 * WORTH_A_BATCH else (calls + 1) // 2, MAX_CALL_ENTRIES)
-        while self._waiting and len(batch) < most:
+        limit = min(calls if calls < 2 * WORTH_A_BATCH else (calls + 1) // 2, MAX_CALL_ENTRIES)
+        while self._waiting and len(batch) < limit:
             item, future = self._waiting[0]
-            size += self._size_of(item)
+            size += self._size_of(item) if self._size_of else 0
             if batch and size > MAX_CALL_BYTES:
                 break
             self._waiting.popleft()

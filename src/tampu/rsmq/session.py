@@ -1,36 +1,33 @@
-"""Shared base of all operations: the keys of a queue, the packed script calls, and error replies.
+"""Shared base of all operations: the keys of a queue, the scripts, and error replies.
 
-The scripts and their replies are documented in `redis/lua/rsmq_*.lua`. Each method of `ScriptCalls` has the signature
-of a script and returns the packed call. Calls made for every message are one format string and a prefix that is packed
-once per queue.
+The scripts and their replies are documented in `redis/lua/rsmq_*.lua`.
 """
 
 from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tampu.errors import ConfigError
-from tampu.redis.connection import pack_command
 from tampu.redis.scripts import load_script
 from tampu.rsmq.errors import InvalidValue, QueueNotFound
 from tampu.rsmq.options import (
     MAX_DURATION_SECS,
     RESERVED_NAME,
     RsmqOptions,
+    check_duration,
     check_qname,
     looks_like_milliseconds,
     no_hash_tag,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from tampu.redis.connection import Part, Reply
+    from tampu.redis.connection import Reply
     from tampu.redis.faults import ServerError
-    from tampu.redis.scripts import Script
-    from tampu.rsmq.options import Precision
+    from tampu.rsmq.options import Duration
 
 logger = logging.getLogger("tampu.rsmq")
 
@@ -46,8 +43,7 @@ ALL_SCRIPTS = (CREATE, DROP, ATTRIBUTES, SEND, RECEIVE, VISIBILITY, DELETE)
 #: How long to hide a received message: in units of the hash, None for the queue's `vt`, or "pop" to remove it.
 Hiding = int | Literal["pop"] | None
 
-#: Error replies of `send` and `receive`; a nil reply means that the queue does not exist.
-TOO_LONG = 1
+#: An error reply of `send` and `receive`; a nil reply means that the queue does not exist.
 OUT_OF_RANGE = 2
 
 #: TTL of a sender's marker after its last send, in ms: longer than any client repeats a send.
@@ -59,7 +55,7 @@ MAX_CACHED_QUEUES = 10_000
 class QueueKeys:
     """The keys and the channel of one queue."""
 
-    __slots__ = ("channel", "hash", "name", "prefixes", "sent", "zset")
+    __slots__ = ("both", "channel", "hash", "name", "sent", "zset")
 
     def __init__(self, ns: str, name: str) -> None:
         self.name = name
@@ -71,8 +67,8 @@ class QueueKeys:
         self.channel = f"{ns}:rt:{name}".encode()
         #: Prefix of the keys of senders' markers. Queue names have no colon, so it never collides with a queue.
         self.sent = f"{ns}:{name}:sent:".encode()
-        #: Prefixes of packed calls, by script.
-        self.prefixes: dict[str, bytes] = {}
+        #: The keys of most scripts.
+        self.both = self.hash, self.zset
 
 
 class Keyring:
@@ -95,107 +91,16 @@ class Keyring:
         return keys
 
 
-class ScriptCalls:
-    """Packs the script calls of a client, according to its options."""
-
-    def __init__(self, options: RsmqOptions) -> None:
-        self._precision: Precision = options.precision
-        #: Score units in one unit of a duration.
-        self._step = (1000 if options.unit == "s" else 1) * (1000 if options.precision == "us" else 1)
-        self._realtime = options.realtime
-        #: True if the scripts' defaults, those of JavaScript, apply: then these arguments are omitted.
-        self._is_plain = options.precision == "ms" and options.unit == "s"
-        self._sends_plain = self._is_plain and options.size_unit == "bytes" and not options.realtime
-
-    def create(self, keys: QueueKeys, index: bytes, vt: int, delay: int, maxsize: int) -> bytes:
-        """Pack a call of `rsmq_create`. Reply: 1 created, 0 exists."""
-        return CREATE.packed_call([keys.hash, index], [vt, delay, maxsize, keys.name])
-
-    def drop(self, keys: QueueKeys, index: bytes) -> bytes:
-        """Pack a call of `rsmq_drop`. Reply: 1 deleted, 0 no such queue."""
-        return DROP.packed_call([keys.hash, keys.zset, index], [keys.name])
-
-    def attributes(self, keys: QueueKeys, changes: Sequence[tuple[str, int]] = ()) -> bytes:
-        """Pack a call of `rsmq_attributes`. Reply: nil, or the attributes after the changes."""
-        fields = [part for change in changes for part in change]
-        return ATTRIBUTES.packed_call([keys.hash, keys.zset], [self._precision, *fields])
-
-    def send(
-        self,
-        keys: QueueKeys,
-        delay: int | None,
-        largest: int | None,
-        parts: Sequence[bytes],
-        bodies: Sequence[bytes],
-        marker: tuple[bytes, int] | None = None,
-    ) -> bytes:
-        """Pack a call of `rsmq_send`. Reply: nil, TOO_LONG, OUT_OF_RANGE or [the queue's delay, ID, ...].
-
-        `parts` are the random parts of the IDs. `largest` is the size of the largest message, None = bytes of `bodies`.
-        """
-        if self._sends_plain and delay is None and largest is None and marker is None:
-            prefix = keys.prefixes.get("send")
-            if prefix is None:
-                prefix = keys.prefixes["send"] = _prefix(SEND, (keys.hash, keys.zset), "")
-            count = 6
-        else:
-            names = (keys.hash, keys.zset) if marker is None else (keys.hash, keys.zset, marker[0])
-            prefix = _prefix(
-                *(SEND, names, "with", self._precision, self._step),
-                *("" if delay is None else delay, keys.channel if self._realtime else ""),
-                max(map(len, bodies)) if largest is None else largest,
-                *("" if marker is None else marker[1], MARKER_TTL_MS),
-            )
-            count = 11 + len(names)
-        if len(bodies) == 1:
-            return b"*%d\r\n%b$%d\r\n%b\r\n$%d\r\n%b\r\n" % (
-                *(count + 2, prefix),
-                *(len(parts[0]), parts[0], len(bodies[0]), bodies[0]),
-            )
-        messages = [
-            b"$%d\r\n%b\r\n$%d\r\n%b\r\n" % (len(part), part, len(body), body)
-            for part, body in zip(parts, bodies, strict=True)
-        ]
-        return b"*%d\r\n%b%b" % (count + 2 * len(bodies), prefix, b"".join(messages))
-
-    def receive(self, keys: QueueKeys, vt: Hiding, most: int) -> bytes:
-        """Pack a call of `rsmq_receive`.
-
-        Reply: nil, OUT_OF_RANGE, [the queue's vt, wait] or [vt, ID, body, receive count, first received, ...].
-        """
-        if vt is None and most == 1 and self._is_plain:
-            packed = keys.prefixes.get("receive")
-            if packed is None:
-                packed = keys.prefixes["receive"] = RECEIVE.packed_call([keys.hash, keys.zset], [])
-            return packed
-        how = "" if vt is None else vt
-        return RECEIVE.packed_call([keys.hash, keys.zset], [self._precision, self._step, how, most])
-
-    def visibility(self, keys: QueueKeys, message_id: str, vt: int) -> bytes:
-        """Pack a call of `rsmq_visibility`. Reply: nil, 1 done, 0 no such message."""
-        return VISIBILITY.packed_call([keys.hash, keys.zset], [self._precision, self._step, vt, message_id])
-
-    def delete(self, keys: QueueKeys, message_ids: Sequence[str]) -> bytes:
-        """Pack a call of `rsmq_delete`. Reply: one character per ID, 1 deleted, 0 no such message."""
-        prefix = keys.prefixes.get("delete")
-        if prefix is None:
-            prefix = keys.prefixes["delete"] = _prefix(DELETE, (keys.hash, keys.zset))
-        ids = [b"$%d\r\n%b\r\n" % (len(each), each.encode()) for each in message_ids]  # an id is ASCII
-        return b"*%d\r\n%b%b" % (5 + len(ids), prefix, b"".join(ids))
-
-
-def _prefix(script: Script, keys: Sequence[bytes], *arguments: Part) -> bytes:
-    """Return the packed first arguments of a call, without the header that counts all arguments."""
-    return pack_command(("EVALSHA", script.sha, len(keys), *keys, *arguments)).partition(b"\r\n")[2]
-
-
 class Session(ABC):
     """Base of the operations. Clients implement `_ask`, which sends a request."""
 
     def __init__(self, options: RsmqOptions) -> None:
         self._options = options
         self._queues = Keyring(options.ns)
-        self._calls = ScriptCalls(options)
+        #: Score units in one unit of a duration.
+        self._step = (1000 if options.unit == "s" else 1) * (1000 if options.precision == "us" else 1)
+        #: True if the scripts' defaults, those of JavaScript, apply: then calls omit these arguments.
+        self._is_plain = options.precision == "ms" and options.unit == "s"
         #: The last value that was checked for milliseconds, by queue and attribute.
         self._checked_units: dict[tuple[str, str], bytes] = {}
 
@@ -207,6 +112,28 @@ class Session(ABC):
     @abstractmethod
     async def _ask(self, packed: bytes, *, resend: bool = True) -> Reply:
         """Send one packed command and return its reply. With `resend=False`, never send it twice."""
+
+    async def _shared(
+        self,
+        key: object,
+        item: Any,
+        call: Callable[[Sequence[Any]], Awaitable[Sequence[Any]]],
+        size_of: Callable[[Any], int] | None = None,
+    ) -> Any:
+        """Return the result of `call` for this item. `call` takes items and returns a result, or an error, for each.
+
+        `Rsmq` overrides it: there concurrent callers with the same key share a call.
+        """
+        (result,) = await call((item,))
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    def _checked(self, item: str, duration: Duration) -> int:
+        return check_duration(item, duration, self._options.unit)
+
+    def _duration(self, item: str, duration: Duration | None) -> int | None:
+        return None if duration is None else self._checked(item, duration)
 
     def _explain(self, error: ServerError) -> None:
         """Raise a more helpful error, if there is one."""

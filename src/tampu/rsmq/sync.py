@@ -15,6 +15,7 @@ from tampu.rsmq.options import RsmqOptions, as_options
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from tampu.rsmq.message import RsmqMessage
@@ -101,15 +102,11 @@ class RsmqSync:
     listen = iterating(Rsmq.listen)
 
     @overload
-    def receiving(
-        self, qname: str, vt: Duration | None = None
-    ) -> contextlib.AbstractContextManager[RsmqMessage[str] | None]: ...
-
+    def receiving(self, qname: str, vt: Duration | None = None) -> AbstractContextManager[RsmqMessage[str] | None]: ...
     @overload
     def receiving(
         self, qname: str, vt: Duration | None = None, *, decoder: Decoder[T]
-    ) -> contextlib.AbstractContextManager[RsmqMessage[T] | None]: ...
-
+    ) -> AbstractContextManager[RsmqMessage[T] | None]: ...
     @contextlib.contextmanager
     def receiving(
         self, qname: str, vt: Duration | None = None, *, decoder: Decoder[Any] = decode_text
@@ -142,3 +139,7 @@ class RsmqSync:
             coroutine.close()
             raise ShutdownError("the client is closed")
         return self._thread.run(coroutine)
+
+
+#: The type of synchronous clients.
+RsmqConnectionSync = RsmqSync
