@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import redis.asyncio
 
 from support.clients import open_client
 from support.parts import consuming
@@ -18,9 +18,9 @@ from support.waiting import until
 from tampu.errors import RedisError
 from tampu.redis import client as client_module
 from tampu.redis import discovery
-from tampu.redis.discovery import locate
-from tampu.redis.faults import Unreachable
-from tampu.redis.settings import parse_url
+from tampu.redis.discovery import locate, slot_of
+from tampu.redis.faults import ServerError, Unreachable
+from tampu.redis.settings import Address, parse_url
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from servers.cluster import Cluster
     from servers.process import Server
     from servers.sentinel import SentinelSetup
-    from tampu.redis.settings import ConnectionSettings
     from tampu.wire.job import Job
 
 KEYS = QueueKeys("q")
@@ -274,28 +273,62 @@ async def test_a_killed_cluster_master_is_replaced_by_its_replica(fresh_server: 
         assert len(set(before + after)) == 1200
 
 
-# --- discovery through redis-py
+# --- queries
 
 
-def redis_py_client(settings: ConnectionSettings) -> redis.asyncio.Redis:
-    """Return a redis-py client with the options of sentinel and Cluster queries."""
-    address = settings.addresses[0]
-    options = discovery._common_options(settings) | discovery._login_options(settings)
-    return redis.asyncio.Redis(host=address.host, port=address.port, **options)
-
-
-async def test_discovery_uses_tls_and_the_password(fresh_server: Callable[..., Server]) -> None:
+async def test_queries_use_tls_and_the_password(fresh_server: Callable[..., Server]) -> None:
     server = fresh_server("redis86", tls=True, requirepass="pw")
-    async with redis_py_client(parse_url(server.url)) as admin:
-        assert await admin.ping()
+    settings = parse_url(server.url)
+    assert await discovery._ask(settings, settings.addresses[0], "PING") == b"PONG"
+    wrong = replace(settings, password="secret")
+    with pytest.raises(ServerError, match="WRONGPASS") as raised:
+        await discovery._ask(wrong, wrong.addresses[0], "PING")
+    assert "secret" not in str(raised.value)
 
 
-async def test_discovery_uses_the_credentials_of_a_callback(server: Server) -> None:
+async def test_queries_use_the_credentials_of_a_callback(server: Server) -> None:
     server.client().execute_command("ACL", "SETUSER", "ada", "on", ">pw", "~*", "+@all")
     settings = parse_url(server.url, credential_provider=lambda where: ("ada", "pw"))
-    async with redis_py_client(settings) as admin:
-        assert await admin.acl_whoami() == "ada"
+    assert await discovery._ask(settings, settings.addresses[0], "ACL", "WHOAMI") == b"ada"
     server.client().execute_command("ACL", "DELUSER", "ada")
+
+
+@pytest.mark.servers("cluster86")
+@pytest.mark.parametrize("key", ["q", "{chasqui:q}:stream", "{}q", "a{b", "{{a}b}", "é{x}{y}"])
+def test_slots_are_those_of_the_server(server: Cluster, key: str) -> None:
+    assert slot_of(key.encode()) == server.nodes[0].client().execute_command("CLUSTER KEYSLOT", key)
+
+
+def answer_slots_slowly(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Replace the query of a Cluster; return the queries that have begun."""
+    asked: list[object] = []
+
+    async def answer(settings: object) -> list[tuple[int, int, Address]]:
+        asked.append(settings)
+        await asyncio.sleep(0)
+        return [(0, 16383, Address("127.0.0.1", 1))]
+
+    monkeypatch.setattr(discovery, "_ask_for_slots", answer)
+    return asked
+
+
+async def test_clients_that_connect_together_share_one_cluster_query(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = answer_slots_slowly(monkeypatch)
+    settings = parse_url("redis+cluster://127.0.0.1:1")
+    cancelled = asyncio.ensure_future(discovery.ask_cluster(settings, b"a"))
+    others = [asyncio.ensure_future(discovery.ask_cluster(settings, b"b")) for _ in range(3)]
+    await until(lambda: asked, "the query has begun")
+    cancelled.cancel()  # it does not end the query of the others
+    assert await asyncio.gather(*others) == [Address("127.0.0.1", 1)] * 3
+    assert len(asked) == 1
+
+
+def test_the_queries_of_closed_event_loops_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer_slots_slowly(monkeypatch)
+    settings = parse_url("redis+cluster://127.0.0.1:1")
+    for _ in range(3):
+        asyncio.run(discovery.ask_cluster(settings, b"q"))
+    assert sum(loop.is_closed() for loop, _ in discovery._queries) == 1  # the last one
 
 
 async def test_the_address_of_a_single_server_is_that_of_the_url(server: Server) -> None:

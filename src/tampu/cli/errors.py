@@ -60,8 +60,6 @@ def exit_code_of(error: BaseException) -> int:
 
 def line_of(error: BaseException) -> str:
     """Return an error as one line."""
-    from redis.exceptions import RedisError as RedisPyError  # imported here: only failing commands need it
-
     from tampu.redis.faults import Unreachable
 
     text = one_line(error)
@@ -69,8 +67,6 @@ def line_of(error: BaseException) -> str:
         return f"{text}; check that a server is running there, or set --url or TAMPU_URL"
     if isinstance(error, Error | CliError | OSError):
         return text
-    if isinstance(error, RedisPyError):
-        return f"the request to the server failed: {text}"
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     report = f"internal error (please report it): {type(error).__name__}: {text}"

@@ -29,13 +29,16 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
+
+import hiredis
 
 from tampu.errors import ConfigError, RedisError, ShutdownError
 
@@ -387,19 +390,20 @@ def _socket_path(folder: Path) -> Path:
 
 def _server_at(path: str, folder: Path) -> int | None:
     """Return the pid of the server at that socket if it serves that folder and is ready; it may serve another one."""
-    # Imported here: redis-py is slow to load, and most programs do not use an embedded server.
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    client = redis.Redis(
-        unix_socket_path=path, socket_timeout=5.0, protocol=2, decode_responses=True, retry=Retry(NoBackoff(), 0)
-    )
-    with client, contextlib.suppress(redis.RedisError, OSError):
+    replies: list[Any] = []
+    reader = hiredis.Reader(encoding="utf-8", errors="replace")
+    with contextlib.suppress(hiredis.HiredisError, OSError), socket.socket(socket.AF_UNIX) as client:
+        client.settimeout(5.0)
+        client.connect(path)
         # CONFIG and INFO are answered while it still loads its data, PING only when it is ready.
-        if client.config_get("dir")["dir"] == str(folder.resolve()) and client.ping():
-            return int(client.info("server")["process_id"])
-    return None
+        client.sendall(b"CONFIG GET dir\r\nPING\r\nINFO server\r\n")
+        while len(replies) < 3 and (data := client.recv(65_536)):
+            reader.feed(data)
+            while (reply := reader.gets()) is not False:
+                replies.append(reply)
+    if replies[:2] != [["dir", str(folder.resolve())], "PONG"]:
+        return None
+    return next((int(line[11:]) for line in replies[2].splitlines() if line.startswith("process_id:")), None)
 
 
 def _make_private(folder: Path) -> None:

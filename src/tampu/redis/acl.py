@@ -26,11 +26,11 @@ PURPOSES: dict[Role, str] = {
     "doctor": "runs `tampu doctor`, which also reads the server's INFO",
 }
 
-#: Commands that some supported servers lack; tampu does without them. On a Cluster, redis-py tries CLIENT SETINFO.
-OPTIONAL = frozenset({"xackdel", "client|setinfo"})
+#: Commands that some supported servers lack; tampu does without them.
+OPTIONAL = frozenset({"xackdel"})
 
-# Logging in, finding the server through Sentinel or Cluster (redis-py calls COMMAND first), and the client's name.
-_CONNECT = "auth select client|setname client|setinfo role asking command cluster|slots"
+# Logging in, finding the server through Sentinel or Cluster, and the client's name.
+_CONNECT = "auth select client|setname role asking cluster|slots"
 _SCRIPTS = "script|load evalsha"
 # Large jobs are added in a transaction; its script takes them back if the queue is full.
 _TRANSACTIONS = "multi exec eval xrevrange xdel"
@@ -63,7 +63,7 @@ _COMMANDS: dict[Role, str] = {
     "inspector": _READ,
     "dashboard": f"{_READ} xread",
     # Without CONFIG GET, which would show the server's password; `doctor` does without it.
-    "doctor": f"{_READ} info",
+    "doctor": f"{_READ} info command",
 }
 #: Characters that a server treats as whitespace.
 _WHITESPACE = frozenset(" \t\n\v\f\r")

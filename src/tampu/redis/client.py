@@ -17,15 +17,15 @@ from dataclasses import replace
 # asyncio resolves host names in threads, which import `queue`. Importing it here reports a user's queue.py that shadows
 # the standard library right away, not at the first connection. The traceback shows the line with its comment.
 from queue import SimpleQueue  # noqa: F401 - an error here: your own queue.py hides the standard library's; rename it
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tampu.embedded.server import EmbeddedLease
-from tampu.errors import ConfigError, Error, RedisError, ShutdownError
-from tampu.redis.connection import AskingConnection, ByteBudget, Connection, Part, Reply, future_setter, pack_command
-from tampu.redis.discovery import locate
+from tampu.errors import Error, RedisError, ShutdownError
+from tampu.redis.connection import AskingConnection, Connection, Part, Reply, future_setter, pack_command
+from tampu.redis.discovery import locate, log_in, open_connection
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable, refused_login, remedy_of
 from tampu.redis.nodes import AnyConnection, SharedConnections, WatchingConnection, WatchRefused
-from tampu.redis.settings import Address, ConnectionSettings, credentials_for
+from tampu.redis.settings import Address, ConnectionSettings
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -37,8 +37,6 @@ FIRST_BACKOFF_SECS = 0.05
 LAST_BACKOFF_SECS = 2.0
 #: Default for how long a call waits for a connection, or for a temporary error to pass, in seconds.
 DEFAULT_PATIENCE_SECS = 10.0
-#: Maximum bytes of calls in flight; further calls wait. (Windows of a chain have their own limit.)
-MAX_BYTES_IN_FLIGHT = 1024 * 1024
 
 
 def backoff_secs(attempt: int) -> float:
@@ -77,7 +75,6 @@ class Client:
         self._asking: tuple[Address, Connection] | None = None
         self._last_error: RedisError | None = None
         self._closed = False
-        self._budget = ByteBudget(MAX_BYTES_IN_FLIGHT)
         self._lease = EmbeddedLease(settings.data_dir) if settings.kind == "embedded" else None
         self._prepare: Callable[[Connection], Awaitable[None]] = _nothing
         self._up_callbacks: list[Callable[[Connection], None]] = []
@@ -215,13 +212,6 @@ class Client:
 
     async def send(self, packed: bytes, *, resend: bool = True, patience_secs: float = DEFAULT_PATIENCE_SECS) -> Reply:
         """Send one packed command and return its reply, with the options of `call`."""
-        await self._budget.take(len(packed))
-        try:
-            return await self._send(packed, resend, patience_secs)
-        finally:
-            self._budget.give_back(len(packed))
-
-    async def _send(self, packed: bytes, resend: bool, patience_secs: float) -> Reply:
         loop = asyncio.get_running_loop()
         began = loop.time()
         deadline = began + patience_secs
@@ -310,7 +300,6 @@ class Client:
         _left_alone.extend(each for each in connections if each is not None and not each.detach())
         self._connection = self._asking = None
         self._connecting = None
-        self._budget.reset()
 
     # --- connecting
 
@@ -388,7 +377,7 @@ class Client:
 
     async def _shake_hands(self, connection: Connection, address: Address) -> None:
         settings = self._settings
-        logins = await _login(connection, settings, address)
+        logins = await log_in(connection, settings, address)
         requests: list[asyncio.Future[Reply]] = [*logins]
         if settings.db:
             requests.append(connection.ask("SELECT", settings.db))
@@ -428,25 +417,7 @@ class Client:
         address = _moved_address(str(error).split()[2], self._settings)
         if (known := self._known_asking(address)) is not None:
             return known
-        connection: Connection = await open_connection(
-            self._settings, address, self._response_timeout, AskingConnection
-        )
-        try:
-            logins = await _login(connection, self._settings, address)
-            for login in logins:
-                try:
-                    await login
-                except ServerError as refusal:
-                    raise refused_login(refusal) from None
-            for load in [connection.ask("SCRIPT", "LOAD", script.text) for script in self._scripts]:
-                try:
-                    await load
-                except ServerError as refusal:
-                    if not self._is_bearable(refusal):
-                        raise
-        except BaseException:
-            connection.close()
-            raise
+        connection: Connection = await self._log_in(address, AskingConnection)
         if (known := self._known_asking(address)) is not None or self._closed:  # another caller was faster
             connection.close()
             return known or connection
@@ -466,41 +437,6 @@ class Client:
 
 async def _nothing(connection: Connection) -> None:
     """Do nothing: the default preparation."""
-
-
-async def open_connection(
-    settings: ConnectionSettings,
-    address: Address,
-    response_timeout_secs: float,
-    kind: type[AnyConnection],
-) -> AnyConnection:
-    """Open a connection to this address, without logging in. Raises `Unreachable`."""
-    loop = asyncio.get_running_loop()
-
-    def protocol() -> AnyConnection:
-        return kind(loop, response_timeout_secs, str(address))
-
-    options: dict[str, Any] = {"ssl": settings.ssl_context}
-    try:
-        async with asyncio.timeout(settings.connect_timeout_secs):
-            if address.path:
-                _, connection = await loop.create_unix_connection(protocol, address.path)
-            else:
-                _, connection = await loop.create_connection(protocol, address.host, address.port, **options)
-    except TimeoutError:
-        raise Unreachable(f"{address} did not accept a connection in {settings.connect_timeout_secs:g} s") from None
-    except OSError as error:
-        raise Unreachable(f"cannot connect to {address}: {error}") from error
-    return connection
-
-
-async def _login(connection: Connection, settings: ConnectionSettings, address: Address) -> list[asyncio.Future[Reply]]:
-    username, password = await credentials_for(settings, address)
-    if password is None:
-        if username is not None:
-            raise ConfigError(f"the URL has user {username!r} but no password; use redis://user:password@host")
-        return []
-    return [connection.ask("AUTH", username, password) if username else connection.ask("AUTH", password)]
 
 
 def _moved_address(text: str, settings: ConnectionSettings) -> Address:

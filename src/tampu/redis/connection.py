@@ -248,47 +248,6 @@ class AskingConnection(Connection):
 _ASKING = pack_command(("ASKING",))
 
 
-class ByteBudget:
-    """Limits the bytes of requests in flight. Callers over budget wait in FIFO order; a larger request goes alone."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._taken = 0
-        self._line: deque[asyncio.Future[None]] = deque()
-
-    async def take(self, size: int) -> None:
-        """Wait until there is room for `size` bytes, and take it."""
-        while self._taken and self._taken + size > self._size:
-            place = asyncio.get_running_loop().create_future()
-            self._line.append(place)
-            try:
-                await place
-            except asyncio.CancelledError:
-                if not place.cancelled():
-                    self._call_next()  # woken and cancelled at once: pass the turn on
-                raise
-        self._taken += size
-        if self._taken < self._size:
-            self._call_next()
-
-    def give_back(self, size: int) -> None:
-        """Release the bytes of a request that has its reply."""
-        self._taken -= size
-        self._call_next()
-
-    def reset(self) -> None:
-        """Forget all holders and waiters: they belong to the parent of a fork, or to an event loop that has ended."""
-        self._taken = 0
-        self._line.clear()
-
-    def _call_next(self) -> None:
-        while self._line:
-            place = self._line.popleft()
-            if not place.done():
-                place.set_result(None)
-                return
-
-
 def _unsent_bytes(transport: asyncio.Transport) -> int:
     """Return the bytes in the kernel's send buffer that the peer has not acknowledged; 0 if not available."""
     if sys.platform != "linux":

@@ -1,36 +1,36 @@
-"""Find the address to connect to: the given one, the embedded server, the sentinels' master, or a slot's Cluster node.
+"""Find the address to connect to, and open connections.
 
-Sentinels and Clusters are queried with redis-py. It is imported only then, because that takes longer than importing all
-of tampu.
+The address is the given one, the embedded server, the sentinels' master, or the node of a slot of a Cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
-from functools import partial
+import binascii
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from tampu.embedded.server import EmbeddedLease
-from tampu.redis.faults import ServerError, Unreachable, without_secrets
-from tampu.redis.settings import Address, ConnectionSettings, resolve_credentials
+from tampu.errors import ConfigError
+from tampu.redis.connection import Connection, Part, Reply
+from tampu.redis.faults import ConnectionLost, ServerError, Unreachable, refused_login
+from tampu.redis.settings import Address, ConnectionSettings, credentials_for
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from tampu.redis.nodes import AnyConnection
 
-    from redis.credentials import CredentialProvider
+    #: The slots of a Cluster: first, last and the node that serves them.
+    Slots = list[tuple[int, int, Address]]
 
-    #: Returns the node of a key's slot.
-    NodeOf = Callable[[bytes], Address]
-
-#: How long a Cluster query may still run after it was cancelled, in seconds.
-LAST_ANSWER_SECS = 1.0
 #: How long the answer to a Cluster query is used for other queues, in seconds. If a slot moves meanwhile, the node
 #: redirects its clients.
 REUSE_SECS = 0.25
+#: The number of slots of a Cluster.
+SLOTS = 16384
 #: The nodes of a Cluster at its last query, by the addresses of its URL: those may all be down by now.
 _learned_nodes: dict[tuple[Address, ...], list[Address]] = {}
 #: The queries of each event loop, by the identity of their settings.
-_queries: dict[asyncio.AbstractEventLoop, dict[object, _Query]] = {}
+_queries: dict[tuple[asyncio.AbstractEventLoop, object], asyncio.Task[Slots]] = {}
 
 
 async def locate(settings: ConnectionSettings, routing_key: bytes, lease: EmbeddedLease | None = None) -> Address:
@@ -50,157 +50,125 @@ async def locate(settings: ConnectionSettings, routing_key: bytes, lease: Embedd
 
 async def ask_sentinels(settings: ConnectionSettings) -> Address:
     """Return the address of the master, from the first sentinel that knows it."""
-    from redis.asyncio.retry import Retry
-    from redis.asyncio.sentinel import Sentinel
-    from redis.backoff import NoBackoff
-    from redis.exceptions import RedisError as RedisPyError
-
-    sentinel = Sentinel(  # type: ignore[no-untyped-call]  # redis-py types it only in part
-        [(address.host, address.port) for address in settings.addresses],
-        sentinel_kwargs={
-            "username": settings.sentinel_username,
-            "password": settings.sentinel_password,
-            "retry": Retry(NoBackoff(), 0),  # do not wait for a sentinel that is down: ask the next
-            **_common_options(settings),
-        },
+    login = replace(
+        settings, username=settings.sentinel_username, password=settings.sentinel_password, credential_provider=None
     )
-    try:
-        host, port = await sentinel.discover_master(settings.master_name)
-    except (RedisPyError, OSError) as error:
-        asked = ", ".join(map(str, settings.addresses))
-        said = without_secrets(error, settings.sentinel_password)
-        raise Unreachable(f"no sentinel at {asked} knows a master named {settings.master_name!r}: {said}") from None
-    finally:
-        for client in sentinel.sentinels:
-            await client.aclose()
-    return Address(host, port)
+    answer = "they do not know it"
+    for address in settings.addresses:
+        try:
+            master = await _ask(login, address, "SENTINEL", "MASTER", settings.master_name)
+        except (ServerError, ConnectionLost, Unreachable) as error:
+            answer = str(error)
+            continue
+        state = dict(zip(master[::2], master[1::2], strict=True))
+        # A sentinel calls a server "down" before the failover: another one may know the new master already.
+        flags = state[b"flags"].split(b",")
+        if b"master" in flags and b"s_down" not in flags and b"o_down" not in flags:
+            return Address(state[b"ip"].decode(), int(state[b"port"]))
+        answer = f"{address} reports that it is down"
+    asked = ", ".join(map(str, settings.addresses))
+    raise Unreachable(f"no sentinel at {asked} knows a master named {settings.master_name!r}: {answer}")
 
 
 async def ask_cluster(settings: ConnectionSettings, routing_key: bytes) -> Address:
-    """Return the node of a key's slot. Callers that ask at about the same time share one query.
+    """Return the node of a key's slot. Callers that ask at about the same time share one query."""
+    loop = asyncio.get_running_loop()
+    for key in list(_queries):  # a copy: other threads have their own loops
+        if key[0].is_closed():
+            _queries.pop(key, None)
+    key = loop, settings.identity
+    query = _queries.get(key)
+    if query is None or query.cancelled():
+        query = _queries[key] = loop.create_task(_ask_for_slots(settings), name="tampu-cluster-slots")
 
-    If the last of them is cancelled, let the query finish first: redis-py would leak sockets.
-    """
-    for loop in list(_queries):  # a copy: other threads have their own loops
-        if loop.is_closed():
-            _queries.pop(loop, None)
-    queries = _queries.setdefault(asyncio.get_running_loop(), {})
-    query = queries.get(settings.identity)
-    if query is None:
-        query = queries[settings.identity] = _Query(asyncio.ensure_future(_ask_for_slots(settings)))
-        query.asking.add_done_callback(partial(_forget_later, queries, settings.identity, query))
-    query.callers += 1
-    try:
-        node_of = await asyncio.shield(query.asking)
-    except asyncio.CancelledError:
-        if query.callers == 1:
-            _forget(queries, settings.identity, query)  # it may be cancelled below: no new caller may join it
-            await asyncio.wait([query.asking], timeout=LAST_ANSWER_SECS)
-            query.asking.cancel()
-            await asyncio.gather(query.asking, return_exceptions=True)
-        raise
-    finally:
-        query.callers -= 1
-    return node_of(routing_key)
+        def forget(done: asyncio.Task[Slots]) -> None:
+            is_useful = not done.cancelled() and done.exception() is None
+            loop.call_later(REUSE_SECS if is_useful else 0, _queries.pop, key, None)
+
+        query.add_done_callback(forget)
+    slot = slot_of(routing_key)
+    for first, last, node in await asyncio.shield(query):
+        if first <= slot <= last:
+            return node
+    raise Unreachable("the Cluster does not currently serve the queue's slot")
 
 
-class _Query:
-    """A query for the slots of a Cluster."""
-
-    def __init__(self, asking: asyncio.Future[NodeOf]) -> None:
-        self.asking = asking
-        self.callers = 0
-
-
-def _forget_later(
-    queries: dict[object, _Query], identity: object, query: _Query, asking: asyncio.Future[NodeOf]
-) -> None:
-    if asking.cancelled() or asking.exception() is not None:
-        _forget(queries, identity, query)
-    else:
-        asyncio.get_running_loop().call_later(REUSE_SECS, _forget, queries, identity, query)
+def slot_of(key: bytes) -> int:
+    """Return the Cluster slot of a key: that of its hash tag, if it has one."""
+    _, _, rest = key.partition(b"{")
+    tag, closed, _ = rest.partition(b"}")
+    return binascii.crc_hqx(tag if tag and closed else key, 0) % SLOTS
 
 
-def _forget(queries: dict[object, _Query], identity: object, query: _Query) -> None:
-    if queries.get(identity) is query:
-        del queries[identity]
-
-
-async def _ask_for_slots(settings: ConnectionSettings) -> NodeOf:
-    """Return a function that returns the node of a key's slot."""
-    from redis.asyncio.cluster import ClusterNode, RedisCluster
-    from redis.exceptions import AuthenticationError, RedisClusterException
-    from redis.exceptions import RedisError as RedisPyError
-
-    learned = _learned_nodes.get(settings.addresses, ())
-    cluster: RedisCluster = RedisCluster(
-        startup_nodes=[ClusterNode(address.host, address.port) for address in (*settings.addresses, *learned)],
-        **_common_options(settings),
-        **_login_options(settings),
-    )
-    try:
-        await cluster.initialize()
-        _learned_nodes[settings.addresses] = [Address(str(each.host), int(each.port)) for each in cluster.get_nodes()]
-    except (RedisPyError, RedisClusterException, OSError) as error:  # the second is not a subclass of the first
-        refusal = error.__cause__
-        if isinstance(refusal, AuthenticationError):  # redis-py removes the first word
-            kind = "NOAUTH" if "required" in str(refusal) else "WRONGPASS"
-            raise ServerError(f"{kind} the server refused the login") from None
-        asked = ", ".join(map(str, settings.addresses))
-        said = without_secrets(error, settings.password)
-        raise Unreachable(f"no Cluster node at {asked} returned the slots: {said}") from None
-    finally:
-        await cluster.aclose()
-
-    def node_of(routing_key: bytes) -> Address:
+async def _ask_for_slots(settings: ConnectionSettings) -> Slots:
+    """Return the slots of a Cluster, from the first node that answers."""
+    answer: Exception | None = None
+    for address in (*settings.addresses, *_learned_nodes.get(settings.addresses, ())):
         try:
-            node = cluster.get_node_from_key(routing_key.decode(errors="surrogateescape"))
-        except (RedisPyError, RedisClusterException):
-            node = None
-        if node is None:
-            raise Unreachable("the Cluster does not currently serve the queue's slot")
-        return Address(str(node.host), int(node.port))
-
-    return node_of
-
-
-def _common_options(settings: ConnectionSettings) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "socket_connect_timeout": settings.connect_timeout_secs,
-        "socket_timeout": settings.connect_timeout_secs,
-        "protocol": 2,
-    }
-    if settings.tls:
-        options |= {
-            "ssl": True,
-            "ssl_ca_certs": settings.ca_certs,
-            "ssl_certfile": settings.certfile,
-            "ssl_keyfile": settings.keyfile,
-            "ssl_check_hostname": settings.check_hostname,
-        }
-    return options
+            ranges = await _ask(settings, address, "CLUSTER", "SLOTS")
+        except (ServerError, ConnectionLost, Unreachable) as error:
+            if isinstance(error, ServerError) and error.kind in ("NOAUTH", "WRONGPASS"):
+                raise
+            answer = error
+            continue
+        # A node without a name is the one that was asked.
+        nodes = [
+            [Address(host.decode() if host else address.host, port) for host, port, *_ in nodes]
+            for _, _, *nodes in ranges
+        ]
+        _learned_nodes[settings.addresses] = list(dict.fromkeys(node for known in nodes for node in known))
+        return [(first, last, known[0]) for (first, last, *_), known in zip(ranges, nodes, strict=True)]
+    asked = ", ".join(map(str, settings.addresses))
+    raise Unreachable(f"no Cluster node at {asked} returned the slots: {answer}")
 
 
-def _login_options(settings: ConnectionSettings) -> dict[str, Any]:
-    provider = settings.credential_provider
-    if provider is not None:
-        return {"credential_provider": _as_provider(provider)}
-    return {"username": settings.username, "password": settings.password}
+async def _ask(settings: ConnectionSettings, address: Address, *command: Part) -> Reply:
+    """Connect, log in, send one command and return its reply."""
+    connection = await open_connection(settings, address, settings.connect_timeout_secs, Connection)
+    try:
+        logins = await log_in(connection, settings, address)
+        reply = connection.ask(*command)
+        for login in logins:
+            try:
+                await login
+            except ServerError as error:
+                raise refused_login(error) from None
+        return await reply
+    finally:
+        connection.close()
 
 
-def _as_provider(source: Any) -> CredentialProvider:
-    """Return a redis-py provider for the user's provider or callback."""
-    from redis.credentials import CredentialProvider
+async def open_connection(
+    settings: ConnectionSettings,
+    address: Address,
+    response_timeout_secs: float,
+    kind: type[AnyConnection],
+) -> AnyConnection:
+    """Open a connection to this address, without logging in. Raises `Unreachable`."""
+    loop = asyncio.get_running_loop()
 
-    if isinstance(source, CredentialProvider):
-        return source
+    def protocol() -> AnyConnection:
+        return kind(loop, response_timeout_secs, str(address))
 
-    class FromCallback(CredentialProvider):
-        def get_credentials(self) -> tuple[str]:
-            raise NotImplementedError("only the asynchronous form is used")
+    options: dict[str, Any] = {"ssl": settings.ssl_context}
+    try:
+        async with asyncio.timeout(settings.connect_timeout_secs):
+            if address.path:
+                _, connection = await loop.create_unix_connection(protocol, address.path)
+            else:
+                _, connection = await loop.create_connection(protocol, address.host, address.port, **options)
+    except TimeoutError:
+        raise Unreachable(f"{address} did not accept a connection in {settings.connect_timeout_secs:g} s") from None
+    except OSError as error:
+        raise Unreachable(f"cannot connect to {address}: {error}") from error
+    return connection
 
-        async def get_credentials_async(self) -> Any:
-            username, password = await resolve_credentials(source, None)
-            return (password,) if username is None else (username, password)
 
-    return FromCallback()
+async def log_in(connection: Connection, settings: ConnectionSettings, address: Address) -> list[asyncio.Future[Reply]]:
+    """Send the credentials, if there are any, and return the future of the reply."""
+    username, password = await credentials_for(settings, address)
+    if password is None:
+        if username is not None:
+            raise ConfigError(f"the URL has user {username!r} but no password; use redis://user:password@host")
+        return []
+    return [connection.ask("AUTH", username, password) if username else connection.ask("AUTH", password)]

@@ -102,15 +102,6 @@ def refused_login(error: ServerError) -> ServerError:
     return ServerError("ERR the server refused the login (its answer is not shown: it may contain the password)")
 
 
-def without_secrets(text: object, *secrets: str | None) -> str:
-    """Return a text with these secrets replaced."""
-    shown = str(text)
-    for secret in secrets:
-        if secret:
-            shown = shown.replace(secret, "***")
-    return shown
-
-
 class ConnectionLost(RedisError):  # noqa: N818 - what happened, not a kind of error
     """The connection broke, or no reply arrived in time; the server may or may not have executed the request."""
 

@@ -19,20 +19,24 @@ import ssl
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal, Protocol
 from urllib.parse import parse_qsl, unquote
 
 from tampu.base.checks import check_float, invalid
 from tampu.errors import ConfigError
 from tampu.redis.faults import Unreachable
 
-if TYPE_CHECKING:
-    from redis.credentials import CredentialProvider
-
 Kind = Literal["single", "sentinel", "cluster", "embedded"]
 Credentials = tuple[str | None, str | None]
 #: Called with "host:port" before each AUTH; returns (user or None, password or None).
 CredentialCallback = Callable[[str | None], Credentials | Awaitable[Credentials]]
+
+
+class CredentialProvider(Protocol):
+    """Returns (password,) or (user, password): redis-py's providers do."""
+
+    async def get_credentials_async(self) -> tuple[str] | tuple[str, str]: ...
+
 
 DEFAULT_URL = "redis://127.0.0.1:6379"
 #: The environment variable with the default URL.
@@ -256,12 +260,18 @@ def _db(text: str) -> int:
     return int(text)
 
 
-async def resolve_credentials(source: Any, server: str | None) -> Credentials:
-    """Return (user, password) from a provider or callback. Called for every connection."""
-    if not hasattr(source, "get_credentials_async") and not callable(source):
+async def credentials_for(settings: ConnectionSettings, address: Address) -> Credentials:
+    """Return (user, password) for AUTH at this address; (None, None) if none are configured."""
+    source: Any = settings.credential_provider
+    if settings.kind == "embedded":
+        return None, None
+    if source is None:
+        return settings.username, settings.password
+    is_provider = hasattr(source, "get_credentials_async")
+    if not is_provider and not callable(source):
         raise ConfigError(f"credential_provider must be a callable or a redis-py CredentialProvider; got {source!r}")
     try:
-        answer: Any = source.get_credentials_async() if hasattr(source, "get_credentials_async") else source(server)
+        answer = source.get_credentials_async() if is_provider else source(str(address))
         if inspect.isawaitable(answer):
             answer = await answer
     except Exception as error:
@@ -272,12 +282,3 @@ async def resolve_credentials(source: Any, server: str | None) -> Credentials:
     if isinstance(answer, tuple) and len(answer) == 2:
         return answer
     raise ConfigError("credential_provider must return (user or None, password or None)")
-
-
-async def credentials_for(settings: ConnectionSettings, address: Address) -> Credentials:
-    """Return (user, password) for AUTH at this address; (None, None) if none are configured."""
-    if settings.kind == "embedded":
-        return None, None
-    if settings.credential_provider is not None:
-        return await resolve_credentials(settings.credential_provider, str(address))
-    return settings.username, settings.password
