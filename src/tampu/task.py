@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from tampu.produce.options import AddOptions, Backoff, MissedFires, UsingOptions
     from tampu.queue import Queue
     from tampu.sync import SyncConfiguredTask, SyncTask
-    from tampu.wire.job import JobContext
 
     #: A task, which gets a job, or a function or coroutine function, called in the worker.
     OnFailure: TypeAlias = "Task[[FailedJob], Any] | ConfiguredTask[[FailedJob], Any] | Callable[[FailedJob], object]"
@@ -387,7 +386,7 @@ class TaskContext:
 
     __slots__ = ("_queue", "_task")
 
-    def __init__(self, queue: JobContext, task: Task[Any, Any]) -> None:
+    def __init__(self, queue: Any, task: Task[Any, Any]) -> None:
         self._queue = queue
         self._task = task
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tampu import MissedFiresPolicy, RepeatPattern
 from tampu.maintain.scheduler import MAX_CATCHUP, MAX_COUNTED, Firing, fire_id, plan
 from tampu.wire.repeat import StoredSpec
+from tampu.wire.retry import unchecked
 from tampu.wire.ulid import decode_ulid_time
 
 SKIP = MissedFiresPolicy.skip()
@@ -22,7 +23,7 @@ ONCE = MissedFiresPolicy.fire_once()
 ALL_3 = MissedFiresPolicy.fire_all(3)
 ALL_50 = MissedFiresPolicy.fire_all(50)
 #: A value that another implementation may have stored; tampu's constructor refuses it.
-ALL_0 = MissedFiresPolicy.from_wire(0)
+ALL_0 = unchecked(MissedFiresPolicy, "fire-all", 0)
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE

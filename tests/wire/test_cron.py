@@ -303,7 +303,7 @@ def test_a_schedule_is_a_frozen_value_parsed_once() -> None:
     schedule = parse_cron("0 2 * * *")
     assert parse_cron("0 2 * * *") is schedule
     with pytest.raises(FrozenInstanceError):
-        schedule.hours = 0  # type: ignore[misc]  # that is the point
+        schedule.years = 0  # type: ignore[misc]  # that is the point
 
 
 # --- the ends of time ------------------------------------------------------------------------------------------------

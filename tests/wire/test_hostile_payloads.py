@@ -6,7 +6,8 @@ import contextlib
 import functools
 import struct
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -170,3 +171,27 @@ def test_unknown_kinds_of_backoff_are_not_cached() -> None:
         retry = from_wire_retry(WireRetry(3, WireBackoff(f"kind {number}", 5, None, None, None)))
         assert retry == JobRetryOverride(3, BackoffSpec(BackoffKind.UNKNOWN, 5))
     assert _known_retry.cache_info().currsize == before
+
+
+def members(value: set[UUID], scattered: dict[int, str], rows: list[dict[str, int]]) -> None:
+    """Take arguments that an early limit of hashes and containers refused."""
+
+
+@pytest.mark.parametrize("kind", ["argument", "result"])
+def test_large_sets_scattered_keys_and_many_rows_pass(kind: str) -> None:
+    values: dict[str, Any] = {
+        "value": {UUID(int=number) for number in range(2_500)},
+        "scattered": {number * 7919: str(number) for number in range(6_000)},
+        "rows": [{"n": number} for number in range(90_000)],
+    }
+    if kind == "argument":
+        arguments = Arguments(members, "members")
+        assert arguments.decode(wrap_bin(arguments.encode((), values))) == values
+        return
+    for name, value in values.items():
+
+        def give() -> None: ...
+
+        give.__annotations__ = {"return": get_type_hints(members)[name]}
+        results = Results(give)
+        assert results.convert(decode_result(results.encode(value))) == value

@@ -29,8 +29,8 @@ from tampu.wire.scan import REFUSALS, bin_content
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    #: Opens a sealed value with its marker. Returns None if only `open`, which reads the header, can open it.
-    QuickOpener = Callable[[bytes], bytes | None]
+    #: Opens a sealed value with its marker.
+    Opener = Callable[[bytes], bytes]
 
 #: First bytes of a sealed value. MessagePack never uses 0xC1, so no plain value starts with them.
 SEALED = b"\xc1TS"
@@ -90,6 +90,14 @@ class _Keys:
         """IDs of the keys; the first one seals."""
         return tuple(self._by_id)
 
+    def seal(self, plain: bytes, context: bytes) -> bytes:
+        """Return the sealed form."""
+        return self.seal_many((plain,), (context,))[0]
+
+    def seal_many(self, plains: Sequence[bytes], contexts: Sequence[bytes]) -> list[bytes]:
+        """Return the sealed forms, in less time than one by one."""
+        raise NotImplementedError
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}(keys: {', '.join(self._by_id)})"
 
@@ -123,10 +131,6 @@ class SignedCodec(_Keys):
         self._macs = {key_id: _Mac(self._header_of(key_id), key) for key_id, key in self._by_id.items()}
         self._mac = self._macs[self._first]
 
-    def seal(self, plain: bytes, context: bytes) -> bytes:
-        """Return the payload with its signature."""
-        return self.seal_many((plain,), (context,))[0]
-
     def seal_many(self, plains: Sequence[bytes], contexts: Sequence[bytes]) -> list[bytes]:
         """Return payloads with their signatures."""
         header, mac_of = self._header, self._mac.of
@@ -141,16 +145,16 @@ class SignedCodec(_Keys):
             raise DecodeError(_WRONG_SIGNATURE)
         return plain
 
-    def quick_opener(self, context: bytes) -> QuickOpener:
-        """Return a function that opens what the first key signed for one context, which is hashed only once."""
+    def opener(self, context: bytes) -> Opener:
+        """Return `open` for one context, which is hashed only once for all that the first key signed."""
         header = SEALED + self._header
         mac_at, plain_at = len(header), len(header) + _MAC_BYTES
         begin, finish = self._mac.copies(context)
         is_equal = hmac.compare_digest
 
-        def open_marked(marked: bytes) -> bytes | None:
+        def open_marked(marked: bytes) -> bytes:
             if not marked.startswith(header):
-                return None
+                return self.open(marked[_MARKER_BYTES:], context)
             plain = marked[plain_at:]
             inner, outer = begin(), finish()
             inner.update(plain)
@@ -188,10 +192,6 @@ class EncryptedCodec(_Keys):
         self._uses = USES_PER_KEY
         self._salted = b""
 
-    def seal(self, plain: bytes, context: bytes) -> bytes:
-        """Return the encrypted payload."""
-        return self.seal_many((plain,), (context,))[0]
-
     def seal_many(self, plains: Sequence[bytes], contexts: Sequence[bytes]) -> list[bytes]:
         """Return encrypted payloads."""
         # Each process derives its own key from a random salt, so that random nonces stay far below their limit.
@@ -225,17 +225,17 @@ class EncryptedCodec(_Keys):
             raise DecodeError(_CANNOT_DECRYPT) from None
         return plain
 
-    def quick_opener(self, context: bytes) -> QuickOpener:
-        """Return a function that opens what processes whose key was derived before have encrypted for one context."""
+    def opener(self, context: bytes) -> Opener:
+        """Return `open` for one context, faster for what processes whose key was derived before have encrypted."""
         known = self._derived.get
         salt_end = _MARKER_BYTES + len(self._header) + _SALT_BYTES
         nonce_end = salt_end + _NONCE_BYTES
         refusals = self._invalid, ValueError
 
-        def open_marked(marked: bytes) -> bytes | None:
+        def open_marked(marked: bytes) -> bytes:
             found = known(marked[:salt_end])
             if found is None:
-                return None
+                return self.open(marked[_MARKER_BYTES:], context)
             try:
                 plain: bytes = found[0].decrypt(marked[salt_end:nonce_end], marked[nonce_end:], found[1] + context)
             except refusals:
@@ -284,7 +284,7 @@ class QueueCodec:
 
     def seal_payload(self, packed: bytes, name: str) -> bytes:
         """Return MessagePack sealed for jobs of this name, as MessagePack."""
-        return _wrapped(self._codec.seal(packed, self._context_of(name)))
+        return self.seal_payloads((packed,), name)[0]
 
     def seal_payloads(self, many: Sequence[bytes], name: str) -> list[bytes]:
         """Seal the payloads of many jobs of this name."""
@@ -318,15 +318,16 @@ class QueueCodec:
     def slot_opener(self, name: str) -> Callable[[bytes], bytes]:
         """Return `open_slot` for jobs of this name, which saves each of them a comparison and a call."""
         context = self._context_of(name)
-        quick_open = _open_nothing if self._shipped is None else self._shipped.quick_opener(context)
+        shipped_open = None if self._shipped is None else self._shipped.opener(context)
 
         def open_slot(slot: bytes) -> bytes:
             try:
                 marked = _decode_bin(_decode_bin(slot))  # in C: this runs once per job
             except REFUSALS:
                 marked = b""
-            opened = quick_open(marked)
-            if opened is None:
+            if shipped_open is not None and marked.startswith(SEALED):
+                opened = shipped_open(marked)
+            else:
                 packed = bin_content(slot)
                 opened = self._open(slot if packed is None else packed, context)
             # A bin must be wrapped, or it would be taken for the wrapping.
@@ -387,10 +388,8 @@ def _codec_of(kind: str, keys: str) -> PayloadCodec:
         if not isinstance(found, PayloadCodec):
             raise invalid(CODEC_VARIABLE, kind, "encrypted, signed, or module:attribute of a codec")
         return found
-    if kind == "encrypted":
-        return EncryptedCodec(parse_keys(keys))
-    if kind == "signed":
-        return SignedCodec(parse_keys(keys))
+    if kind in ("encrypted", "signed"):
+        return (EncryptedCodec if kind == "encrypted" else SignedCodec)(parse_keys(keys))
     raise invalid(CODEC_VARIABLE, kind, "encrypted, signed, or module:attribute of a codec")
 
 
@@ -408,10 +407,6 @@ def parse_keys(text: str) -> dict[str, str]:
 def _wrapped(sealed: bytes) -> bytes:
     size = len(sealed)
     return _STARTS[size] + sealed if size < len(_STARTS) else bin_header(size + _MARKER_BYTES) + SEALED + sealed
-
-
-def _open_nothing(marked: bytes) -> None:
-    """Leave it to the codec's own `open`."""
 
 
 class _Mac:

@@ -10,7 +10,7 @@ import hashlib
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tampu.errors import DecodeError
 from tampu.wire.entry import any_text, exact_text, first_values, text_or_empty
@@ -90,23 +90,27 @@ class DlqEntry:
         return cluster_id(self.reason, self.error_type, self.fingerprint)
 
 
+#: The fields that may be missing, in their order on the wire, and their attributes.
+_OPTIONAL = {
+    b"detail": "detail",
+    b"error_type": "error_type",
+    b"error": "error",
+    b"traceback": "traceback",
+    b"attempts": "attempts",
+    b"worker": "worker",
+    b"ts": "failed_at_ms",
+}
+_NUMBERS = (b"attempts", b"ts")
+
+
 def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
     """Return the fields of a dead letter: the ChasquiMQ fields in their order, then tampu's. Leaves out `dlq_id`."""
     fields = [b"d", entry.payload]
     if entry.name:
         fields += (b"n", exact_text("name", entry.name))
     fields += (b"source_id", exact_text("source_id", entry.source_id), b"reason", exact_text("reason", entry.reason))
-    extras: list[tuple[bytes, str | int | None]] = [
-        (b"detail", entry.detail),
-        (b"error_type", entry.error_type),
-        (b"error", entry.error),
-        (b"traceback", entry.traceback),
-        (b"attempts", entry.attempts),
-        (b"worker", entry.worker),
-        (b"ts", entry.failed_at_ms),
-    ]
-    for field, value in extras:
-        if value is not None:
+    for field, attribute in _OPTIONAL.items():
+        if (value := getattr(entry, attribute)) is not None:
             fields += (field, any_text(str(value)))
     if entry.original is not None:
         fields += (b"original", encode_value([part for pair in entry.original for part in pair]))
@@ -116,29 +120,21 @@ def encode_dlq_fields(entry: DlqEntry) -> list[bytes]:
 def decode_dlq_fields(dlq_id: str, fields: Sequence[bytes]) -> DlqEntry:
     """Decode a dead letter of any implementation. Never raises: unreadable fields are left out."""
     values = first_values(fields)
-
-    def text(field: bytes) -> str | None:
+    optional: dict[str, Any] = {}
+    for field, attribute in _OPTIONAL.items():
         value = values.get(field)
-        return None if value is None else value.decode(errors="replace")
-
-    def number(field: bytes) -> int | None:
-        value = values.get(field, b"")
-        return int(value) if value.isdigit() and len(value) <= 20 else None
-
+        if field not in _NUMBERS:
+            optional[attribute] = None if value is None else value.decode(errors="replace")
+        elif value is not None and value.isdigit() and len(value) <= 20:
+            optional[attribute] = int(value)
     return DlqEntry(
         dlq_id=dlq_id,
-        source_id=text(b"source_id") or "",
-        reason=text(b"reason") or "",
-        detail=text(b"detail"),
+        source_id=values.get(b"source_id", b"").decode(errors="replace"),
+        reason=values.get(b"reason", b"").decode(errors="replace"),
         payload=values.get(b"d", b""),
         name=text_or_empty(values.get(b"n")),
-        error_type=text(b"error_type"),
-        error=text(b"error"),
-        traceback=text(b"traceback"),
-        attempts=number(b"attempts"),
-        worker=text(b"worker"),
-        failed_at_ms=number(b"ts"),
         original=_decode_original(values.get(b"original")),
+        **optional,
     )
 
 

@@ -70,9 +70,7 @@ def fresh_envelope(
     job_id: str, payload: bytes | msgspec.Raw, created_at_ms: int, retry: JobRetryOverride | None
 ) -> bytes:
     """Return the envelope of a new job. The payload is wrapped in a bin; `Raw` is written inline."""
-    if retry is None:
-        return _encode((job_id, payload, created_at_ms, 0))
-    return _encode((job_id, payload, created_at_ms, 0, to_wire_retry(retry)))
+    return _encode((job_id, payload, created_at_ms, 0, *_retry_slot(retry)))
 
 
 def fresh_envelopes(
@@ -82,11 +80,12 @@ def fresh_envelopes(
     retry: JobRetryOverride | None = None,
 ) -> list[bytes]:
     """Return the envelopes of new jobs. Faster than calling `fresh_envelope` for each."""
-    pairs = zip(ids, payloads, strict=True)
-    if retry is None:
-        return [_encode((job_id, payload, created_at_ms, 0)) for job_id, payload in pairs]
-    wire_retry = to_wire_retry(retry)
-    return [_encode((job_id, payload, created_at_ms, 0, wire_retry)) for job_id, payload in pairs]
+    end = (created_at_ms, 0, *_retry_slot(retry))
+    return [_encode((job_id, payload, *end)) for job_id, payload in zip(ids, payloads, strict=True)]
+
+
+def _retry_slot(retry: JobRetryOverride | None) -> tuple[WireRetry, ...]:
+    return () if retry is None else (to_wire_retry(retry),)
 
 
 class _Frames(dict[int, bytes]):
@@ -151,21 +150,11 @@ def decode_job(data: bytes, name: str = "") -> Job[Any]:
             # Only once: an entry can hold thousands of frames, and reading the envelope again for each takes a second.
             envelope = _decode_envelope(head)
         except REFUSALS:
-            job = decode_any_envelope(head, name)
-            job._tail = tail
-            return job
-    retry = envelope.retry
-    job = Job.from_wire(
-        envelope.id,
-        bytes(envelope.payload),
-        envelope.created_at_ms,
-        envelope.attempt,
-        None if retry is None else from_wire_retry(retry),
-        name,
+            return decode_any_envelope(head, name, tail)
+    retry = None if envelope.retry is None else from_wire_retry(envelope.retry)
+    return Job.from_wire(
+        envelope.id, bytes(envelope.payload), envelope.created_at_ms, envelope.attempt, retry, name, tail
     )
-    if tail:
-        job._tail = tail
-    return job
 
 
 def decode_bin_envelopes(many: Iterable[bytes | None]) -> list[BinEnvelope] | None:
@@ -191,7 +180,7 @@ _read_optional_u32 = reader(U32 | None)
 _read_optional_float = reader(float | None)
 
 
-def decode_any_envelope(data: bytes, name: str = "") -> Job[Any]:
+def decode_any_envelope(data: bytes, name: str, tail: bytes) -> Job[Any]:
     """Decode an envelope of any accepted form. Slower than `decode_job`, which falls back to it."""
     try:
         slots = fields_of(data, _FIELDS, in_array=3, in_map=3)
@@ -201,7 +190,7 @@ def decode_any_envelope(data: bytes, name: str = "") -> Job[Any]:
         retry = _read_retry(slots.get("retry", NIL))
     except DecodeError as error:
         raise DecodeError(f"not a job envelope: {error}") from error
-    return Job.from_wire(job_id, slots["payload"], created_at_ms, attempt, retry, name)
+    return Job.from_wire(job_id, slots["payload"], created_at_ms, attempt, retry, name, tail)
 
 
 def _read_retry(slot: bytes) -> JobRetryOverride | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 
 #: How long a heartbeat is kept, in milliseconds: a dead worker's last one says what it was running.
 KEPT_MS = 600_000
 #: A worker whose last heartbeat is older than this is dead, or cannot reach the server, in milliseconds.
 ALIVE_MS = 5_000
+#: `share` and `blocked` of heartbeats without them.
+_NOT_SENT: tuple[Any, ...] = (None, "")
 #: Jobs listed in one heartbeat, those that run for the longest time first.
 MAX_LISTED = 100
 
@@ -84,25 +87,10 @@ class Heartbeat(NamedTuple):
 def decode_heartbeat(packed: bytes) -> Heartbeat | None:
     """Return a heartbeat; None for bytes that are not one, so that one bad key does not hide the others."""
     try:
-        host, pid, version, concurrency, started_at_ms, held, count, running, *later = msgpack.unpackb(packed)
-        return Heartbeat(
-            *(_text(host), _number(pid), _text(version), _number(concurrency), _number(started_at_ms)),
-            *(_number(held), _number(count)),
-            [RunningJob(_text(job[0]), _text(job[1]), _number(job[2]), _number(job[3])) for job in running],
-            QueueShare(*map(_number, later[0][:7])) if later else None,
-            _text(later[1]) if len(later) > 1 else "",
-        )
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+        values = msgpack.unpackb(packed)
+        # Earlier versions leave out the last two, later ones may append to each array.
+        *state, running, share, blocked = [*values[:10], *_NOT_SENT[len(values) - 8 :]]
+        jobs = [job[:4] for job in running]
+        return msgspec.convert([*state, jobs, share and share[:7], blocked], Heartbeat)
+    except (ValueError, TypeError, msgspec.MsgspecError, msgpack.UnpackException):
         return None
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise TypeError("not text")
-    return value
-
-
-def _number(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError("not a whole number")
-    return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from tampu.base.checks import MAX_U32, MAX_U64, check_int, check_job_id, check_job_name, invalid
 from tampu.base.clock import random_bytes, wall_clock_ms
@@ -65,26 +65,6 @@ class Cancellation:
         self.soft_timeout_at: float | None = None
 
 
-class JobContext(Protocol):
-    """The queue that added a job."""
-
-    async def wait_for_result(self, job_id: str, timeout_secs: float) -> Any:
-        """Wait for the handler's return value."""
-        ...
-
-    async def get_job(self, job_id: str) -> Any:
-        """Return the state of a job."""
-        ...
-
-
-class RunContext(Protocol):
-    """The worker that runs a job."""
-
-    def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:
-        """Publish the progress of a job."""
-        ...
-
-
 class Job(Generic[T]):
     """A job: `id`, `name`, `payload`, `created_at_ms`, `attempt` (number of failed attempts so far) and `retry`.
 
@@ -128,7 +108,8 @@ class Job(Generic[T]):
         self._slot = encode_slot(data, check_payload_format(payload_format))
         self._payload: T = cast("T", data)
         self._decode: Callable[[bytes], T] = decode_slot
-        self._context: JobContext | RunContext | None = None
+        #: The queue that added the job (`wait_for_result`, `get_job`), or the worker that runs it (`report_progress`).
+        self._context: Any = None
         self._cancellation: Cancellation | None = None
         self._tail = b""
 

@@ -8,25 +8,6 @@ from tampu.base.checks import check_queue_name
 class QueueKeys:
     """All keys of one queue: first those of the ChasquiMQ format, then those that only tampu uses."""
 
-    __slots__ = (
-        "cancel_marks",
-        "delayed",
-        "dlq",
-        "due",
-        "events",
-        "paused",
-        "paused_tasks",
-        "peers",
-        "promoter_lock",
-        "queue_name",
-        "repeat",
-        "replays",
-        "scheduler_lock",
-        "stream",
-        "tag",
-        "wake",
-    )
-
     def __init__(self, queue_name: str) -> None:
         self.queue_name = check_queue_name(queue_name)
         self.tag = tag = f"{{chasqui:{queue_name}}}"

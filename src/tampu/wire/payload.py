@@ -7,7 +7,6 @@ dict, in both directions; see `refuse_array_keys`.
 
 from __future__ import annotations
 
-import reprlib
 import threading
 from functools import partial
 from itertools import chain
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgpack
 import msgspec
 
-from tampu.base.checks import invalid
+from tampu.base.checks import invalid, shown
 from tampu.errors import DecodeError, EncodeError, ResultNotStored
 from tampu.wire.scan import REFUSALS, end_of_value
 
@@ -54,10 +53,6 @@ _first_byte = itemgetter(0)
 _decode_bin = msgspec.msgpack.Decoder(bytes).decode
 _unpack = partial(msgpack.unpackb, strict_map_key=False, timestamp=3, ext_hook=msgspec.msgpack.Ext)
 
-# Truncates payloads in error messages: they may be huge, or nested too deeply for repr().
-_brief = reprlib.Repr()
-_brief.maxstring = _brief.maxother = _brief.maxlong = 80
-
 
 class _Packers(threading.local):
     """One packer per thread: a packer owns a buffer and is not reentrant."""
@@ -84,13 +79,12 @@ def encode_value(value: Any) -> bytes:
         packed: bytes = _packers.pack(value)
     except (TypeError, ValueError, OverflowError, RecursionError, BufferError) as error:
         raise EncodeError(
-            f"payload {_shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, 64-bit int, "
+            f"payload {shown(value)} has no faithful MessagePack form ({error}); allowed are None, bool, 64-bit int, "
             "float, str, bytes, list, dict and aware datetime; for other types set payload_type"
         ) from error
     if len(packed) <= SHORT_BYTES and len(packed.translate(None, _STARTS_PLAIN)) <= 1 and packed[0] not in _EXT_LEADS:
         return packed  # at most one list or dict, the payload itself
-    if packed[0] in _EXT_LEADS or (isinstance(value, _CONTAINERS) and not _is_flat(value)):
-        _check(value, packed)
+    _check(value, packed)
     return packed
 
 
@@ -107,8 +101,7 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
         if _PLAIN.issuperset(map(type, children)):
             return bodies
     for value, packed in zip(values, bodies, strict=True):
-        if packed[0] in _EXT_LEADS or (isinstance(value, _CONTAINERS) and not _is_flat(value)):
-            _check(value, packed)
+        _check(value, packed)
     return bodies
 
 
@@ -126,14 +119,15 @@ def _are_short_and_flat(bodies: list[bytes]) -> bool:
 
 def _check(value: Any, packed: bytes) -> None:
     """Raise `EncodeError` for a value that readers would refuse: a list, a dict, or a datetime out of range."""
-    if is_nested_too_deeply(packed):
-        raise EncodeError(
-            f"payload {_shown(value)} has no faithful MessagePack form: it has more than {MAX_NESTING} levels"
-        )
+    if packed[0] not in _EXT_LEADS and (not isinstance(value, _CONTAINERS) or _is_flat(value)):
+        return
+    why: object = f"it has more than {MAX_NESTING} levels" if is_nested_too_deeply(packed) else None
     try:
         refuse_array_keys(packed)
     except DecodeError as error:
-        raise EncodeError(f"payload {_shown(value)} has no faithful MessagePack form: {error}") from None
+        why = why or error
+    if why:
+        raise EncodeError(f"payload {shown(value)} has no faithful MessagePack form: {why}")
 
 
 def _is_flat(value: Any) -> bool:
@@ -162,13 +156,6 @@ def is_nested_too_deeply(packed: bytes) -> bool:
     except DecodeError:
         return True
     return False
-
-
-def _shown(value: object) -> str:
-    try:
-        return _brief.repr(value)
-    except Exception:  # an int of over 4300 digits, or a user-defined __repr__ that raises
-        return f"of type {type(value).__name__}"
 
 
 def decode_value(data: bytes) -> Any:
@@ -213,7 +200,7 @@ def encode_slot(value: Any, payload_format: PayloadFormat = "bin") -> bytes:
     if payload_format == "bin":
         return wrap_bin(packed)
     if packed[:1] in BIN_LEADS:  # readers would mistake it for a payload in format 'bin'
-        raise EncodeError(f"payload {_shown(value)} cannot be written inline: bytes need payload_format 'bin'")
+        raise EncodeError(f"payload {shown(value)} cannot be written inline: bytes need payload_format 'bin'")
     return packed
 
 

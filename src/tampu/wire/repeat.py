@@ -13,6 +13,7 @@ import msgspec
 from tampu.base.checks import MAX_U32, check_int, check_job_name, check_text, invalid
 from tampu.errors import ConfigError, DecodeError, EncodeError
 from tampu.wire.payload import PayloadFormat, decode_slot, encode_slot
+from tampu.wire.retry import unchecked, without_none
 from tampu.wire.scan import NIL, U8, U32, U64, end_of_value, fields_of, is_array, read_text, reader, variant_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class RepeatPattern:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
+        return without_none(asdict(self))
 
     def next_fire_ms(self, after_ms: int) -> int | None:
         """Return the first fire strictly after `after_ms`; None if there is none."""
@@ -124,21 +125,15 @@ class MissedFiresPolicy:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not None."""
-        return {name: value for name, value in asdict(self).items() if value is not None}
-
-    @classmethod
-    def from_wire(cls, max_catchup: int) -> Self:
-        """Return the `fire_all` that another implementation stored. It may be 0 there: drop all missed fires."""
-        policy = object.__new__(cls)
-        object.__setattr__(policy, "kind", "fire-all")
-        object.__setattr__(policy, "max_catchup", max_catchup)
-        return policy
+        return without_none(asdict(self))
 
 
-def _check_bounds(limit: int | None, start_after_ms: int | None, end_before_ms: int | None) -> None:
-    for name, value in (("limit", limit), ("start_after_ms", start_after_ms), ("end_before_ms", end_before_ms)):
-        if value is not None:
-            check_int(name, value)
+#: The fields that a spec, its stored form and its form in listings share.
+_SHARED = ("job_name", "pattern", "limit", "start_after_ms", "end_before_ms", "missed_fires")
+
+
+def _shared(spec: object) -> dict[str, Any]:
+    return {name: getattr(spec, name) for name in _SHARED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +153,9 @@ class RepeatableSpec(Generic[T]):
     def __post_init__(self) -> None:
         check_job_name(self.job_name, "job_name")
         check_text("key", self.key, blank_ok=True)
-        _check_bounds(self.limit, self.start_after_ms, self.end_before_ms)
+        for name in ("limit", "start_after_ms", "end_before_ms"):
+            if (value := getattr(self, name)) is not None:
+                check_int(name, value)
         if not isinstance(self.pattern, RepeatPattern):
             raise invalid("pattern", self.pattern, "a RepeatPattern")
         if not isinstance(self.missed_fires, MissedFiresPolicy):
@@ -194,16 +191,7 @@ class RepeatableSpec(Generic[T]):
 
     def stored_with(self, payload_slot: bytes) -> StoredSpec:
         """Return the stored form with an already encoded payload."""
-        return StoredSpec(
-            key=self.resolved_key(),
-            job_name=self.job_name,
-            pattern=self.pattern,
-            payload_slot=payload_slot,
-            limit=self.limit,
-            start_after_ms=self.start_after_ms,
-            end_before_ms=self.end_before_ms,
-            missed_fires=self.missed_fires,
-        )
+        return StoredSpec(key=self.resolved_key(), payload_slot=payload_slot, **_shared(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,16 +228,7 @@ class StoredSpec:
 
     def meta(self, next_fire_ms: int) -> RepeatableMeta:
         """Return the form used in listings."""
-        return RepeatableMeta(
-            key=self.key,
-            job_name=self.job_name,
-            pattern=self.pattern,
-            next_fire_ms=next_fire_ms,
-            limit=self.limit,
-            start_after_ms=self.start_after_ms,
-            end_before_ms=self.end_before_ms,
-            missed_fires=self.missed_fires,
-        )
+        return RepeatableMeta(key=self.key, next_fire_ms=next_fire_ms, **_shared(self))
 
 
 def encode_spec(spec: StoredSpec) -> bytes:
@@ -316,7 +295,8 @@ def _read_policy(slot: bytes) -> MissedFiresPolicy:
     name, content = variant_of(slot, ("Skip", "FireOnce", "FireAll"))
     if name == "FireAll":
         fields = fields_of(content, ("max_catchup",), in_array=1, in_map=1)
-        return MissedFiresPolicy.from_wire(_read_u32(fields["max_catchup"]))
+        # Another implementation may have stored 0: drop all missed fires.
+        return unchecked(MissedFiresPolicy, "fire-all", _read_u32(fields["max_catchup"]))
     if name is None or content != NIL:
         raise DecodeError("the policy for missed fires must be Skip, FireOnce or FireAll")
     return MissedFiresPolicy.skip() if name == "Skip" else MissedFiresPolicy.fire_once()

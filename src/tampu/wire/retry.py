@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
 
 import msgspec
 
@@ -52,11 +52,10 @@ class RetryConfig:
     jitter_ratio: float = 0.0
 
     def __post_init__(self) -> None:
-        check_int("retry.initial_backoff_ms", self.initial_backoff_ms)
-        check_int("retry.max_backoff_ms", self.max_backoff_ms)
+        for name in ("initial_backoff_ms", "max_backoff_ms", "jitter_ms"):
+            check_int(f"retry.{name}", getattr(self, name))
         # As a float: an int to the power of a large attempt number would exhaust the memory before it is capped.
         object.__setattr__(self, "multiplier", check_float("retry.multiplier", self.multiplier))
-        check_int("retry.jitter_ms", self.jitter_ms)
         if check_float("retry.jitter_ratio", self.jitter_ratio) > 1:
             raise invalid("retry.jitter_ratio", self.jitter_ratio, "a number from 0 to 1")
 
@@ -77,12 +76,11 @@ class BackoffSpec:
         except ValueError:
             raise invalid("backoff.kind", self.kind, "'fixed' or 'exponential'") from None
         check_int("backoff.delay_ms", self.delay_ms)
-        if self.max_delay_ms is not None:
-            check_int("backoff.max_delay_ms", self.max_delay_ms)
+        for name in ("max_delay_ms", "jitter_ms"):
+            if (value := getattr(self, name)) is not None:
+                check_int(f"backoff.{name}", value)
         if self.multiplier is not None:
             object.__setattr__(self, "multiplier", check_float("backoff.multiplier", self.multiplier))
-        if self.jitter_ms is not None:
-            check_int("backoff.jitter_ms", self.jitter_ms)
 
     @classmethod
     def fixed(cls, delay_ms: int | timedelta, jitter_ms: int | timedelta | None = None) -> Self:
@@ -106,8 +104,12 @@ class BackoffSpec:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields that are not None."""
-        fields = asdict(self) | {"kind": str(self.kind)}
-        return {name: value for name, value in fields.items() if value is not None}
+        return without_none(asdict(self) | {"kind": str(self.kind)})
+
+
+def without_none(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not None."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 @overload
@@ -178,55 +180,42 @@ class WireRetry(msgspec.Struct, array_like=True, forbid_unknown_fields=True, fro
 
 
 _KINDS = {str(kind): kind for kind in BackoffKind}
-_UNKNOWN = BackoffKind.UNKNOWN
 
-# The setters of the slots, which bypass the checks: values that another implementation wrote are accepted as they are.
-_put_kind, _put_delay_ms, _put_max_delay_ms, _put_multiplier, _put_jitter_ms = (
-    vars(BackoffSpec)[name].__set__ for name in ("kind", "delay_ms", "max_delay_ms", "multiplier", "jitter_ms")
-)
-_put_max_attempts, _put_backoff = (vars(JobRetryOverride)[name].__set__ for name in ("max_attempts", "backoff"))
-_new = object.__new__
+Record = TypeVar("Record")
+
+
+def unchecked(kind: type[Record], *values: object) -> Record:
+    """Return a dataclass without its checks: values that another implementation wrote are accepted as they are."""
+    record = object.__new__(kind)
+    for name, value in zip(kind.__slots__, values, strict=True):  # type: ignore[attr-defined]  # all have slots
+        object.__setattr__(record, name, value)
+    return record
 
 
 def from_wire_backoff(wire: WireBackoff) -> BackoffSpec:
     """Return a backoff from the wire, without checks."""
-    spec = _new(BackoffSpec)
-    _put_kind(spec, _KINDS.get(wire.kind, _UNKNOWN))
-    _put_delay_ms(spec, wire.delay_ms)
-    _put_max_delay_ms(spec, wire.max_delay_ms)
-    _put_multiplier(spec, wire.multiplier)
-    _put_jitter_ms(spec, wire.jitter_ms)
-    return spec
+    kind = _KINDS.get(wire.kind, BackoffKind.UNKNOWN)
+    return unchecked(BackoffSpec, kind, wire.delay_ms, wire.max_delay_ms, wire.multiplier, wire.jitter_ms)
 
 
 def from_wire_retry(wire: WireRetry) -> JobRetryOverride:
     """Return an override from the wire, without checks."""
-    if wire.backoff is None or wire.backoff.kind in _KINDS:
-        return _known_retry(wire)
     # Not cached: an unknown kind is any text, of up to 1 MiB.
-    return JobRetryOverride(wire.max_attempts, from_wire_backoff(wire.backoff))
+    is_known = wire.backoff is None or wire.backoff.kind in _KINDS
+    return _known_retry(wire) if is_known else _known_retry.__wrapped__(wire)
 
 
 @lru_cache(maxsize=1024)  # runs for each job, and the jobs of a queue share a few overrides
 def _known_retry(wire: WireRetry) -> JobRetryOverride:
-    retry = _new(JobRetryOverride)
-    _put_max_attempts(retry, wire.max_attempts)
-    _put_backoff(retry, None if wire.backoff is None else from_wire_backoff(wire.backoff))
-    return retry
+    backoff = None if wire.backoff is None else from_wire_backoff(wire.backoff)
+    return unchecked(JobRetryOverride, wire.max_attempts, backoff)
 
 
 def to_wire_retry(retry: JobRetryOverride) -> WireRetry:
     """Return the wire form of an override."""
-    backoff = retry.backoff
-    return WireRetry(
-        retry.max_attempts,
-        None
-        if backoff is None
-        else WireBackoff(
-            str(backoff.kind),
-            backoff.delay_ms,
-            backoff.max_delay_ms,
-            None if backoff.multiplier is None else float(backoff.multiplier),
-            backoff.jitter_ms,
-        ),
-    )
+    spec = retry.backoff
+    if spec is None:
+        return WireRetry(retry.max_attempts, None)
+    multiplier = None if spec.multiplier is None else float(spec.multiplier)
+    backoff = WireBackoff(str(spec.kind), spec.delay_ms, spec.max_delay_ms, multiplier, spec.jitter_ms)
+    return WireRetry(retry.max_attempts, backoff)

@@ -67,12 +67,13 @@ class WeekDays:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """A parsed expression. `hour_has_star` decides what happens when clocks change, see `schedule.py`."""
+    """A parsed expression. Bit n of a mask is set if the value n matches."""
 
     seconds: int
     minutes: int
     hours: int
-    hour_has_star: bool
+    #: The hour has a star: what happens when clocks change, see `CronSchedule`.
+    is_cadence: bool
     month_days: MonthDays
     months: int
     week_days: WeekDays
@@ -151,7 +152,7 @@ def read_fields(expression: str) -> Fields:
         seconds=_Field(expression, second, "second", 0, 59).mask(),
         minutes=_Field(expression, minute, "minute", 0, 59).mask(),
         hours=_Field(expression, hour, "hour", 0, 23).mask(),
-        hour_has_star="*" in hour,
+        is_cadence="*" in hour,
         month_days=_month_days(expression, month_day),
         months=_Field(expression, month, "month", 1, 12, _MONTH_NAMES, first_name=1).mask(),
         week_days=_week_days(expression, week_day),
@@ -344,16 +345,16 @@ def parse_cron(expression: str) -> CronSchedule:
 
 @dataclass(frozen=True, slots=True)
 class CronSchedule:
-    """A parsed expression. Fields are bit masks: bit n is set if the value n matches."""
+    """The fires of an expression.
+
+    When a clock is put back, a cadence (an expression whose hour has a star) fires in both passes of the repeated hour,
+    others only in the first. When it is put forward, a cadence skips the fires of the gap, others fire at its end.
+    """
 
     expression: str
-    seconds: int
-    minutes: int
-    hours: int
-    months: int
+    fields: Fields
     years: int  #: only those with at least one matching day, so the search skips all others
-    days: tuple[int, ...]  #: the matching days for each shape of a month, see `days.py`
-    is_cadence: bool  #: what happens when clocks change, see the top of this module
+    days: tuple[int, ...]  #: the matching days for each shape of a month, see `days_by_shape`
 
     def next_after(self, after_ms: int, zone: Zone) -> int | None:
         """Return the first fire strictly after `after_ms`, in epoch ms; None if there is none up to the year 5000.
@@ -371,7 +372,7 @@ class CronSchedule:
             return self._first_from(reading + 1, zone)
         # The clock shows this reading twice: the next fire depends on which of the two passes this is.
         in_second_pass = last >= place.at
-        if self.is_cadence:
+        if self.fields.is_cadence:
             fire = self._within_repeat(reading, place, in_second_pass)
             return self._first_from(place.end_reading, zone) if fire is None else fire
         return self._first_from(place.end_reading if in_second_pass else reading + 1, zone)
@@ -395,7 +396,7 @@ class CronSchedule:
                 return place
             if not place.is_gap:
                 return found - place.before
-            if not self.is_cadence:
+            if not self.fields.is_cadence:
                 # The next search starts after the end of the gap, so the other skipped times do not fire again.
                 return place.at
             found = self._next_reading(place.end_reading)
@@ -414,20 +415,20 @@ class CronSchedule:
             day = self._next_day(today.year, today.month, today.day + 1)
         if day is None:
             return None
-        return (day.toordinal() - _EPOCH_ORDINAL) * _DAY + self._first_time(_lowest(self.hours, 0))
+        return (day.toordinal() - _EPOCH_ORDINAL) * _DAY + self._first_time(_lowest(self.fields.hours, 0))
 
     def _next_day(self, year: int, month: int, day: int) -> date | None:
         found_year = _lowest(self.years, year)
         while found_year >= 0:
             if found_year > year:
                 month, day = 1, 1
-            found_month = _lowest(self.months, month)
+            found_month = _lowest(self.fields.months, month)
             while found_month >= 0:
                 days = self.days[month_shape(found_year, found_month)]
                 found_day = _lowest(days, day if found_month == month else 1)
                 if found_day >= 0:
                     return date(found_year, found_month, found_day)
-                found_month = _lowest(self.months, found_month + 1)
+                found_month = _lowest(self.fields.months, found_month + 1)
             found_year = _lowest(self.years, found_year + 1)
         return None
 
@@ -435,36 +436,27 @@ class CronSchedule:
         """Return the first matching second of a day at or after this one; None if there is none."""
         minute_of_day, second = divmod(second_of_day, 60)
         hour, minute = divmod(minute_of_day, 60)
-        if self.hours >> hour & 1:
-            if self.minutes >> minute & 1:
-                found = _lowest(self.seconds, second)
+        if self.fields.hours >> hour & 1:
+            if self.fields.minutes >> minute & 1:
+                found = _lowest(self.fields.seconds, second)
                 if found >= 0:
                     return minute_of_day * 60 + found
-            found = _lowest(self.minutes, minute + 1)
+            found = _lowest(self.fields.minutes, minute + 1)
             if found >= 0:
-                return (hour * 60 + found) * 60 + _lowest(self.seconds, 0)
-        found = _lowest(self.hours, hour + 1)
+                return (hour * 60 + found) * 60 + _lowest(self.fields.seconds, 0)
+        found = _lowest(self.fields.hours, hour + 1)
         return self._first_time(found) if found >= 0 else None
 
     def _first_time(self, hour: int) -> int:
         """Return the first matching second of a day in this hour."""
-        return (hour * 60 + _lowest(self.minutes, 0)) * 60 + _lowest(self.seconds, 0)
+        return (hour * 60 + _lowest(self.fields.minutes, 0)) * 60 + _lowest(self.fields.seconds, 0)
 
 
 @lru_cache(maxsize=1024)
 def _parse(expression: str) -> CronSchedule:
     fields = read_fields(expression)
     days = days_by_shape(fields)
-    return CronSchedule(
-        expression=expression,
-        seconds=fields.seconds,
-        minutes=fields.minutes,
-        hours=fields.hours,
-        months=fields.months,
-        years=years_with_a_day(fields, days),
-        days=days,
-        is_cadence=fields.hour_has_star,
-    )
+    return CronSchedule(expression, fields, years_with_a_day(fields, days), days)
 
 
 def _lowest(mask: int, at_least: int) -> int:
