@@ -78,7 +78,7 @@ async def test_a_promoter_survives_a_server_that_is_a_replica_for_a_while(
 ) -> None:
     view = QueueView(server, "q")
     refusals: list[str] = []
-    monkeypatch.setattr(Client, "_note_move", lambda pipe, error: refusals.append(str(error)))
+    monkeypatch.setattr(Client, "_record_move", lambda pipe, error: refusals.append(str(error)))
     async with running(promoter(server.url)):
         delay(view, member_of("before"))
         await until(lambda: view.length() == 1, "it works")

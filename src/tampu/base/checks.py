@@ -110,9 +110,9 @@ def check_job_id(value: object, field: str = "id") -> str:
     return job_id
 
 
-def is_short(text: str, most_bytes: int) -> bool:
+def is_short(text: str, max_bytes: int) -> bool:
     """Return whether a text has at most this many bytes of UTF-8. Fast for short ones."""
-    return len(text) * 4 <= most_bytes or len(text.encode(errors="replace")) <= most_bytes
+    return len(text) * 4 <= max_bytes or len(text.encode(errors="replace")) <= max_bytes
 
 
 def check_delay_ms(value: object, field: str = "delay") -> int:
@@ -145,9 +145,9 @@ def without_colors(text: str) -> str:
     return _COLORS.sub("", text)
 
 
-def one_line(text: object, most: int | None = None) -> str:
-    """Return the text in one line of at most `most` characters, without colors."""
-    return " ".join(without_colors(str(text)).split())[:most]
+def one_line(text: object, limit: int | None = None) -> str:
+    """Return the text in one line of at most `limit` characters, without colors."""
+    return " ".join(without_colors(str(text)).split())[:limit]
 
 
 T = TypeVar("T")

@@ -85,10 +85,7 @@ def blocking(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> C
 
 
 async def _end_tasks() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await _cancel_others(None)
     await asyncio.get_running_loop().shutdown_asyncgens()
 
 
@@ -110,7 +107,7 @@ def close_runner(runner: asyncio.Runner, patience_secs: float = 1.0) -> None:
     loop.close()
 
 
-async def _cancel_others(patience_secs: float) -> set[asyncio.Task[Any]]:
+async def _cancel_others(patience_secs: float | None) -> set[asyncio.Task[Any]]:
     """Cancel all other tasks; return those that did not end in time."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:

@@ -35,15 +35,12 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import quote
 
 import hiredis
 
 from tampu.errors import ConfigError, RedisError, ShutdownError
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 #: How long to wait for the server to answer, in seconds. It takes 50 ms, plus the time to load its data.
 START_TIMEOUT_SECS = 60.0
@@ -168,9 +165,7 @@ class EmbeddedServer:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()
 
     def _require_start(self) -> Path:

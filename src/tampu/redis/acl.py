@@ -90,7 +90,7 @@ def acl_rules(
     channels = [f"&{CHANGES_CHANNEL}"] if role == "worker" else []
     return [
         *(f"{'%R~' if is_reader else '~'}{keys}", "resetchannels", *channels, "-@all"),
-        *(f"+{one}" for one in commands),
+        *(f"+{command}" for command in commands),
     ]
 
 

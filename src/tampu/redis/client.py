@@ -171,27 +171,24 @@ class Client:
         return list(await asyncio.gather(*(self.call(*parts, patience_secs=patience_secs) for parts in commands)))
 
     async def call_each(self, commands: Sequence[tuple[Part, ...]]) -> list[Reply]:
-        """Send several commands in one request and return their replies in order, errors as values."""
-        return await self.send_each([pack_command(parts) for parts in commands])
-
-    async def send_each(self, requests: Sequence[bytes]) -> list[Reply]:
-        """Send packed commands in one request and return their replies in order, errors as values. They may run twice.
+        """Send several commands in one request and return their replies in order, errors as values. They may run twice.
 
         One error does not affect the other commands. Commands with a temporary error are sent again, one by one.
         """
-        if not requests:
+        if not commands:
             return []
+        requests = [pack_command(parts) for parts in commands]
         connection = self.connection or await self.up()
         replies: list[Reply] = []
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-        def note(reply: Reply) -> None:
+        def record(reply: Reply) -> None:
             replies.append(reply)
             if len(replies) == len(requests) and not done.done():
                 done.set_result(None)
 
         for packed in requests:
-            connection.request(packed, note)
+            connection.request(packed, record)
         await done
         passing = [
             number
@@ -252,7 +249,7 @@ class Client:
         elif pause > max(left, 0.0):
             return False
         if remedy is Remedy.REDISCOVER and (self._shared is None or seen_on is self._connection):
-            self._note_move(error)
+            self._record_move(error)
         if remedy is Remedy.REDISCOVER and self._shared is not None:
             self._detach(seen_on)
         elif remedy in (Remedy.REDISCOVER, Remedy.RECONNECT) and seen_on is not None:
@@ -264,7 +261,7 @@ class Client:
                 await self.load_scripts()
         return True
 
-    def _note_move(self, error: RedisError) -> None:
+    def _record_move(self, error: RedisError) -> None:
         """Remember the address in a MOVED error; for other errors the server is located again."""
         words = str(error).split()
         if isinstance(error, ServerError) and error.kind == "MOVED" and len(words) >= 3:

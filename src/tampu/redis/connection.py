@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: How often a connection that waits for a reply is checked, per response timeout.
-LOOKS_PER_TIMEOUT = 4
+CHECKS_PER_TIMEOUT = 4
 
 #: The reply to a request: a value, or an error as a value. The protocol itself never raises it.
 Reply = Any
@@ -111,7 +111,7 @@ class Connection(asyncio.Protocol):
         if not self._waiting:
             self._last_heard = self._loop.time()
             if self._watchdog is None:
-                self._watchdog = self._loop.call_later(self._response_timeout / LOOKS_PER_TIMEOUT, self._watch)
+                self._watchdog = self._loop.call_later(self._response_timeout / CHECKS_PER_TIMEOUT, self._watch)
         self._waiting.append(on_reply)
 
     def request_pieces(self, pieces: list[bytes], count: int, on_replies: Callable[[list[Reply]], None]) -> None:
@@ -207,13 +207,13 @@ class Connection(asyncio.Protocol):
         left = self._written - self._transport.get_write_buffer_size() - _unsent_bytes(self._transport)
         if left > self._left:
             self._left = left
-            self._last_heard = max(self._last_heard, now - self._response_timeout / LOOKS_PER_TIMEOUT)
+            self._last_heard = max(self._last_heard, now - self._response_timeout / CHECKS_PER_TIMEOUT)
         silent_for = now - self._last_heard
         if silent_for >= self._response_timeout:
             self.silent_secs = silent_for
             self._lose(f"no reply from {self._peer} for {silent_for:.1f} s")
             return
-        wait_secs = min(self._response_timeout - silent_for, self._response_timeout / LOOKS_PER_TIMEOUT)
+        wait_secs = min(self._response_timeout - silent_for, self._response_timeout / CHECKS_PER_TIMEOUT)
         self._watchdog = self._loop.call_later(wait_secs, self._watch)
 
     def _refuse_push(self, reply: Reply) -> None:

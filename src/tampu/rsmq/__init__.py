@@ -18,7 +18,7 @@ Every operation is one round trip and atomic on the server. `receive_message` wi
 `listen` deliver at least once, `pop_message` at most once.
 """
 
-from tampu.rsmq.client import PooledRsmq, Rsmq, RsmqConnection, TypedQueue
+from tampu.rsmq.client import PooledRsmq, Rsmq, RsmqConnection, RsmqConnectionSync, RsmqSync, TypedQueue
 from tampu.rsmq.errors import (
     BatchInterrupted,
     CannotDecodeMessage,
@@ -35,7 +35,6 @@ from tampu.rsmq.errors import (
 from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
 from tampu.rsmq.options import PoolOptions, RsmqOptions
 from tampu.rsmq.queues import QueueAttributes
-from tampu.rsmq.sync import RsmqConnectionSync, RsmqSync
 
 __all__ = [
     "BatchInterrupted",

@@ -1,17 +1,24 @@
-"""The clients: `Rsmq` with one shared connection, `PooledRsmq` with a pool, and `TypedQueue`, a view of one queue."""
+"""The clients: `Rsmq` with one shared connection, `PooledRsmq` with a pool, and `RsmqSync` for synchronous code.
+
+`TypedQueue` is a view of one queue.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 from abc import abstractmethod
 from collections import deque
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
 
+from tampu.base.event_loop import LoopThread, blocking
 from tampu.errors import ShutdownError
 from tampu.redis.client import Client
 from tampu.redis.connection import future_setter
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError
+from tampu.rsmq.message import Decoder, decode_text
 from tampu.rsmq.options import PoolOptions, RsmqOptions, as_options
 from tampu.rsmq.queues import QueueOperations
 from tampu.rsmq.receive import ReceiveOperations
@@ -19,14 +26,14 @@ from tampu.rsmq.send import Batcher, SendOperations
 from tampu.rsmq.session import ALL_SCRIPTS
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
-    from contextlib import AbstractAsyncContextManager
-    from types import TracebackType
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
     from tampu.redis.connection import Reply
-    from tampu.rsmq.message import Decoder, Encoder, RsmqMessage
+    from tampu.rsmq.message import Encoder, RsmqMessage
     from tampu.rsmq.options import Duration
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 #: Batchers kept before idle ones are dropped.
@@ -72,9 +79,7 @@ class RsmqConnection(QueueOperations, SendOperations, ReceiveOperations):
     async def __aenter__(self) -> Self:
         return await self.open()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *error: object) -> None:
         await self.close()
 
     def _make_client(self) -> Client:
@@ -159,11 +164,19 @@ class Rsmq(RsmqConnection):
 
 
 class PooledRsmq(RsmqConnection):
-    """An RSMQ client with a connection pool, for large messages that would delay others on a shared connection."""
+    """An RSMQ client with a connection pool, for large messages that would delay others on a shared connection.
+
+    Each connection serves one operation at a time. The last used one is reused first, so that surplus ones expire.
+    """
 
     def __init__(self, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> None:
         super().__init__(options)
-        self._pool = ConnectionPool(pool or PoolOptions(), self._make_client)
+        self._pool = pool or PoolOptions()
+        self._places = asyncio.Semaphore(self._pool.max_size)
+        #: Idle connections and the time of their last use, longest idle first.
+        self._idle: deque[tuple[Client, float]] = deque()
+        self._busy: set[Client] = set()
+        self._closed = False
 
     @classmethod
     def connect(cls, options: RsmqOptions | str | None = None, pool: PoolOptions | None = None) -> Self:
@@ -173,77 +186,159 @@ class PooledRsmq(RsmqConnection):
     @property
     def pool_size(self) -> int:
         """The current number of connections."""
-        return self._pool.size
+        return len(self._idle) + len(self._busy)
 
     async def open(self) -> Self:
-        await self._pool.fill(self._options.patience_secs)
+        # At least one, to check that the server is reachable.
+        clients = [self._make_client() for _ in range(max(self._pool.min_idle, 1) - len(self._idle))]
+        now = asyncio.get_running_loop().time()
+        self._idle.extend((client, now) for client in clients)
+        await asyncio.gather(*(client.up(self._options.patience_secs) for client in clients))
         return self
 
     async def close(self) -> None:
-        await self._pool.close()
+        self._closed = True
+        clients = [client for client, _ in self._idle] + list(self._busy)
+        self._idle.clear()
+        for client in clients:
+            await client.close()
         await self._end_listeners()
 
     async def _ask(self, packed: bytes, *, resend: bool = True) -> Reply:
-        try:
-            async with self._pool.client() as client:
-                return await client.send(packed, resend=resend, patience_secs=self._options.patience_secs)
-        except ServerError as error:
-            self._explain(error)
-            raise
-
-
-class ConnectionPool:
-    """Clients that each serve one operation at a time. Reuses the last used one first, so that surplus ones expire."""
-
-    def __init__(self, options: PoolOptions, make_client: Callable[[], Client]) -> None:
-        self._options = options
-        self._make_client = make_client
-        self._places = asyncio.Semaphore(options.max_size)
-        #: Idle clients and the time of their last use, longest idle first.
-        self._idle: deque[tuple[Client, float]] = deque()
-        self._busy: set[Client] = set()
-        self._closed = False
-
-    @property
-    def size(self) -> int:
-        """The current number of clients."""
-        return len(self._idle) + len(self._busy)
-
-    async def fill(self, patience_secs: float) -> None:
-        """Open `min_idle` connections, and at least one, to check that the server is reachable."""
-        missing = max(self._options.min_idle, 1) - len(self._idle)
-        clients = [self._make_client() for _ in range(missing)]
-        now = asyncio.get_running_loop().time()
-        self._idle.extend((client, now) for client in clients)
-        await asyncio.gather(*(client.up(patience_secs) for client in clients))
-
-    @asynccontextmanager
-    async def client(self) -> AsyncIterator[Client]:
-        """Provide a client for one operation; wait while all are busy."""
         async with self._places:
             if self._closed:
                 raise ShutdownError("the connection pool is closed")
             client = self._idle.pop()[0] if self._idle else self._make_client()
             self._busy.add(client)
             try:
-                yield client
+                return await client.send(packed, resend=resend, patience_secs=self._options.patience_secs)
+            except ServerError as error:
+                self._explain(error)
+                raise
             finally:
+                now = asyncio.get_running_loop().time()
                 self._busy.discard(client)
-                self._idle.append((client, asyncio.get_running_loop().time()))
-                await self._close_expired()
+                self._idle.append((client, now))
+                while len(self._idle) > self._pool.min_idle and self._idle[0][1] < now - self._pool.idle_secs:
+                    await self._idle.popleft()[0].close()
 
-    async def close(self) -> None:
-        """Close all clients, including busy ones."""
-        self._closed = True
-        clients = [client for client, _ in self._idle] + list(self._busy)
-        self._idle.clear()
-        for client in clients:
-            await client.close()
 
-    async def _close_expired(self) -> None:
-        too_old = asyncio.get_running_loop().time() - self._options.idle_secs
-        while len(self._idle) > self._options.min_idle and self._idle[0][1] < too_old:
-            await self._idle.popleft()[0].close()
+def iterating(
+    method: Callable[Concatenate[Rsmq, P], AsyncGenerator[T]],
+) -> Callable[Concatenate[RsmqSync, P], Iterator[T]]:
+    """Return a method of `RsmqSync` that iterates over this method of `Rsmq` until the client is closed."""
+
+    @functools.wraps(method)
+    def call(self: RsmqSync, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+        return self._iterate(method(self._inner, *args, **kwargs))
+
+    return call
+
+
+class RsmqSync:
+    """An RSMQ client for synchronous code. Threads may share it; a forked child opens its own connection.
+
+        with RsmqSync("redis://127.0.0.1:6379") as rsmq:
+            rsmq.send_message("mail", "hello")
+
+    The methods are those of `Rsmq`. They block, so use `Rsmq` in coroutines.
+    """
+
+    def __init__(self, options: RsmqOptions | str | None = None) -> None:
+        self._options = as_options(options)
+        self._thread = LoopThread()
+        self._inner = Rsmq(self._options)
+        self._closed = False
+
+    @property
+    def options(self) -> RsmqOptions:
+        """The options of this client."""
+        return self._options
+
+    @classmethod
+    def connect(cls, options: RsmqOptions | str | None = None) -> Self:
+        """Return a connected client. Raises `RedisError` if the server cannot be reached."""
+        return cls(options).open()
+
+    def open(self) -> Self:
+        """Connect now. Raises `RedisError` if the server cannot be reached."""
+        self._run(self._inner.open())
+        return self
+
+    def close(self) -> None:
+        """Close the connection and stop the background thread. Listeners in other threads end."""
+        if not self._closed:
+            self._closed = True
+            self._thread.run(self._inner.close())
+            self._thread.stop()
+
+    def quit(self) -> None:
+        """Close the connection. The JavaScript name of `close`."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self.open()
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    create_queue = blocking(Rsmq.create_queue)
+    list_queues = blocking(Rsmq.list_queues)
+    delete_queue = blocking(Rsmq.delete_queue)
+    get_queue_attributes = blocking(Rsmq.get_queue_attributes)
+    set_queue_attributes = blocking(Rsmq.set_queue_attributes)
+    send_message = blocking(Rsmq.send_message)
+    send_messages = blocking(Rsmq.send_messages)
+    receive_message = blocking(Rsmq.receive_message)
+    receive_messages = blocking(Rsmq.receive_messages)
+    pop_message = blocking(Rsmq.pop_message)
+    delete_message = blocking(Rsmq.delete_message)
+    delete_messages = blocking(Rsmq.delete_messages)
+    change_message_visibility = blocking(Rsmq.change_message_visibility)
+    listen = iterating(Rsmq.listen)
+
+    @overload
+    def receiving(self, qname: str, vt: Duration | None = None) -> AbstractContextManager[RsmqMessage[str] | None]: ...
+    @overload
+    def receiving(
+        self, qname: str, vt: Duration | None = None, *, decoder: Decoder[T]
+    ) -> AbstractContextManager[RsmqMessage[T] | None]: ...
+    @contextlib.contextmanager
+    def receiving(
+        self, qname: str, vt: Duration | None = None, *, decoder: Decoder[Any] = decode_text
+    ) -> Iterator[RsmqMessage[Any] | None]:
+        """Receive a message, or None, and delete it after the `with` block succeeds."""
+        message = self.receive_message(qname, vt, decoder=decoder)
+        yield message
+        if message is not None:
+            self.delete_message(qname, message.id)
+
+    def _iterate(self, messages: AsyncGenerator[T]) -> Iterator[T]:
+        async def receive() -> T | None:
+            return await anext(messages, None)
+
+        async def end() -> None:
+            await messages.aclose()
+
+        try:
+            while (message := self._run(receive())) is not None:
+                yield message
+        except (CancelledError, ShutdownError):
+            if not self._closed:
+                raise
+        finally:
+            if not self._closed:
+                self._run(end())
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        if self._closed:
+            coroutine.close()
+            raise ShutdownError("the client is closed")
+        return self._thread.run(coroutine)
+
+
+#: The type of synchronous clients.
+RsmqConnectionSync = RsmqSync
 
 
 class TypedQueue(Generic[T]):

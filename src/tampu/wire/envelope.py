@@ -70,7 +70,9 @@ def fresh_envelope(
     job_id: str, payload: bytes | msgspec.Raw, created_at_ms: int, retry: JobRetryOverride | None
 ) -> bytes:
     """Return the envelope of a new job. The payload is wrapped in a bin; `Raw` is written inline."""
-    return _encode((job_id, payload, created_at_ms, 0, *_retry_slot(retry)))
+    if retry is None:
+        return _encode((job_id, payload, created_at_ms, 0))
+    return _encode((job_id, payload, created_at_ms, 0, to_wire_retry(retry)))
 
 
 def fresh_envelopes(
@@ -80,12 +82,8 @@ def fresh_envelopes(
     retry: JobRetryOverride | None = None,
 ) -> list[bytes]:
     """Return the envelopes of new jobs. Faster than calling `fresh_envelope` for each."""
-    end = (created_at_ms, 0, *_retry_slot(retry))
+    end = (created_at_ms, 0) if retry is None else (created_at_ms, 0, to_wire_retry(retry))
     return [_encode((job_id, payload, *end)) for job_id, payload in zip(ids, payloads, strict=True)]
-
-
-def _retry_slot(retry: JobRetryOverride | None) -> tuple[WireRetry, ...]:
-    return () if retry is None else (to_wire_retry(retry),)
 
 
 class _Frames(dict[int, bytes]):

@@ -37,20 +37,14 @@ class JobExtras(NamedTuple):
     soft_timeout_ms: int | None = None
 
 
+#: Their keys in the map, in the order of the fields.
+_KEYS = ("h", "t", "x", "s")
 NO_EXTRAS = JobExtras()
 
 
 def encode_extras(extras: JobExtras) -> bytes:
     """Return the bytes to write after an envelope; none if nothing is set."""
-    values: dict[str, Any] = {}
-    if extras.headers:
-        values["h"] = extras.headers
-    if extras.timeout_ms is not None:
-        values["t"] = extras.timeout_ms
-    if extras.expires_at_ms is not None:
-        values["x"] = extras.expires_at_ms
-    if extras.soft_timeout_ms is not None:
-        values["s"] = extras.soft_timeout_ms
+    values = {key: value for key, value in zip(_KEYS, extras, strict=True) if value is not None and value != {}}
     if not values:
         return b""
     packed: bytes = msgpack.packb(values)
@@ -85,9 +79,7 @@ def decode_extras(tail: bytes) -> JobExtras:
     texts = headers if isinstance(headers, dict) else {}
     return JobExtras(
         {key: value for key, value in texts.items() if isinstance(key, str) and isinstance(value, str)},
-        _positive(values.get("t")),
-        _positive(values.get("x")),
-        _positive(values.get("s")),
+        *(_positive(values.get(key)) for key in _KEYS[1:]),
     )
 
 

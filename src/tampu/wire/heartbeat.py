@@ -87,7 +87,7 @@ class Heartbeat(NamedTuple):
 def decode_heartbeat(packed: bytes) -> Heartbeat | None:
     """Return a heartbeat; None for bytes that are not one, so that one bad key does not hide the others."""
     try:
-        values = msgpack.unpackb(packed)
+        values: list[Any] = msgpack.unpackb(packed)
         # Earlier versions leave out the last two, later ones may append to each array.
         *state, running, share, blocked = [*values[:10], *_NOT_SENT[len(values) - 8 :]]
         jobs = [job[:4] for job in running]

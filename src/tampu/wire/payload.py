@@ -84,7 +84,8 @@ def encode_value(value: Any) -> bytes:
         ) from error
     if len(packed) <= SHORT_BYTES and len(packed.translate(None, _STARTS_PLAIN)) <= 1 and packed[0] not in _EXT_LEADS:
         return packed  # at most one list or dict, the payload itself
-    _check(value, packed)
+    if packed[0] in _EXT_LEADS or (isinstance(value, _CONTAINERS) and not _is_flat(value)):
+        _check(value, packed)
     return packed
 
 
@@ -101,7 +102,8 @@ def encode_values(values: Sequence[Any]) -> list[bytes]:
         if _PLAIN.issuperset(map(type, children)):
             return bodies
     for value, packed in zip(values, bodies, strict=True):
-        _check(value, packed)
+        if packed[0] in _EXT_LEADS or (isinstance(value, _CONTAINERS) and not _is_flat(value)):
+            _check(value, packed)
     return bodies
 
 
@@ -119,8 +121,6 @@ def _are_short_and_flat(bodies: list[bytes]) -> bool:
 
 def _check(value: Any, packed: bytes) -> None:
     """Raise `EncodeError` for a value that readers would refuse: a list, a dict, or a datetime out of range."""
-    if packed[0] not in _EXT_LEADS and (not isinstance(value, _CONTAINERS) or _is_flat(value)):
-        return
     why: object = f"it has more than {MAX_NESTING} levels" if is_nested_too_deeply(packed) else None
     try:
         refuse_array_keys(packed)

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from enum import StrEnum
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -112,11 +112,7 @@ def without_none(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-@overload
-def _ms(duration: int | timedelta) -> int: ...
-@overload
-def _ms(duration: int | timedelta | None) -> int | None: ...
-def _ms(duration: int | timedelta | None) -> int | None:
+def _ms(duration: Any) -> Any:
     return duration // timedelta(milliseconds=1) if isinstance(duration, timedelta) else duration
 
 

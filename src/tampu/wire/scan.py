@@ -145,8 +145,8 @@ def fields_of(data: bytes, names: tuple[str, ...], *, in_array: int, in_map: int
     """Return a struct's slots by field name. The first `in_array` or `in_map` fields are required."""
     if is_array(data):
         if not in_array <= (count := count_of(data)) <= len(names):  # checked before reading a hostile array's slots
-            wanted = f"{in_array}" if in_array == len(names) else f"{in_array} to {len(names)}"
-            raise DecodeError(f"expected an array of {wanted} values; got {count}")
+            expected = f"{in_array}" if in_array == len(names) else f"{in_array} to {len(names)}"
+            raise DecodeError(f"expected an array of {expected} values; got {count}")
         return dict(zip(names, slots_of(data), strict=False))
     if count_of(data) > 2 * MAX_FIELDS:
         raise DecodeError(f"expected a map of at most {MAX_FIELDS} fields; got {count_of(data) // 2}")

@@ -152,10 +152,10 @@ def _to_plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no MessagePack form")
 
 
-def _from_plain(wanted: Any, value: Any) -> Any:
+def _from_plain(kind: Any, value: Any) -> Any:
     """Decode a value to a type that msgspec does not support."""
-    if is_pydantic(wanted):
-        return wanted.model_validate(value)
+    if is_pydantic(kind):
+        return kind.model_validate(value)
     return value  # msgspec checks its type
 
 

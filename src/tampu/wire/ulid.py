@@ -26,7 +26,14 @@ def encode_time(time_ms: int) -> str:
     """Return the 10 characters of the time part."""
     if not 0 <= time_ms <= MAX_TIME_MS:
         raise ValueError(f"the time of a ULID must be from 0 to {MAX_TIME_MS} ms; got {time_ms}")
-    return "".join([_PAIRS[(time_ms >> shift) & 1023] for shift in (40, 30, 20, 10, 0)])
+    pairs = _PAIRS
+    return (
+        pairs[time_ms >> 40]
+        + pairs[(time_ms >> 30) & 1023]
+        + pairs[(time_ms >> 20) & 1023]
+        + pairs[(time_ms >> 10) & 1023]
+        + pairs[time_ms & 1023]
+    )
 
 
 def random_text(random: bytes) -> str:
