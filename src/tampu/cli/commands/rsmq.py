@@ -30,8 +30,8 @@ from tampu.produce.producer import Producer
 from tampu.redis.settings import resolve_url
 from tampu.rsmq import QueueAttributes, Rsmq, RsmqError, RsmqMessage, RsmqOptions, errors
 from tampu.rsmq.bridge import DEFAULT_BATCH, DEFAULT_VT_SECS, Bridge
-from tampu.rsmq.receive import DEFAULT_POLL_SECS
 from tampu.rsmq.queues import DEFAULT_MAXSIZE
+from tampu.rsmq.receive import DEFAULT_POLL_SECS
 
 T = TypeVar("T")
 
