@@ -11,7 +11,7 @@ import socket
 import uuid
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
 from tampu.errors import ConfigError
@@ -21,7 +21,7 @@ from tampu.wire.payload import PayloadFormat, check_payload_format
 from tampu.wire.retry import RetryConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 Overflow = Literal["reject", "wait", "trim"]
 Idempotency = Literal["sequence"]
@@ -104,6 +104,9 @@ class _Checked:
             check = spec.metadata.get("check")
             if check is not None:
                 check(spec.name, getattr(self, spec.name))
+
+
+C = TypeVar("C", "ProducerConfig", "ConsumerConfig")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +271,16 @@ class ConsumerConfig(_Checked):
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)
+
+
+def settings_of(owner: str, config: type[C], settings: Mapping[str, Any], **arguments: Any) -> C:
+    """Return the settings of an object from its arguments; None means the default.
+
+    Raises `TypeError` for a setting that is not a field of `config`, as for any unknown argument.
+    """
+    for name in settings.keys() - {spec.name for spec in fields(config)} | settings.keys() & {"queue_name"}:
+        raise TypeError(f"{owner}() got an unexpected setting {name!r}; {config.__name__} lists the valid ones")
+    return config(**{name: value for name, value in {**arguments, **settings}.items() if value is not None})
 
 
 class ProducerSettings(TypedDict, total=False):

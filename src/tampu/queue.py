@@ -16,12 +16,12 @@ import difflib
 import logging
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, overload
 
 from tampu.base.checks import check_bool, check_delay_ms, check_int, check_job_id, invalid, shown
 from tampu.base.clock import wall_clock_ms
-from tampu.config import ProducerConfig
+from tampu.config import ProducerConfig, settings_of
 from tampu.errors import ConfigError, Error
 from tampu.events import QueueEvents
 from tampu.inspect.jobs import LISTED_STATES, JobState
@@ -36,7 +36,6 @@ from tampu.produce.options import (
     add_options,
     bulk_entry,
     delay_or_instant,
-    repeat_pattern,
     repeatable_spec,
     retry_over,
 )
@@ -51,18 +50,16 @@ from tampu.wire.payload import decode_result, is_no_result
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
     from datetime import datetime, timedelta
-    from types import TracebackType
     from typing import Unpack
 
     from tampu.config import ProducerSettings
     from tampu.consume.handlers import HandlerOutcome
-    from tampu.consume.retries import Errors, RetryDecision
     from tampu.inspect.admin import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, LetterCluster, ReplayCount
     from tampu.inspect.jobs import ListedState
     from tampu.inspect.snapshot import WorkerInfo
     from tampu.sync import SyncQueue
-    from tampu.task import CoroutineTask, FunctionTask, OnFailure, TaskMaker
+    from tampu.task import CoroutineTask, FunctionTask, TaskMaker, TaskOptions
     from tampu.wire.codec import PayloadCodec
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
@@ -119,19 +116,19 @@ class Queue:
         strict: bool = False,
         **settings: Unpack[ProducerSettings],
     ) -> None:
-        self._url = resolve_url(url, redis_url, tls=tls)
+        #: URL of the server.
+        self.url = resolve_url(url, redis_url, tls=tls)
         self._credential_provider = credential_provider
         #: Address and credentials of the server.
-        self.connection_settings = parse_url(self._url, credential_provider=credential_provider)
-        refuse_unknown_settings("Queue", settings, ProducerConfig)
+        self.connection_settings = parse_url(self.url, credential_provider=credential_provider)
+        limits = {"max_stream_len": max_stream_len, "max_delay_secs": max_delay_secs}
+        self._config = settings_of("Queue", ProducerConfig, settings, queue_name=name, codec=codec, **limits)
         self._strict = check_bool("strict", strict)
         self._unknown_names: set[str] = set()
-        given: dict[str, Any] = {"max_stream_len": max_stream_len, "max_delay_secs": max_delay_secs, **settings}
-        self._config = ProducerConfig(
-            queue_name=name, codec=codec, **{key: value for key, value in given.items() if value is not None}
-        )
-        self._keys = QueueKeys(name)
-        self._codec = QueueCodec.of(codec, name)
+        #: Names of its keys on the server.
+        self.keys = QueueKeys(name)
+        #: Codec of the queue's payloads and results.
+        self.codec = codec
         self._renew()
         self._closed = False
         self._sync: SyncQueue | None = None
@@ -142,22 +139,7 @@ class Queue:
     @property
     def name(self) -> str:
         """Name of the queue."""
-        return self._keys.queue_name
-
-    @property
-    def url(self) -> str:
-        """URL of the server."""
-        return self._url
-
-    @property
-    def codec(self) -> PayloadCodec | None:
-        """Codec of the queue's payloads and results."""
-        return self._config.codec
-
-    @property
-    def keys(self) -> QueueKeys:
-        """Names of its keys on the server."""
-        return self._keys
+        return self.keys.queue_name
 
     @property
     def is_closed(self) -> bool:
@@ -177,10 +159,10 @@ class Queue:
 
             settings: Any = {name: value for name, value in vars(self._config).items() if name != "queue_name"}
             provider = self._credential_provider
-            twin = Queue(self.name, url=self._url, credential_provider=provider, strict=self._strict, **settings)
+            twin = Queue(self.name, url=self.url, credential_provider=provider, strict=self._strict, **settings)
             twin.tasks = self.tasks
             with self._sync_guard:  # several threads may be first: all must get the same object
-                self._sync = self._sync or SyncQueue(twin, self.tasks)
+                self._sync = self._sync or SyncQueue(twin)
         return self._sync
 
     def __repr__(self) -> str:
@@ -199,21 +181,18 @@ class Queue:
 
     def _renew(self) -> None:
         self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
-        self._waiters = Waiters(self._producer.client, self._keys, self.events, self._codec)
+        self._waiters = Waiters(self._producer.client, self.keys, self.events, QueueCodec.of(self.codec, self.name))
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     def events(self, *, last_event_id: str = "$") -> QueueEvents:
         """Return the queue's events from now on, or after the event with the ID `last_event_id`."""
-        return QueueEvents(
-            self.name, url=self._url, last_event_id=last_event_id, credential_provider=self._credential_provider
-        )
+        provider = self._credential_provider
+        return QueueEvents(self.name, url=self.url, last_event_id=last_event_id, credential_provider=provider)
 
     # --- tasks
 
@@ -224,21 +203,7 @@ class Queue:
     @overload
     def task(self, function: Callable[P, R | HandlerOutcome], /) -> FunctionTask[P, R]: ...
     @overload
-    def task(
-        self,
-        /,
-        *,
-        name: str | None = None,
-        attempts: int | None = None,
-        backoff: Backoff | None = None,
-        timeout: float | None = None,
-        soft_timeout: float | None = None,
-        process: bool = False,
-        retry_on: Errors | None = None,
-        no_retry_on: Errors | None = None,
-        retry: RetryDecision | None = None,
-        on_failure: OnFailure | None = None,
-    ) -> TaskMaker: ...
+    def task(self, /, **options: Unpack[TaskOptions]) -> TaskMaker: ...
 
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function as a task of this queue. Use it as a decorator, with or without options.
@@ -327,11 +292,7 @@ class Queue:
             QueueFullError: The queue has reached its `max_stream_len`.
             RedisError: The server cannot be reached.
         """
-        if repeat is not None:
-            return await self.upsert_repeatable_job(
-                name, data, repeat=repeat_pattern(repeat), missed_fires=missed_fires
-            )
-        return await self._prepared(data, name, delay_ms, delay, attempts, backoff, job_id, None, missed_fires)()
+        return await self._prepared(data, name, delay_ms, delay, attempts, backoff, job_id, repeat, missed_fires)()
 
     async def add_unique(
         self,
@@ -348,16 +309,7 @@ class Queue:
         """Add one job unless a job with this ID was added within `dedup_ttl_secs`. Takes the same options as `add`."""
         if job_id is None:
             raise invalid("job_id", job_id, "text that is not blank")
-        return await self.add(
-            name,
-            data,
-            delay_ms=delay_ms,
-            delay=delay,
-            attempts=attempts,
-            backoff=backoff,
-            job_id=job_id,
-            repeat=repeat,
-        )
+        return await self._prepared(data, name, delay_ms, delay, attempts, backoff, job_id, repeat)()
 
     async def add_bulk(self, jobs: Iterable[Mapping[str, Any]]) -> list[Job[Any]]:
         """Add many jobs, given as dicts with `name`, `data` and any option of `add`.
@@ -648,11 +600,3 @@ class Queue:
         Raises `ConfigError` if the queue still has jobs, dead letters, schedules or live workers, unless `force`.
         """
         return await self._producer.admin.delete(force=force)
-
-
-def refuse_unknown_settings(owner: str, settings: Mapping[str, Any], config: type[Any]) -> None:
-    """Raise `TypeError` for a setting that is not a field of `config`, as for any unknown argument."""
-    allowed = {field.name for field in fields(config)} - {"queue_name"}
-    for name in settings:
-        if name not in allowed:
-            raise TypeError(f"{owner}() got an unexpected setting {name!r}; {config.__name__} lists the valid ones")

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from tampu.inspect.jobs import JobState
     from tampu.produce.options import UsingOptions
     from tampu.redis.settings import CredentialCallback
-    from tampu.task import ScheduleOptions, Task
+    from tampu.task import ScheduleOptions
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -86,11 +86,11 @@ class SyncQueue:
     threads, and a forked child reconnects. In a coroutine, use the queue itself: these calls block.
     """
 
-    def __init__(self, queue: Queue, tasks: dict[str, Task[Any, Any]]) -> None:
+    def __init__(self, queue: Queue) -> None:
         self._inner = queue
         self._thread = LoopThread()
         self._run = self._thread.run
-        self.tasks = tasks
+        self.tasks = queue.tasks
 
     @property
     def name(self) -> str:

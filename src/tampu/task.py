@@ -42,6 +42,21 @@ J = TypeVar("J")
 Js = TypeVar("Js")
 
 
+class TaskOptions(TypedDict, total=False):
+    """The options of `@queue.task(...)`; `Queue.task` describes them."""
+
+    name: str | None
+    attempts: int | None
+    backoff: Backoff | None
+    timeout: float | None
+    soft_timeout: float | None
+    process: bool
+    retry_on: Errors | None
+    no_retry_on: Errors | None
+    retry: RetryDecision | None
+    on_failure: OnFailure | None
+
+
 class ScheduleOptions(TypedDict, total=False):
     """Optional arguments of `cron`, `every` and `schedule`."""
 
@@ -203,26 +218,12 @@ class Task(TaskAdds[P, R]):
     value that cannot be encoded `EncodeError`. All methods that add jobs also raise `QueueFullError` and `RedisError`.
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        function: Callable[..., Any],
-        name: str | None = None,
-        *,
-        attempts: int | None = None,
-        backoff: Backoff | None = None,
-        timeout: float | None = None,
-        soft_timeout: float | None = None,
-        process: bool = False,
-        retry_on: Errors | None = None,
-        no_retry_on: Errors | None = None,
-        retry: RetryDecision | None = None,
-        on_failure: OnFailure | None = None,
-    ) -> None:
+    def __init__(self, queue: Queue, function: Callable[..., Any], **options: Unpack[TaskOptions]) -> None:
         self.task = self
         self.queue = queue
         self.function = function = check_function(function)
-        self.name = check_job_name(name or function.__name__, "task name")
+        self.name = check_job_name(options.get("name") or function.__name__, "task name")
+        backoff, on_failure = options.get("backoff"), options.get("on_failure")
         if isinstance(backoff, int) and not isinstance(backoff, bool):
             warnings.warn(
                 f"backoff={backoff} means {backoff} milliseconds; pass timedelta(milliseconds={backoff}), because all "
@@ -231,22 +232,22 @@ class Task(TaskAdds[P, R]):
                 stacklevel=4,
             )
         #: Options of each job: name, attempts and backoff.
-        self.add_options = add_options(self.name, None, attempts, backoff)
+        self.add_options = add_options(self.name, None, options.get("attempts"), backoff)
         #: Maximum duration of a run, in seconds.
-        self.timeout = _check_timeout(timeout)
+        self.timeout = _check_timeout("timeout", options.get("timeout"))
         #: When `SoftTimeout` is raised in a run, in seconds after its start.
-        self.soft_timeout = _check_timeout(soft_timeout, "soft_timeout")
+        self.soft_timeout = _check_timeout("soft_timeout", options.get("soft_timeout"))
         if self.timeout is not None and self.soft_timeout is not None and self.soft_timeout >= self.timeout:
-            raise invalid("soft_timeout", soft_timeout, f"less than timeout ({self.timeout:g} s)")
+            raise invalid("soft_timeout", options.get("soft_timeout"), f"less than timeout ({self.timeout:g} s)")
         #: True if it runs in a separate process.
-        self.process = check_bool("process", process)
-        if process and "<locals>" in function.__qualname__:
+        self.process = check_bool("process", options.get("process", False))
+        if self.process and "<locals>" in function.__qualname__:
             raise ConfigError(
                 f"task {self.name!r}: process=True needs a function at module level, which another process can import; "
                 "this one is defined inside another function"
             )
         #: Which errors are worth another attempt; None leaves it to `attempts`.
-        self.rules = RetryRules.of(retry_on, no_retry_on, retry)
+        self.rules = RetryRules.of(options.get("retry_on"), options.get("no_retry_on"), options.get("retry"))
         if on_failure is not None and not callable(on_failure) and not isinstance(on_failure, ConfiguredTask):
             raise invalid("on_failure", on_failure, "a task or a function that takes a FailedJob")
         #: Called when a job of this task was dead-lettered.
@@ -401,9 +402,8 @@ class TaskContext:
 
 def task_of(queue: Queue, function: Callable[..., Any], **options: Any) -> Task[Any, Any]:
     """Create the task of a function: a `CoroutineTask` or a `FunctionTask`."""
-    allowed = [name for name in inspect.signature(Task).parameters if name not in ("queue", "function")]
-    for unknown in options.keys() - set(allowed):
-        raise TypeError(f"a task has no option {unknown!r}; it has {', '.join(allowed)}")
+    for unknown in options.keys() - TaskOptions.__annotations__.keys():
+        raise TypeError(f"a task has no option {unknown!r}; it has {', '.join(TaskOptions.__annotations__)}")
     kind: type[Task[Any, Any]] = CoroutineTask if is_coroutine_handler(function) else FunctionTask
     return kind(queue, function, **options)
 
@@ -419,7 +419,7 @@ def check_function(function: object) -> Callable[..., Any]:
     return function
 
 
-def _check_timeout(timeout: object, field: str = "timeout") -> float | None:
+def _check_timeout(field: str, timeout: object) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from tampu.base.checks import check_int, invalid
 from tampu.base.event_loop import SIGNAL_SECS, close_runner, new_event_loop
-from tampu.config import ConsumerConfig, SchedulerConfig
+from tampu.config import ConsumerConfig, SchedulerConfig, settings_of
 from tampu.consume.context import ProgressReporter
 from tampu.consume.dispatch import Dispatcher
 from tampu.consume.execute import Execution, Target, call_hook, decode_first
@@ -26,7 +26,7 @@ from tampu.consume.handlers import FailureCalls, is_coroutine_handler
 from tampu.consume.pool import DaemonThreads, Share
 from tampu.consume.runtime import Runtime
 from tampu.errors import ConfigError
-from tampu.queue import Queue, refuse_unknown_settings
+from tampu.queue import Queue
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.wire.job import Job
 from tampu.wire.payload import encode_value
@@ -173,27 +173,27 @@ class Worker:
         self._credential_provider = credential_provider
         # Callers of tasks expect results; with a handler the default is that of chasquimq.
         stores = (handler is None) if store_results is None else store_results
-        given: dict[str, Any] = {
-            "concurrency": concurrency,
-            "max_attempts": _attempts(max_attempts, handler),
-            "group": group,
-            "consumer_id": consumer_id,
-            "block_ms": read_block_ms,
-            "batch": read_count,
-            "claim_min_idle_ms": claim_min_idle_ms,
-            "max_payload_bytes": max_payload_bytes,
-            "dlq_max_stream_len": dlq_max_stream_len,
-            "events_enabled": events_enabled,
-            "delayed_enabled": delayed_enabled,
-            "run_scheduler": run_scheduler,
-            "store_results": stores,
-            "result_ttl_secs": None if result_ttl_ms is None else -(-check_int("result_ttl_ms", result_ttl_ms) // 1000),
-            "scheduler": None if scheduler_tick_ms is None else SchedulerConfig(tick_interval_ms=scheduler_tick_ms),
-            "retry": TASK_RETRY if handler is None else None,
-            **settings,
-        }
-        refuse_unknown_settings("Worker", settings, ConsumerConfig)
-        self._config = ConsumerConfig(**{name: value for name, value in given.items() if value is not None})
+        self._config = settings_of(
+            "Worker",
+            ConsumerConfig,
+            settings,
+            concurrency=concurrency,
+            max_attempts=_attempts(max_attempts, handler),
+            group=group,
+            consumer_id=consumer_id,
+            block_ms=read_block_ms,
+            batch=read_count,
+            claim_min_idle_ms=claim_min_idle_ms,
+            max_payload_bytes=max_payload_bytes,
+            dlq_max_stream_len=dlq_max_stream_len,
+            events_enabled=events_enabled,
+            delayed_enabled=delayed_enabled,
+            run_scheduler=run_scheduler,
+            store_results=stores,
+            result_ttl_secs=None if result_ttl_ms is None else -(-check_int("result_ttl_ms", result_ttl_ms) // 1000),
+            scheduler=None if scheduler_tick_ms is None else SchedulerConfig(tick_interval_ms=scheduler_tick_ms),
+            retry=TASK_RETRY if handler is None else None,
+        )
         self._weights = _by_queue("weights", weights, low=1)
         self._reserve = _by_queue("reserve", reserve, low=0)
         self._limit = _by_queue("limit", limit, low=1)
