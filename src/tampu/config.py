@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
-from tampu.base.checks import MAX_U32, check_bool, check_int, check_queue_name, check_text, invalid
+from tampu.base.checks import MAX_U32, MAX_U64, check_bool, check_int, check_queue_name, check_text, invalid
 from tampu.errors import ConfigError
 from tampu.metrics import MetricsSink, noop_sink
 from tampu.wire.codec import PayloadCodec
@@ -41,36 +41,31 @@ DEFAULT_MAX_READ_BYTES = 16_777_216
 MAX_ACK_BATCH = 1_000
 
 
-def _number(default: int, *, low: int = 0, high: int | None = None) -> Any:
-    check = partial(check_int, low=low) if high is None else partial(check_int, low=low, high=high)
-    return field(default=default, metadata={"check": check})
+def _checked(check: Callable[[str, Any], object], default: Any = MISSING, *, factory: Any = MISSING) -> Any:
+    return field(default=default, default_factory=factory, metadata={"check": check})
 
 
-def _checked(check: Callable[[str, Any], object], default: Any) -> Any:
-    return field(default=default, metadata={"check": check})
+def _number(default: int, *, low: int = 0, high: int = MAX_U64) -> Any:
+    return _checked(partial(check_int, low=low, high=high), default)
 
 
-def _one_of(*allowed: str) -> Callable[[str, object], object]:
-    def check(name: str, value: object) -> object:
-        if value not in allowed:
-            raise invalid(name, value, f"one of {', '.join(repr(choice) for choice in allowed)}")
-        return value
+def _only(is_allowed: Callable[[Any], bool], allowed: str) -> Callable[[str, object], object]:
+    def check(name: str, value: object) -> None:
+        if not is_allowed(value):
+            raise invalid(name, value, allowed)
 
     return check
 
 
 def _instance(kind: type) -> Callable[[str, object], object]:
-    def check(name: str, value: object) -> object:
-        if not isinstance(value, kind):
-            raise invalid(name, value, f"a {kind.__name__}")
-        return value
-
-    return check
+    return _only(lambda value: isinstance(value, kind), f"a {kind.__name__}")
 
 
-def _codec(name: str, value: object) -> None:
-    if value is not None and not isinstance(value, PayloadCodec):
-        raise invalid(name, value, "an EncryptedCodec, a SignedCodec or an object with seal and open")
+_codec = _only(
+    lambda value: value is None or isinstance(value, PayloadCodec),
+    "an EncryptedCodec, a SignedCodec or an object with seal and open",
+)
+_overflow = _only(lambda value: value in ("reject", "wait", "trim"), "one of 'reject', 'wait', 'trim'")
 
 
 def _idempotency(name: str, value: object) -> None:
@@ -85,7 +80,7 @@ def _queue_name() -> Any:
 
 
 def _own_name(prefix: str) -> Any:
-    return field(default_factory=lambda: f"{prefix}-{uuid.uuid4()}", metadata={"check": check_text})
+    return _checked(check_text, factory=lambda: f"{prefix}-{uuid.uuid4()}")
 
 
 def _worker_name() -> str:
@@ -93,7 +88,7 @@ def _worker_name() -> str:
 
 
 def _metrics() -> Any:
-    return field(default_factory=noop_sink, metadata={"check": _instance(MetricsSink)})
+    return _checked(_instance(MetricsSink), factory=noop_sink)
 
 
 class _Checked:
@@ -123,7 +118,7 @@ class ProducerConfig(_Checked):
     max_delay_secs: int = _number(DEFAULT_MAX_DELAY_SECS)
     #: When the stream is full: "reject" raises `QueueFullError`, "wait" waits for room, "trim" deletes the oldest
     #: entries, as other implementations do, which loses jobs. Defaults to "reject".
-    overflow: Overflow = _checked(_one_of("reject", "wait", "trim"), "reject")
+    overflow: Overflow = _checked(_overflow, "reject")
     #: Adds in progress when the connection is lost are sent again, and each job is added once, on any server. This is
     #: the only value: "idmp" and "off", which raised `OutcomeUnknownError` instead, were removed. Defaults to
     #: "sequence".
@@ -208,7 +203,7 @@ class ConsumerConfig(_Checked):
     group: str = _checked(check_text, "default")
     #: Name of this consumer in the group. On the server a random suffix follows, so that no two processes share a name.
     #: Defaults to "<host>:<pid>".
-    consumer_id: str = field(default_factory=_worker_name, metadata={"check": check_text})
+    consumer_id: str = _checked(check_text, factory=_worker_name)
     #: Maximum number of entries per read. While jobs are slow, a worker reads no more than it has free slots. Defaults
     #: to 256.
     batch: int = _number(256, low=1)
@@ -236,7 +231,7 @@ class ConsumerConfig(_Checked):
     #: Approximate number of dead letters kept. Defaults to 100,000.
     dlq_max_stream_len: int = _number(DEFAULT_DLQ_MAX_STREAM_LEN, low=1)
     #: Backoff of jobs that do not set one.
-    retry: RetryConfig = field(default_factory=RetryConfig, metadata={"check": _instance(RetryConfig)})
+    retry: RetryConfig = _checked(_instance(RetryConfig), factory=RetryConfig)
     #: Maximum number of retries waiting to be written; handlers wait beyond that. Defaults to 256.
     retry_inflight: int = _number(256, low=1)
     #: Run a promoter too. Defaults to True.
@@ -256,7 +251,7 @@ class ConsumerConfig(_Checked):
     #: Run a scheduler too. Defaults to True.
     run_scheduler: bool = _checked(check_bool, True)
     #: Settings of the scheduler; its `queue_name` is replaced by this consumer's.
-    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig, metadata={"check": _instance(SchedulerConfig)})
+    scheduler: SchedulerConfig = _checked(_instance(SchedulerConfig), factory=SchedulerConfig)
     #: Store the return values of handlers. Defaults to False.
     store_results: bool = _checked(check_bool, False)
     #: How long results are kept, in seconds. Defaults to 3600.

@@ -13,6 +13,7 @@ Every metric is described in `docs/reference/metrics.md`.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -80,28 +81,13 @@ class _Series:
         from prometheus_client import Counter, Gauge, Histogram
 
         by_queue, by_name = ("queue",), ("queue", "name")
-
-        def counter(name: str, text: str, labels: tuple[str, ...]) -> Counter:
-            return Counter(name, text, labels, registry=registry)
-
-        def gauge(name: str, text: str) -> Gauge:
-            return Gauge(name, text, by_queue, registry=registry)
-
+        counter = partial(Counter, registry=registry)
+        gauge = partial(Gauge, labelnames=by_queue, registry=registry)
+        duration = partial(Histogram, labelnames=by_name, buckets=DURATION_BUCKETS, registry=registry)
+        delay = partial(Histogram, labelnames=by_queue, buckets=DELAY_BUCKETS, registry=registry)
         self.runs = counter("tampu_job_runs", "Runs of handlers, by outcome.", (*by_name, "outcome"))
-        self.durations = Histogram(
-            "tampu_job_duration_seconds",
-            "Duration of runs of handlers.",
-            by_name,
-            buckets=DURATION_BUCKETS,
-            registry=registry,
-        )
-        self.waits = Histogram(
-            "tampu_job_wait_seconds",
-            "Time that jobs were in the stream before they ran.",
-            by_name,
-            buckets=DURATION_BUCKETS,
-            registry=registry,
-        )
+        self.durations = duration("tampu_job_duration_seconds", "Duration of runs of handlers.")
+        self.waits = duration("tampu_job_wait_seconds", "Time that jobs were in the stream before they ran.")
         self.waiting = gauge("tampu_waiting_jobs", "Jobs that were not delivered to a worker.")
         self.oldest = gauge("tampu_oldest_waiting_seconds", "Age of the oldest waiting job.")
         self.pending = gauge("tampu_pending_jobs", "Jobs that were delivered to a worker and not settled.")
@@ -109,13 +95,7 @@ class _Series:
         self.running = gauge("tampu_running_jobs", "Jobs that this process is running.")
         self.concurrency = gauge("tampu_concurrency", "Jobs that this process may run at the same time.")
         self.retries = counter("tampu_retries", "Retries scheduled.", by_name)
-        self.retry_delays = Histogram(
-            "tampu_retry_delay_seconds",
-            "Backoff before retries.",
-            by_queue,
-            buckets=DELAY_BUCKETS,
-            registry=registry,
-        )
+        self.retry_delays = delay("tampu_retry_delay_seconds", "Backoff before retries.")
         self.dead_letters = counter("tampu_dead_letters", "Jobs moved to the dead-letter queue.", (*by_name, "reason"))
         self.reads = counter("tampu_reads", "Reads that returned at least one job.", by_queue)
         self.entries_read = counter("tampu_entries_read", "Entries returned by reads.", by_queue)
