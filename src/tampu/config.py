@@ -101,9 +101,6 @@ class _Checked:
                 check(spec.name, getattr(self, spec.name))
 
 
-C = TypeVar("C", "ProducerConfig", "ConsumerConfig")
-
-
 @dataclass(frozen=True, kw_only=True)
 class ProducerConfig(_Checked):
     """Settings of a `Producer`."""
@@ -266,6 +263,9 @@ class ConsumerConfig(_Checked):
     #: How long a handler may block the event loop before its lease is no longer renewed, in milliseconds;
     #: 0 = ten times `claim_min_idle_ms`. Defaults to 0.
     max_block_ms: int = _number(0)
+
+
+C = TypeVar("C", ProducerConfig, ConsumerConfig)
 
 
 def settings_of(owner: str, config: type[C], settings: Mapping[str, Any], **arguments: Any) -> C:

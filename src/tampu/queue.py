@@ -23,9 +23,8 @@ from tampu.base.checks import check_bool, check_delay_ms, check_int, check_job_i
 from tampu.base.clock import wall_clock_ms
 from tampu.config import ProducerConfig, settings_of
 from tampu.errors import ConfigError, Error
-from tampu.events import QueueEvents
+from tampu.events import QueueEvents, Waiters
 from tampu.inspect.jobs import LISTED_STATES, JobState
-from tampu.inspect.waiters import Waiters
 from tampu.produce.options import (
     BULK_OPTIONS,
     MISSED_FIRES_ALONE,
@@ -42,7 +41,6 @@ from tampu.produce.options import (
 from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.task import Task, TaskContext, task_of
-from tampu.wire.codec import QueueCodec
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import decode_result, is_no_result
@@ -144,12 +142,7 @@ class Queue:
     @property
     def is_closed(self) -> bool:
         """True after `close`, until the queue is used again."""
-        return self._closed and not self._producer.is_used
-
-    @property
-    def producer(self) -> Producer[Any]:
-        """The producer that adds its jobs."""
-        return self._producer
+        return self._closed and not self.producer.is_used
 
     @property
     def sync(self) -> SyncQueue:
@@ -172,7 +165,7 @@ class Queue:
         """Send all jobs added so far and close the connections. The next use of the queue opens it again."""
         if not self.is_closed:
             self._closed = True
-            producer, waiters = self._producer, self._waiters
+            producer, waiters = self.producer, self._waiters
             self._renew()
             await waiters.close()
             await producer.close()
@@ -180,8 +173,9 @@ class Queue:
             self._sync.close()
 
     def _renew(self) -> None:
-        self._producer: Producer[Any] = Producer(self.connection_settings, self._config)
-        self._waiters = Waiters(self._producer.client, self.keys, self.events, QueueCodec.of(self.codec, self.name))
+        #: The producer that adds its jobs.
+        self.producer: Producer[Any] = Producer(self.connection_settings, self._config)
+        self._waiters = Waiters(self.producer._admin, self.events)
 
     async def __aenter__(self) -> Self:
         return self
@@ -239,18 +233,6 @@ class Queue:
             return task
 
         return register if function is None else register(function)
-
-    async def _ensure_repeat(
-        self,
-        task: Task[Any, Any],
-        pattern: RepeatPattern,
-        packed: bytes,
-        *,
-        missed_fires: MissedFires | None = None,
-        **bounds: Any,
-    ) -> str:
-        spec = repeatable_spec(task.name, None, pattern, missed_fires, **bounds)
-        return await self._producer.register_packed(spec, packed, keep_identical=True)
 
     # --- adding by name
 
@@ -321,7 +303,7 @@ class Queue:
         # Without tasks there is nothing to check a job against: all go into one call.
         if not self.tasks and not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
             named = [(entry.get("name") or "", entry["data"]) for entry in entries]
-            ids = await self._producer.add_bulk_named(named)
+            ids = await self.producer.add_bulk_named(named)
             return [self._added(job_id, name, data) for job_id, (name, data) in zip(ids, named, strict=True)]
         sending = [self._prepared(**entry) for entry in entries]
         answers = await asyncio.gather(*(send() for send in sending), return_exceptions=True)
@@ -351,7 +333,7 @@ class Queue:
             spec = repeatable_spec(name, None, repeat, missed_fires)
 
             async def register() -> Job[Any]:
-                key = await self._producer.register_packed(spec, packed, keep_identical=False)
+                key = await self.producer.register_packed(spec, packed, keep_identical=False)
                 return self._added(key, name, data)
 
             return register
@@ -364,7 +346,7 @@ class Queue:
             options = replace(options, retry=retry_over(options.retry, task.add_options.retry))
 
         async def send() -> Job[Any]:
-            added = await self._producer.add_packed(packed, options, delay=seconds or None, run_at=instant)
+            added = await self.producer.add_packed(packed, options, delay=seconds or None, run_at=instant)
             return self._added(added, name, data)
 
         return send
@@ -375,7 +357,7 @@ class Queue:
         if task is None:
             if self.tasks:
                 self._complain_of(name)
-            return self._producer.encode(data)
+            return self.producer.encode(data)
         if not isinstance(data, Mapping):
             raise TypeError(
                 f"task {name!r}: the payload must be a dict of the task's arguments, got {shown(data)}; "
@@ -417,11 +399,11 @@ class Queue:
         A running `async def` task gets `asyncio.CancelledError`, and a `process=True` task is killed. A `def` task in
         a thread continues until it calls `current_job().check_cancelled()`. `reason` is at most 500 characters.
         """
-        return await self._producer.admin.cancel(job_id, reason)
+        return await self.producer.admin.cancel(job_id, reason)
 
     async def cancel_delayed(self, job_id: str) -> bool:
         """Cancel a delayed job, or one that waits for a retry. Return False if there is no such delayed job."""
-        return await self._producer.cancel_delayed(job_id)
+        return await self.producer.cancel_delayed(job_id)
 
     # --- schedules
 
@@ -456,16 +438,16 @@ class Queue:
         del attempts, backoff, job_id
         bounds = {"limit": limit, "start_after_ms": start_after_ms, "end_before_ms": end_before_ms}
         spec = repeatable_spec(name, None, repeat, missed_fires, **bounds)
-        key = await self._producer.register_packed(spec, self._encoded(name, data), keep_identical=False)
+        key = await self.producer.register_packed(spec, self._encoded(name, data), keep_identical=False)
         return self._added(key, name, data)
 
     async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
         """Return up to `limit` schedules, soonest first."""
-        return await self._producer.list_repeatable(limit)
+        return await self.producer.list_repeatable(limit)
 
     async def remove_repeatable_by_key(self, key: str) -> bool:
         """Remove a schedule. Return False if there is none with this key."""
-        return await self._producer.remove_repeatable(key)
+        return await self.producer.remove_repeatable(key)
 
     # --- results and states
 
@@ -474,12 +456,12 @@ class Queue:
 
         Raises `ResultNotStored` if the job succeeded, but its result could not be stored.
         """
-        packed = await self._producer.get_result(job_id)
+        packed = await self.producer.get_result(job_id)
         return None if packed is None else decode_result(packed)
 
     async def get_job_result_bulk(self, job_ids: Sequence[str]) -> list[Any]:
         """Return the results of several jobs in one call, in the order of the IDs; None where no result is stored."""
-        results = await self._producer.get_result_bulk(list(job_ids))
+        results = await self.producer.get_result_bulk(list(job_ids))
         return [None if packed is None or is_no_result(packed) else decode_result(packed) for packed in results]
 
     async def get_job(self, job_id: str) -> JobState:
@@ -487,7 +469,7 @@ class Queue:
 
         If it is not waiting or done, the dead letters are searched, newest first: 50,000 of them take about 0.6 s.
         """
-        return await self._producer.admin.job(check_job_id(job_id))
+        return await self.producer.admin.job(check_job_id(job_id))
 
     async def jobs(
         self,
@@ -505,13 +487,13 @@ class Queue:
         if state not in LISTED_STATES:
             raise invalid("state", state, "one of " + ", ".join(LISTED_STATES))
         older_than_ms = None if older_than is None else check_delay_ms(older_than, "older_than")
-        admin = self._producer.admin
+        admin = self.producer.admin
         check_int("limit", limit, low=1)
         return await admin.jobs(state, name=name, older_than_ms=older_than_ms, limit=limit)
 
     async def workers(self) -> list[WorkerInfo]:
         """Return the live workers of this queue, with host, process, version and running jobs."""
-        return await self._producer.admin.workers()
+        return await self.producer.admin.workers()
 
     async def wait_for_result(self, job_id: str, timeout_secs: float = 30.0) -> Any:
         """Wait up to `timeout_secs` for a job to finish and return its result. `Job.result` is the usual way.
@@ -522,7 +504,7 @@ class Queue:
             ResultNotStored: The job succeeded, but its result could not be stored.
             TimeoutError: The job did not finish in time.
         """
-        self._producer.ready_client()
+        self.producer.ready_client()
         return await self._waiters.wait(job_id, timeout_secs)
 
     # --- dead letters
@@ -533,19 +515,19 @@ class Queue:
         Filter by `ids`, `cluster`, `reason`, `name`, `error_type`, `match` (text in the error), `older_than` and
         `newer_than`.
         """
-        return [asdict(entry) for entry in await self._producer.peek_dlq(limit, **query)]
+        return [asdict(entry) for entry in await self.producer.peek_dlq(limit, **query)]
 
     async def dlq_summary(self) -> list[LetterCluster]:
         """Return the dead letters grouped by task, reason and error, the largest group first."""
-        return await self._producer.admin.dlq_summary()
+        return await self.producer.admin.dlq_summary()
 
     async def replay_dlq(self, limit: int = 100, **query: Unpack[DlqQuery]) -> ReplayCount:
         """Move up to `limit` dead letters back into the queue and return how many. Takes the filters of `peek_dlq`."""
-        return await self._producer.replay_dlq(limit, **query)
+        return await self.producer.replay_dlq(limit, **query)
 
     async def remove_dlq(self, limit: int = 100, **query: Unpack[DlqQuery]) -> int:
         """Delete up to `limit` dead letters and return how many. Takes the filters of `peek_dlq`."""
-        return await self._producer.remove_dlq(limit, **query)
+        return await self.producer.remove_dlq(limit, **query)
 
     # --- the whole queue
 
@@ -560,19 +542,19 @@ class Queue:
             reason: Shown by `tampu inspect`, `tampu doctor` and `tampu job why`.
             until: When to resume automatically: a datetime (naive means UTC), or a timedelta or seconds from now.
         """
-        await self._producer.admin.pause(task, reason, until)
+        await self.producer.admin.pause(task, reason, until)
 
     async def pause_reason(self, *, task: str | None = None) -> str | None:
         """Return why the queue, or this task, is paused: "" if no reason was given, None if it is not paused."""
-        return await self._producer.admin.pause_reason(task)
+        return await self.producer.admin.pause_reason(task)
 
     async def paused_tasks(self) -> dict[str, str]:
         """Return the names of paused tasks, each with its reason."""
-        return {name: pause.reason for name, pause in (await self._producer.admin.paused_tasks()).items()}
+        return {name: pause.reason for name, pause in (await self.producer.admin.paused_tasks()).items()}
 
     async def resume(self, *, task: str | None = None) -> bool:
         """Resume the queue, or only this task. Return False if it was not paused."""
-        return await self._producer.admin.resume(task)
+        return await self.producer.admin.resume(task)
 
     async def is_paused(self) -> bool:
         """Return True while the queue is paused."""
@@ -583,7 +565,7 @@ class Queue:
 
         Running jobs, dead letters, schedules, results and events are kept, and so are jobs added during the purge.
         """
-        return await self._producer.purge(waiting=waiting, delayed=delayed)
+        return await self.producer.purge(waiting=waiting, delayed=delayed)
 
     async def drain(self, timeout: timedelta | float | None = None) -> None:  # noqa: ASYNC109 - as in `Job.result`
         """Wait until no job is waiting, running or due. Raises `TimeoutError` after `timeout`.
@@ -592,11 +574,11 @@ class Queue:
         added all the time never drains.
         """
         timeout_secs = None if timeout is None else check_delay_ms(timeout, "timeout") / 1000
-        await self._producer.admin.drain(timeout_secs)
+        await self.producer.admin.drain(timeout_secs)
 
     async def delete(self, *, force: bool = False) -> int:
         """Delete the queue with everything in it, results and events too. Return how many keys were deleted.
 
         Raises `ConfigError` if the queue still has jobs, dead letters, schedules or live workers, unless `force`.
         """
-        return await self._producer.admin.delete(force=force)
+        return await self.producer.admin.delete(force=force)

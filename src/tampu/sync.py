@@ -13,26 +13,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar
 
-from tampu.base.checks import check_delay_ms, check_job_id
 from tampu.base.event_loop import LoopThread, blocking
 from tampu.produce.producer import Producer
 from tampu.queue import Queue
 from tampu.redis.settings import DEFAULT_URL, parse_url
-from tampu.task import BlockingAdds
+from tampu.task import BlockingAdds, Task
 from tampu.wire.job import Job, JobId, check_poll_interval
-from tampu.wire.repeat import RepeatPattern
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from datetime import timedelta
-    from types import TracebackType
     from typing import Unpack
 
     from tampu.config import ProducerConfig
     from tampu.inspect.jobs import JobState
     from tampu.produce.options import UsingOptions
     from tampu.redis.settings import CredentialCallback
-    from tampu.task import ScheduleOptions
+    from tampu.task import TaskAdds
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -90,12 +86,9 @@ class SyncQueue:
         self._inner = queue
         self._thread = LoopThread()
         self._run = self._thread.run
+        #: Name of the queue.
+        self.name = queue.name
         self.tasks = queue.tasks
-
-    @property
-    def name(self) -> str:
-        """Name of the queue."""
-        return self._inner.name
 
     @property
     def is_closed(self) -> bool:
@@ -111,9 +104,7 @@ class SyncQueue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def add(self, name: str, data: Any, **options: Any) -> SyncJob[Any]:
@@ -156,24 +147,22 @@ class SyncQueue:
 class SyncConfiguredTask(BlockingAdds[P, SyncJob[R], list[SyncJob[R]]], Generic[P, R]):
     """The adds of `task.using(...)` for code without an event loop."""
 
-    @property
-    def _queue(self) -> SyncQueue:
-        return self._adds.task.queue.sync
+    def __init__(self, task: TaskAdds[P, R], queue: SyncQueue) -> None:
+        super().__init__(task)
+        self._inner, self._queue, self._run = task.task, queue, queue._run
 
     def using(self, **options: Unpack[UsingOptions]) -> SyncConfiguredTask[P, R]:
         """Return an object that adds jobs of this task with these options; see `Task.using`."""
-        return SyncConfiguredTask(self._adds.using(**options))
+        return SyncConfiguredTask(self._adds.using(**options), self._queue)
 
     def add_bulk(self, calls: Iterable[Any]) -> list[SyncJob[R]]:
         """Add one job per item; see `Task.add_bulk`."""
-        adds, queue = self._adds, self._queue
-        jobs = queue._run(adds._send_bulk(adds._encode_calls(calls), queue._inner))
-        return [SyncJob.of(job, queue._run) for job in jobs]
+        jobs = self._run(self._adds._send_bulk(self._adds._encode_calls(calls)))
+        return [SyncJob.of(job, self._run) for job in jobs]
 
     def _send(self, args: tuple[Any, ...], kwargs: dict[str, Any], **when: Any) -> SyncJob[R]:
-        adds, queue = self._adds, self._queue
-        packed = adds.arguments.encode(args, kwargs)
-        return SyncJob.of(queue._run(adds._send(packed, queue._inner, **when)), queue._run)
+        packed = self._adds.arguments.encode(args, kwargs)
+        return SyncJob.of(self._run(self._adds._send(packed, **when)), self._run)
 
 
 class SyncTask(SyncConfiguredTask[P, R]):
@@ -181,35 +170,11 @@ class SyncTask(SyncConfiguredTask[P, R]):
 
     def job(self, job_id: str) -> SyncJob[R]:
         """Return a job of this task by its ID, to wait for its result or read its state; see `Task.job`."""
-        queue = self._queue
-        return SyncJob.of(self._adds.task._job_of(queue._inner, JobId(check_job_id(job_id)), b""), queue._run)
+        return SyncJob.of(self._inner.job(job_id), self._run)
 
-    def cron(
-        self,
-        expression: str,
-        kwargs: Mapping[str, Any] | None = None,
-        *,
-        tz: str | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> str:
-        """Create a cron schedule and return its key; see `Task.cron`."""
-        return self.schedule(RepeatPattern.cron(expression, tz=tz), kwargs, **options)
-
-    def every(
-        self,
-        interval: timedelta | float,
-        kwargs: Mapping[str, Any] | None = None,
-        **options: Unpack[ScheduleOptions],
-    ) -> str:
-        """Create a schedule with a fixed interval and return its key; see `Task.every`."""
-        return self.schedule(RepeatPattern.every(check_delay_ms(interval, "interval")), kwargs, **options)
-
-    def schedule(
-        self, pattern: RepeatPattern, kwargs: Mapping[str, Any] | None = None, **options: Unpack[ScheduleOptions]
-    ) -> str:
-        """Create a schedule and return its key; see `Task.schedule`."""
-        task, queue = self._adds.task, self._queue
-        return queue._run(queue._inner._ensure_repeat(task, pattern, task.pack_arguments(kwargs), **options))
+    cron = blocking(Task[..., Any].cron)
+    every = blocking(Task[..., Any].every)
+    schedule = blocking(Task[..., Any].schedule)
 
 
 class SyncProducer(Generic[T]):
@@ -233,6 +198,11 @@ class SyncProducer(Generic[T]):
         self._thread = LoopThread()
         self._inner: Producer[T] = Producer(parse_url(url, credential_provider=credential_provider), config)
         self._run = self._thread.run
+        #: Unique ID of this producer.
+        self.producer_id = self._inner.producer_id
+        #: Keys of waiting jobs, delayed jobs and dead letters.
+        self.stream_key, self.delayed_key = self._inner.stream_key, self._inner.delayed_key
+        self.dlq_key = self._inner.dlq_key
 
     # --- opening and closing
 
@@ -254,30 +224,8 @@ class SyncProducer(Generic[T]):
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
-
-    @property
-    def producer_id(self) -> str:
-        """Unique ID of this producer."""
-        return self._inner.producer_id
-
-    @property
-    def stream_key(self) -> str:
-        """Key of the stream of waiting jobs."""
-        return self._inner.stream_key
-
-    @property
-    def delayed_key(self) -> str:
-        """Key of the sorted set of delayed jobs."""
-        return self._inner.delayed_key
-
-    @property
-    def dlq_key(self) -> str:
-        """Key of the stream of dead letters."""
-        return self._inner.dlq_key
 
     add = blocking(Producer[T].add)
     add_with_id = blocking(Producer[T].add_with_id)

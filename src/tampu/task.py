@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 import warnings
@@ -14,7 +15,7 @@ from tampu.base.clock import wall_clock_ms
 from tampu.consume.handlers import is_coroutine_handler
 from tampu.consume.retries import RetryRules
 from tampu.errors import ConfigError
-from tampu.produce.options import Using, add_options
+from tampu.produce.options import Using, add_options, repeatable_spec
 from tampu.wire.job import Job, JobId
 from tampu.wire.payload import wrap_bin
 from tampu.wire.repeat import RepeatPattern
@@ -131,31 +132,34 @@ class TaskAdds(Generic[P, R]):
         """
         return ConfiguredTask(self.task, (self._using or Using()).with_options(options))
 
+    def _on(self, queue: Queue) -> TaskAdds[P, R]:
+        """Return these adds for another queue object, such as the one that serves synchronous code."""
+        task = copy.copy(self.task)
+        task.task, task.queue = task, queue
+        return task if self._using is None else ConfiguredTask(task, self._using)
+
     async def _send(
         self,
         packed: bytes,
-        queue: Queue | None = None,
         *,
         delay: timedelta | float | None = None,
         at: datetime | float | None = None,
         unique: str | None = None,
     ) -> TaskJob[R]:
-        """Add a job to `queue`, by default the task's. The keyword arguments override the options of `using`."""
+        """Add a job. The keyword arguments override the options of `using`."""
         task = self.task
-        queue = queue or task.queue
         options = task.add_options
         if self._using is not None:
             options, delay, at = self._options(delay=delay, at=at, unique=unique)
         elif unique is not None:
             options = options.with_id(unique)
-        return task._job_of(queue, await queue._producer.add_packed(packed, options, delay=delay, run_at=at), packed)
+        job_id = await task.queue.producer.add_packed(packed, options, delay=delay, run_at=at)
+        return task._job_of(job_id, packed)
 
-    async def _send_bulk(self, packed: list[bytes], queue: Queue | None = None) -> list[TaskJob[R]]:
-        task = self.task
-        queue = queue or task.queue
+    async def _send_bulk(self, packed: list[bytes]) -> list[TaskJob[R]]:
         options, delay, at = self._bulk_options()
-        ids = await queue._producer.add_packed_bulk(packed, options, delay=delay, run_at=at)
-        return [task._job_of(queue, job_id, body) for job_id, body in zip(ids, packed, strict=True)]
+        ids = await self.task.queue.producer.add_packed_bulk(packed, options, delay=delay, run_at=at)
+        return list(map(self.task._job_of, ids, packed))
 
     def _options(self, **when: Any) -> tuple[AddOptions, timedelta | float | None, datetime | float | None]:
         """Return (options, delay, instant) of an add that happens now."""
@@ -265,11 +269,11 @@ class Task(TaskAdds[P, R]):
 
     def job(self, job_id: str) -> TaskJob[R]:
         """Return a job of this task by its ID, to wait for its result or read its state. Does not call the server."""
-        return self._job_of(self.queue, JobId(check_job_id(job_id)), b"")
+        return self._job_of(JobId(check_job_id(job_id)), b"")
 
-    def _job_of(self, queue: Queue, job_id: JobId, packed: bytes) -> TaskJob[R]:
+    def _job_of(self, job_id: JobId, packed: bytes) -> TaskJob[R]:
         job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, self.name)
-        job._context = TaskContext(queue, self)
+        job._context = TaskContext(self.queue, self)
         return cast("TaskJob[R]", job)
 
     async def cron(
@@ -316,10 +320,11 @@ class Task(TaskAdds[P, R]):
 
         Arguments, options and return value are those of `cron`.
         """
-        return await self.queue._ensure_repeat(self, pattern, self.pack_arguments(kwargs), **options)
+        bounds: dict[str, Any] = {"missed_fires": None, **options}
+        spec = repeatable_spec(self.name, None, pattern, **bounds)
+        return await self.queue.producer.register_packed(spec, self._pack_arguments(kwargs), keep_identical=True)
 
-    def pack_arguments(self, kwargs: Mapping[str, Any] | None) -> bytes:
-        """Encode the arguments of a schedule. Raises `TypeError` if they are not a dict, or do not fit the function."""
+    def _pack_arguments(self, kwargs: Mapping[str, Any] | None) -> bytes:
         if not isinstance(kwargs, Mapping | None):
             raise TypeError(
                 f"task {self.name!r}: a schedule's arguments must be a dict of names and values, got {shown(kwargs)}; "
@@ -332,7 +337,7 @@ class Task(TaskAdds[P, R]):
         """The methods of this task for synchronous code."""
         from tampu.sync import SyncTask  # imported here, because only synchronous programs need it
 
-        return SyncTask(self)
+        return SyncTask(self._on(self.queue.sync._inner), self.queue.sync)
 
 
 class ConfiguredTask(TaskAdds[P, R]):
@@ -351,7 +356,7 @@ class ConfiguredTask(TaskAdds[P, R]):
         """Return the synchronous form of these calls."""
         from tampu.sync import SyncConfiguredTask  # here: only synchronous programs need it
 
-        return SyncConfiguredTask(self)
+        return SyncConfiguredTask(self._on(self.task.queue.sync._inner), self.task.queue.sync)
 
 
 class FunctionTask(Task[P, R]):

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.context import context_of
 from tampu.embedded.server import acquire, release
-from tampu.errors import DecodeError, JobFailed
+from tampu.errors import JobFailed
 from tampu.inspect.admin import delete_keys
-from tampu.inspect.streams import newest_id
+from tampu.inspect.jobs import decoded_job, decoded_member
+from tampu.inspect.streams import newest_id, stream_entries
 from tampu.queue import Queue
 from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
-from tampu.wire.entry import decode_delayed_member, entry_order
-from tampu.wire.envelope import decode_job
+from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
 from tampu.wire.job import Job
 from tampu.worker import Worker
@@ -59,7 +59,7 @@ QUICK: dict[str, Any] = {
 #: How often schedules are checked, if they are fired, in milliseconds.
 TICK_MS = 5
 #: How often to check whether jobs are left, in seconds.
-LOOK_SECS = 0.005
+POLL_SECS = 0.005
 
 
 @contextlib.contextmanager
@@ -121,7 +121,7 @@ async def run_until_empty(
     errors: dict[str, BaseException] = {}
     letters = [await newest_id(queue.producer.ready_client(), queue.keys.dlq) for queue in queues]
 
-    def note(job: Job[Any], error: BaseException | None) -> None:
+    def record(job: Job[Any], error: BaseException | None) -> None:
         runs.append(job.id)
         if error is not None:
             errors[job.id] = error
@@ -132,7 +132,7 @@ async def run_until_empty(
         if include_delayed:
             for queue in queues:
                 await _make_schedules_due(queue)
-    worker = Worker(queues, handler, after_job=note, **(QUICK | settings))
+    worker = Worker(queues, handler, after_job=record, **(QUICK | settings))
     running = asyncio.create_task(worker.run())
     try:
         await _until_done(queues, running, timeout, include_delayed=include_delayed, fires=fires)
@@ -140,8 +140,8 @@ async def run_until_empty(
         await worker.close()
         await running
     if raise_errors:
-        for queue, last in zip(queues, letters, strict=True):
-            await _raise_new_letters(queue, last, errors)
+        for queue, last_id in zip(queues, letters, strict=True):
+            await _raise_new_letters(queue, last_id, errors)
     return len(runs)
 
 
@@ -159,7 +159,7 @@ async def _until_done(
         elif loop.time() > deadline:
             names = ", ".join(queue.name for queue, count in zip(queues, left, strict=True) if count)
             raise TimeoutError(f"jobs are left in {names} after {timeout_secs:g} s")
-        await asyncio.sleep(LOOK_SECS)
+        await asyncio.sleep(POLL_SECS)
 
 
 async def _left(queue: Queue, fires: bool) -> int:
@@ -185,29 +185,21 @@ async def _make_due(queue: Queue, *, retries_only: bool) -> int:
     client = queue.producer.ready_client()
     if await client.call("EXISTS", queue.keys.paused):
         return 0
-    members: list[bytes] = await client.call("ZRANGE", queue.keys.delayed, 0, -1)
-    if retries_only:
-        members = [member for member in members if _is_retry(member)]
-    for member in members:
-        await client.call("ZADD", queue.keys.delayed, "XX", 0, member)
-    return len(members)
+    count = 0
+    for member in await client.call("ZRANGE", queue.keys.delayed, 0, -1):
+        job = decoded_member(member)[1]
+        if not retries_only or (job is not None and job.attempt > 0):
+            count += 1
+            await client.call("ZADD", queue.keys.delayed, "XX", 0, member)
+    return count
 
 
-def _is_retry(member: bytes) -> bool:
-    try:
-        return decode_job(decode_delayed_member(member)[1]).attempt > 0
-    except DecodeError:
-        return False
-
-
-async def _raise_new_letters(queue: Queue, last: str, errors: dict[str, BaseException]) -> None:
-    for letter in await queue.producer.peek_dlq(1_000_000):
-        if entry_order(letter.dlq_id) <= entry_order(last):
-            continue
-        try:
-            job_id = decode_job(letter.payload).id
-        except DecodeError:
-            job_id = ""
+async def _raise_new_letters(queue: Queue, last_id: str, errors: dict[str, BaseException]) -> None:
+    client = queue.producer.ready_client()
+    async for entry_id, fields in stream_entries(client, queue.keys.dlq, f"({last_id}"):
+        letter = decode_dlq_fields(entry_id.decode(), fields)
+        job = decoded_job(letter.payload)
+        job_id = "" if job is None else job.id
         if job_id in errors:
             raise errors[job_id]
         detail = letter.error or letter.detail

@@ -33,7 +33,6 @@ from tampu.wire.payload import encode_value
 from tampu.wire.retry import RetryConfig
 
 if TYPE_CHECKING:
-    from types import TracebackType
     from typing import Unpack
 
     from tampu.config import ConsumerSettings
@@ -59,13 +58,6 @@ HANDLER_ATTEMPTS = 25
 TASK_RETRY = RetryConfig(
     initial_backoff_ms=1000, multiplier=3.0, max_backoff_ms=86_400_000, jitter_ms=0, jitter_ratio=0.25
 )
-
-
-class _Default(int):
-    """A default that differs from the same number given by the caller."""
-
-
-_DEFAULT_ATTEMPTS = _Default(HANDLER_ATTEMPTS)
 
 
 class Worker:
@@ -110,10 +102,7 @@ class Worker:
         store_results: Store return values. Defaults to True for tasks and False for a handler.
         result_ttl_ms: How long results are kept, in milliseconds.
         credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
-        on_startup: See the table above.
-        on_shutdown: See the table above.
-        before_job: See the table above.
-        after_job: See the table above.
+        on_startup: See the table above, also for `on_shutdown`, `before_job` and `after_job`.
         middleware: Functions that take a job and return an async context manager. Each run happens inside all of
             them, the first one outermost: for error trackers, tracing or database sessions.
         processes: Maximum number of processes for `process=True` tasks. Defaults to the number of CPU cores.
@@ -137,7 +126,7 @@ class Worker:
         weights: Mapping[str, int] | None = None,
         reserve: Mapping[str, int] | None = None,
         limit: Mapping[str, int] | None = None,
-        max_attempts: int = _DEFAULT_ATTEMPTS,
+        max_attempts: int | None = None,
         group: str = "default",
         consumer_id: str | None = None,
         read_block_ms: int | None = None,
@@ -171,14 +160,16 @@ class Worker:
         )
         self._handler = handler
         self._credential_provider = credential_provider
-        # Callers of tasks expect results; with a handler the default is that of chasquimq.
-        stores = (handler is None) if store_results is None else store_results
-        self._config = settings_of(
+        # Callers of tasks expect results and patient retries; with a handler the defaults are those of chasquimq.
+        has_tasks = handler is None
+        attempts = TASK_ATTEMPTS if has_tasks else HANDLER_ATTEMPTS
+        #: Settings of its consumers, except for `queue_name`.
+        self.config = settings_of(
             "Worker",
             ConsumerConfig,
             settings,
             concurrency=concurrency,
-            max_attempts=_attempts(max_attempts, handler),
+            max_attempts=attempts if max_attempts is None else max_attempts,
             group=group,
             consumer_id=consumer_id,
             block_ms=read_block_ms,
@@ -189,10 +180,10 @@ class Worker:
             events_enabled=events_enabled,
             delayed_enabled=delayed_enabled,
             run_scheduler=run_scheduler,
-            store_results=stores,
+            store_results=has_tasks if store_results is None else store_results,
             result_ttl_secs=None if result_ttl_ms is None else -(-check_int("result_ttl_ms", result_ttl_ms) // 1000),
             scheduler=None if scheduler_tick_ms is None else SchedulerConfig(tick_interval_ms=scheduler_tick_ms),
-            retry=TASK_RETRY if handler is None else None,
+            retry=TASK_RETRY if has_tasks else None,
         )
         self._weights = _by_queue("weights", weights, low=1)
         self._reserve = _by_queue("reserve", reserve, low=0)
@@ -241,11 +232,6 @@ class Worker:
         """True once `close` has been called."""
         return self._closed
 
-    @property
-    def config(self) -> ConsumerConfig:
-        """Settings of its consumers, except for `queue_name`."""
-        return self._config
-
     def seconds_since_last_read(self) -> float | None:
         """Return the seconds since the server last answered a read, or None before the first answer.
 
@@ -286,12 +272,12 @@ class Worker:
             if unknown := sorted(set(given) - names):
                 raise ConfigError(f"{field} names {unknown[0]!r}, but the worker serves no such queue")
         for name, slots in self._reserve.items():
-            if slots > self._limit.get(name, self._config.concurrency):
+            if slots > self._limit.get(name, self.config.concurrency):
                 raise ConfigError(f"reserve for {name!r} is more than the slots it may have")
         kept = sum(self._reserve.values())
-        if kept > self._config.concurrency - (set(self._reserve) != names):
+        if kept > self.config.concurrency - (set(self._reserve) != names):
             raise ConfigError(
-                f"reserve keeps {kept} of {self._config.concurrency} slots, which leaves none for the other queues"
+                f"reserve keeps {kept} of {self.config.concurrency} slots, which leaves none for the other queues"
             )
 
     @property
@@ -357,9 +343,7 @@ class Worker:
             await self._background  # raises the cause: the block would wait for results that never come
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         """Stop the worker: it finishes its running jobs."""
         await self.close()
         if self._background is not None:
@@ -387,7 +371,7 @@ class Worker:
 
     async def _run(self, shutdown: asyncio.Event) -> None:
         await call_hook(self._hooks["startup"])
-        self._serving = serving = _Serving(self._config)
+        self._serving = serving = _Serving(self.config)
         try:
             for queue in self._queues:
                 self._serve(queue, serving)
@@ -473,12 +457,6 @@ class _Serving:
 def _on_failure_of(queue: Queue, name: str) -> OnFailure | None:
     task = queue.tasks.get(name)
     return None if task is None else task.on_failure
-
-
-def _attempts(given: int, handler: Handler | None) -> int:
-    if given is not _DEFAULT_ATTEMPTS:
-        return given
-    return TASK_ATTEMPTS if handler is None else HANDLER_ATTEMPTS
 
 
 def _queues(queue: Queue | str | Iterable[Queue] | None, handler: Handler | None, url: str | None) -> list[Queue]:

@@ -83,6 +83,7 @@ OURS: dict[tuple[str, str], str] = {
     ("Queue", "redis_url"): "None means TAMPU_URL, else the same",
     ("Worker", "redis_url"): "None means TAMPU_URL, else the same",
     ("QueueEvents", "redis_url"): "None means TAMPU_URL, else the same",
+    ("Worker", "max_attempts"): "None means 25 for a handler and 7 for tasks",
     ("Worker", "store_results"): "None means False for a handler and True for tasks",
     ("RepeatableMeta", "missed_fires"): "the policy itself: skip",
 }
@@ -145,6 +146,7 @@ def test_defaults_of_none_have_the_same_effect(monkeypatch: pytest.MonkeyPatch) 
     assert tampu.Queue("q").url == URL
     assert tampu.Worker("q", handler)._queues[0].url == URL
     assert tampu.Worker("q", handler).config.store_results is False
+    assert tampu.Worker("q", handler).config.max_attempts == 25
     assert (
         tampu.RepeatableMeta("k", "n", tampu.RepeatPattern.every(1), 1).missed_fires == tampu.MissedFiresPolicy.skip()
     )

@@ -40,7 +40,7 @@ def test_a_queue_can_be_used_by_one_event_loop_after_another(server: Server) -> 
 
 
 def test_a_waiter_in_a_second_loop_is_woken_by_events(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tampu.inspect.waiters.SAFETY_NET_SECS", 3600.0)
+    monkeypatch.setattr("tampu.events.SAFETY_NET_SECS", 3600.0)
     test_a_queue_can_be_used_by_one_event_loop_after_another(server)
 
 

@@ -194,7 +194,7 @@ def test_a_forked_child_continues_with_its_own_connections(queue: Queue, view: Q
 def test_a_forked_child_waits_for_results_with_its_own_events(
     queue: Queue, view: QueueView, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tampu.inspect.waiters.SAFETY_NET_SECS", 3600.0)
+    monkeypatch.setattr("tampu.events.SAFETY_NET_SECS", 3600.0)
     double: Any = queue.tasks["double"]
     with pytest.raises(TimeoutError):
         double.sync.add(0).result(0.05)  # now the parent reads events

@@ -228,13 +228,13 @@ async def test_a_job_that_finishes_during_the_search_is_done(
 ) -> None:
     job = await queue.add("mail", 1)
     client = server.client()
-    search = jobs._find_in_stream
+    search = jobs.JobSearch._find_in_stream
 
     async def finish_first(*where: Any) -> Any:
         client.set(queue.keys.result(job.id), encode_value("sent"))
         client.delete(queue.keys.stream)
         return await search(*where)
 
-    monkeypatch.setattr(jobs, "_find_in_stream", finish_first)
+    monkeypatch.setattr(jobs.JobSearch, "_find_in_stream", finish_first)
     state = await queue.get_job(job.id)
     assert (state.state, state.result) == ("done", "sent")

@@ -12,8 +12,17 @@ import pytest
 from api.workers import working
 from support.proxy import Proxy
 from support.waiting import until
-from tampu import Consumer, ConsumerConfig, Job, JobFailed, Queue, RetryConfig, ShutdownError, UnrecoverableError
-from tampu.inspect import waiters
+from tampu import (
+    Consumer,
+    ConsumerConfig,
+    Job,
+    JobFailed,
+    Queue,
+    RetryConfig,
+    ShutdownError,
+    UnrecoverableError,
+    events,
+)
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -22,13 +31,13 @@ if TYPE_CHECKING:
 @pytest.fixture
 def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Disable polling: only events wake callers."""
-    monkeypatch.setattr(waiters, "SAFETY_NET_SECS", 3600.0)
+    monkeypatch.setattr(events, "SAFETY_NET_SECS", 3600.0)
 
 
 @pytest.fixture
 def quick_polling(monkeypatch: pytest.MonkeyPatch) -> None:
     """Poll every 20 ms instead of every second."""
-    monkeypatch.setattr(waiters, "SAFETY_NET_SECS", 0.02)
+    monkeypatch.setattr(events, "SAFETY_NET_SECS", 0.02)
 
 
 async def handler(job: Job[Any]) -> Any:
@@ -40,7 +49,7 @@ async def handler(job: Job[Any]) -> Any:
 @pytest.fixture
 def no_idle_time(monkeypatch: pytest.MonkeyPatch, quick_polling: None) -> None:
     """Stop the reader at the first poll without callers."""
-    monkeypatch.setattr(waiters, "IDLE_SECS", 0.0)
+    monkeypatch.setattr(events, "IDLE_SECS", 0.0)
 
 
 async def waiting(server: Server, job: Job[Any], timeout: float = 20) -> asyncio.Task[Any]:  # noqa: ASYNC109
@@ -275,7 +284,7 @@ async def test_a_timeout_error_says_what_the_job_is_doing(queue: Queue, server: 
 async def test_a_timeout_error_says_that_the_worker_stores_no_results(
     queue: Queue, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(waiters, "POLLS_AFTER_COMPLETED_SECS", (0.0,))
+    monkeypatch.setattr(events, "POLLS_AFTER_COMPLETED_SECS", (0.0,))
     job = await queue.add("", 1)
     task = asyncio.create_task(job.result(1.5))
     await until(lambda: readers(server) == 1, "it waits")

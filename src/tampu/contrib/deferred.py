@@ -88,10 +88,8 @@ def send_blocking(adds: Sequence[DeferredAdd]) -> None:
 
 
 async def _sent(adds: Sequence[DeferredAdd], queue: Queue | None = None) -> list[Any]:
-    answers: list[Any] = await asyncio.gather(
-        *(add.adds._send(add.packed, queue) for add in adds), return_exceptions=True
-    )
-    return answers
+    bound = [(add.adds if queue is None else add.adds._on(queue), add.packed) for add in adds]
+    return list(await asyncio.gather(*(task._send(packed) for task, packed in bound), return_exceptions=True))
 
 
 def _raise_first(adds: Sequence[DeferredAdd], answers: Sequence[Any]) -> None:

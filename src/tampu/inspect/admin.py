@@ -7,6 +7,7 @@ it is written to the events stream and logged.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
 import logging
 import os
@@ -26,8 +27,8 @@ from tampu.inspect.dead_letters import (
     letter_pages,
     summarize_letters,
 )
-from tampu.inspect.jobs import decoded_job, find_delayed_member, find_job, list_jobs
-from tampu.inspect.snapshot import decode_pauses, list_workers, pause_reason, paused_tasks, take_snapshot
+from tampu.inspect.jobs import JobSearch, decoded_job, decoded_member
+from tampu.inspect.snapshot import decode_pauses, list_workers, reason_of, take_snapshot
 from tampu.inspect.streams import newest_id, scan_keys, stream_pages
 from tampu.redis import calls
 from tampu.redis.acl import literal_glob
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from tampu.inspect.dead_letters import LetterCluster
-    from tampu.inspect.jobs import JobState, ListedState
+    from tampu.inspect.jobs import JobState
     from tampu.inspect.snapshot import QueueSnapshot, TaskPause, WorkerInfo
     from tampu.redis.client import Client
     from tampu.wire.codec import QueueCodec
@@ -67,8 +68,6 @@ MAX_TEXT = 500
 EVENTS_KEPT = 100_000
 #: Waiting jobs, and delayed jobs, deleted in one step of `purge`; keys deleted in one step of `delete`.
 PURGE_BATCH = 500
-#: Events read in one call while searching for those of one job.
-EVENTS_PAGE = 1000
 #: How often the state of a draining queue is read, in seconds.
 DRAIN_POLL_SECS = 0.2
 #: Assumed maximum difference between the clocks of producers and servers, in milliseconds.
@@ -90,7 +89,7 @@ def _ignore(count: int) -> None:
     pass
 
 
-class QueueAdmin:
+class QueueAdmin(JobSearch):
     """Reads and changes one queue. `on_progress` of a method is called with the number of items done so far."""
 
     def __init__(
@@ -102,12 +101,9 @@ class QueueAdmin:
         max_stream_len: int = DEFAULT_MAX_STREAM_LEN,
         codec: QueueCodec | None = None,
     ) -> None:
-        self.client = client
-        self.keys = keys
+        super().__init__(client, keys, codec)
         self._operator = operator
         self._max_stream_len = max_stream_len
-        self._codec = codec
-        self._at = (client, keys)
 
     @property
     def name(self) -> str:
@@ -135,20 +131,19 @@ class QueueAdmin:
 
     # --- jobs
 
-    async def job(self, job_id: str) -> JobState:
-        """Return the state of a job."""
-        return await find_job(*self._at, job_id, self._codec)
-
-    async def jobs(
-        self, state: ListedState, *, name: str | None = None, older_than_ms: int | None = None, limit: int = 100
-    ) -> list[JobState]:
-        """Return up to `limit` jobs in a state, oldest first; see `list_jobs`."""
-        return await list_jobs(*self._at, state, name=name, older_than_ms=older_than_ms, limit=limit)
-
     async def job_in_stream(self, entry_id: str) -> Job[Any] | None:
         """Return a waiting or running job by the ID of its entry; None if it has ended or cannot be decoded."""
         entries = await self.client.call("XRANGE", self.keys.stream, entry_id, entry_id)
         return decoded_job(*read_job_fields(entries[0][1])) if entries else None
+
+    async def stored_job(self, state: JobState) -> Job[Any] | None:
+        """Return the job with this state if it waits, runs or is dead; None if it has moved on."""
+        if state.dead_letter is not None:
+            return decoded_job(state.dead_letter.payload)
+        if state.entry_id is not None:
+            return await self.job_in_stream(state.entry_id)
+        member = await self.delayed_member(state.id)
+        return None if member is None else decoded_member(member)[1]
 
     async def replay_count(self, job_id: str) -> int:
         """Return how often a job was replayed in the last 30 days."""
@@ -158,7 +153,7 @@ class QueueAdmin:
     async def result(self, job_id: str) -> bytes | None:
         """Return the stored result as MessagePack, or None. Raises `DecodeError` if the codec cannot open it."""
         result: bytes | None = await self.client.call("GET", self.keys.result(job_id))
-        return result if result is None or self._codec is None else self._codec.open_result(result, job_id)
+        return result if result is None or self.codec is None else self.codec.open_result(result, job_id)
 
     async def cancel(self, job_id: str, reason: str = "") -> CancelOutcome:
         """Cancel a job, wherever it is; see `Queue.cancel`."""
@@ -192,13 +187,13 @@ class QueueAdmin:
         )
         if await call() == 1:
             return "cancelled"
-        state = (await find_job(*self._at, job_id)).state
+        state = (await self.job(job_id)).state
         if state in ("cancelled", "unknown"):
             return state
         if state in ("done", "dead"):
             return "finished"
         # It may have moved since: into the delayed set for a retry, or out of it. The script looks there first.
-        member = await find_delayed_member(*self._at, job_id) if state == "delayed" else None
+        member = await self.find_delayed_member(job_id) if state == "delayed" else None
         return "cancelled" if await call(member=member, is_in_stream=True) == 1 else "requested"
 
     async def cancel_delayed(self, job_ids: Sequence[str], detail: str = "") -> list[bool]:
@@ -214,7 +209,7 @@ class QueueAdmin:
         is_cancelled = await calls.cancel_delayed(self.client, *names, job_id=job_id)
         if is_cancelled is None:
             # Not found by its id: another implementation added the job, or too many are due in the same millisecond.
-            member = await find_delayed_member(*self._at, job_id)
+            member = await self.find_delayed_member(job_id)
             is_cancelled = member is not None and await calls.cancel_delayed(
                 self.client, *names, job_id=job_id, member=member
             )
@@ -224,22 +219,17 @@ class QueueAdmin:
 
     async def peek_dlq(self, limit: int, query: DlqFilter) -> list[DlqEntry]:
         """Return up to `limit` dead letters, oldest first unless `query` says otherwise; so do the methods below."""
-        found: list[DlqEntry] = []
-        async for page in letter_pages(*self._at, query, limit):
-            found += page[: limit - len(found)]
-            if len(found) >= limit:
-                break
-        return found
+        return [letter async for page in letter_pages(self.client, self.keys, query, limit) for letter in page]
 
     async def count_dlq(self, query: DlqFilter) -> int:
         """Return the number of dead letters that match."""
         if query == DlqFilter():
             return int(await self.client.call("XLEN", self.keys.dlq))
-        return sum([len(page) async for page in letter_pages(*self._at, query)])
+        return sum([len(page) async for page in letter_pages(self.client, self.keys, query)])
 
     async def dlq_summary(self) -> list[LetterCluster]:
         """Return the dead letters grouped by task, reason and error, the largest group first."""
-        return await summarize_letters(*self._at)
+        return await summarize_letters(self.client, self.keys)
 
     async def replay_dlq(
         self, limit: int, query: DlqFilter, on_progress: Callable[[int], None] = _ignore
@@ -247,7 +237,7 @@ class QueueAdmin:
         """Move up to `limit` dead letters back into the queue and reset their attempts. Unreadable ones are skipped."""
         moved = skipped = 0
         queue_is_full = False
-        async for page in letter_pages(*self._at, query, limit):
+        async for page in letter_pages(self.client, self.keys, query, first_page=limit):
             letters: list[tuple[str, bytes, str, str]] = []
             for entry in page:
                 if moved + len(letters) >= limit:
@@ -285,13 +275,10 @@ class QueueAdmin:
     async def remove_dlq(self, limit: int, query: DlqFilter, on_progress: Callable[[int], None] = _ignore) -> int:
         """Delete up to `limit` dead letters. Return how many were deleted."""
         removed = 0
-        async for page in letter_pages(*self._at, query, limit):
-            ids = [entry.dlq_id for entry in page[: limit - removed]]
-            if ids:
-                removed += await self.client.call("XDEL", self.keys.dlq, *ids)
+        async for page in letter_pages(self.client, self.keys, query, limit):
+            if page:
+                removed += await self.client.call("XDEL", self.keys.dlq, *(letter.dlq_id for letter in page))
                 on_progress(removed)
-            if removed >= limit:
-                break
         if removed:
             await self.audit("remove", count=removed)
         return removed
@@ -321,10 +308,8 @@ class QueueAdmin:
         )
         metas = []
         for score, packed in zip(due.values(), specs, strict=True):
-            try:
+            with contextlib.suppress(DecodeError):
                 metas.append(decode_spec(packed or b"").meta(score_ms(score)))
-            except DecodeError:
-                continue
         return metas
 
     async def fired_counts(self, metas: Sequence[RepeatableMeta]) -> list[int]:
@@ -355,11 +340,11 @@ class QueueAdmin:
 
     async def snapshot(self, *, sizes: bool = True) -> QueueSnapshot:
         """Return the numbers of jobs, groups, rates and, with `sizes`, memory usage of the queue."""
-        return await take_snapshot(*self._at, sizes=sizes)
+        return await take_snapshot(self.client, self.keys, sizes=sizes)
 
     async def workers(self, *, dead: bool = False) -> list[WorkerInfo]:
         """Return the workers by group and name; with `dead`, also those that are not alive."""
-        return await list_workers(*self._at, dead=dead)
+        return await list_workers(self.client, self.keys, dead=dead)
 
     async def pause(self, task: str | None, reason: str, until: datetime | timedelta | float | None) -> None:
         """Pause the queue, or one task of it."""
@@ -386,13 +371,19 @@ class QueueAdmin:
             await self.audit("resume", detail=f"task {task}" if task else "")
         return was_paused
 
-    async def pause_reason(self, task: str | None) -> str | None:
+    async def pause_reason(self, task: str | None = None) -> str | None:
         """Return why the queue or a task is paused: "" if no reason was given, None if it is not paused."""
-        return await pause_reason(*self._at, task)
+        if task is not None:
+            pause = (await self.paused_tasks()).get(task)
+            return None if pause is None else pause.reason
+        value = await self.client.call("GET", self.keys.paused)
+        return None if value is None else reason_of(value)
 
     async def paused_tasks(self) -> dict[str, TaskPause]:
         """Return the tasks that are paused now, by name."""
-        return await paused_tasks(*self._at)
+        pauses = decode_pauses(await self.client.call("HGETALL", self.keys.paused_tasks))
+        now_ms = await self.client.server_time_ms() if pauses else 0
+        return {name: pause for name, pause in pauses.items() if not pause.is_over(now_ms)}
 
     async def purge(self, *, waiting: bool, delayed: bool, on_progress: Callable[[int], None] = _ignore) -> int:
         """Delete waiting jobs, delayed jobs or both, with their dedup markers and indexes. Return how many.
@@ -495,7 +486,7 @@ class QueueAdmin:
         found: list[tuple[str, QueueEvent]] = []
         needle = job_id.encode(errors="replace")
         count = 0
-        async for entries in stream_pages(self.client, self.keys.events, start, page=EVENTS_PAGE):
+        async for entries in stream_pages(self.client, self.keys.events, start):
             for entry_id, fields in entries:
                 if needle in fields:
                     event = decode_event_fields(fields)

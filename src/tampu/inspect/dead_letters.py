@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from tampu.base.checks import check_delay_ms, check_int, check_text, invalid
+from tampu.base.checks import check_delay_ms, check_text, invalid
 from tampu.inspect.jobs import decoded_job
-from tampu.inspect.streams import stream_pages
+from tampu.inspect.streams import stream_entries, stream_pages
 from tampu.wire.dlq import DlqEntry, DlqReason, decode_dlq_fields
 from tampu.wire.entry import entry_ms
 
@@ -63,24 +64,21 @@ class DlqQuery(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DlqFilter:
-    """Filters dead letters. A field that is None matches every letter."""
+    """A checked `DlqQuery`. A field that is None matches every letter."""
 
-    #: IDs of letters. They are read directly, in this order, whatever their age.
+    #: They are read directly, in this order, whatever their age.
     ids: Sequence[str] | None = None
     #: IDs of letters or of the jobs in them; to find a job's, the whole stream is read.
     any_ids: Sequence[str] | None = None
     reason: str | None = None
     name: str | None = None
     error_type: str | None = None
-    #: Text in the error, upper or lower case.
     match: str | None = None
-    #: Only letters at least this old, in milliseconds, by the server's clock.
+    #: By the server's clock.
     older_than_ms: int | None = None
-    #: Only letters at most this old, likewise.
     newer_than_ms: int | None = None
-    #: ID of a cluster.
     cluster: str | None = None
-    #: Newest first. It does not change which letters match.
+    #: It does not change which letters match.
     newest: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -92,9 +90,6 @@ class DlqFilter:
         for name in ("name", "error_type", "match", "cluster"):
             if (value := getattr(self, name)) is not None:
                 check_text(name, value, blank_ok=True)
-        for name in ("older_than_ms", "newer_than_ms"):
-            if (value := getattr(self, name)) is not None:
-                check_int(name, value)
 
     @classmethod
     def of(cls, query: DlqQuery) -> DlqFilter:
@@ -133,31 +128,38 @@ class DlqFilter:
 
 
 async def letter_pages(
-    client: Client, keys: QueueKeys, query: DlqFilter, limit: int = PAGE
+    client: Client, keys: QueueKeys, query: DlqFilter, limit: float = math.inf, *, first_page: int = PAGE
 ) -> AsyncIterator[list[DlqEntry]]:
-    """Yield the matching letters, page by page. Letters of earlier pages may be moved or deleted meanwhile.
+    """Yield up to `limit` matching letters, page by page. Letters of earlier pages may be moved or deleted meanwhile.
 
-    A letter may be as large as its job, so the first page has at most `limit` letters.
+    A letter may be as large as its job, so the first page is no larger than `limit` and `first_page`.
     """
     if limit <= 0:
         return
+    async for entries in _pages(client, keys, query, int(max(min(limit, first_page), 1))):
+        letters = [letter for letter in map(_decoded, entries) if query.matches(letter)]
+        yield letters if len(letters) <= limit else letters[: int(limit)]
+        limit -= len(letters)
+        if limit <= 0:
+            return
+
+
+async def _pages(client: Client, keys: QueueKeys, query: DlqFilter, first_page: int) -> AsyncIterator[list[Entry]]:
     if query.ids is not None:
         for dlq_id in query.ids:
-            yield _decoded(await client.call("XRANGE", keys.dlq, dlq_id, dlq_id), query)
+            yield await client.call("XRANGE", keys.dlq, dlq_id, dlq_id)
         return
     now_ms = await client.server_time_ms()
     low = "-" if query.newer_than_ms is None else str(max(now_ms - query.newer_than_ms, 0))
     high = "+" if query.older_than_ms is None else str(max(now_ms - query.older_than_ms, 0))
-    first_page = PAGE if query.compares else limit
-    async for page in stream_pages(
-        client, keys.dlq, low, high, newest_first=query.newest, page=PAGE, first_page=first_page
-    ):
-        yield _decoded(page, query)
+    first_page = PAGE if query.compares else first_page
+    pages = stream_pages(client, keys.dlq, low, high, newest_first=query.newest, page=PAGE, first_page=first_page)
+    async for entries in pages:
+        yield entries
 
 
-def _decoded(entries: list[Entry], query: DlqFilter) -> list[DlqEntry]:
-    letters = (decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries)
-    return [letter for letter in letters if query.matches(letter)]
+def _decoded(entry: Entry) -> DlqEntry:
+    return decode_dlq_fields(entry[0].decode(), entry[1])
 
 
 def _job_id_of(letter: DlqEntry) -> str | None:
@@ -189,26 +191,25 @@ class LetterCluster:
 async def summarize_letters(client: Client, keys: QueueKeys) -> list[LetterCluster]:
     """Return all clusters of a queue's dead letters, the largest first. The stream is read in steps."""
     clusters: dict[tuple[str, str], LetterCluster] = {}
-    async for entries in stream_pages(client, keys.dlq):
-        for letter in _decoded(entries, DlqFilter()):
-            at_ms = letter.failed_at_ms or entry_ms(letter.dlq_id)
-            cluster = letter.cluster
-            known = clusters.get((letter.name, cluster))
-            if known is None:
-                clusters[letter.name, cluster] = LetterCluster(
-                    cluster=cluster,
-                    name=letter.name,
-                    reason=letter.reason,
-                    error_type=letter.error_type,
-                    fingerprint=letter.fingerprint,
-                    letters=1,
-                    first_seen_ms=at_ms,
-                    last_seen_ms=at_ms,
-                    sample=letter,
-                )
-                continue
-            known.letters += 1
-            known.first_seen_ms = min(known.first_seen_ms, at_ms)
-            known.last_seen_ms = max(known.last_seen_ms, at_ms)
-            known.sample = letter
+    async for entry in stream_entries(client, keys.dlq):
+        letter = _decoded(entry)
+        at_ms = letter.failed_at_ms or entry_ms(letter.dlq_id)
+        cluster = letter.cluster
+        known = clusters.get((letter.name, cluster))
+        if known is None:
+            known = clusters[letter.name, cluster] = LetterCluster(
+                cluster=cluster,
+                name=letter.name,
+                reason=letter.reason,
+                error_type=letter.error_type,
+                fingerprint=letter.fingerprint,
+                letters=0,
+                first_seen_ms=at_ms,
+                last_seen_ms=at_ms,
+                sample=letter,
+            )
+        known.letters += 1
+        known.first_seen_ms = min(known.first_seen_ms, at_ms)
+        known.last_seen_ms = max(known.last_seen_ms, at_ms)
+        known.sample = letter
     return sorted(clusters.values(), key=lambda found: (-found.letters, found.name, found.cluster))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError, ResultNotStored
 from tampu.inspect.snapshot import heartbeat_age_ms, read_heartbeats
-from tampu.inspect.streams import stream_groups, stream_pages, text
+from tampu.inspect.streams import stream_entries, stream_groups, text
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.entry import decode_delayed_member, due_field, entry_ms, entry_order, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
@@ -24,7 +24,6 @@ from tampu.wire.ulid import decode_ulid_time
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from tampu.inspect.streams import Entry
     from tampu.redis.client import Client
     from tampu.wire.codec import QueueCodec
     from tampu.wire.heartbeat import Heartbeat
@@ -35,9 +34,10 @@ State = Literal["waiting", "delayed", "running", "done", "dead", "cancelled", "u
 ListedState = Literal["waiting", "running", "delayed", "dead"]
 LISTED_STATES: tuple[ListedState, ...] = ("waiting", "running", "delayed", "dead")
 
-#: Entries per page, and maximum number of pages, of each search through a stream.
-PAGE = 500
+#: Maximum number of pages of each search through a stream.
 MAX_PAGES = 20
+#: Entries, or members of the delayed set, read in one call.
+PAGE = 500
 #: Maximum number of pages of a search through the delayed set, for jobs of other implementations.
 MAX_DELAYED_PAGES = 200
 #: How far clocks may be apart, in milliseconds.
@@ -76,49 +76,240 @@ class JobState:
     entry_id: str | None = None
 
 
-async def find_job(client: Client, keys: QueueKeys, job_id: str, codec: QueueCodec | None = None) -> JobState:
-    """Return the state of a job, checking the cheapest places first. `codec` opens its result."""
-    result, mark, *hints = await client.call_many(
-        [("GET", keys.result(job_id)), ("GET", keys.cancel_mark(job_id)), *_delayed_hints(keys, job_id)]
-    )
-    if result is not None:
-        return _done(result, job_id, codec)
-    if mark is not None and mark.startswith(b"c"):
-        return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
-    delayed = await _delayed(client, keys, job_id, await _hinted_member(client, keys, job_id, *hints))
-    if delayed is not None:
-        return delayed
-    found = await _find_in_stream(client, keys, job_id)
-    if found is not None:
+class JobSearch:
+    """Finds and lists the jobs of one queue."""
+
+    def __init__(self, client: Client, keys: QueueKeys, codec: QueueCodec | None = None) -> None:
+        self.client = client
+        self.keys = keys
+        #: Opens results.
+        self.codec = codec
+
+    async def job(self, job_id: str) -> JobState:
+        """Return the state of a job, checking the cheapest places first."""
+        keys = self.keys
+        result, mark = await self.client.call("MGET", keys.result(job_id), keys.cancel_mark(job_id))
+        if result is not None:
+            return self._done(result, job_id)
+        if mark is not None and mark.startswith(b"c"):
+            return JobState(id=job_id, state="cancelled", reason=mark[1:].decode(errors="replace"))
+        delayed = await self._delayed(job_id, await self.delayed_member(job_id))
+        if delayed is not None:
+            return delayed
+        found = await self._find_in_stream(job_id)
+        if found is not None:
+            return found
+        letter = await self.find_dead_letter(job_id, max_pages=math.inf)
+        if letter is not None:
+            name, attempts = letter.name, letter.attempts
+            return JobState(id=job_id, state="dead", name=name, attempt=attempts, dead_letter=letter)
+        # Other implementations store no index of generated ids and of retries, so the set must be searched.
+        delayed = await self._delayed(job_id, await self.find_delayed_member(job_id, MAX_DELAYED_PAGES))
+        if delayed is not None:
+            return delayed
+        # A job that finished during the search had left each place before it was checked.
+        result = await self.client.call("GET", keys.result(job_id))
+        return JobState(id=job_id, state="unknown") if result is None else self._done(result, job_id)
+
+    def _done(self, packed: bytes, job_id: str) -> JobState:
+        result: Any = packed
+        try:
+            result = decode_result(packed if self.codec is None else self.codec.open_result(packed, job_id))
+        except ResultNotStored as error:
+            return JobState(id=job_id, state="done", reason=str(error))
+        except DecodeError:
+            pass
+        return JobState(id=job_id, state="done", result=result)
+
+    async def find_dead_letter(self, job_id: str, max_pages: float = MAX_PAGES) -> DlqEntry | None:
+        """Return the newest dead letter of a job, or None. It cannot be older than the job.
+
+        All letters since then are searched, 50,000 of them in about 0.6 s, or `max_pages` pages.
+        """
+        start = str(await self._born_ms(job_id) or "-")
+        needle = job_id.encode(errors="replace")
+        walk = stream_entries(self.client, self.keys.dlq, start, newest_first=True, page=PAGE, max_pages=max_pages)
+        async for dlq_id, fields in walk:
+            if not any(needle in field for field in fields):
+                continue  # decoding takes longer than reading
+            letter = decode_dlq_fields(dlq_id.decode(), fields)
+            job = decoded_job(letter.payload)
+            if job is not None and job.id == job_id:
+                return letter
+        return None
+
+    async def _born_ms(self, job_id: str) -> int | None:
+        """Return the earliest server time at which a job can have been added; None if its ID is not a ULID.
+
+        Entry IDs are the server's time, a ULID is that of its producer, which is most likely this machine.
+        """
+        try:
+            born_ms = decode_ulid_time(job_id)
+        except DecodeError:
+            return None
+        server_ms = await self.client.server_time_ms()
+        born_ms -= max(wall_clock_ms() - server_ms, 0)
+        return None if born_ms > server_ms + CLOCK_SKEW_MS else max(born_ms - CLOCK_SKEW_MS, 0)
+
+    async def _find_in_stream(self, job_id: str) -> JobState | None:
+        since = await self._born_ms(job_id)
+        # Around the id's time: jobs that still wait. At the end: jobs just retried or promoted. At the beginning: jobs
+        # that have been running for long.
+        walks = [("-", True), ("-", False)]
+        if since is not None:
+            walks = [(str(since), False), (str(since), True), ("-", False)]
+        needle = job_id.encode(errors="replace")
+        for start, newest_first in walks:
+            async for entry_id, fields in stream_entries(
+                self.client, self.keys.stream, start, newest_first=newest_first, page=PAGE, max_pages=MAX_PAGES
+            ):
+                envelope, name = read_job_fields(fields)
+                job = decoded_job(envelope) if envelope is not None and needle in envelope else None
+                if job is not None and job.id == job_id:
+                    return await self._waiting_or_running(entry_id, name, job)
+        return None
+
+    async def _waiting_or_running(self, entry_id: bytes, name: str, job: Job[Any]) -> JobState:
+        keys = self.keys
+        waiting = _state(job, name, "waiting", entry_id=entry_id.decode())
+        for group in [found["name"] for found in await stream_groups(self.client, keys.stream)]:
+            pending = await self.client.call("XPENDING", keys.stream, group, entry_id, entry_id, 1)
+            if pending:
+                _, consumer, idle_ms, _ = pending[0]
+                stored, packed = await self.client.call_many(
+                    [("GET", keys.progress(job.id)), ("GET", keys.heartbeat(text(group), text(consumer)))]
+                )
+                progress, note = _progress(stored, job.attempt)
+                beat = None if packed is None else decode_heartbeat(packed)
+                is_waiting = progress is None and beat is not None and beat.keeps_waiting(job.id)
+                return replace(
+                    waiting,
+                    state="waiting" if is_waiting else "running",
+                    progress=progress,
+                    progress_note=note,
+                    group=text(group),
+                    worker=text(consumer),
+                    idle_ms=idle_ms,
+                )
+        return waiting
+
+    # --- delayed jobs
+
+    async def _delayed(self, job_id: str, member: bytes | None) -> JobState | None:
+        score = None if member is None else await self.client.call("ZSCORE", self.keys.delayed, member)
+        if member is None or score is None:
+            return None
+        name, job = decoded_member(member)
+        return replace(_state(job, name, "delayed", run_at_ms=score_ms(score)), id=job_id)
+
+    async def delayed_member(self, job_id: str) -> bytes | None:
+        """Return the member of a delayed job, or None if it cannot be found without a search."""
+        keys = self.keys
+        indexed, due_time = await self.client.call_many(
+            [("GET", keys.delayed_index(job_id)), ("HGET", keys.due, due_field(job_id))]
+        )
+        score = int.from_bytes(due_time or b"", "big")
+        found = await self.client.call("ZRANGEBYSCORE", keys.delayed, score, score, "LIMIT", 0, PAGE) if score else []
+        return next((bytes(member) for member in found if _has_id(member, job_id)), indexed)
+
+    async def find_delayed_member(self, job_id: str, max_pages: float = math.inf) -> bytes | None:
+        """Return the member of a delayed job, or None. Scans the delayed set page by page."""
+        cursor = b""
+        while cursor != b"0" and max_pages > 0:
+            cursor, flat = await self.client.call("ZSCAN", self.keys.delayed, cursor or b"0", "COUNT", PAGE)
+            max_pages -= 1
+            for member in flat[::2]:
+                if _has_id(member, job_id):
+                    return bytes(member)
+        return None
+
+    # --- lists of jobs
+
+    async def jobs(
+        self, state: ListedState, *, name: str | None = None, older_than_ms: int | None = None, limit: int = 100
+    ) -> list[JobState]:
+        """Return up to `limit` jobs in a state, oldest first.
+
+        `older_than_ms` is the minimum time since a running job started, a dead one failed, or any other was added.
+        """
+        walks = {
+            "waiting": self._list_waiting,
+            "running": self._list_running,
+            "delayed": self._list_delayed,
+            "dead": self._list_dead,
+        }
+        now_ms = await self.client.server_time_ms()
+        found: list[JobState] = []
+        async for job in walks[state](now_ms):
+            if name is not None and job.name != name:
+                continue
+            if older_than_ms is not None and (job.age_ms is None or job.age_ms < older_than_ms):
+                continue
+            found.append(job)
+            if len(found) >= limit:
+                break
+        if state == "running":
+            found.sort(key=lambda job: -(job.age_ms or 0))
         return found
-    letter = await find_dead_letter(client, keys, job_id, all_pages=True)
-    if letter is not None:
-        name, attempts = letter.name, letter.attempts
-        return JobState(id=job_id, state="dead", name=name, attempt=attempts, dead_letter=letter)
-    # Other implementations store no index of generated ids and of retries, so the set must be searched.
-    member = await find_delayed_member(client, keys, job_id, MAX_DELAYED_PAGES)
-    delayed = await _delayed(client, keys, job_id, member)
-    if delayed is not None:
-        return delayed
-    # A job that finished during the search had left each place before it was checked.
-    result = await client.call("GET", keys.result(job_id))
-    return JobState(id=job_id, state="unknown") if result is None else _done(result, job_id, codec)
 
+    async def _list_waiting(self, now_ms: int) -> AsyncIterator[JobState]:
+        """Walk the entries that have not started: those that wait in a worker, then those that were not delivered."""
+        async for job, is_running in self._pending(now_ms):
+            if not is_running:
+                yield replace(job, state="waiting")
+        groups = await stream_groups(self.client, self.keys.stream)
+        last = max((entry_order(group["last-delivered-id"]) for group in groups), default=None)
+        start = "-" if last is None else f"({last[0]}-{last[1]}"
+        async for entry_id, fields in stream_entries(self.client, self.keys.stream, start):
+            yield _in_stream(entry_id, fields, "waiting", now_ms)
 
-async def find_dead_letter(client: Client, keys: QueueKeys, job_id: str, *, all_pages: bool = False) -> DlqEntry | None:
-    """Return the newest dead letter of a job, or None. It cannot be older than the job.
+    async def _list_running(self, now_ms: int) -> AsyncIterator[JobState]:
+        async for job, is_running in self._pending(now_ms):
+            if is_running:
+                yield job
 
-    `all_pages` searches all letters since then, 50,000 of them in about 0.6 s; otherwise up to `MAX_PAGES` pages.
-    """
-    start = await _born_ms(client, job_id) or "-"
-    needle = job_id.encode(errors="replace")
-    async for dlq_id, fields in _walk(client, keys.dlq, str(start), backwards=True, all_pages=all_pages):
-        if not any(needle in field for field in fields):
-            continue  # decoding takes longer than reading
-        letter = decode_dlq_fields(dlq_id.decode(), fields)
-        if job_of(letter.payload, job_id) is not None:
-            return letter
-    return None
+    async def _pending(self, now_ms: int) -> AsyncIterator[tuple[JobState, bool]]:
+        """Yield the pending entries, each with True if it is running, according to its worker's heartbeat.
+
+        Without a heartbeat, every pending entry counts as running.
+        """
+        client, stream = self.client, self.keys.stream
+        for group in await stream_groups(client, stream):
+            group_name = text(group["name"])
+            beats: dict[str, tuple[Heartbeat | None, int]] = {}
+            position = "-"
+            while position:
+                pending = await client.call("XPENDING", stream, group["name"], position, "+", PAGE)
+                entries = await client.call_many([("XRANGE", stream, entry[0], entry[0]) for entry in pending])
+                new = sorted({text(consumer) for _, consumer, _, _ in pending} - beats.keys())
+                beats |= zip(new, await read_heartbeats(client, self.keys, group_name, new), strict=True)
+                for (entry_id, consumer, idle_ms, _), found in zip(pending, entries, strict=True):
+                    if not found:
+                        continue  # deleted, and not yet swept
+                    known = {"group": group_name, "worker": text(consumer), "idle_ms": idle_ms}
+                    job = _in_stream(entry_id, found[0][1], "running", now_ms, **known)
+                    beat, ttl_ms = beats[text(consumer)]
+                    if beat is not None and (running := beat.find_running(job.id)) is not None:
+                        job = replace(job, age_ms=running.running_ms + heartbeat_age_ms(ttl_ms))
+                    yield job, beat is None or not beat.keeps_waiting(job.id)
+                position = f"({text(pending[-1][0])}" if len(pending) == PAGE else ""
+
+    async def _list_delayed(self, now_ms: int) -> AsyncIterator[JobState]:
+        start, flat = 0, [b""] * 2 * PAGE
+        while len(flat) == 2 * PAGE:
+            flat = await self.client.call("ZRANGE", self.keys.delayed, start, start + PAGE - 1, "WITHSCORES")
+            for member, score in zip(flat[::2], flat[1::2], strict=True):
+                name, job = decoded_member(member)
+                age_ms = None if job is None else max(now_ms - job.created_at_ms, 0)
+                yield _state(job, name, "delayed", run_at_ms=score_ms(score), age_ms=age_ms)
+            start += PAGE
+
+    async def _list_dead(self, now_ms: int) -> AsyncIterator[JobState]:
+        async for entry_id, fields in stream_entries(self.client, self.keys.dlq):
+            letter = decode_dlq_fields(text(entry_id), fields)
+            job = decoded_job(letter.payload, letter.name)
+            age_ms = max(now_ms - entry_ms(entry_id), 0)
+            yield _state(job, letter.name, "dead", dead_letter=letter, entry_id=text(entry_id), age_ms=age_ms)
 
 
 def decoded_job(envelope: bytes | None, name: str = "") -> Job[Any] | None:
@@ -129,96 +320,19 @@ def decoded_job(envelope: bytes | None, name: str = "") -> Job[Any] | None:
         return None
 
 
-def job_of(envelope: bytes, job_id: str) -> Job[Any] | None:
-    """Return the job in an envelope if it has this ID, else None."""
-    if job_id.encode(errors="replace") not in envelope:
-        return None
-    job = decoded_job(envelope)
-    return job if job is not None and job.id == job_id else None
-
-
-def _done(packed: bytes, job_id: str, codec: QueueCodec | None) -> JobState:
-    result: Any = packed
+def decoded_member(member: bytes) -> tuple[str, Job[Any] | None]:
+    """Return the name and the job of a member of the delayed set; None if it cannot be decoded."""
     try:
-        result = decode_result(packed if codec is None else codec.open_result(packed, job_id))
-    except ResultNotStored as error:
-        return JobState(id=job_id, state="done", reason=str(error))
+        name, envelope = decode_delayed_member(member)
     except DecodeError:
-        pass
-    return JobState(id=job_id, state="done", result=result)
+        return "", None
+    return name, decoded_job(envelope, name)
 
 
-async def _born_ms(client: Client, job_id: str) -> int | None:
-    """Return the earliest server time at which a job can have been added; None if its ID is not a ULID.
-
-    Entry IDs are the server's time, a ULID is that of its producer, which is most likely this machine.
-    """
-    try:
-        born_ms = decode_ulid_time(job_id)
-    except DecodeError:
-        return None
-    server_ms = await client.server_time_ms()
-    born_ms -= max(wall_clock_ms() - server_ms, 0)
-    return None if born_ms > server_ms + CLOCK_SKEW_MS else max(born_ms - CLOCK_SKEW_MS, 0)
-
-
-async def _walk(
-    client: Client, stream: str, since: str, *, backwards: bool = False, all_pages: bool = False
-) -> AsyncIterator[Entry]:
-    """Yield entries of a stream since `since`, oldest or newest first: all, or up to `MAX_PAGES` pages."""
-    left = math.inf if all_pages else MAX_PAGES
-    async for entries in stream_pages(client, stream, since, newest_first=backwards, page=PAGE):
-        for entry in entries:
-            yield entry
-        left -= 1
-        if left <= 0:
-            return
-
-
-async def _find_in_stream(client: Client, keys: QueueKeys, job_id: str) -> JobState | None:
-    since = await _born_ms(client, job_id)
-    # Around the id's time: jobs that still wait. At the end: jobs just retried or promoted. At the beginning: jobs that
-    # have been running for long.
-    walks = [("-", True), ("-", False)]
-    if since is not None:
-        walks = [(str(since), False), (str(since), True), ("-", False)]
-    for start, backwards in walks:
-        async for entry_id, fields in _walk(client, keys.stream, start, backwards=backwards):
-            envelope, name = read_job_fields(fields)
-            job = None if envelope is None else job_of(envelope, job_id)
-            if job is not None:
-                return await _waiting_or_running(client, keys, entry_id, name, job)
-    return None
-
-
-async def _waiting_or_running(client: Client, keys: QueueKeys, entry_id: bytes, name: str, job: Job[Any]) -> JobState:
-    known: dict[str, Any] = {
-        "id": job.id,
-        "name": name,
-        "attempt": job.attempt,
-        "created_at_ms": job.created_at_ms,
-        "entry_id": entry_id.decode(),
-    }
-    for group in [found["name"] for found in await stream_groups(client, keys.stream)]:
-        pending = await client.call("XPENDING", keys.stream, group, entry_id, entry_id, 1)
-        if pending:
-            _, consumer, idle_ms, _ = pending[0]
-            stored, packed = await client.call_many(
-                [("GET", keys.progress(job.id)), ("GET", keys.heartbeat(text(group), text(consumer)))]
-            )
-            progress, note = _progress(stored, job.attempt)
-            beat = None if packed is None else decode_heartbeat(packed)
-            is_waiting = progress is None and beat is not None and beat.keeps_waiting(job.id)
-            return JobState(
-                **known,
-                state="waiting" if is_waiting else "running",
-                progress=progress,
-                progress_note=note,
-                group=text(group),
-                worker=text(consumer),
-                idle_ms=idle_ms,
-            )
-    return JobState(**known, state="waiting")
+def _has_id(member: bytes, job_id: str) -> bool:
+    """Return True if a member of the delayed set is the job with this ID."""
+    job = decoded_member(member)[1] if job_id.encode(errors="replace") in member else None
+    return job is not None and job.id == job_id
 
 
 def _progress(stored: bytes | None, attempt: int) -> tuple[float | None, str | None]:
@@ -232,179 +346,13 @@ def _progress(stored: bytes | None, attempt: int) -> tuple[float | None, str | N
         return None, None
 
 
-async def _delayed(client: Client, keys: QueueKeys, job_id: str, member: bytes | None) -> JobState | None:
-    score = None if member is None else await client.call("ZSCORE", keys.delayed, member)
-    if member is None or score is None:
-        return None
-    run_at_ms = score_ms(score)
-    name, job = decoded_member(member)
-    if job is None:
-        return JobState(id=job_id, state="delayed", run_at_ms=run_at_ms)
-    return JobState(
-        id=job_id, state="delayed", name=name, attempt=job.attempt, created_at_ms=job.created_at_ms, run_at_ms=run_at_ms
-    )
-
-
-def decoded_member(member: bytes) -> tuple[str, Job[Any] | None]:
-    """Return the name and the job of a member of the delayed set; None if it cannot be decoded."""
-    try:
-        name, envelope = decode_delayed_member(member)
-    except DecodeError:
-        return "", None
-    return name, decoded_job(envelope, name)
-
-
-async def delayed_member(client: Client, keys: QueueKeys, job_id: str) -> bytes | None:
-    """Return the member of a delayed job, or None if it cannot be found without a search."""
-    return await _hinted_member(client, keys, job_id, *await client.call_many(_delayed_hints(keys, job_id)))
-
-
-def _delayed_hints(keys: QueueKeys, job_id: str) -> list[tuple[str, ...]]:
-    """Return the commands that look up a delayed job: one returns its member, the other its due time."""
-    return [("GET", keys.delayed_index(job_id)), ("HGET", keys.due, due_field(job_id))]
-
-
-async def _hinted_member(
-    client: Client, keys: QueueKeys, job_id: str, indexed: bytes | None, due_time: bytes | None
-) -> bytes | None:
-    score = int.from_bytes(due_time or b"", "big")
-    found = await client.call("ZRANGEBYSCORE", keys.delayed, score, score, "LIMIT", 0, PAGE) if score else []
-    return next((bytes(member) for member in found if _has_id(member, job_id)), indexed)
-
-
-async def find_delayed_member(
-    client: Client, keys: QueueKeys, job_id: str, max_pages: float = math.inf
-) -> bytes | None:
-    """Return the member of a delayed job, or None. Scans the delayed set page by page."""
-    cursor, pages = b"0", 0
-    while pages < max_pages:
-        cursor, flat = await client.call("ZSCAN", keys.delayed, cursor, "COUNT", PAGE)
-        pages += 1
-        for member in flat[::2]:
-            if _has_id(member, job_id):
-                return bytes(member)
-        if cursor == b"0":
-            break
-    return None
-
-
-def _has_id(member: bytes, job_id: str) -> bool:
-    """Return True if a member of the delayed set is the job with this ID."""
-    job = decoded_member(member)[1] if job_id.encode(errors="replace") in member else None
-    return job is not None and job.id == job_id
-
-
-# --- lists of jobs
-
-
-async def list_jobs(
-    client: Client,
-    keys: QueueKeys,
-    state: ListedState,
-    *,
-    name: str | None = None,
-    older_than_ms: int | None = None,
-    limit: int = 100,
-) -> list[JobState]:
-    """Return up to `limit` jobs in a state, oldest first.
-
-    `older_than_ms` is the minimum time since a running job started, a dead one failed, or any other was added.
-    """
-    walk = {"waiting": _list_waiting, "running": _list_running, "delayed": _list_delayed, "dead": _list_dead}[state]
-    now_ms = await client.server_time_ms()
-    found: list[JobState] = []
-    async for job in walk(client, keys, now_ms):
-        if name is not None and job.name != name:
-            continue
-        if older_than_ms is not None and (job.age_ms is None or job.age_ms < older_than_ms):
-            continue
-        found.append(job)
-        if len(found) >= limit:
-            break
-    if state == "running":
-        found.sort(key=lambda job: -(job.age_ms or 0))
-    return found
-
-
-async def _list_waiting(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[JobState]:
-    """Walk the entries that have not started: those that wait in a worker, then those that no group has delivered."""
-    async for job, is_running in _pending(client, keys, now_ms):
-        if not is_running:
-            yield replace(job, state="waiting")
-    groups = await stream_groups(client, keys.stream)
-    last = max((entry_order(group["last-delivered-id"]) for group in groups), default=None)
-    async for entries in stream_pages(client, keys.stream, "-" if last is None else f"({last[0]}-{last[1]}"):
-        for entry_id, fields in entries:
-            yield _in_stream(entry_id, fields, "waiting", now_ms)
-
-
-async def _list_running(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[JobState]:
-    """Walk the entries whose handlers run."""
-    async for job, is_running in _pending(client, keys, now_ms):
-        if is_running:
-            yield job
-
-
-async def _pending(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[tuple[JobState, bool]]:
-    """Yield the pending entries, each with True if it is running, according to its worker's heartbeat.
-
-    Without a heartbeat, every pending entry counts as running.
-    """
-    for group in await stream_groups(client, keys.stream):
-        group_name = text(group["name"])
-        beats: dict[str, tuple[Heartbeat | None, int]] = {}
-        position = "-"
-        while True:
-            pending = await client.call("XPENDING", keys.stream, group["name"], position, "+", PAGE)
-            entries = await client.call_many([("XRANGE", keys.stream, entry[0], entry[0]) for entry in pending])
-            new = sorted({text(consumer) for _, consumer, _, _ in pending} - beats.keys())
-            beats |= zip(new, await read_heartbeats(client, keys, group_name, new), strict=True)
-            for (entry_id, consumer, idle_ms, _), found in zip(pending, entries, strict=True):
-                if not found:
-                    continue  # deleted, and not yet swept
-                known = {"group": group_name, "worker": text(consumer), "idle_ms": idle_ms}
-                job = _in_stream(entry_id, found[0][1], "running", now_ms, **known)
-                beat, ttl_ms = beats[text(consumer)]
-                if beat is not None and (running := beat.find_running(job.id)) is not None:
-                    job = replace(job, age_ms=running.running_ms + heartbeat_age_ms(ttl_ms))
-                yield job, beat is None or not beat.keeps_waiting(job.id)
-            if len(pending) < PAGE:
-                break
-            position = f"({text(pending[-1][0])}"
-
-
-async def _list_delayed(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[JobState]:
-    """Walk the delayed set by due time."""
-    start = 0
-    while True:
-        flat = await client.call("ZRANGE", keys.delayed, start, start + PAGE - 1, "WITHSCORES")
-        for member, score in zip(flat[::2], flat[1::2], strict=True):
-            name, job = decoded_member(member)
-            yield _state(job, name, "delayed", now_ms, run_at_ms=score_ms(score))
-        if len(flat) < 2 * PAGE:
-            return
-        start += PAGE
-
-
-async def _list_dead(client: Client, keys: QueueKeys, now_ms: int) -> AsyncIterator[JobState]:
-    """Walk the dead letters."""
-    async for entries in stream_pages(client, keys.dlq):
-        for entry_id, fields in entries:
-            letter = decode_dlq_fields(text(entry_id), fields)
-            job = decoded_job(letter.payload, letter.name)
-            age_ms = max(now_ms - entry_ms(entry_id), 0)
-            yield _state(job, letter.name, "dead", now_ms, dead_letter=letter, entry_id=text(entry_id), age_ms=age_ms)
-
-
 def _in_stream(entry_id: bytes, fields: list[bytes], state: ListedState, now_ms: int, **known: Any) -> JobState:
     envelope, name = read_job_fields(fields)
-    job = decoded_job(envelope, name)
     age_ms = max(now_ms - entry_ms(entry_id), 0)
-    return _state(job, name, state, now_ms, entry_id=text(entry_id), age_ms=age_ms, **known)
+    return _state(decoded_job(envelope, name), name, state, entry_id=text(entry_id), age_ms=age_ms, **known)
 
 
-def _state(job: Job[Any] | None, name: str, state: ListedState, now_ms: int, **known: Any) -> JobState:
-    if job is None:
-        return JobState(id="", state=state, name=name, **known)
-    known.setdefault("age_ms", max(now_ms - job.created_at_ms, 0))
-    return JobState(id=job.id, state=state, name=name, attempt=job.attempt, created_at_ms=job.created_at_ms, **known)
+def _state(job: Job[Any] | None, name: str, state: ListedState, **known: Any) -> JobState:
+    if job is not None:
+        known |= {"attempt": job.attempt, "created_at_ms": job.created_at_ms}
+    return JobState(id="" if job is None else job.id, state=state, name=name, **known)

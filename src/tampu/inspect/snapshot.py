@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -168,11 +167,13 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
     now, length, groups, delayed, first_due, dlq, events, repeatables, paused, tasks, promoter, scheduler = replies
     now_ms = int(now[0]) * 1000 + int(now[1]) // 1000
     views = await _groups(client, keys, now_ms) if groups else []
-    added, oldest, due, recent = await asyncio.gather(
-        _added_in_all(client, keys) if groups else _nothing(),
-        _oldest_waiting_ms(client, keys, [view.last_delivered_id for view in views], now_ms) if length else _nothing(),
-        client.call("ZCOUNT", keys.delayed, "-inf", now_ms),
-        client.call("XREVRANGE", keys.events, "+", now_ms - RATE_WINDOW_MS, "COUNT", RATE_EVENTS),
+    stream = as_dict(await client.call("XINFO", "STREAM", keys.stream)) if groups else {}
+    delivered = [view.last_delivered_id for view in views]
+    due, recent = await client.call_many(
+        [
+            ("ZCOUNT", keys.delayed, "-inf", now_ms),
+            ("XREVRANGE", keys.events, "+", now_ms - RATE_WINDOW_MS, "COUNT", RATE_EVENTS),
+        ]
     )
     pending = min(max((group.pending for group in views), default=0), length)
     rates, window_secs = event_rates(recent, now_ms)
@@ -189,9 +190,9 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
         dlq=dlq,
         events=events,
         repeatables=repeatables,
-        oldest_waiting_ms=oldest,
+        oldest_waiting_ms=await _oldest_waiting_ms(client, keys, delivered, now_ms) if length else None,
         next_due_in_ms=score_ms(first_due[1]) - now_ms if first_due else None,
-        added_in_all=added,
+        added_in_all=stream.get("entries-added"),
         bytes_by_key=await _bytes_by_key(client, keys) if sizes else {},
         groups=views,
         event_rates=rates,
@@ -201,38 +202,22 @@ async def take_snapshot(client: Client, keys: QueueKeys, *, sizes: bool = True) 
     )
 
 
-async def _nothing() -> None:
-    return None
-
-
 async def _groups(client: Client, keys: QueueKeys, now_ms: int) -> list[GroupView]:
     views = []
     for fields in await stream_groups(client, keys.stream):
         name = fields["name"]
-        consumers, summary = await client.call_many(
+        flat, summary = await client.call_many(
             [("XINFO", "CONSUMERS", keys.stream, name), ("XPENDING", keys.stream, name)]
         )
-        known = [as_dict(consumer) for consumer in consumers]
-        names = [text(consumer["name"]) for consumer in known]
-        heartbeats = await read_heartbeats(client, keys, text(name), names)
-        views.append(
-            GroupView(
-                text(name),
-                fields["pending"],
-                None if summary[1] is None else max(now_ms - entry_ms(summary[1]), 0),
-                text(fields["last-delivered-id"]),
-                [
-                    ConsumerView(
-                        text(consumer["name"]),
-                        consumer["pending"],
-                        consumer["idle"],
-                        is_alive(ttl_ms, consumer["idle"]),
-                        beat.blocked if beat and is_alive(ttl_ms, consumer["idle"]) else "",
-                    )
-                    for consumer, (beat, ttl_ms) in zip(known, heartbeats, strict=True)
-                ],
-            )
-        )
+        known = [(text(consumer["name"]), consumer["pending"], consumer["idle"]) for consumer in map(as_dict, flat)]
+        heartbeats = await read_heartbeats(client, keys, text(name), [consumer for consumer, _, _ in known])
+        consumers = []
+        for consumer, (beat, ttl_ms) in zip(known, heartbeats, strict=True):
+            alive = is_alive(ttl_ms, consumer[-1])
+            consumers.append(ConsumerView(*consumer, alive, beat.blocked if beat and alive else ""))
+        oldest_ms = None if summary[1] is None else max(now_ms - entry_ms(summary[1]), 0)
+        delivered = text(fields["last-delivered-id"])
+        views.append(GroupView(text(name), fields["pending"], oldest_ms, delivered, consumers))
     return views
 
 
@@ -241,11 +226,6 @@ def is_alive(heartbeat_ttl_ms: int, idle_ms: int) -> bool:
     if heartbeat_ttl_ms < 0:
         return idle_ms < SILENT_MS
     return KEPT_MS - heartbeat_ttl_ms <= ALIVE_MS
-
-
-async def _added_in_all(client: Client, keys: QueueKeys) -> int | None:
-    fields = as_dict(await client.call("XINFO", "STREAM", keys.stream))
-    return fields.get("entries-added")
 
 
 async def read_depth(client: Client, keys: QueueKeys, *, running: int, concurrency: int) -> QueueDepth:
@@ -303,24 +283,6 @@ class TaskPause(NamedTuple):
     def is_over(self, now_ms: int) -> bool:
         """Return True if it has ended automatically."""
         return self.until_ms is not None and now_ms >= self.until_ms
-
-
-async def pause_reason(client: Client, keys: QueueKeys, task: str | None = None) -> str | None:
-    """Return why a queue or a task is paused: "" if no reason was given, None if it is not paused."""
-    if task is not None:
-        found = (await paused_tasks(client, keys)).get(task)
-        return None if found is None else found.reason
-    value = await client.call("GET", keys.paused)
-    return None if value is None else reason_of(value)
-
-
-async def paused_tasks(client: Client, keys: QueueKeys) -> dict[str, TaskPause]:
-    """Return the tasks that are paused now, by name."""
-    found = decode_pauses(await client.call("HGETALL", keys.paused_tasks))
-    if not found:
-        return {}
-    now_ms = await client.server_time_ms()
-    return {name: pause for name, pause in found.items() if not pause.is_over(now_ms)}
 
 
 def reason_of(value: bytes) -> str:
@@ -383,35 +345,30 @@ class WorkerInfo:
 
 async def list_workers(client: Client, keys: QueueKeys, *, dead: bool = False) -> list[WorkerInfo]:
     """Return the workers of a queue by group and name; with `dead`, also consumers that are not alive."""
-    groups = [group["name"] for group in await stream_groups(client, keys.stream)]
     found: list[WorkerInfo] = []
     is_paused = bool(await client.call("EXISTS", keys.paused))
-    for group in sorted(groups):
-        consumers = [as_dict(flat) for flat in await client.call("XINFO", "CONSUMERS", keys.stream, group)]
-        if not consumers:
-            continue
+    for group in await stream_groups(client, keys.stream):
+        group_name = text(group["name"])
+        consumers = [as_dict(flat) for flat in await client.call("XINFO", "CONSUMERS", keys.stream, group["name"])]
         names = [text(consumer["name"]) for consumer in consumers]
-        for consumer, name, (beat, ttl_ms) in zip(
-            consumers, names, await read_heartbeats(client, keys, text(group), names), strict=True
-        ):
+        beats = await read_heartbeats(client, keys, group_name, names)
+        for consumer, name, (beat, ttl_ms) in zip(consumers, names, beats, strict=True):
             published: dict[str, Any] = {}
             if beat is not None:
                 published = beat._asdict() | {"heartbeat_ms": heartbeat_age_ms(ttl_ms)}
                 del published["held"]
-            found.append(
-                WorkerInfo(
-                    name=name,
-                    group=text(group),
-                    pending=consumer["pending"],
-                    idle_ms=consumer["idle"],
-                    is_paused=is_paused,
-                    is_alive=is_alive(ttl_ms, consumer["idle"]),
-                    **published,
-                )
+            worker = WorkerInfo(
+                name=name,
+                group=group_name,
+                pending=consumer["pending"],
+                idle_ms=consumer["idle"],
+                is_paused=is_paused,
+                is_alive=is_alive(ttl_ms, consumer["idle"]),
+                **published,
             )
-    return sorted(
-        (worker for worker in found if dead or worker.is_alive), key=lambda worker: (worker.group, worker.name)
-    )
+            if dead or worker.is_alive:
+                found.append(worker)
+    return sorted(found, key=lambda worker: (worker.group, worker.name))
 
 
 async def read_heartbeats(

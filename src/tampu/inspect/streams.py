@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,22 +37,31 @@ async def stream_pages(
     *,
     newest_first: bool = False,
     page: int = PAGE,
-    first_page: int | None = None,
+    first_page: int = PAGE,
+    max_pages: float = math.inf,
 ) -> AsyncIterator[list[Entry]]:
     """Yield the entries of a stream in pages, oldest first or newest first. Entries of earlier pages may be deleted.
 
     A first page of `first_page` entries is followed by pages that double up to `page`: the caller may need no more.
     """
-    size = page if first_page is None else min(first_page, page)
-    while True:
+    size = min(first_page, page)
+    while max_pages > 0:
         command, *span = ("XREVRANGE", high, low) if newest_first else ("XRANGE", low, high)
         entries = await client.call(command, key, *span, "COUNT", size)
         yield entries
         if len(entries) < size:
             return
+        max_pages -= 1
         size = min(2 * size, page)
         last = "(" + entries[-1][0].decode()
         low, high = (low, last) if newest_first else (last, high)
+
+
+async def stream_entries(client: Client, key: str, low: str = "-", **paging: Any) -> AsyncIterator[Entry]:
+    """Yield the entries of a stream since `low`, one by one; `paging` as in `stream_pages`."""
+    async for entries in stream_pages(client, key, low, **paging):
+        for entry in entries:
+            yield entry
 
 
 async def newest_id(client: Client, key: str) -> str:

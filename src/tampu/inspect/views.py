@@ -67,12 +67,8 @@ def redacted(kind: Kind, value: Any) -> Any:
 
 def redacted_letter(letter: DlqEntry) -> DlqEntry:
     """Return a dead letter with its error texts redacted. Its payload is redacted where it is decoded."""
-    return replace(
-        letter,
-        error=redacted("error", letter.error),
-        detail=redacted("error", letter.detail),
-        traceback=redacted("traceback", letter.traceback),
-    )
+    error, detail = redacted("error", letter.error), redacted("error", letter.detail)
+    return replace(letter, error=error, detail=detail, traceback=redacted("traceback", letter.traceback))
 
 
 def redacted_cluster(cluster: LetterCluster) -> LetterCluster:
@@ -249,16 +245,10 @@ def event_ms(entry_id: str, event: QueueEvent) -> int:
 
 def schedule_json(meta: RepeatableMeta, fired: int) -> dict[str, Any]:
     """Return a schedule for JSON output; `fired` is the number of its fires."""
-    return {
-        "key": meta.key,
-        "job_name": meta.job_name,
+    return asdict(meta) | {
         "pattern": meta.pattern.to_dict(),
-        "next_fire_ms": meta.next_fire_ms,
         "next_fire": iso(meta.next_fire_ms),
         "fired": fired,
-        "limit": meta.limit,
-        "start_after_ms": meta.start_after_ms,
-        "end_before_ms": meta.end_before_ms,
         "missed_fires": meta.missed_fires.to_dict(),
     }
 

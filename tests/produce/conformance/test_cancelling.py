@@ -11,7 +11,7 @@ import pytest
 from support.producers import open_producer
 from support.proxy import Proxy
 from tampu.errors import ConfigError, RedisError
-from tampu.inspect.jobs import find_job
+from tampu.inspect.jobs import JobSearch
 from tampu.produce.options import AddOptions
 from tampu.redis.faults import ConnectionLost
 from tampu.wire.entry import encode_delayed_member
@@ -60,10 +60,9 @@ async def test_a_generated_id_is_found_without_a_search(
     async def search(*_: object) -> None:
         raise AssertionError("it searches the whole delayed set")
 
-    for module in ("jobs", "admin"):
-        monkeypatch.setattr(f"tampu.inspect.{module}.find_delayed_member", search)
+    monkeypatch.setattr(JobSearch, "find_delayed_member", search)
     job_id = await producer.add_in(60, 1)
-    assert (await find_job(producer.client, view.keys, job_id)).state == "delayed"
+    assert (await producer.admin.job(job_id)).state == "delayed"
     assert await producer.cancel_delayed(job_id) is True
 
 

@@ -39,24 +39,16 @@ from tampu.base.clock import wall_clock_ms
 from tampu.consume.admission import UnknownNames
 from tampu.consume.handlers import is_unrecoverable
 from tampu.contrib.django import fresh_connections
-from tampu.inspect.jobs import delayed_member
 from tampu.queue import Queue
-from tampu.wire.entry import decode_delayed_member, read_job_fields
-from tampu.wire.envelope import decode_job
 from tampu.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from django.tasks import task_backends
-    from django.tasks.backends.base import BaseTaskBackend
-    from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
-    from django.tasks.exceptions import TaskResultDoesNotExist
-    from django.tasks.signals import task_enqueued, task_finished, task_started
-
     from tampu.inspect.jobs import JobState
     from tampu.wire.job import Job
-elif django.VERSION >= (6, 0):
+
+if TYPE_CHECKING or django.VERSION >= (6, 0):
     from django.tasks import task_backends
     from django.tasks.backends.base import BaseTaskBackend
     from django.tasks.base import Task, TaskContext, TaskError, TaskResult, TaskResultStatus
@@ -194,7 +186,7 @@ class TampuBackend(BaseTaskBackend):
             result = _result(self._placed(task, queue), state.id, status, stored, backend=self.alias, **times)
             object.__setattr__(result, "_return_value", stored["return_value"])
             return result
-        job = queue.sync._run(_read_job(queue.sync._inner, state))
+        job = queue.sync._run(_stored_job(queue.sync._inner, state))
         if job is None:
             return None
         task = _task_named(state.name)
@@ -276,18 +268,8 @@ def _task_named(path: str) -> Task[Any, Any] | None:
     return found if isinstance(found, Task) else None
 
 
-async def _read_job(queue: Queue, state: JobState) -> Job[Any] | None:
-    """Read a job that waits, runs or is dead; None if it is no longer where it was."""
-    if state.dead_letter is not None:
-        return decode_job(state.dead_letter.payload)
-    client = queue.producer.ready_client()
-    if state.entry_id is not None:
-        entries = await client.call("XRANGE", queue.keys.stream, state.entry_id, state.entry_id)
-        envelope = read_job_fields(entries[0][1])[0] if entries else None
-    else:
-        member = await delayed_member(client, queue.keys, state.id)
-        envelope = None if member is None else decode_delayed_member(member)[1]
-    return None if envelope is None else decode_job(envelope)
+async def _stored_job(queue: Queue, state: JobState) -> Job[Any] | None:
+    return await queue.producer.admin.stored_job(state)
 
 
 def _attempts(job: Job[Any]) -> int:

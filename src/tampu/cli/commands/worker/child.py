@@ -94,7 +94,7 @@ def build_worker(plan: WorkerPlan) -> Worker:
         given = ", ".join(f"--{name.replace('_', '-')}" for name in plan.settings)
         raise UsageError(f"{plan.targets[0]} is a Worker with its own settings: leave out {given}")
     if sink is not None and found.config.metrics is noop_sink():
-        found._config = replace(found.config, metrics=sink)
+        found.config = replace(found.config, metrics=sink)
     return found
 
 
