@@ -630,7 +630,7 @@ def test_a_worker_object_without_metrics_gets_those_of_the_endpoint(app: Path, m
     sink = worker.config.metrics
     assert isinstance(sink, PrometheusSink)
     assert build_worker(plan).config.metrics is sink  # it keeps the one that it has
-    worker._config = replace(worker.config, metrics=noop_sink())
+    worker.config = replace(worker.config, metrics=noop_sink())
     assert build_worker(WorkerPlan(targets=["app:worker"])).config.metrics is noop_sink()
 
 
