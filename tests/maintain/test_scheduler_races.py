@@ -14,7 +14,7 @@ from support.repeating import fired, make_due, next_fire, register, repeat_keys,
 from support.users import acl_user
 from support.waiting import until
 from tampu import Job, MissedFiresPolicy, RepeatPattern, Scheduler, SchedulerConfig
-from tampu.maintain.leader import Leader
+from tampu.maintain.leader import Duty
 from tampu.maintain.scheduler import SchedulerDuty, fire_id
 from tampu.redis.calls import FIRE, SET_ASIDE
 from tampu.redis.client import Client
@@ -144,17 +144,17 @@ async def test_a_first_leader_applies_the_missed_fires_policy(server: Server) ->
 
 
 async def test_workers_with_the_same_settings_do_not_both_lead(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[Leader, bool] = {}
-    lead = Leader.lead
+    answers: dict[Duty[Any], bool] = {}
+    lead = Duty.lead
 
-    async def lead_and_note(leader: Leader) -> bool:
-        answers[leader] = await lead(leader)
-        return answers[leader]
+    async def lead_and_record(duty: Duty[Any]) -> bool:
+        answers[duty] = await lead(duty)
+        return answers[duty]
 
     async def handler(job: Job[Any]) -> None:
         pass
 
-    monkeypatch.setattr(Leader, "lead", lead_and_note)
+    monkeypatch.setattr(Duty, "lead", lead_and_record)
     shared: dict[str, Any] = {
         "queue_name": "q",
         "delayed_enabled": False,

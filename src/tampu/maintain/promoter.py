@@ -8,17 +8,15 @@ from typing import TYPE_CHECKING
 
 from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES
 from tampu.config import PromoterConfig
-from tampu.maintain.leader import Leader, run_standalone
+from tampu.maintain.leader import Duty, Standalone
 from tampu.metrics import DlqRouted, LockOutcome, PromoterTick, tell
 from tampu.redis import calls
 from tampu.redis.calls import PROMOTER_SCRIPTS, Promoted
-from tampu.redis.settings import parse_url
 from tampu.wire.dlq import DlqReason
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
     from tampu.redis.client import Client
-    from tampu.redis.settings import CredentialCallback
 
 logger = logging.getLogger("tampu.promoter")
 
@@ -28,21 +26,16 @@ CALLS_AHEAD = 2
 ROUND_SECS = 20.0
 
 
-class PromoterDuty:
+class PromoterDuty(Duty[PromoterConfig]):
     """Promotes due jobs of one queue, with a client that the caller owns."""
 
+    role = "promoter"
+    scripts = PROMOTER_SCRIPTS
+
     def __init__(self, client: Client, config: PromoterConfig) -> None:
-        self._client = client
-        self._config = config
+        keys, poll_ms = QueueKeys(config.queue_name), config.poll_interval_ms
+        super().__init__(client, config, lock=keys.promoter_lock, watched=keys.delayed, poll_ms=poll_ms, wake=keys.wake)
         self._metrics = config.metrics.for_queue(config.queue_name)
-        self._keys = keys = QueueKeys(config.queue_name)
-        self.role = f'promoter of queue "{config.queue_name}"'
-        self.leader = Leader(client, keys.promoter_lock, config.holder_id, config.lock_ttl_secs, self._on_lock_change)
-        self.watched = keys.delayed
-        self.wake: str | None = keys.wake
-        self.peers: str | None = keys.peers
-        self.poll_secs = config.poll_interval_ms / 1000
-        self.earliest: float | None = None
         self._last_failure = ""
         #: True if the last round left jobs that are due.
         self._is_behind = False
@@ -67,9 +60,9 @@ class PromoterDuty:
         return 0.0
 
     async def _promote(self) -> Promoted:
-        config, keys = self._config, self._keys
+        config, keys = self.config, self.keys
         return await calls.promote(
-            self._client,
+            self.client,
             *(keys.delayed, keys.stream, keys.dlq, keys.events, keys.due),
             max_members=min(config.promote_batch, MAX_CALL_ENTRIES),
             max_bytes=MAX_CALL_BYTES,
@@ -94,26 +87,13 @@ class PromoterDuty:
                 logger.error("cannot dead-letter unreadable members of the delayed set: %s", failure)
             self._last_failure = failure
 
-    def _on_lock_change(self, is_ours: bool) -> None:
+    def on_change(self, is_ours: bool) -> None:
+        """Report that the lock was won or lost."""
         outcome = LockOutcome.ACQUIRED if is_ours else LockOutcome.HELD
         tell(self._metrics.promoter_lock_outcome, outcome)
 
 
-class Promoter:
+class Promoter(Standalone[PromoterConfig]):
     """A promoter outside of a worker. Several may run: one is the leader, the others stand by."""
 
-    def __init__(
-        self, url: str, config: PromoterConfig | None = None, *, credential_provider: CredentialCallback | None = None
-    ) -> None:
-        self._settings = parse_url(url, credential_provider=credential_provider)
-        self._config = config or PromoterConfig()
-
-    async def run(self, shutdown: asyncio.Event) -> None:
-        """Promote due jobs until `shutdown` is set. Raises `RedisError` if it cannot connect at the start."""
-        await run_standalone(
-            self._settings,
-            self._config.queue_name,
-            PROMOTER_SCRIPTS,
-            lambda client: PromoterDuty(client, self._config),
-            shutdown,
-        )
+    _make_duty, _make_config = PromoterDuty, PromoterConfig

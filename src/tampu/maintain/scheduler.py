@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING
 from tampu.base.checks import MAX_CALL_BYTES
 from tampu.config import SchedulerConfig
 from tampu.errors import DecodeError, RedisError
-from tampu.maintain.leader import Leader, run_standalone
+from tampu.maintain.leader import Duty, Standalone
 from tampu.redis import calls
 from tampu.redis.calls import SCHEDULER_SCRIPTS
 from tampu.redis.faults import PASSING, ConnectionLost, ServerError, Unreachable
-from tampu.redis.settings import parse_url
 from tampu.wire.entry import score_ms
 from tampu.wire.envelope import encode_envelope
 from tampu.wire.keys import QueueKeys
@@ -27,7 +26,6 @@ from tampu.wire.ulid import ulid_from_bits
 if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.redis.connection import Part
-    from tampu.redis.settings import CredentialCallback
     from tampu.wire.repeat import RepeatPattern, StoredSpec
 
 logger = logging.getLogger("tampu.scheduler")
@@ -134,20 +132,15 @@ def _concerns_all(error: BaseException) -> bool:
     return not isinstance(error, Exception) or isinstance(error, ConnectionLost | Unreachable)
 
 
-class SchedulerDuty:
+class SchedulerDuty(Duty[SchedulerConfig]):
     """Fires repeatable jobs of one queue, with a client that the caller owns."""
 
+    role = "scheduler"
+    scripts = SCHEDULER_SCRIPTS
+
     def __init__(self, client: Client, config: SchedulerConfig) -> None:
-        self._client = client
-        self._config = config
-        self._keys = keys = QueueKeys(config.queue_name)
-        self.role = f'scheduler of queue "{config.queue_name}"'
-        self.leader = Leader(client, keys.scheduler_lock, config.holder_id, config.lock_ttl_secs, self._note_leader)
-        self.watched = keys.repeat
-        self.wake: str | None = None
-        self.peers: str | None = None
-        self.poll_secs = config.tick_interval_ms / 1000
-        self.earliest: float | None = None
+        keys = QueueKeys(config.queue_name)
+        super().__init__(client, config, lock=keys.scheduler_lock, watched=keys.repeat, poll_ms=config.tick_interval_ms)
         self._has_stood_by = False
         self._has_taken_over = False
         #: While catching up after a takeover: fires since this server time are all written.
@@ -159,11 +152,11 @@ class SchedulerDuty:
         self._skips_logged_at = float("-inf")
 
     def nothing_to_do(self) -> None:
-        """Note that no repeatable job is registered: there is nothing to catch up on."""
+        """Record that no repeatable job is registered: there is nothing to catch up on."""
         self._all_since_ms = None
         self._has_taken_over = False
 
-    def _note_leader(self, is_ours: bool) -> None:
+    def on_change(self, is_ours: bool) -> None:
         self._has_taken_over = is_ours and self._has_stood_by
         self._has_stood_by = not is_ours
 
@@ -173,10 +166,10 @@ class SchedulerDuty:
         The leader held the lock at the last check, so it was alive one TTL before that, and had fired everything up to
         one tick before.
         """
-        window_ms = self._config.lock_ttl_secs * 1000 + self._config.tick_interval_ms
+        window_ms = self.config.lock_ttl_secs * 1000 + self.config.tick_interval_ms
         if self._has_taken_over:
             self._has_taken_over = False
-            looked_ms_ago = int((time.monotonic() - self.leader.others_led_at) * 1000)
+            looked_ms_ago = int((time.monotonic() - self.others_led_at) * 1000)
             self._all_since_ms = now_ms - window_ms - looked_ms_ago
         elif self._all_since_ms is not None and now_ms - self._all_since_ms > 2 * window_ms:
             self._all_since_ms = None  # the server was unreachable meanwhile: fires of that time count as missed
@@ -187,11 +180,11 @@ class SchedulerDuty:
         All specs of a round are read in one round trip and fired in the next. Those that cannot be fired stay due: they
         are read past for a while, so that they delay no others.
         """
-        now_ms = await self._client.server_time_ms()
+        now_ms = await self.client.server_time_ms()
         self._note_takeover(now_ms)
-        repeat = self._keys.repeat
-        most = self._config.batch + len(self._failed)
-        read = await self._client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+        repeat = self.keys.repeat
+        most = self.config.batch + len(self._failed)
+        read = await self.client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
         due = dict(zip(read[::2], read[1::2], strict=True))
         self._failed = {spec_key: failed for spec_key, failed in self._failed.items() if spec_key in due}
         now = time.monotonic()
@@ -210,7 +203,7 @@ class SchedulerDuty:
         if not self._failed:
             self._all_since_ms = None
         # Read after the fires: one of those may be the next again.
-        soonest = await self._client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
+        soonest = await self.client.call("ZRANGEBYSCORE", repeat, f"({now_ms}", "+inf", "WITHSCORES", "LIMIT", 0, 1)
         self.earliest = None if self._failed else float(soonest[1]) if soonest else float("inf")
         return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, self.poll_secs) if soonest else self.poll_secs
 
@@ -235,22 +228,22 @@ class SchedulerDuty:
         logger.warning(
             'queue "%s" skipped late fires, as missed_fires says (no scheduler ran, or it fell behind): %d fires in '
             "total, schedules affected: %d, such as %s",
-            *(self._config.queue_name, total, len(self._skipped), example.decode(errors="replace")),
+            *(self.config.queue_name, total, len(self._skipped), example.decode(errors="replace")),
         )
         self._skips_logged_at = now
         self._skipped.clear()
 
     async def _fire(self, spec_key: bytes, score: bytes, now_ms: int) -> None:
         """Write the fires of one due spec."""
-        keys = self._keys
+        keys = self.keys
         hash_key = keys.repeat_spec("").encode() + spec_key
-        packed = await self._client.call("HGET", hash_key, "spec")
+        packed = await self.client.call("HGET", hash_key, "spec")
         try:
             spec = decode_spec(packed or b"")
         except DecodeError as error:
             # Keep it, in case a newer version can read it, but do not read it again in every round.
             read = {"spec_key": spec_key, "score": score, "spec": packed or b""}
-            if await calls.set_aside(self._client, keys.repeat, hash_key, **read):
+            if await calls.set_aside(self.client, keys.repeat, hash_key, **read):
                 logger.error("cannot read repeatable job %r; it will not fire: %s", spec_key, error)
             return
         # A score can be any double, such as -inf; there are no fires before 1970.
@@ -265,11 +258,11 @@ class SchedulerDuty:
             batch, fires = fires[:at_once], fires[at_once:]
             next_ms = fires[0] if fires else firing.next_ms
             fired, failure = await calls.fire(
-                self._client,
+                self.client,
                 *(keys.stream, keys.delayed, keys.repeat, hash_key, keys.wake),
                 score=expected,
                 next_ms=next_ms,
-                max_stream_len=self._config.max_stream_len,
+                max_stream_len=self.config.max_stream_len,
                 spec_key=spec_key,
                 limit=spec.limit or 0,
                 spec=packed,
@@ -284,21 +277,7 @@ class SchedulerDuty:
             expected = next_ms
 
 
-class Scheduler:
+class Scheduler(Standalone[SchedulerConfig]):
     """A scheduler outside of a worker. Several may run: one is the leader, the others stand by."""
 
-    def __init__(
-        self, url: str, config: SchedulerConfig | None = None, *, credential_provider: CredentialCallback | None = None
-    ) -> None:
-        self._settings = parse_url(url, credential_provider=credential_provider)
-        self._config = config or SchedulerConfig()
-
-    async def run(self, shutdown: asyncio.Event) -> None:
-        """Fire repeatable jobs until `shutdown` is set. Raises `RedisError` if it cannot connect at the start."""
-        await run_standalone(
-            self._settings,
-            self._config.queue_name,
-            SCHEDULER_SCRIPTS,
-            lambda client: SchedulerDuty(client, self._config),
-            shutdown,
-        )
+    _make_duty, _make_config = SchedulerDuty, SchedulerConfig
