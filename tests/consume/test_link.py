@@ -14,7 +14,7 @@ from tampu.config import ConsumerConfig
 from tampu.consume import link as link_module
 from tampu.consume.leases import Leases
 from tampu.consume.link import ServerLink
-from tampu.consume.pool import Pool, Shares
+from tampu.consume.pool import Pool
 from tampu.consume.takeover import LATE_MS
 from tampu.redis.calls import CONSUMER_SCRIPTS
 from tampu.redis.client import Client
@@ -61,7 +61,7 @@ async def test_a_look_that_a_stall_delayed_starts_no_takeover(
     server: Server, monkeypatch: pytest.MonkeyPatch, is_late: bool
 ) -> None:
     pool = Pool(1)
-    link = ServerLink(parse_url(server.url), KEYS.tag, ConsumerConfig(queue_name="q"), pool, Shares())
+    link = ServerLink(parse_url(server.url), KEYS.tag, ConsumerConfig(queue_name="q"), pool)
     clock = 100.0
     monkeypatch.setattr(link_module, "time", SimpleNamespace(monotonic=lambda: clock))
     monkeypatch.setattr(link, "_pause", lambda secs: asyncio.sleep(0))

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,8 +14,10 @@ import pytest
 from api.workers import working
 from support.waiting import until
 from tampu import Queue, Worker
-from tampu.consume import heartbeat
+from tampu.config import ConsumerConfig
+from tampu.consume import heartbeat, leases
 from tampu.consume.heartbeat import Blocked, LoopWatch
+from tampu.consume.leases import LeaseThread
 
 if TYPE_CHECKING:
     from servers.process import Server
@@ -78,16 +81,16 @@ async def test_a_gap_of_the_watching_thread_itself_is_not_a_block(monkeypatch: p
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     looks: list[float] = []
     watch = LoopWatch(list)
-    monkeypatch.setattr(watch, "_check", looks.append)
+    monkeypatch.setattr(watch, "check", looks.append)
+    thread = LeaseThread(ConsumerConfig(), watch)
     steps = iter([0.01, 60.0, 0.01])
 
-    def wait(secs: float) -> bool:
-        step = next(steps, None)
-        now[0] += step or 0.0
-        return step is None
+    async def sleep(secs: float) -> None:
+        now[0] += next(steps)
 
-    monkeypatch.setattr(watch._stopping, "wait", wait)
-    watch._watch()
+    monkeypatch.setattr(leases, "asyncio", SimpleNamespace(sleep=sleep))
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await thread._watch_loop()
     assert [round(secs, 2) for secs in looks] == [0.01, 60.02]
 
 

@@ -8,7 +8,6 @@ import os
 import socket
 import sys
 import threading
-import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.base.clock import boot_clock_ns, wall_clock_ms
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from tampu.consume.inflight import Delivery
-    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.pool import Pool
     from tampu.consume.runtime import ServedQueue
 
 #: How often a worker publishes its heartbeat, in seconds.
@@ -29,12 +28,11 @@ INTERVAL_SECS = 2.0
 class Heartbeats:
     """The heartbeats of this worker for one queue."""
 
-    def __init__(self, queue: ServedQueue, pool: Pool, shares: Shares, watch: LoopWatch) -> None:
+    def __init__(self, queue: ServedQueue, pool: Pool, watch: LoopWatch) -> None:
         from tampu import version  # here: the package's own module imports this one
 
         self._queue = queue
         self._pool = pool
-        self._shares = shares
         self._watch = watch
         self._key = queue.keys.heartbeat(queue.config.group, queue.config.consumer_id)
         self._version = version()
@@ -76,7 +74,7 @@ class Heartbeats:
                 for job, started_ns in ((delivery.job, delivery.started_ns) for delivery in running[:MAX_LISTED])
             ],
             share=QueueShare(
-                queues=self._shares.queues,
+                queues=self._pool.shares.queues,
                 used_by_all=self._pool.occupied,
                 used=share.occupied,
                 weight=share.weight,
@@ -90,7 +88,7 @@ class Heartbeats:
 
 logger = logging.getLogger("tampu.worker")
 
-#: How often the event loop shows that it runs, and the thread looks, in seconds.
+#: How often the event loop shows that it runs, and the thread checks that, in seconds.
 BEAT_SECS = 0.25
 #: An event loop that has not run for this long counts as blocked, in seconds.
 BLOCKED_SECS = 1.0
@@ -117,50 +115,21 @@ class Blocked(NamedTuple):
 
 
 class LoopWatch:
-    """Watches the running event loop from a thread until `stop`. `deliveries` returns what runs on it.
+    """Finds the handler that blocks the event loop, for the log and health checks; called by the lease thread.
 
-    The handler that blocks it is logged, and named by health checks.
+    `deliveries` returns what runs on the event loop of the thread that makes this object.
     """
 
     def __init__(self, deliveries: Callable[[], Iterable[Delivery]]) -> None:
         self._deliveries = deliveries
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
-        self._beat_at = time.monotonic()
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopping = threading.Event()
         self._has_logged = False
-        self._thread = threading.Thread(target=self._watch, name="tampu-loop-watch", daemon=True)
         #: What blocks the event loop now; None if nothing does.
         self.blocked: Blocked | None = None
 
-    def start(self) -> None:
-        """Start watching."""
-        self._beat()
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop watching. The thread ends a moment later."""
-        self._stopping.set()
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _beat(self) -> None:
-        self._beat_at = time.monotonic()
-        self._timer = self._loop.call_later(BEAT_SECS, self._beat)
-
-    # --- in the thread
-
-    def _watch(self) -> None:
-        checked_at = time.monotonic()
-        while not self._stopping.wait(BEAT_SECS):
-            now = time.monotonic()
-            # After a long gap this thread was suspended too: the process was suspended, or C code held the GIL.
-            if now - checked_at < BLOCKED_SECS:
-                self._check(now - self._beat_at)
-            checked_at = now
-
-    def _check(self, secs: float) -> None:
+    def check(self, secs: float) -> None:
+        """Record that the event loop has not run for this long."""
         if secs < BLOCKED_SECS:
             self.blocked = None
             self._has_logged = False

@@ -15,7 +15,7 @@ from tampu.consume.handlers import RemoteError
 from tampu.consume.outcomes import Cancelled, DeadLetter, Retried, error_text, error_type, plain_text
 from tampu.consume.processes import own_traceback, traceback_text
 from tampu.consume.retries import max_attempts_of
-from tampu.metrics import DlqRouted, JobOutcome, JobOutcomeKind, MetricsSink, RetryScheduled, tell
+from tampu.metrics import DlqRouted, JobOutcome, JobOutcomeKind, MetricsSink, ReaderBatch, RetryScheduled, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -256,6 +256,8 @@ class JobMetrics:
     def observe_with(self, observers: Observers) -> None:
         """Report the jobs that the observers are called for, as far as the sink has methods for that."""
         sink = type(self._sink)
+        if sink.reader_batch is not MetricsSink.reader_batch:
+            observers.received.append(lambda *counts: tell(self._sink.reader_batch, ReaderBatch(*counts)))
         if sink.job_outcome is not MetricsSink.job_outcome:
             observers.succeeded.append(self._succeeded)
             observers.recovered.append(self._succeeded)

@@ -21,7 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import boot_clock_ns, secs_until_round
-from tampu.consume.heartbeat import INTERVAL_SECS
+from tampu.consume import heartbeat
 from tampu.errors import RedisError
 from tampu.maintain.supervise import Failures, supervise
 from tampu.redis import calls
@@ -124,15 +124,14 @@ class Leases:
     async def _confirm(self) -> None:
         attempt = 0
         while True:
+            await asyncio.sleep(backoff_secs(attempt))
             try:
                 self.update(*await self.renew(self._client))
             except RedisError as error:
-                if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
-                    return  # it will never answer: running the jobs is better than waiting forever
-            else:
-                return
-            attempt += 1
-            await asyncio.sleep(backoff_secs(attempt))
+                if not isinstance(error, ServerError) or error.remedy is not Remedy.NONE or error.kind in PASSING:
+                    attempt += 1
+                    continue
+            return  # also if it will never answer: running the jobs is better than waiting forever
 
     async def renew(self, client: Client) -> tuple[list[bytes], int]:
         """Renew every entry held. Return the IDs that this worker no longer owns, and when the renewal began."""
@@ -173,8 +172,9 @@ class Leases:
 class LeaseThread:
     """Renews the leases of all queues of a worker and publishes its heartbeats, with one connection per server."""
 
-    def __init__(self, config: ConsumerConfig) -> None:
+    def __init__(self, config: ConsumerConfig, watch: heartbeat.LoopWatch) -> None:
         self._loop = asyncio.get_running_loop()
+        self._watch = watch
         self._interval = renewal_secs(config)
         self._max_block = (config.max_block_ms or 10 * config.claim_min_idle_ms) / 1000
         #: Per link: how to connect, the routing key, and its queues. The event loop adds to it.
@@ -236,7 +236,8 @@ class LeaseThread:
     def _beat(self) -> None:
         """Record that the event loop runs; called on it at intervals."""
         self._last_beat = time.monotonic()
-        self._beater = self._loop.call_later(min(self._interval, self._max_block) / 4, self._beat)
+        secs = min(self._interval / 4, self._max_block / 4, heartbeat.BEAT_SECS)
+        self._beater = self._loop.call_later(secs, self._beat)
 
     # --- in the thread
 
@@ -268,12 +269,23 @@ class LeaseThread:
         self._has_failed = False
         served = 0
         async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch_loop())
             while not self._stopping.is_set():
                 woken.clear()
                 for site in self._sites[served:]:
                     group.create_task(self._serve(*site))
                     served += 1
                 await woken.wait()
+
+    async def _watch_loop(self) -> None:
+        checked_at = time.monotonic()
+        while True:
+            await asyncio.sleep(heartbeat.BEAT_SECS)
+            now = time.monotonic()
+            # After a long gap this thread was suspended too: the process was suspended, or C code held the GIL.
+            if now - checked_at < heartbeat.BLOCKED_SECS:
+                self._watch.check(self._blocked_for())
+            checked_at = now
 
     async def _serve(self, settings: ConnectionSettings, routing_key: bytes, queues: list[ServedQueue]) -> None:
         client = Client(
@@ -349,7 +361,7 @@ class LeaseThread:
 
 async def _beat(client: Client, queues: list[ServedQueue]) -> None:
     await client.call_each([queue.heartbeats.command for queue in queues.copy()])
-    await asyncio.sleep(secs_until_round(INTERVAL_SECS))
+    await asyncio.sleep(secs_until_round(heartbeat.INTERVAL_SECS))
 
 
 def _is_lost(results: Sequence[object]) -> bool:

@@ -31,10 +31,10 @@ from tampu.redis.nodes import SharedConnections, WatchingConnections
 from tampu.redis.scripts import Capabilities, probe_capabilities
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable
 
     from tampu.config import ConsumerConfig
-    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.pool import Pool
     from tampu.consume.runtime import ServedQueue
     from tampu.redis.connection import Connection
     from tampu.redis.settings import ConnectionSettings
@@ -51,7 +51,7 @@ MAX_BLOCKING = 4
 #: How long a read may take beyond its BLOCK time before the connection counts as lost, in seconds.
 READ_MARGIN_SECS = 5.0
 #: How often a worker checks which queues are paused and which jobs are to be cancelled, in seconds.
-LOOK_SECS = 1.0
+POLL_SECS = 1.0
 #: How often the length of queues is measured for metrics, in seconds.
 MEASURE_SECS = 5.0
 #: After how long a worker that cannot connect logs the reason, in seconds.
@@ -96,26 +96,17 @@ class ServerLink:
         tag: str,
         config: ConsumerConfig,
         pool: Pool,
-        shares: Shares,
         shared: LinkConnections = LinkConnections(),  # noqa: B008 - immutable
     ) -> None:
         self.settings = settings
         self.routing_key = tag.encode()
         self._tag = tag
         self._config = config
-        self.client = Client(
-            settings,
-            self.routing_key,
-            (SETTLE, ACK, *calls.CONSUMER_SCRIPTS),
-            shared=shared.commands,
-        )
+        scripts = (SETTLE, ACK, *calls.CONSUMER_SCRIPTS)
+        self.client = Client(settings, self.routing_key, scripts, shared=shared.commands)
         # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
-        self._leader_client = Client(
-            settings,
-            self.routing_key,
-            tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS))),
-            shared=shared.leader,
-        )
+        scripts = tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)))
+        self._leader_client = Client(settings, self.routing_key, scripts, shared=shared.leader)
         self.read_client = Client(
             settings,
             self.routing_key,
@@ -126,7 +117,7 @@ class ServerLink:
         self.client.prepare_with(self._update_capabilities)
         self._capabilities: Capabilities | None = None
         self.queues: list[ServedQueue] = []
-        self.reader = Reader(self.read_client, self.client, config, pool, shares, self.queues)
+        self.reader = Reader(self.read_client, self.client, config, pool, self.queues)
         self._leading = LeaderLoop(self._leader_client, settings, self.routing_key, shared.wake_ups)
         self._stopping = asyncio.Event()
         self._poll_now = asyncio.Event()
@@ -137,8 +128,9 @@ class ServerLink:
 
     def add(self, queue: ServedQueue) -> None:
         """Serve one more queue. It may be added while the loops run."""
+        queue.link = self
         if self._capabilities is not None:
-            queue.use(xackdel=self._capabilities.xackdel, script_flags=self._capabilities.script_flags)
+            queue.use(self._capabilities)
         queue.leases.start()
         self.queues.append(queue)
         for duty in queue.duties(self._leader_client):
@@ -184,7 +176,7 @@ class ServerLink:
             await connection.ask("SCRIPT", "LOAD", SETTLE_UNDER_OOM.text)
         self._capabilities = found
         for queue in self.queues:
-            queue.use(xackdel=found.xackdel, script_flags=found.script_flags)
+            queue.use(found)
 
     @property
     def sockets(self) -> set[Connection]:
@@ -231,7 +223,7 @@ class ServerLink:
         for queue in self.queues:
             queue.log.flush()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(secs_until_round(LOOK_SECS)):
+            async with asyncio.timeout(secs_until_round(POLL_SECS)):
                 await self._poll_now.wait()
 
     async def _poll(self) -> None:
@@ -255,37 +247,23 @@ class ServerLink:
                 queue.cancels.forget()
         pausing = [queue for queue, has_some in zip(queues, tasks_paused, strict=True) if has_some is True]
         cancelling = [queue for queue, has_marks in zip(queues, marked, strict=True) if has_marks is True]
-        errors |= await self._update_pauses(pausing) | await self._update_cancels(cancelling)
+        now_ms = await self.client.server_time_ms() if pausing else 0
+        replies = await self.client.call_each(
+            [("HGETALL", queue.keys.paused_tasks) for queue in pausing]
+            + [queue.cancels.command for queue in cancelling]
+        )
+        for number, (queue, reply) in enumerate(zip([*pausing, *cancelling], replies, strict=True)):
+            if isinstance(reply, RedisError):
+                errors[queue] = reply
+            elif number < len(pausing):
+                queue.admission.paused.update(reply, now_ms)
+            else:
+                await queue.cancels.update(reply)
         for queue in queues:
             if queue in errors:
                 queue.watch_failures.note(errors[queue])
             else:
                 queue.watch_failures.clear()
-
-    async def _update_pauses(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
-        """Read which tasks of these queues are paused. Return the errors."""
-        if not queues:
-            return {}
-        now_ms = await self.client.server_time_ms()
-        replies = await self.client.call_each([("HGETALL", queue.keys.paused_tasks) for queue in queues])
-        errors: dict[ServedQueue, RedisError] = {}
-        for queue, reply in zip(queues, replies, strict=True):
-            if isinstance(reply, RedisError):
-                errors[queue] = reply
-            else:
-                queue.admission.paused.update(reply, now_ms)
-        return errors
-
-    async def _update_cancels(self, queues: Sequence[ServedQueue]) -> dict[ServedQueue, RedisError]:
-        """Read the new cancel marks of these queues. Return the errors."""
-        replies = await self.client.call_each([queue.cancels.command for queue in queues])
-        errors: dict[ServedQueue, RedisError] = {}
-        for queue, reply in zip(queues, replies, strict=True):
-            if isinstance(reply, RedisError):
-                errors[queue] = reply
-            else:
-                await queue.cancels.update(reply)
-        return errors
 
     async def _forget_dead_consumers(self) -> None:
         await self._pause(SWEEP_INTERVAL_SECS)
@@ -330,11 +308,7 @@ class ServerLink:
 
     async def _forget_names(self) -> None:
         await self.client.call_each([queue.heartbeats.last_command for queue in self.queues])
-        forgetting = (self._forget(queue, self._config.consumer_id) for queue in self.queues)
-        results = await asyncio.gather(*forgetting, return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+        await asyncio.gather(*(self._forget(queue, self._config.consumer_id) for queue in self.queues))
 
     async def _forget(self, queue: ServedQueue, consumer: str) -> None:
         keys, group = queue.keys, self._config.group

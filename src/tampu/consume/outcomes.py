@@ -259,15 +259,17 @@ def for_lua(number: int) -> int | str:
 
 
 class Observers:
-    """What is called when a job of one queue starts, succeeds or ends otherwise, and when its outcome was written.
+    """What is called when jobs of one queue arrive, start, succeed or end otherwise, and when an outcome was written.
 
     Its log, metrics and events are observers. They are called on the event loop, for every job: they return quickly and
     do not raise.
     """
 
-    __slots__ = ("failed", "recovered", "settled", "started", "succeeded")
+    __slots__ = ("failed", "received", "recovered", "settled", "started", "succeeded")
 
     def __init__(self) -> None:
+        #: Called with the number of entries that a read returned, and of those that had been delivered before.
+        self.received: list[Callable[[int, int], None]] = []
         self.started: list[Callable[[Delivery], None]] = []
         #: Called with a success at the first attempt, and with one at a later attempt.
         self.succeeded: list[Callable[[Success], None]] = []

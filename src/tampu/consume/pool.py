@@ -26,6 +26,8 @@ ROUND_SECS = 0.1
 MAX_QUANTUM = 64.0
 #: Queues that are read in one request.
 MAX_READS = 8
+#: The pool's throughput is measured over this time, in seconds.
+PACE_WINDOW_SECS = 0.02
 
 
 class Share:
@@ -148,6 +150,7 @@ class Pool:
 
     def __init__(self, concurrency: int) -> None:
         self.concurrency = concurrency
+        self.shares = Shares()
         self._loop = asyncio.get_running_loop()
         self._waiting: deque[Delivery] = deque()
         self._sleepers: list[asyncio.Future[None]] = []
@@ -159,7 +162,7 @@ class Pool:
             self._loop.create_task(self._work(), name=f"tampu-pool-{number}") for number in range(concurrency)
         ]
         self.running = 0
-        #: Jobs finished since the pool began; the reader reads ahead as fast as this grows.
+        #: Jobs finished since the pool began.
         self.finished = 0
         #: Takeovers that wait for a free slot: while there are some, readers leave one.
         self.takeovers_waiting = 0
@@ -172,6 +175,24 @@ class Pool:
         """Return the number of jobs running or waiting."""
         return self.running + len(self._waiting)
 
+    def room(self, most_ahead: int, pace: deque[tuple[float, int]]) -> int:
+        """Return the free slots, plus the jobs that will finish until entries arrive that are read now.
+
+        Jobs finish at the recent rate, of which `pace` has the samples. If fewer finished in the last 20 ms than are
+        running, those may be slow: then nothing is read ahead.
+        """
+        now = time.monotonic()
+        pace.append((now, self.finished))
+        while pace[0][0] < now - PACE_WINDOW_SECS:
+            pace.popleft()
+        occupied = self.running + len(self._waiting)
+        if self.takeovers_waiting:
+            return self.concurrency - 1 - occupied
+        lately = self.finished - pace[0][1]
+        if lately <= self.running or not self.shares.may_read_ahead:
+            lately = 0
+        return self.concurrency + min(lately, most_ahead) - occupied
+
     def put(self, queue: ServedQueue, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries of one queue behind those that wait."""
         queue.share.occupied += len(deliveries)
@@ -183,11 +204,6 @@ class Pool:
         delivery.queue.share.occupied += 1
         self._waiting.appendleft(delivery)
         self._wake()
-
-    @property
-    def waiting(self) -> int:
-        """Return the number of jobs that wait to be started."""
-        return len(self._waiting)
 
     async def progress(self, timeout_secs: float) -> None:
         """Wait until a job finishes, for up to `timeout_secs`."""
@@ -212,13 +228,9 @@ class Pool:
 
     def take_from(self, queues: Container[ServedQueue]) -> list[Delivery]:
         """Remove the waiting jobs of these queues and return them. Suspects stay: they are counted."""
-        taken: list[Delivery] = []
-        kept: list[Delivery] = []
-        for delivery in self._waiting:
-            (taken if delivery.queue in queues and not delivery.is_suspect else kept).append(delivery)
-        self._waiting.clear()
-        self._waiting.extend(kept)
+        taken = [delivery for delivery in self._waiting if delivery.queue in queues and not delivery.is_suspect]
         for delivery in taken:
+            self._waiting.remove(delivery)
             delivery.queue.share.occupied -= 1
         return taken
 

@@ -22,28 +22,25 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import secs_until_round, wall_clock_ms
 from tampu.consume.leases import renewal_secs
-from tampu.consume.pool import Turns
+from tampu.consume.pool import PACE_WINDOW_SECS, Turns
 from tampu.errors import RedisError
-from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
 from tampu.redis.connection import pack_command
 from tampu.redis.faults import ConnectionLost, Remedy, ServerError, Unreachable
 from tampu.redis.nodes import WatchingConnection
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import Delivery
-    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.pool import Pool
     from tampu.consume.runtime import ServedQueue
     from tampu.redis.client import Client
     from tampu.redis.connection import Connection, Reply
 
 logger = logging.getLogger("tampu.worker")
 
-#: The pool's throughput is measured over this time, in seconds.
-PACE_WINDOW_SECS = 0.02
 #: How long to wait for a free slot in the pool, or for a queue that may be read, before checking again, in seconds.
 SLOT_WATCH_SECS = 0.05
 IDLE_WATCH_SECS = 1.0
@@ -81,18 +78,15 @@ class Reader:
         client: Client,
         config: ConsumerConfig,
         pool: Pool,
-        shares: Shares,
         queues: Sequence[ServedQueue],
     ) -> None:
         self._read_client = read_client
         self._client = client
         self._config = config
         self._pool = pool
-        self._shares = shares
         #: All queues on the server; it may grow.
         self._queues = queues
-        self._turns: Turns[ServedQueue] = Turns(shares)
-        self._recovery = QueueRecovery(client, config, queues, self._turns)
+        self._turns: Turns[ServedQueue] = Turns(pool.shares)
         self._stopping = asyncio.Event()
         self._budget = ReadBudget(config.max_read_bytes)
         #: Entries and bytes of the replies to the current read.
@@ -106,13 +100,10 @@ class Reader:
         #: When to look next for queues that are drained.
         self._report_at = 0.0
         self._sweep_from = 0
+        #: The ID of the read connection; None if an ACL forbids the question.
         self._client_id: int | None = None
-        #: The ID and address of the read connection, as the server sees them.
-        self._identity: tuple[str, str] | None = None
         #: True if a read got no reply: entries may have been delivered to it.
         self._has_missed = False
-        #: The ID and address of that read's connection: the server may still execute the read.
-        self._missed_on: tuple[str, str] | None = None
         #: When the read was sent that is in flight or whose entries are not taken in yet.
         self._reading_since: float | None = None
         #: The queues of the read that blocks now.
@@ -129,8 +120,8 @@ class Reader:
         read_client.on_loss(self._changed.set)
 
     def _ask_client_id(self, connection: Connection) -> None:
-        """Ask the server for the read connection's ID and address. An ACL may refuse either question."""
-        self._client_id = self._identity = None
+        """Ask the server for the read connection's ID."""
+        self._client_id = None
         self._is_watching = isinstance(connection, WatchingConnection)
         if isinstance(connection, WatchingConnection):
             for queue in self._queues:
@@ -139,17 +130,13 @@ class Reader:
         def set_id(reply: Reply) -> None:
             self._client_id = reply if isinstance(reply, int) else None
 
-        def set_identity(reply: Reply) -> None:
-            self._identity = identity_of(reply) if isinstance(reply, bytes) else None
-
         connection.request(pack_command(("CLIENT", "ID")), set_id)
-        connection.request(pack_command(("CLIENT", "INFO")), set_identity)
 
     # --- new entries
 
     async def read_once(self) -> None:
         """Wait for room in the pool, read once and pass the entries on."""
-        room = self._budget.count(self._room())
+        room = self._budget.count(self._pool.room(self._config.batch * 2, self._pace))
         if room <= 0:
             await self._wait_for_room()
             return
@@ -173,23 +160,20 @@ class Reader:
         finished = self._pool.finished
         await self._pool.progress(SLOT_WATCH_SECS)
         self._waits = self._waits + 1 if self._pool.finished == finished else 0
-        if self._waits >= WAITS_UNTIL_SLOW and self._pool.waiting and not self._stopping.is_set():
+        if self._waits >= WAITS_UNTIL_SLOW and not self._stopping.is_set():
             self._waits = 0
-            ahead: dict[ServedQueue, list[Delivery]] = defaultdict(list)
-            for delivery in self._pool.take_from(set(self._queues)):
-                ahead[delivery.queue].append(delivery)
-            for queue, deliveries in ahead.items():
+            for queue, deliveries in by_queue(self._pool.take_from(set(self._queues))).items():
                 await queue.inflight.hand_back(deliveries)
 
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
         # Finished jobs are settled first, above all after a reconnect.
         queues = [
-            queue for queue in ready if not queue.settler.is_behind and self._shares.room_of(queue.share, room) > 0
+            queue for queue in ready if not queue.settler.is_behind and self._pool.shares.room_of(queue.share, room) > 0
         ]
         watch_secs = IDLE_WATCH_SECS if len(queues) == len(ready) else SLOT_WATCH_SECS
         if not queues:
-            await self._pool.progress(min(watch_secs, self._recovery.retry_secs()))
+            await self._pool.progress(min(watch_secs, self._retry_secs()))
         elif len(queues) == 1:
             await self._wait_for(queues, room, len(queues) < len(ready))
         elif len(self._turns) or now - self._empty_at > EMPTY_FOR_SECS:
@@ -197,18 +181,6 @@ class Reader:
             await self._sweep([queue for queue in queues if not queue.share.has_more], room)
         else:
             await self._wait_for(queues, 1, len(queues) < len(ready))
-
-    async def _recover(self, now: float) -> None:
-        """Create groups that are missing, and try queues again whose reads failed."""
-        if self._recovery.is_needed:
-            await self.make_groups()
-            if failing := self._recovery.to_try(now):
-                await self._read_each([(queue, 1) for queue in failing])
-
-    async def make_groups(self) -> None:
-        """Create missing consumer groups. They also deliver jobs that were added earlier."""
-        if await self._recovery.make_groups():
-            self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
 
     async def _wait_for(self, queues: Sequence[ServedQueue], room: int, is_short: bool) -> None:
         """Wait for entries of any of these queues; read at most `room` of each.
@@ -219,7 +191,7 @@ class Reader:
         # Without a free slot it reads ahead, because jobs finish quickly; only for a short time, as they may get slow.
         is_short = is_short or self._pool.occupied >= self._pool.concurrency
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
-        block_ms = max(int(min(block_ms, self._recovery.retry_secs() * 1000)), 1)
+        block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)
         try:
             if self._is_watching:
@@ -235,7 +207,7 @@ class Reader:
             if reply.kind == "UNBLOCKED":
                 return
             if len(queues) == 1:
-                self._recovery.record_refusal(queues[0], reply)
+                self._record_refusal(queues[0], reply)
             else:  # it may not say which of them it is about: the next read is a sweep, which finds out
                 await self._pool.progress(SLOT_WATCH_SECS)
             return
@@ -301,10 +273,12 @@ class Reader:
         replies = await self._read([self._command([queue], count, None) for queue, count in plan])
         for (queue, count), reply in zip(plan, replies, strict=True):
             if isinstance(reply, ServerError):
-                self._recovery.record_refusal(queue, reply)
+                self._record_refusal(queue, reply)
                 continue
             self.last_read_at = time.monotonic()
-            self._recovery.record_success(queue)
+            if queue.is_failing:
+                queue.is_failing = False
+                queue.read_failures.clear()
             await self._take_in(queue, reply[0][1] if reply else [], count)
 
     async def _sweep(self, queues: Sequence[ServedQueue], room: int) -> None:
@@ -313,7 +287,8 @@ class Reader:
             return
         self._sweep_from = (self._sweep_from + 1) % len(queues)  # another one first each time
         queues = [*queues[self._sweep_from :], *queues[: self._sweep_from]]
-        limits = [max(min(self._shares.room_of(queue.share, room), self._config.batch), 0) for queue in queues]
+        room_of = self._pool.shares.room_of
+        limits = [max(min(room_of(queue.share, room), self._config.batch), 0) for queue in queues]
         sent_at = time.monotonic()
         config = self._config
         packed = calls.packed_sweep(
@@ -335,7 +310,7 @@ class Reader:
         for number, entries in found:
             queue = queues[number]
             if isinstance(entries, bytes):
-                self._recovery.record_refusal(queue, ServerError(entries.decode(errors="replace")))
+                self._record_refusal(queue, ServerError(entries.decode(errors="replace")))
             else:
                 taken += len(entries)
                 await self._take_in(queue, entries, 1)
@@ -354,7 +329,8 @@ class Reader:
             return
         self._entries_read += len(entries)
         queue.delivered_at = time.monotonic()
-        tell(queue.config.metrics.reader_batch, ReaderBatch(len(entries), 0))
+        for observe in queue.observers.received:
+            observe(len(entries), 0)
         receive = queue.inflight.receive
         deliveries = [
             delivery for entry_id, fields in entries if (delivery := receive(entry_id, fields, 0)) is not None
@@ -406,11 +382,8 @@ class Reader:
                     replies[number] = await _sent(asking, when_asked(request) if when_asked else request)
                 if isinstance(replies[number], ConnectionLost):
                     raise replies[number]
-        except (ConnectionLost, asyncio.CancelledError) as error:
+        except (ConnectionLost, asyncio.CancelledError):
             self._has_missed = True
-            # If the connection to the node that ASK names is lost, this one still serves other reads.
-            is_other = isinstance(error, ConnectionLost) and connection.is_up
-            self._missed_on = None if is_other else self._identity
             raise
         self._bytes_read += connection.bytes_received - received
         for reply in replies:
@@ -419,24 +392,6 @@ class Reader:
                 await self._read_client.apply_remedy(reply, 0, float("inf"), connection)
                 raise reply
         return replies
-
-    def _room(self) -> int:
-        """Return the free slots, plus the jobs that will finish until the entries arrive, at the recent rate.
-
-        If fewer jobs finished in the last 20 ms than are running, those may be slow: then nothing is read ahead.
-        """
-        pool = self._pool
-        now = time.monotonic()
-        pace = self._pace
-        pace.append((now, pool.finished))
-        while pace[0][0] < now - PACE_WINDOW_SECS:
-            pace.popleft()
-        if pool.takeovers_waiting:
-            return pool.concurrency - 1 - pool.occupied
-        lately = pool.finished - pace[0][1]
-        if lately <= pool.running or not self._shares.may_read_ahead:
-            lately = 0
-        return pool.concurrency + min(lately, self._config.batch * 2) - pool.occupied
 
     async def record_pause(self, queue: ServedQueue, is_paused: bool) -> None:
         """Stop or resume reading a queue. A blocked read is ended: it would deliver one more batch, or not see it."""
@@ -477,17 +432,10 @@ class Reader:
             await asyncio.wait_for(self._client.call("CLIENT", "UNBLOCK", self._client_id), UNBLOCK_SECS)
 
     async def hand_back_missed(self) -> None:
-        """Hand back entries delivered over a broken connection, once the server cannot deliver more over it."""
-        if not self._has_missed:
-            return
-        if self._missed_on is not None:
-            # A restarted server assigns its IDs again: the ID alone could name another client's connection.
-            client_id, address = self._missed_on
-            with contextlib.suppress(ServerError):  # gone already, or forbidden by an ACL: see `watch_unheld`
-                await self._client.call("CLIENT", "KILL", "ID", client_id, "ADDR", address)
-            self._missed_on = None
-        await self._hand_back_undelivered()
-        self._has_missed = False
+        """Hand back entries delivered over a broken connection. The server may deliver more: see `watch_unheld`."""
+        if self._has_missed:
+            await self._hand_back_undelivered()
+            self._has_missed = False
 
     async def watch_unheld(self) -> None:
         """Wait one interval, then hand back entries of reads that the server executed after their connection broke."""
@@ -508,57 +456,12 @@ class Reader:
             if isinstance(result, BaseException):
                 raise result
 
+    # --- groups, and queues that cannot be read: their key has the wrong type, or an ACL denies it
 
-#: Remedies of errors that concern a queue, not the connection.
-_ABOUT_QUEUES = (Remedy.NONE, Remedy.MAKE_GROUP, Remedy.LOAD_SCRIPTS)
-
-
-def _sent(connection: Connection, packed: bytes) -> asyncio.Future[Reply]:
-    """Send one packed command and return a future of its reply, errors as values."""
-    future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-    connection.request(packed, lambda reply: None if future.done() else future.set_result(reply))
-    return future
-
-
-def identity_of(info: bytes) -> tuple[str, str] | None:
-    """Return the ID and address in a reply to CLIENT INFO.
-
-    None over a unix socket: all its clients have the same address, which does not tell them apart.
-    """
-    fields = dict(field.partition("=")[::2] for field in info.decode(errors="replace").split())
-    client_id, address = fields.get("id"), fields.get("addr")
-    return None if not client_id or not address or address.startswith("/") else (client_id, address)
-
-
-class QueueRecovery:
-    """Creates missing groups, and leaves out queues that cannot be read, so that others can be.
-
-    The key of such a queue has the wrong type, its group is gone, or an ACL denies it. It is tried again later.
-    """
-
-    def __init__(
-        self, client: Client, config: ConsumerConfig, queues: Sequence[ServedQueue], turns: Turns[ServedQueue]
-    ) -> None:
-        self._client = client
-        self._config = config
-        #: All queues on the server; queues may be added.
-        self._queues = queues
-        self._turns = turns
-        #: Number of queues whose groups it has tried to create.
-        self._known = 0
-        #: True if a queue may be failing or have no group.
-        self._has_trouble = False
-
-    @property
-    def is_needed(self) -> bool:
-        """Return True if a queue was added, or may be failing or have no group."""
-        return self._has_trouble or self._known != len(self._queues)
-
-    async def make_groups(self) -> bool:
-        """Create missing consumer groups, and their streams if necessary. Return True if a group was created."""
-        now, known = time.monotonic(), len(self._queues)
+    async def make_groups(self) -> None:
+        """Create missing consumer groups, and their streams. They also deliver jobs that were added earlier."""
+        now, group, consumer = time.monotonic(), self._config.group, self._config.consumer_id
         queues = [queue for queue in self._queues if not queue.has_group and queue.retry_at <= now]
-        group = self._config.group
         replies = await self._client.call_each(
             [("XGROUP", "CREATE", queue.keys.stream, group, "0", "MKSTREAM") for queue in queues]
         )
@@ -567,7 +470,9 @@ class QueueRecovery:
             error: RedisError | None = reply if isinstance(reply, RedisError) else None
             if isinstance(error, ServerError) and error.kind == "OOM":
                 # Without free memory no group can be created, but existing ones can be drained, which frees memory.
-                error = await self._error_of(queue, error)
+                (info,) = await self._client.call_each([("XPENDING", queue.keys.stream, group)])
+                if not isinstance(info, ServerError) or info.kind != "NOGROUP":
+                    error = info if isinstance(info, ServerError) else None
             if isinstance(error, ConnectionLost | Unreachable):
                 raise error
             if isinstance(error, ServerError) and error.kind != "BUSYGROUP":
@@ -576,57 +481,61 @@ class QueueRecovery:
             queue.has_group = True
             queue.is_failing = False
             made.append(queue)
-        self._known = known
         # Servers before Redis 7.2 create a consumer with its first job, and an idle worker would not be listed.
-        consumer = self._config.consumer_id
         await self._client.call_each(
             [("XGROUP", "CREATECONSUMER", queue.keys.stream, group, consumer) for queue in made]
         )
-        return bool(made)
+        if made:
+            self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
 
-    async def _error_of(self, queue: ServedQueue, error: ServerError) -> ServerError | None:
-        """Return None if the group exists, otherwise the error from creating it."""
-        (reply,) = await self._client.call_each([("XPENDING", queue.keys.stream, self._config.group)])
-        if isinstance(reply, ServerError):
-            return error if reply.kind == "NOGROUP" else reply
-        return None
+    async def _recover(self, now: float) -> None:
+        """Create groups that are missing, and try queues again whose reads failed."""
+        if any(not queue.has_group for queue in self._queues):
+            await self.make_groups()
+        failing = [queue for queue in self._queues if queue.is_failing and queue.has_group and queue.retry_at <= now]
+        if failing:
+            await self._read_each([(queue, 1) for queue in failing])
 
-    def to_try(self, now: float) -> list[ServedQueue]:
-        """Return the queues whose reads failed and that are to be tried again now."""
-        self._has_trouble = any(queue.is_failing or not queue.has_group for queue in self._queues)
-        failing = [queue for queue in self._queues if queue.is_failing and queue.retry_at <= now]
-        return [queue for queue in failing if queue.has_group]
-
-    def retry_secs(self) -> float:
+    def _retry_secs(self) -> float:
         """Return the seconds until a queue that cannot be read is tried again."""
-        if not self._has_trouble:
-            return float("inf")
         soonest = min((queue.retry_at for queue in self._queues if queue.is_failing), default=float("inf"))
         return max(soonest - time.monotonic(), 0.001)
 
-    def record_success(self, queue: ServedQueue) -> None:
-        """Record that a queue was read."""
-        if queue.is_failing:
-            queue.is_failing = False
-            queue.read_failures.clear()
-
-    def record_refusal(self, queue: ServedQueue, error: ServerError) -> None:
+    def _record_refusal(self, queue: ServedQueue, error: ServerError) -> None:
         """Record that a queue could not be read: it is left out until its group exists again, or for a while."""
         if error.kind == "NOGROUP":
             logger.warning(
                 'consumer group %r of queue "%s" is gone (was the server flushed?); recreating it',
                 *(self._config.group, queue.name),
             )
-            self._has_trouble = True
             queue.has_group = False
             self._turns.end(queue)
         else:
             self._record_failure(queue, error)
 
     def _record_failure(self, queue: ServedQueue, error: RedisError) -> None:
-        self._has_trouble = queue.is_failing = True
+        queue.is_failing = True
         queue.retry_at = time.monotonic() + queue.read_failures.note(error)
         self._turns.end(queue)
+
+
+#: Remedies of errors that concern a queue, not the connection.
+_ABOUT_QUEUES = (Remedy.NONE, Remedy.MAKE_GROUP, Remedy.LOAD_SCRIPTS)
+
+
+def by_queue(deliveries: Iterable[Delivery]) -> dict[ServedQueue, list[Delivery]]:
+    """Group deliveries by their queues."""
+    groups: dict[ServedQueue, list[Delivery]] = defaultdict(list)
+    for delivery in deliveries:
+        groups[delivery.queue].append(delivery)
+    return groups
+
+
+def _sent(connection: Connection, packed: bytes) -> asyncio.Future[Reply]:
+    """Send one packed command and return a future of its reply, errors as values."""
+    future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+    connection.request(packed, lambda reply: None if future.done() else future.set_result(reply))
+    return future
 
 
 #: Entries of the first read, before their size is known.

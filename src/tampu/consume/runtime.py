@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,8 +18,9 @@ from tampu.consume.job_log import JobLog, JobMetrics
 from tampu.consume.leases import Leases, LeaseThread
 from tampu.consume.link import ClusterNodes, LinkConnections, ServerLink
 from tampu.consume.outcomes import DeadLetter, Observers
-from tampu.consume.pool import Pool, Share, Shares
+from tampu.consume.pool import Pool, Share
 from tampu.consume.processes import refuse_inside_starting_child
+from tampu.consume.reader import by_queue
 from tampu.consume.settle import Settler
 from tampu.consume.takeover import Quarantine, Takeover
 from tampu.inspect.snapshot import read_depth
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tampu.consume.handlers import FailureCalls
     from tampu.consume.inflight import Delivery
     from tampu.redis.client import Client
+    from tampu.redis.scripts import Capabilities
     from tampu.redis.settings import ConnectionSettings
     from tampu.wire.codec import PayloadCodec
     from tampu.wire.job import Job
@@ -52,17 +53,16 @@ CLEANUP_SECS = 1.0
 class ServedQueue:
     """One queue of a worker, and the parts that a worker has once per queue."""
 
+    #: Its server. Set when it is added there.
+    link: ServerLink
+
     def __init__(
         self,
+        runtime: Runtime,
         client: Client,
         config: ConsumerConfig,
-        pool: Pool,
-        shares: Shares,
         share: Share,
-        quarantine: Quarantine,
         handler: Callable[[Job[Any]], Awaitable[Any]],
-        decode_payload: Callable[[bytes], Any] | None,
-        watch: LoopWatch,
     ) -> None:
         self.name = config.queue_name
         self.config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
@@ -76,21 +76,21 @@ class ServedQueue:
         self.log = JobLog(self.name, config.max_attempts)
         self.log.observe_with(self.observers)
         JobMetrics(config.metrics).observe_with(self.observers)
-        self.inflight = InFlight(client, keys, config, self.settler.add, decode_payload, self.observers, self)
+        self.inflight = InFlight(client, keys, config, self.settler.add, runtime.decode_payload, self.observers, self)
         self.settler.on_settled = self.inflight.settled
         self.settler.on_all_succeeded = self.inflight.all_succeeded
         #: True if the metrics sink wants to know the length of the queue.
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
         #: The calls of `on_failure`; None if the queue has a handler instead of tasks.
         self.failure_calls: FailureCalls | None = None
-        self.heartbeats = Heartbeats(self, pool, shares, watch)
+        self.heartbeats = Heartbeats(self, runtime.pool, runtime.watch)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
         starts = StartMarks(client, keys, config, self.inflight)
         self.admission = Admission(self.name, self.leases, self.cancels, starts)
         #: Runs one of its jobs.
         self.run = Runner(handler, config, self.settler, self.admission, self.observers, self.log).run
-        self.takeover = Takeover(client, self, pool, shares, quarantine)
+        self.takeover = Takeover(client, self, runtime.pool, runtime.quarantine)
         #: Failures of its reads and of other checks, and until when it is not read after one.
         self.read_failures = Failures(f'reader of queue "{self.name}"')
         self.watch_failures = Failures(f'check for pauses and cancels of queue "{self.name}"')
@@ -146,10 +146,10 @@ class ServedQueue:
             duties.append(SchedulerDuty(client, named))
         return duties
 
-    def use(self, *, xackdel: bool, script_flags: bool) -> None:
+    def use(self, server: Capabilities) -> None:
         """Set the server's capabilities."""
-        self.settler.use(xackdel=xackdel, script_flags=script_flags)
-        self.inflight.has_xackdel = xackdel
+        self.settler.use(xackdel=server.xackdel, script_flags=server.script_flags)
+        self.inflight.has_xackdel = server.xackdel
 
     def end(self) -> None:
         """Stop settling and confirming."""
@@ -167,11 +167,10 @@ class Runtime:
         self.config = config = replace(config, consumer_id=unique_name)
         self.watch = LoopWatch(self.running_deliveries)
         typed = config.payload_type
-        self._decode_payload = None if typed is None else TypedPayload(typed).decode_slot
+        self.decode_payload = None if typed is None else TypedPayload(typed).decode_slot
         self.pool = Pool(config.concurrency)
-        self._shares = Shares()
-        self._quarantine = Quarantine(config.concurrency)
-        self._lease_thread = LeaseThread(config)
+        self.quarantine = Quarantine(config.concurrency)
+        self._lease_thread = LeaseThread(config, self.watch)
         self._links: dict[Any, ServerLink] = {}
         #: The connections to the nodes of each Cluster.
         self._nodes: dict[object, ClusterNodes] = {}
@@ -224,7 +223,7 @@ class Runtime:
         if key not in self._links:
             nodes = self._nodes.setdefault(settings.identity, ClusterNodes()) if is_cluster else None
             shared = LinkConnections() if nodes is None else nodes.for_link()
-            self._links[key] = ServerLink(settings, tag, self.config, self.pool, self._shares, shared)
+            self._links[key] = ServerLink(settings, tag, self.config, self.pool, shared)
         return self._links[key]
 
     def add(
@@ -237,10 +236,9 @@ class Runtime:
     ) -> ServedQueue:
         """Serve one more queue. It may be added while the runtime runs. `codec` replaces that of the settings."""
         share = share or Share()
-        self._shares.add(share)
+        self.pool.shares.add(share)
         config = replace(self.config, queue_name=queue_name, codec=self.config.codec if codec is None else codec)
-        shared = (self.pool, self._shares, share, self._quarantine)
-        queue = ServedQueue(link.client, config, *shared, handler, self._decode_payload, self.watch)
+        queue = ServedQueue(self, link.client, config, share, handler)
         link.add(queue)
         if self._is_running and link not in self._starting:
             self._start(link)
@@ -251,7 +249,6 @@ class Runtime:
     async def run(self, shutdown: asyncio.Event) -> None:
         """Run jobs until `shutdown` is set, then drain within `shutdown_deadline_secs`."""
         self._is_running = True
-        self.watch.start()
         stopping = asyncio.ensure_future(shutdown.wait())
         try:
             for link in self.links:
@@ -264,10 +261,7 @@ class Runtime:
             stopping.cancel()
             if not self._failed.done():
                 self._failed.cancel()
-            try:
-                await self._stop()
-            finally:
-                self.watch.stop()
+            await self._stop()
 
     def _start(self, link: ServerLink) -> None:
         self._starting[link] = task = asyncio.create_task(link.start(), name="tampu-start")
@@ -324,16 +318,11 @@ class Runtime:
 
     async def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
         """Hand back unstarted jobs to their queues."""
-        unstarted: dict[ServedQueue, list[Delivery]] = defaultdict(list)
-        for delivery in deliveries:
-            unstarted[delivery.queue].append(delivery)
-
-        async def hand_back(link: ServerLink) -> None:
-            queues = [queue for queue in link.queues if queue in unstarted]
-            await asyncio.gather(*(queue.inflight.hand_back(unstarted[queue]) for queue in queues))
-
         await asyncio.gather(
-            *(link.best_effort(partial(hand_back, link), self._step_secs()) for link in self.links if unstarted)
+            *(
+                queue.link.best_effort(partial(queue.inflight.hand_back, unstarted), self._step_secs())
+                for queue, unstarted in by_queue(deliveries).items()
+            )
         )
 
     def _secs_left(self) -> float:

@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING
 
 from tampu.consume.leases import membership
 from tampu.maintain.supervise import Failures
-from tampu.metrics import ReaderBatch, tell
 from tampu.redis import calls
 from tampu.redis.faults import ServerError
 
 if TYPE_CHECKING:
     from tampu.consume.inflight import Delivery
-    from tampu.consume.pool import Pool, Shares
+    from tampu.consume.pool import Pool
     from tampu.consume.runtime import ServedQueue
     from tampu.redis.client import Client
     from tampu.redis.connection import Connection
@@ -96,15 +95,12 @@ class Quarantine:
 class Takeover:
     """Takes over entries of dead workers for one queue."""
 
-    def __init__(self, client: Client, queue: ServedQueue, pool: Pool, shares: Shares, quarantine: Quarantine) -> None:
+    def __init__(self, client: Client, queue: ServedQueue, pool: Pool, quarantine: Quarantine) -> None:
         self._client = client
         self._config = config = queue.config
         self._pool = pool
-        self._shares = shares
-        self._share = queue.share
+        self._queue = queue
         self._quarantine = quarantine
-        self._settler = queue.settler
-        self._inflight = queue.inflight
         self._member = membership(queue.keys, config)
         self._from = 0.0
         #: How far the server's clock is ahead of the local monotonic clock, as of the last check.
@@ -131,7 +127,7 @@ class Takeover:
             and not self._is_stopping
             and time.monotonic() >= max(self._from, self._retry_at)
             and self.is_paused is False
-            and not self._settler.is_behind
+            and not self._queue.settler.is_behind
         )
 
     def start(self) -> None:
@@ -177,7 +173,7 @@ class Takeover:
         """
         self._pool.takeovers_waiting += 1
         try:
-            while not self._is_stopping and not self.is_paused and not self._settler.is_behind:
+            while not self._is_stopping and not self.is_paused and not self._queue.settler.is_behind:
                 if time.monotonic() < self._from or not self._quarantine.could_take_more():
                     break
                 if max(self._quarantine.room(self._free())[1]) > 0:
@@ -189,7 +185,7 @@ class Takeover:
 
     def _free(self) -> int:
         """Return how many free slots of the pool the queue may use."""
-        return self._shares.room_of(self._share, self._pool.concurrency - self._pool.occupied)
+        return self._pool.shares.room_of(self._queue.share, self._pool.concurrency - self._pool.occupied)
 
     async def _take_over(self) -> bool:
         """Take over the entries that fit. Return False if there were none."""
@@ -205,7 +201,7 @@ class Takeover:
                 exclusive_ms=EXCLUSIVE_MS,
                 wanted_class=wanted_class,
                 room=room,
-                except_ids=self._inflight,
+                except_ids=self._queue.inflight,
             )
         except ServerError as error:
             if error.kind == "NOGROUP":
@@ -216,7 +212,8 @@ class Takeover:
             logger.warning("removed %d pending entries whose jobs were deleted (stream trimmed or flushed)", swept)
         if not entries:
             return bool(swept)
-        tell(config.metrics.reader_batch, ReaderBatch(len(entries), len(entries)))
+        for observe in self._queue.observers.received:
+            observe(len(entries), len(entries))
         logger.warning(
             "%s: took over %d %s from workers that died or stalled",
             config.queue_name,
@@ -225,7 +222,7 @@ class Takeover:
             extra={"fields": {"event": "taken-over", "queue": config.queue_name, "jobs": len(entries)}},
         )
         for entry_id, fields, deliveries in entries:
-            suspect = self._inflight.receive(entry_id, fields, deliveries)
+            suspect = self._queue.inflight.receive(entry_id, fields, deliveries)
             if suspect is not None:
                 self._quarantine.add(suspect)
                 self._pool.put_first(suspect)
