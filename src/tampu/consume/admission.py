@@ -26,11 +26,9 @@ from tampu.base.checks import MAX_ID_BYTES
 from tampu.base.clock import boot_clock_ns, wall_clock_ms
 from tampu.base.event_loop import is_in_a_task
 from tampu.consume.handlers import Cancel, PutBack
-from tampu.errors import RedisError
 from tampu.inspect.snapshot import decode_pauses
 from tampu.redis import calls
-from tampu.redis.client import backoff_secs
-from tampu.redis.faults import PASSING, Remedy, ServerError
+from tampu.redis.faults import ServerError
 from tampu.wire.dlq import DlqReason
 
 if TYPE_CHECKING:
@@ -94,14 +92,11 @@ class Admission:
         leases: Leases,
         cancels: Cancels,
         starts: StartMarks,
-        *,
-        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
         self._leases = leases
         self._cancels = cancels
         self._marked = cancels.marked
         self._starts = starts
-        self._now_ms = now_ms
         #: The tasks whose jobs are put back instead of run.
         self.paused = PausedTasks(queue_name)
         self._pauses = self.paused.pauses
@@ -128,7 +123,7 @@ class Admission:
             now_ns > self._leases.valid_until_ns
             or delivery.is_lost
             or delivery.is_last_attempt
-            or (job._tail and is_expired(job, self._now_ms()))
+            or (job._tail and is_expired(job, wall_clock_ms()))
             or (self._pauses and job.name in self._pauses)
             or (self._marked and job.id in self._marked)
             or self.reserve is not None
@@ -149,7 +144,7 @@ class Admission:
         Until then, the job has not started: another worker may take it over, and it is not recorded as a last attempt.
         """
         job = delivery.job
-        if self.reserve is None or job.name in self._pauses or is_expired(job, self._now_ms()):
+        if self.reserve is None or job.name in self._pauses or is_expired(job, wall_clock_ms()):
             return None  # a job that will not run must not wait for a free process
         if (reserved := self.reserve(job)) is None:
             return None
@@ -176,7 +171,7 @@ class Admission:
         return Drop() if delivery.is_lost else None
 
     async def _expiry(self, delivery: Delivery, held: AsyncExitStack) -> Verdict | None:
-        if is_expired(delivery.job, self._now_ms()):
+        if is_expired(delivery.job, wall_clock_ms()):
             return Bury(DlqReason.EXPIRED, "not started before its expiry")
         return None
 
@@ -388,14 +383,11 @@ class StartMarks:
     `os._exit`.
     """
 
-    def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, inflight: InFlight) -> None:
+    def __init__(self, client: Client, keys: QueueKeys, config: ConsumerConfig, leases: Leases) -> None:
         self._client = client
         self._stream = keys.stream
         self._config = config
-        self._inflight = inflight
-        self._loop = asyncio.get_running_loop()
-        self._unconfirmed: list[bytes] = []
-        self._confirming: asyncio.Task[None] | None = None
+        self._leases = leases
         self._turn = asyncio.Lock()
         #: How old the answer may be that an entry is ours, in nanoseconds.
         self._fresh_ns = config.claim_min_idle_ms * 500_000
@@ -405,7 +397,8 @@ class StartMarks:
         """Record a start; the caller then runs the handler at once. Return False if another worker owns the entry."""
         while True:
             asked_at = boot_clock_ns()
-            await self._confirm(delivery)
+            # The reply also shows that the connection works: a dead one would drop the mark unnoticed.
+            await self._leases.confirm()
             if delivery.is_lost:
                 return False
             await self._turn.acquire()
@@ -415,7 +408,7 @@ class StartMarks:
                     return True
             finally:
                 # Runs when the handler first waits or has ended.
-                self._loop.call_soon(self._turn.release)
+                asyncio.get_running_loop().call_soon(self._turn.release)
 
     async def _mark(self, delivery: Delivery) -> bool:
         """Write the mark to the socket; the caller then runs the handler at once. Return False if not connected."""
@@ -441,35 +434,3 @@ class StartMarks:
         if isinstance(reply, ServerError) and str(reply) != self._last_refusal:
             self._last_refusal = str(reply)
             logger.error("cannot record the start of a job's last attempt: %s", reply)
-
-    async def _confirm(self, delivery: Delivery) -> None:
-        """Ask the server whether the entry is still ours; calls in one turn of the event loop share a round trip.
-
-        The reply also shows that the connection works: a dead one would drop the mark unnoticed.
-        """
-        self._unconfirmed.append(delivery.entry_id)
-        if self._confirming is None:
-            self._confirming = self._loop.create_task(self._confirm_all(), name="tampu-confirm-starts")
-        await asyncio.shield(self._confirming)
-
-    async def _confirm_all(self) -> None:
-        await asyncio.sleep(0)  # collect the other calls of this turn
-        ids, self._unconfirmed, self._confirming = self._unconfirmed, [], None
-        config, attempt = self._config, 0
-        while True:
-            try:
-                lost = await calls.find_lost(
-                    self._client, self._stream, group=config.group, consumer=config.consumer_id, ids=ids
-                )
-            except RedisError as error:
-                kind = error.kind if isinstance(error, ServerError) else ""
-                if kind == "NOGROUP":
-                    lost = ids  # a flush deleted the entries
-                elif isinstance(error, ServerError) and error.remedy is Remedy.NONE and kind not in PASSING:
-                    return  # it will never answer: running the jobs is better than waiting forever
-                else:
-                    attempt += 1
-                    await asyncio.sleep(backoff_secs(attempt))
-                    continue
-            self._inflight.lost(lost)
-            return

@@ -103,9 +103,10 @@ class ProgressReporter:
         self._now = now
         self._loop = asyncio.get_running_loop()
         self._client = client
-        #: Guards `_told`: handlers report from threads too.
+        #: Guards `reports`: handlers report from threads too.
         self._guard = threading.Lock()
-        self._reports: dict[tuple[str, int], _Reports] = {}
+        #: By ID and attempt of the job. Nearly always empty.
+        self.reports: dict[tuple[str, int], _Reports] = {}
         self._has_complained = False
         self._sending: set[asyncio.Task[Any]] = set()
 
@@ -124,7 +125,7 @@ class ProgressReporter:
             logger.warning(said, job.name or "job", job.id, shown(fraction), shown(note))
         fraction = min(1.0, max(0.0, number))  # in this order, NaN becomes 0
         with self._guard:
-            reports = self._reports.setdefault((job.id, job.attempt), _Reports())
+            reports = self.reports.setdefault((job.id, job.attempt), _Reports())
             if reports.is_finished:
                 return
             reports.is_finished = fraction >= 1
@@ -138,11 +139,10 @@ class ProgressReporter:
 
     def forget(self, job: Job[Any]) -> None:
         """Drop what was not sent yet: the run is over."""
-        if self._reports:
-            with self._guard:
-                reports = self._reports.pop((job.id, job.attempt), None)
-                if reports is not None and not reports.is_finished:
-                    reports.latest = None
+        with self._guard:
+            reports = self.reports.pop((job.id, job.attempt), None)
+            if reports is not None and not reports.is_finished:
+                reports.latest = None
 
     async def close(self) -> None:
         """Wait up to 1 s for events being sent."""

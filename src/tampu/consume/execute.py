@@ -68,16 +68,11 @@ class Runner:
         admission: Admission,
         observers: Observers,
         log: JobLog,
-        *,
-        now_ms: Callable[[], int] = wall_clock_ms,
-        random_below: Callable[[int], int] = random.randrange,
     ) -> None:
         self._handler = handler
         self._config = config
         self._settler = settler
         self._admission = admission
-        self._now_ms = now_ms
-        self._random_below = random_below
         self._events = config.events_enabled
         codec = QueueCodec.of(config.codec, config.queue_name)
         #: Seals results, unless the settler seals those of a window together.
@@ -130,7 +125,7 @@ class Runner:
             outcome = self._cancelled(delivery, 0, verdict.reason, ran=False)
         elif isinstance(verdict, Bury):
             reason, detail, worker = verdict.reason, verdict.detail, self._config.consumer_id
-            outcome = DeadLetter(delivery, self._now_ms(), 0, reason=reason, worker=worker, detail=detail, ran=False)
+            outcome = DeadLetter(delivery, wall_clock_ms(), 0, reason=reason, worker=worker, detail=detail, ran=False)
             self._observe(outcome, None)
         else:
             if self._events and (isinstance(verdict, Cancel) or verdict.why):
@@ -145,7 +140,7 @@ class Runner:
             await self._settler.wait_for_room(type(outcome))
 
     def _cancelled(self, delivery: Delivery, duration_us: int, reason: str, *, ran: bool) -> Outcome:
-        outcome = Cancelled(delivery, self._now_ms(), duration_us, reason, ran=ran)
+        outcome = Cancelled(delivery, wall_clock_ms(), duration_us, reason, ran=ran)
         self._observe(outcome, None)
         return outcome
 
@@ -155,19 +150,19 @@ class Runner:
         if result.__class__ is bytes and result and self._config.store_results:
             if self._codec is not None:
                 result = self._sealed(result, delivery.job, self._codec)
-            outcome = Success(delivery, self._now_ms(), duration_us, result)
+            outcome = Success(delivery, wall_clock_ms(), duration_us, result)
         elif result is None:
-            outcome = Success(delivery, self._now_ms() if self._events else 0, duration_us)
+            outcome = Success(delivery, wall_clock_ms() if self._events else 0, duration_us)
         elif isinstance(result, PutBack):
-            outcome = Retried(delivery, self._now_ms(), duration_us, result.why, result.after_ms, counts=False)
+            outcome = Retried(delivery, wall_clock_ms(), duration_us, result.why, result.after_ms, counts=False)
         elif isinstance(result, Snooze):
-            outcome = Retried(delivery, self._now_ms(), duration_us, "", result.after_ms, counts=False)
+            outcome = Retried(delivery, wall_clock_ms(), duration_us, "", result.after_ms, counts=False)
         elif isinstance(result, Retry):
             outcome = self._failed(delivery, duration_us, RetryAsked("by the handler"), result.after_ms)
         elif isinstance(result, Cancel):
             outcome = self._failed(delivery, duration_us, UnrecoverableError(result.reason))
         elif not self._config.store_results or (isinstance(result, bytes | bytearray | memoryview) and not result):
-            outcome = Success(delivery, self._now_ms(), duration_us)
+            outcome = Success(delivery, wall_clock_ms(), duration_us)
         else:
             if isinstance(result, bytes | bytearray | memoryview):
                 packed = bytes(result)
@@ -176,7 +171,7 @@ class Runner:
                 packed = self._no_result(delivery.job, result.why if isinstance(result, NoResult) else text)
             if self._codec is not None:
                 packed = self._sealed(packed, delivery.job, self._codec)
-            outcome = Success(delivery, self._now_ms(), duration_us, packed)
+            outcome = Success(delivery, wall_clock_ms(), duration_us, packed)
         return outcome
 
     def _sealed(self, packed: bytes, job: Job[Any], codec: QueueCodec) -> bytes:
@@ -200,8 +195,8 @@ class Runner:
     def _failed(
         self, delivery: Delivery, duration_us: int, error: BaseException, after_ms: int | None = None
     ) -> Outcome:
-        decision = decide(error, delivery.job, self._config, self._random_below, after_ms)
-        now_ms = self._now_ms()
+        decision = decide(error, delivery.job, self._config, random.randrange, after_ms)
+        now_ms = wall_clock_ms()
         outcome: DeadLetter | Retried
         if isinstance(decision, DlqReason):
             worker = self._config.consumer_id
@@ -253,7 +248,8 @@ class Execution:
             error = raised
             raise
         finally:
-            self._progress.forget(job)
+            if self._progress.reports:
+                self._progress.forget(job)
             if self._after is not None:
                 try:
                     await call_hook(self._after, job, error)

@@ -103,27 +103,21 @@ class RemoteError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Snooze:
+class _Again:
+    after: timedelta | float
+
+    @property
+    def after_ms(self) -> int:
+        """Return the delay in milliseconds. Raises `ConfigError` if it is negative or not a duration."""
+        return check_delay_ms(self.after, "after")
+
+
+class Snooze(_Again):
     """Return this from a handler to run the job again after `after` (a timedelta or seconds). It uses up no attempt."""
 
-    after: timedelta | float
 
-    @property
-    def after_ms(self) -> int:
-        """Return the delay in milliseconds. Raises `ConfigError` if it is negative or not a duration."""
-        return check_delay_ms(self.after, "after")
-
-
-@dataclass(frozen=True, slots=True)
-class Retry:
+class Retry(_Again):
     """Return this from a handler to retry the job after `after` (a timedelta or seconds). It uses up an attempt."""
-
-    after: timedelta | float
-
-    @property
-    def after_ms(self) -> int:
-        """Return the delay in milliseconds. Raises `ConfigError` if it is negative or not a duration."""
-        return check_delay_ms(self.after, "after")
 
 
 @dataclass(frozen=True, slots=True)

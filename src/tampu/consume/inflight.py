@@ -161,10 +161,6 @@ class InFlight:
         held = self._held.copy().values()
         return [delivery for delivery in held if delivery.is_running and not delivery.has_outcome]
 
-    def running(self) -> list[Job[Any]]:
-        """Return the jobs whose handlers are running."""
-        return [delivery.job for delivery in self.running_deliveries()]
-
     # --- coming in
 
     def receive(self, entry_id: bytes, fields: list[bytes], earlier_deliveries: int) -> Delivery | None:
@@ -185,12 +181,11 @@ class InFlight:
                 logger.exception("internal error (please report it): entry %s cannot be decoded", entry_id.decode())
             self._reject(entry_id, DlqReason.DECODE_FAILED, fields, error.with_traceback(None))
             return None
-        if len(name) > SHORT_TEXT and not is_short(name, MAX_NAME_BYTES):
-            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a name of over {MAX_NAME_BYTES} bytes")
-            return None
-        if len(job.id) > SHORT_TEXT and not is_short(job.id, MAX_ID_BYTES):
-            self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a job ID of over {MAX_ID_BYTES} bytes")
-            return None
+        if len(name) > SHORT_TEXT or len(job.id) > SHORT_TEXT:
+            for what, text, limit in (("name", name, MAX_NAME_BYTES), ("job ID", job.id, MAX_ID_BYTES)):
+                if not is_short(text, limit):
+                    self._reject(entry_id, DlqReason.MALFORMED, fields, detail=f"a {what} of over {limit} bytes")
+                    return None
         if self._codec is not None:
             if name != self._opens_for:
                 self._opens_for, self._open_named = name, partial(self._open_and_decode, name)
@@ -203,7 +198,9 @@ class InFlight:
         own = job.retry.max_attempts if job.retry is not None else None  # as `max_attempts_of`, without a call
         attempts_left = (self._config.max_attempts if own is None else own) - job.attempt
         if (earlier_deliveries or attempts_left <= 1) and self._is_over(delivery, attempts_left):
-            self._exhausted(delivery)
+            deaths = delivery.earlier_deliveries
+            text = f"the worker died or lost its lease while it held the job; so far: {deaths}"
+            self._bury(delivery, reason=DlqReason.RETRIES_EXHAUSTED, error=WorkerLost(text) if deaths else None)
             return None
         return delivery
 
@@ -225,13 +222,6 @@ class InFlight:
             delivery.job.attempt += 1 if has_begun else deaths
             return True
         return attempts_left <= 0
-
-    def _exhausted(self, delivery: Delivery) -> None:
-        error = None
-        if delivery.is_suspect:
-            deaths = delivery.earlier_deliveries
-            error = WorkerLost(f"the worker died or lost its lease while it held the job; so far: {deaths}")
-        self._bury(delivery, reason=DlqReason.RETRIES_EXHAUSTED, error=error)
 
     def _reject(
         self,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.handlers import RemoteError
@@ -34,22 +34,18 @@ BURST = 50
 MAX_KINDS = 1000
 
 
-class FailureKind(NamedTuple):
-    """Groups failures by task, error type and place. The traceback of each group is logged once."""
-
-    task: str
-    error_type: str
-    #: Where the error was raised, as `file:line`.
-    place: str
-
-
 class _Count:
-    """Failures of one kind."""
+    """Failures of one kind: of one task, with one type of error, raised at one place."""
 
-    __slots__ = ("kind", "left_out", "seen")
+    __slots__ = ("error_type", "left_out", "place", "seen", "task")
 
-    def __init__(self, kind: FailureKind) -> None:
-        self.kind = kind
+    def __init__(self, task: str, error: BaseException | None) -> None:
+        self.task = task
+        self.error_type = "" if error is None else error_type(error)
+        #: Where the error was raised, as `file:line`.
+        self.place = _remote_place(error) if isinstance(error, RemoteError) else ""
+        if not self.place and error is not None and (trace := _innermost(error)) is not None:
+            self.place = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         self.seen = 0
         #: Failures since the last line.
         self.left_out = 0
@@ -81,7 +77,7 @@ class JobLog:
         self._queue = queue_name
         #: Of jobs that do not set it.
         self._max_attempts = max_attempts
-        #: By the parts of their kinds, which are quicker to find than the texts in it are to make.
+        #: By `_parts_of` their failures.
         self._counts: dict[tuple[object, ...], _Count] = {}
         self._failures = _Rate(now)
         self._recoveries = _Rate(now)
@@ -161,7 +157,7 @@ class JobLog:
             if len(self._counts) >= MAX_KINDS:
                 self.flush()
                 self._counts.clear()
-            count = self._counts[parts] = _Count(kind_of(job.name, error))
+            count = self._counts[parts] = _Count(job.name, error)
         count.seen += 1
         is_first = count.seen == 1
         if not is_first and not self._failures.allows_line():
@@ -196,7 +192,7 @@ class JobLog:
                 attempt=outcome.runs,
                 attempts=attempts,
                 duration_us=outcome.duration_us,
-                error_type=count.kind.error_type,
+                error_type=count.error_type,
                 error=text,
                 retry_in_ms=backoff_ms,
             ),
@@ -225,16 +221,15 @@ class JobLog:
     def flush(self) -> None:
         """Log how many failures were left out since their last line."""
         for count in self._counts.values():
-            kind = count.kind
             if count.left_out and self._failures.allows_line():
                 logger.warning(
                     "%s: %s failed %s more times with %s at %s",
                     self._queue,
-                    kind.task or "(unnamed)",
+                    count.task or "(unnamed)",
                     f"{count.left_out:,}",
-                    kind.error_type or "no error",
-                    kind.place or "an unknown place",
-                    extra={"fields": {"event": "failed", "queue": self._queue, "task": kind.task}},
+                    count.error_type or "no error",
+                    count.place or "an unknown place",
+                    extra={"fields": {"event": "failed", "queue": self._queue, "task": count.task}},
                 )
                 count.left_out = 0
 
@@ -249,9 +244,8 @@ class JobLog:
 class JobMetrics:
     """The metrics of the jobs of one queue."""
 
-    def __init__(self, sink: MetricsSink, now_ms: Callable[[], int] = wall_clock_ms) -> None:
+    def __init__(self, sink: MetricsSink) -> None:
         self._sink = sink
-        self._now_ms = now_ms
 
     def observe_with(self, observers: Observers) -> None:
         """Report the jobs that the observers are called for, as far as the sink has methods for that."""
@@ -275,7 +269,7 @@ class JobMetrics:
     def _ran(self, outcome: Outcome, kind: JobOutcomeKind) -> None:
         job, duration_us = outcome.delivery.job, outcome.duration_us
         entered_ms = int(outcome.delivery.entry_id.partition(b"-")[0])
-        wait_ms = max(self._now_ms() - duration_us // 1000 - entered_ms, 0)
+        wait_ms = max(wall_clock_ms() - duration_us // 1000 - entered_ms, 0)
         tell(self._sink.job_outcome, JobOutcome(kind, job.attempt + 1, duration_us, job.name, wait_ms))
 
     def _settled(self, outcome: Outcome) -> None:
@@ -286,19 +280,8 @@ class JobMetrics:
             tell(self._sink.retry_scheduled, RetryScheduled(outcome.runs + 1, outcome.backoff_ms, name))
 
 
-def kind_of(task: str, error: BaseException | None) -> FailureKind:
-    """Return what this failure has in common with others: task, type of the error, and where it was raised."""
-    if error is None:
-        return FailureKind(task, "", "")
-    if isinstance(error, RemoteError):
-        return FailureKind(task, error.error_type, _remote_place(error))
-    trace = _innermost(error)
-    place = "" if trace is None else f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
-    return FailureKind(task, error_type(error), place)
-
-
 def _parts_of(task: str, error: BaseException | None) -> tuple[object, ...]:
-    """Return the parts of a failure's kind."""
+    """Return what a failure has in common with others of its kind, which is quicker to find than the texts to make."""
     if isinstance(error, RemoteError):
         return task, error.error_type, _remote_place(error)
     trace = None if error is None else _innermost(error)

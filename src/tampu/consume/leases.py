@@ -348,7 +348,12 @@ class LeaseThread:
             self._is_blocked = False
             return True
         if not self._is_blocked:
-            running = [job for _, _, queues in self._sites for queue in queues for job in queue.inflight.running()]
+            running = [
+                delivery.job
+                for _, _, queues in self._sites
+                for queue in queues
+                for delivery in queue.inflight.running_deliveries()
+            ]
             logger.error(
                 "a handler has blocked the event loop for %.1f s (over max_block_ms): leases are no longer renewed "
                 "and other workers may take over the jobs. Running jobs: %s",

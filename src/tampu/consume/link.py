@@ -102,11 +102,11 @@ class ServerLink:
         self.routing_key = tag.encode()
         self._tag = tag
         self._config = config
-        scripts = (SETTLE, ACK, *calls.CONSUMER_SCRIPTS)
-        self.client = Client(settings, self.routing_key, scripts, shared=shared.commands)
+        own_scripts = (SETTLE, ACK, *calls.CONSUMER_SCRIPTS)
+        self.client = Client(settings, self.routing_key, own_scripts, shared=shared.commands)
         # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
-        scripts = tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)))
-        self._leader_client = Client(settings, self.routing_key, scripts, shared=shared.leader)
+        leader_scripts = tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)))
+        self._leader_client = Client(settings, self.routing_key, leader_scripts, shared=shared.leader)
         self.read_client = Client(
             settings,
             self.routing_key,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tampu.base.checks import CANCEL_TTL_SECS, MAX_U32
 from tampu.consume.handlers import RemoteError
@@ -14,10 +14,10 @@ from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import ULID_BYTES, encode_envelope, encode_job
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable
 
     from tampu.consume.inflight import Delivery
-    from tampu.wire.keys import QueueKeys
+    from tampu.consume.settle import SettleCall
 
 #: Longest error text, and longest end of a traceback, that is stored, in characters.
 MAX_ERROR_TEXT = 500
@@ -52,25 +52,6 @@ def error_text(error: BaseException) -> str:
     text = plain_text(error)
     name = error_type(error)
     return (f"{name}: {text}" if text else name)[:MAX_ERROR_TEXT]
-
-
-class SettleCall:
-    """The arguments of one call of the settle script, to which each outcome of a window adds its own."""
-
-    __slots__ = ("keys", "other_keys", "others", "result_keys", "result_prefix", "sealed", "successes")
-
-    def __init__(self, keys: QueueKeys, sealed: Iterator[bytes] | None) -> None:
-        self.keys = keys
-        #: The sealed results in the order of the outcomes; None if results are not sealed here.
-        self.sealed = sealed
-        #: Prefix of the keys of results, and the keys of this window.
-        self.result_prefix = keys.result("")
-        self.result_keys: list[str] = []
-        #: Nine values for each success, in one list: a list for each costs the server more.
-        self.successes: list[Any] = []
-        #: A list of values for each other outcome, and the keys of all.
-        self.others: list[tuple[Any, ...]] = []
-        self.other_keys: list[str] = []
 
 
 class Outcome:
@@ -117,7 +98,7 @@ class Outcome:
 
 
 class Success(Outcome):
-    """A job succeeded. `write_window` writes it, with the others of its window."""
+    """A job succeeded. `Settler._write` writes it, with the others of its window."""
 
     __slots__ = ("result",)
 
@@ -306,26 +287,3 @@ def event_traceback(error: BaseException) -> str:
         source = linecache.getline(code.co_filename, number).strip()
         lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}\n    {source}\n')
     return f"{''.join(lines)}{error_text(error)}"[-MAX_EVENT_TRACEBACK:] if lines else ""
-
-
-def write_window(window: Iterable[Outcome], call: SettleCall) -> None:
-    """Add the settle script's arguments for all outcomes. Most are successes, for which this loop makes no call."""
-    successes, sealed = call.successes, call.sealed
-    for outcome in window:
-        result = outcome.result
-        if result is None:
-            outcome.write(call)
-            continue
-        delivery = outcome.delivery
-        job = delivery.job
-        job_id, created_at_ms = job.id, job.created_at_ms
-        if result:
-            call.result_keys.append(call.result_prefix + job_id)
-            if sealed is not None:
-                result = next(sealed)
-        successes += (
-            *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
-            *(outcome.runs, outcome.duration_us),
-            *(created_at_ms if created_at_ms < MAX_LUA_NUMBER else str(created_at_ms), result),
-        )
-        delivery.started_at_ms = 0  # sent once: the window may have been written before it is sent again

@@ -54,7 +54,8 @@ class Shares:
         self._reserving: list[Share] = []
         #: Number of queues.
         self.queues = 0
-        #: False if jobs may only be read into free slots: one that waits could take a slot kept for another queue.
+        #: False if a queue has a limit or a reserve. Then jobs may only be read into free slots: one that waits could
+        #: take a slot kept for another queue.
         self.may_read_ahead = True
 
     def add(self, share: Share) -> None:
@@ -89,18 +90,16 @@ class Turns(Generic[Q]):
 
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._ring: deque[Q] = deque()
+        #: The queues that take part; the first one has its turn.
+        self.ring: deque[Q] = deque()
         self._weight = 0
-
-    def __len__(self) -> int:
-        return len(self._ring)
 
     def begin(self, queue: Q) -> None:
         """Let a queue take part: more of its jobs wait."""
         share = queue.share
         if not share.has_more:
             share.has_more = True
-            self._ring.append(queue)
+            self.ring.append(queue)
             self._weight += share.weight
 
     def end(self, queue: Q) -> None:
@@ -109,15 +108,15 @@ class Turns(Generic[Q]):
         if share.has_more:
             share.has_more = False
             share.deficit = 0.0
-            self._ring.remove(queue)
+            self.ring.remove(queue)
             self._weight -= share.weight
 
     def plan(self, room: int, batch: int, jobs_per_sec: float) -> list[tuple[Q, int]]:
         """Return the queues to read now and how many jobs of each, at most `room` in total."""
         plan: list[tuple[Q, int]] = []
         quantum = min(max(jobs_per_sec * ROUND_SECS / max(self._weight, 1), 1.0), MAX_QUANTUM)
-        for _ in range(len(self._ring)):
-            queue = self._ring[0]
+        for _ in range(len(self.ring)):
+            queue = self.ring[0]
             share = queue.share
             if share.deficit < 1:
                 share.deficit += quantum * share.weight
@@ -128,7 +127,7 @@ class Turns(Generic[Q]):
                 room -= count
                 if share.deficit >= 1 and (room <= 0 or count == batch):
                     break  # its turn is not over
-            self._ring.rotate(-1)
+            self.ring.rotate(-1)
             if room <= 0 or len(plan) >= MAX_READS:
                 break
         return plan
@@ -162,6 +161,8 @@ class Pool:
             self._loop.create_task(self._work(), name=f"tampu-pool-{number}") for number in range(concurrency)
         ]
         self.running = 0
+        #: True if no slot was free when `room` was last called.
+        self.is_full = False
         #: Jobs finished since the pool began.
         self.finished = 0
         #: Takeovers that wait for a free slot: while there are some, readers leave one.
@@ -186,6 +187,7 @@ class Pool:
         while pace[0][0] < now - PACE_WINDOW_SECS:
             pace.popleft()
         occupied = self.running + len(self._waiting)
+        self.is_full = occupied >= self.concurrency
         if self.takeovers_waiting:
             return self.concurrency - 1 - occupied
         lately = self.finished - pace[0][1]

@@ -143,7 +143,7 @@ class Reader:
         self._waits = 0
         await self.hand_back_missed()
         now = time.monotonic()
-        if len(self._turns) and now < self._sweep_at:
+        if self._turns.ring and now < self._sweep_at:
             await self._read_in_turns(room)
         else:
             await self._recover(now)
@@ -168,15 +168,15 @@ class Reader:
     async def _read_or_wait(self, room: int, now: float) -> None:
         ready = [queue for queue in self._queues if queue.is_ready]
         # Finished jobs are settled first, above all after a reconnect.
-        queues = [
-            queue for queue in ready if not queue.settler.is_behind and self._pool.shares.room_of(queue.share, room) > 0
-        ]
+        queues = [queue for queue in ready if not queue.settler.is_behind]
+        if not self._pool.shares.may_read_ahead:
+            queues = [queue for queue in queues if self._pool.shares.room_of(queue.share, room) > 0]
         watch_secs = IDLE_WATCH_SECS if len(queues) == len(ready) else SLOT_WATCH_SECS
         if not queues:
             await self._pool.progress(min(watch_secs, self._retry_secs()))
         elif len(queues) == 1:
             await self._wait_for(queues, room, len(queues) < len(ready))
-        elif len(self._turns) or now - self._empty_at > EMPTY_FOR_SECS:
+        elif self._turns.ring or now - self._empty_at > EMPTY_FOR_SECS:
             self._sweep_at = now + max(SWEEP_SECS, SWEEP_SECS_PER_QUEUE * len(queues))
             await self._sweep([queue for queue in queues if not queue.share.has_more], room)
         else:
@@ -189,7 +189,7 @@ class Reader:
         """
         count = min(room, self._config.batch)
         # Without a free slot it reads ahead, because jobs finish quickly; only for a short time, as they may get slow.
-        is_short = is_short or self._pool.occupied >= self._pool.concurrency
+        is_short = is_short or self._pool.is_full
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
         block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)
@@ -265,7 +265,7 @@ class Reader:
                 self._turns.end(queue)
         if reads:
             await self._read_each(reads)
-        elif len(self._turns):
+        elif self._turns.ring:
             await self._pool.progress(SLOT_WATCH_SECS)
 
     async def _read_each(self, plan: Sequence[tuple[ServedQueue, int]]) -> None:

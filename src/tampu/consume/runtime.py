@@ -86,7 +86,7 @@ class ServedQueue:
         self.heartbeats = Heartbeats(self, runtime.pool, runtime.watch)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
-        starts = StartMarks(client, keys, config, self.inflight)
+        starts = StartMarks(client, keys, config, self.leases)
         self.admission = Admission(self.name, self.leases, self.cancels, starts)
         #: Runs one of its jobs.
         self.run = Runner(handler, config, self.settler, self.admission, self.observers, self.log).run
@@ -290,8 +290,8 @@ class Runtime:
         await self.pool.finish(deadline - loop.time())
         for queue in self.queues:
             queue.admission.is_stopping = True
-            for job in queue.inflight.running():
-                queue.log.abandoned(job)
+            for delivery in queue.inflight.running_deliveries():
+                queue.log.abandoned(delivery.job)
         self.abandoned = await self.pool.end()
         await self._hand_back([delivery for queue in self.queues for delivery in queue.admission.unstarted])
         if self.abandoned:

@@ -18,7 +18,7 @@ import msgpack
 
 from tampu.base.checks import MAX_CALL_BYTES
 from tampu.base.clock import wall_clock_ms
-from tampu.consume.outcomes import DeadLetter, Outcome, Retried, SettleCall, Success, for_lua, write_window
+from tampu.consume.outcomes import MAX_LUA_NUMBER, DeadLetter, Outcome, Retried, Success, for_lua
 from tampu.errors import Error, RedisError
 from tampu.redis.client import backoff_secs
 from tampu.redis.connection import pack_command
@@ -46,8 +46,6 @@ _WRITTEN = SettleCode.WRITTEN  # a global: looking up an enum member takes ten t
 MAX_IN_FLIGHT = 2
 #: How long an outcome that the server could not write waits before it is sent again, in seconds.
 HELD_RETRY_SECS = 0.5
-#: Outcomes of more bytes than this are sent on their own, after the others that are ready: they may take a while.
-LARGE_BYTES = 64 * 1024
 #: Connections that may break under a window before it is split.
 MAX_LOSSES = 3
 #: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
@@ -71,6 +69,22 @@ class SettleWindow(list[Outcome]):
     losses = 0
 
 
+class SettleCall:
+    """The arguments of one call of the settle script, to which each outcome of a window adds its own."""
+
+    __slots__ = ("keys", "other_keys", "others", "result_keys", "successes")
+
+    def __init__(self, keys: QueueKeys) -> None:
+        self.keys = keys
+        #: The keys of results.
+        self.result_keys: list[str] = []
+        #: Nine values for each success, in one list: a list for each costs the server more.
+        self.successes: list[Any] = []
+        #: A list of values for each other outcome, and the keys of all.
+        self.others: list[tuple[Any, ...]] = []
+        self.other_keys: list[str] = []
+
+
 class Settler:
     """Collects outcomes and writes them in windows."""
 
@@ -79,11 +93,11 @@ class Settler:
         client: Client,
         keys: QueueKeys,
         config: ConsumerConfig,
-        now_ms: Callable[[], int] = wall_clock_ms,
     ) -> None:
-        self._now_ms = now_ms
         self._client = client
         self._keys = keys
+        #: Prefix of the keys of results.
+        self._result_prefix = keys.result("")
         self._config = config
         #: Called with each outcome and the server's code for it.
         self.on_settled: Callable[[Outcome, str], None] = lambda outcome, code: None
@@ -95,8 +109,6 @@ class Settler:
         self._outcomes: list[Outcome] = []
         #: Bytes of results, retries and dead letters in them.
         self._outcome_bytes = 0
-        #: Large ones at the start of them, each to be sent on its own.
-        self._large = 0
         #: Deliveries that have started and whose `active` event was not sent. It travels with the outcome if that is
         #: known by the time the window is sent.
         self._started: list[Delivery] = []
@@ -130,7 +142,7 @@ class Settler:
 
     def started(self, delivery: Delivery) -> None:
         """Add the event that a handler starts; it is sent with the next window."""
-        delivery.started_at_ms = self._now_ms()
+        delivery.started_at_ms = wall_clock_ms()
         self._started.append(delivery)
         if self._timer is None:
             self._wake()
@@ -219,7 +231,7 @@ class Settler:
         """Return True if outcomes must be written before new entries are read."""
         return (
             bool(self._again)
-            or self._recovery.is_active
+            or self._recovery.task is not None
             or len(self._outcomes) + self._outcomes_in_flight + len(self._put_off) >= self._max_unwritten
             or self._put_off_bytes >= MAX_PUT_OFF_BYTES
         )
@@ -252,12 +264,14 @@ class Settler:
         """Send full windows (`partial`: all outcomes), while fewer than `MAX_IN_FLIGHT` are in flight."""
         if partial:
             self._is_flushing = False
-        if self._recovery.is_active or self._closed:
+        if self._recovery.task is not None or self._closed:
+            return
+        if not (self._outcomes or self._started or self._again):
+            self._check_idle()
             return
         connection = self._client.connection
         if connection is None:
-            if self._outcomes or self._started or self._again:
-                self._recovery.start()
+            self._recovery.start()
             return
         while self._in_flight < MAX_IN_FLIGHT and (self._again or self._outcomes or (partial and self._started)):
             if self._again:
@@ -272,23 +286,14 @@ class Settler:
 
     def _take_window(self) -> SettleWindow:
         size = min(len(self._outcomes), self._config.ack_batch)
-        if size == len(self._outcomes) and self._outcome_bytes <= LARGE_BYTES:
+        if size == len(self._outcomes) and self._outcome_bytes <= MAX_CALL_BYTES:
             window, self._outcomes, self._outcome_bytes = SettleWindow(self._outcomes), [], 0
             return window
-        if not self._large:
-            self._outcomes[:size] = sorted(self._outcomes[:size], key=_is_large)
-            self._large = sum(map(_is_large, self._outcomes[:size]))
-            size -= self._large
-        else:
-            size = 0
-        if not size:
-            size = 1
-            self._large -= 1
         total = 0
         for count, outcome in enumerate(self._outcomes[:size], 1):
             total += outcome.size
-            if total > MAX_CALL_BYTES and count < size:
-                size, self._large = count, 0  # others still go first
+            if total > MAX_CALL_BYTES:
+                size = count
                 break
         window, self._outcomes = SettleWindow(self._outcomes[:size]), self._outcomes[size:]
         self._outcome_bytes -= total
@@ -319,8 +324,8 @@ class Settler:
             if self._has_xackdel:
                 return pack_command(("XACKDEL", stream, config.group, "IDS", len(ids), *ids))
             return ACK.packed_call((stream,), (config.group, *ids))
-        call = SettleCall(self._keys, None if self._codec is None else iter(_sealed_results(window, self._codec)))
-        write_window(window, call)
+        call = SettleCall(self._keys)
+        self._write(window, call)
         keys: list[str] = [stream, self._keys.delayed, self._keys.dlq, self._keys.events, *call.result_keys]
         first = last = ""
         if call.others:
@@ -341,6 +346,29 @@ class Settler:
         )
         return pack_command(("EVALSHA", self._script.sha, len(keys), *keys, *head))
 
+    def _write(self, window: SettleWindow, call: SettleCall) -> None:
+        """Add the settle script's arguments for all outcomes. Most are successes, for which this loop makes no call."""
+        successes, prefix = call.successes, self._result_prefix
+        sealed = None if self._codec is None else iter(_sealed_results(window, self._codec))
+        for outcome in window:
+            result = outcome.result
+            if result is None:
+                outcome.write(call)
+                continue
+            delivery = outcome.delivery
+            job = delivery.job
+            job_id, created_at_ms = job.id, job.created_at_ms
+            if result:
+                call.result_keys.append(prefix + job_id)
+                if sealed is not None:
+                    result = next(sealed)
+            successes += (
+                *(delivery.entry_id, job_id, job.name, delivery.started_at_ms, outcome.finished_at_ms),
+                *(outcome.runs, outcome.duration_us),
+                *(created_at_ms if created_at_ms < MAX_LUA_NUMBER else str(created_at_ms), result),
+            )
+            delivery.started_at_ms = 0  # sent once: the window may have been written before it is sent again
+
     def _on_reply(self, connection: Connection, window: SettleWindow, reply: Reply) -> None:
         self._in_flight -= 1
         self._outcomes_in_flight -= len(window)
@@ -354,7 +382,8 @@ class Settler:
             self._recover_from(reply, connection)
             return
         else:
-            self._recovery.accepted()
+            if self._recovery.since is not None:
+                self._recovery.accepted()
             self._on_answer(window, reply)
         self._wake_waiters()
         self._pump(partial=self._is_flushing)
@@ -481,10 +510,6 @@ def _sealed_results(window: SettleWindow, codec: QueueCodec) -> list[bytes]:
 
 def _is_failure(outcome: Outcome) -> bool:
     return not isinstance(outcome, Success)
-
-
-def _is_large(outcome: Outcome) -> bool:
-    return outcome.size > LARGE_BYTES
 
 
 def _is_about_size(error: RedisError) -> bool:

@@ -325,7 +325,7 @@ class Standalone(Generic[C]):
         self, url: str, config: C | None = None, *, credential_provider: CredentialCallback | None = None
     ) -> None:
         self._settings = parse_url(url, credential_provider=credential_provider)
-        self._config = config or self._make_config()
+        self._config: C = config or self._make_config()
 
     async def run(self, shutdown: asyncio.Event) -> None:
         """Do the work until `shutdown` is set. Raises `RedisError` if it cannot connect at the start."""

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from tampu.base.clock import secs_until_round
 from tampu.errors import RedisError
 from tampu.redis.client import Client
-from tampu.redis.faults import ServerError
 from tampu.redis.nodes import WatchingConnection
 
 if TYPE_CHECKING:
@@ -31,9 +30,8 @@ BLOCK_SECS = 5.0
 MARGIN_SECS = 5.0
 #: Minimum time between two reads, in seconds: a flood of delayed jobs must not become a flood of reads.
 PAUSE_SECS = 0.005
-#: How long to wait while there is nothing to listen to, and until a refused stream is tried again, in seconds.
+#: How long to wait while there is nothing to listen to, in seconds.
 IDLE_SECS = 0.25
-REFUSED_SECS = 60.0
 
 
 class WakeUps:
@@ -50,7 +48,7 @@ class WakeUps:
         watching: WatchingConnections | None = None,
     ) -> None:
         self._client = Client(settings, routing_key, response_timeout_secs=BLOCK_SECS + MARGIN_SECS, shared=watching)
-        self._client.on_loss(self._note_loss)
+        self._client.on_loss(self._record_loss)
         self._on_wake = on_wake
         #: Set when a watched stream changes, or the connection is lost.
         self._changed = asyncio.Event()
@@ -58,22 +56,18 @@ class WakeUps:
         self.heard: frozenset[str] = frozenset()
         #: ID of the last entry seen in each stream; none at first. Reads continue from it, so they miss no wake-up.
         self._last_ids: dict[str, bytes] = {}
-        #: Streams that cannot be read, and when to try again, by the event loop's clock.
-        self._refused_until: dict[str, float] = {}
 
     @property
     def sockets(self) -> set[Connection]:
         """The open connections."""
         return self._client.sockets
 
-    def _note_loss(self) -> None:
+    def _record_loss(self) -> None:
         self.heard = frozenset()
         self._changed.set()
 
     async def listen_once(self, keys: Sequence[str]) -> None:
         """Wait up to `BLOCK_SECS` for wake-ups in these streams."""
-        now = asyncio.get_running_loop().time()
-        keys = [key for key in keys if self._refused_until.get(key, 0.0) <= now]
         if not keys:
             self.heard = frozenset()
             await asyncio.sleep(IDLE_SECS)
@@ -84,10 +78,8 @@ class WakeUps:
             if isinstance(connection, WatchingConnection):
                 await self._watch(connection, keys)
             else:
-                self._note(await self._client.call(*self._command(keys, "BLOCK", int(BLOCK_SECS * 1000))))
-        except ServerError:
-            await self._find_refused(keys)
-        except RedisError:
+                self._update(await self._client.call(*self._command(keys, "BLOCK", int(BLOCK_SECS * 1000))))
+        except RedisError:  # such as a stream that an ACL denies: until it can be read, the sets are polled
             self.heard = frozenset()
             raise
         await asyncio.sleep(PAUSE_SECS)
@@ -98,7 +90,7 @@ class WakeUps:
             connection.watch(key, self._changed.set)
         self._changed.clear()
         reply = await self._client.call(*self._command(keys))
-        self._note(reply)
+        self._update(reply)
         if not reply and connection is self._client.connection:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(secs_until_round(BLOCK_SECS)):
@@ -107,21 +99,11 @@ class WakeUps:
     def _command(self, keys: Sequence[str], *options: str | int) -> tuple[str | int | bytes, ...]:
         return ("XREAD", *options, "STREAMS", *keys, *(self._last_ids.get(key, b"0-0") for key in keys))
 
-    def _note(self, reply: list[tuple[bytes, list[tuple[bytes, object]]]] | None) -> None:
+    def _update(self, reply: list[tuple[bytes, list[tuple[bytes, object]]]] | None) -> None:
         for key, entries in reply or ():
             name = key.decode()
             self._last_ids[name] = entries[-1][0]
             self._on_wake(name)
-
-    async def _find_refused(self, keys: Sequence[str]) -> None:
-        """Read each stream alone and note which fail: one that is denied or has the wrong type fails a joint read."""
-        self.heard = frozenset()
-        replies = await self._client.call_each([self._command([key]) for key in keys])
-        for key, reply in zip(keys, replies, strict=True):
-            if isinstance(reply, RedisError):
-                self._refused_until[key] = asyncio.get_running_loop().time() + REFUSED_SECS
-            else:
-                self._note(reply)
 
     async def close(self) -> None:
         """Stop listening."""

@@ -34,6 +34,7 @@ from tampu.redis.connection import pack_command
 from tampu.redis.faults import ConnectionLost, Remedy, remedy_of
 from tampu.redis.resend import Recovery
 from tampu.redis.scripts import AddCode
+from tampu.wire.job import JobId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -174,7 +175,7 @@ class Chain:
     # --- sending
 
     def _pump(self) -> None:
-        if self._recovery.is_active or self._again or self._waits_for_room:
+        if self._recovery.task is not None or self._again or self._waits_for_room:
             return
         connection = self._client.connection
         if connection is None:
@@ -264,7 +265,8 @@ class Chain:
         if reply == b"" and not self._queue and self._sent and self._sent[0] is window and self._drained is None:
             self._sent.popleft()
             self._confirmed = window.number
-            window.resolve_added()
+            if not window.future.done():  # done if its caller was cancelled
+                window.future.set_result(JobId(window.job_id))
         else:
             self._on_reply(window, reply)
 

@@ -342,7 +342,7 @@ class SingleWindow(Window):
         self.job_id = job_id
         self.name = name
         self.envelope = envelope
-        self._future = future
+        self.future = future
 
     @property
     def ids(self) -> list[str]:  # type: ignore[override]  # made on demand, as it is rarely needed
@@ -355,17 +355,14 @@ class SingleWindow(Window):
         window.put(self.job_id, self.name, pack_part(self.envelope))
         return window.packed(header)
 
-    def resolve_added(self) -> None:
-        """Resolve the future of a job that was added."""
-        if not self._future.done():  # done if its caller was cancelled
-            self._future.set_result(JobId(self.job_id))
-
     def resolve(self) -> None:
+        if self.future.done():  # its caller was cancelled
+            return
         error = _error_of(self, 0, self.job_id) if self.codes or self.error is not None else None
         if error is None:
-            self.resolve_added()
-        elif not self._future.done():
-            self._future.set_exception(error)
+            self.future.set_result(JobId(self.job_id))
+        else:
+            self.future.set_exception(error)
 
 
 class BulkWindow(Window):

@@ -296,12 +296,6 @@ async def renew_leases(
     return lost
 
 
-async def find_lost(client: Client, stream: str, *, group: str, consumer: str, ids: Sequence[bytes]) -> list[bytes]:
-    """Return the ids of those entries that the consumer no longer owns."""
-    lost: list[bytes] = await client.run(MARK_STARTED, (stream,), (group, consumer, 0, *ids))
-    return lost
-
-
 def packed_start_mark(stream: str, *, group: str, consumer: str, entry_id: bytes) -> bytes:
     """Return the packed call that marks the start of an entry's last attempt."""
     return MARK_STARTED.packed_call((stream,), (group, consumer, START_MARK, entry_id))

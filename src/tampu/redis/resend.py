@@ -60,11 +60,6 @@ class Recovery:
         #: When the errors began, by the event loop's clock; None if there are none.
         self.since: float | None = None
 
-    @property
-    def is_active(self) -> bool:
-        """True while a recovery is in progress: nothing may be sent."""
-        return self.task is not None
-
     def note(self, error: RedisError, seen_on: Connection | None) -> None:
         """Remember an error and its connection. Only the first error since the last recovery is kept."""
         if self._error is None:

@@ -1,19 +1,15 @@
--- Marks entries whose last attempt starts: adds a number to their delivery count that deliveries alone never reach. If
+-- Marks an entry whose last attempt starts: adds a number to its delivery count that deliveries alone never reach. If
 -- the worker dies, the next owner can distinguish a job that had started from one that was only waiting in the same
 -- worker. The mark is part of the pending entry, so it needs no cleanup, and XCLAIM works at maxmemory.
 --
 -- KEYS  1 stream
--- ARGV  1 group, 2 consumer, 3 the number that marks a start (0: only check ownership), then entry ids
--- Reply the ids that the consumer no longer owns: their jobs must not start
+-- ARGV  1 group, 2 consumer, 3 the number that marks a start, 4 entry id
+-- Reply 1 marked, 0 it is marked already, or the consumer no longer owns it
 
-local stream, group, consumer, mark = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3])
-local lost = {}
-for i = 4, #ARGV do
-  local pending = redis.call('XPENDING', stream, group, ARGV[i], ARGV[i], 1, consumer)[1]
-  if not pending then
-    lost[#lost + 1] = ARGV[i]
-  elseif pending[4] < mark then
-    redis.call('XCLAIM', stream, group, consumer, 0, ARGV[i], 'RETRYCOUNT', pending[4] + mark, 'JUSTID')
-  end
+local stream, group, consumer, mark, id = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4]
+local pending = redis.call('XPENDING', stream, group, id, id, 1, consumer)[1]
+if not pending or pending[4] >= mark then
+  return 0
 end
-return lost
+redis.call('XCLAIM', stream, group, consumer, 0, id, 'RETRYCOUNT', pending[4] + mark, 'JUSTID')
+return 1
