@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 
 from tampu.consume.pool import MAX_READS, Share, Shares, Turns
 
 
-class Queue:
+class _Queue:
     def __init__(self, share: Share | None = None) -> None:
         self.share = share or Share()
 
 
-def ready(*queues: Queue) -> Turns[Queue]:
+Queue: Any = _Queue
+
+
+def ready(*queues: Any) -> Turns:
     """Return the turns of these queues, all of which have jobs waiting."""
     slots = Shares()
     for queue in queues:
         slots.add(queue.share)
-    turns: Turns[Queue] = Turns(slots)
+    turns = Turns(slots)
     for queue in queues:
         turns.begin(queue)
     return turns
@@ -30,7 +34,7 @@ def ready(*queues: Queue) -> Turns[Queue]:
 def test_queues_get_jobs_in_proportion_to_their_weights(room: int, jobs_per_sec: float) -> None:
     queues = [Queue(Share(weight=weight)) for weight in (16, 4, 1)]
     turns = ready(*queues)
-    got: Counter[Queue] = Counter()
+    got: Counter[Any] = Counter()
     while got.total() < 100_000:
         for queue, count in turns.plan(room, 256, jobs_per_sec):
             got[queue] += count

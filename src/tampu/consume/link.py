@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import secs_until_round
 from tampu.consume.leases import renewal_secs
@@ -60,31 +60,15 @@ CONNECT_WARNING_SECS = 5.0
 TAKEOVER_SECS = 1.0
 
 
-class LinkConnections(NamedTuple):
-    """The sources of a link's connections; None for a dedicated one."""
-
-    commands: SharedConnections | None = None
-    leader: SharedConnections | None = None
-    reads: WatchingConnections | None = None
-    wake_ups: WatchingConnections | None = None
-
-
 class ClusterNodes:
     """The connections of a worker to the nodes of a Cluster, shared by its links there."""
 
     def __init__(self) -> None:
         self.commands = SharedConnections()
         self.leader = SharedConnections()
-        #: For reads and wake-ups.
+        #: For wake-ups, and for reads of links beyond `MAX_BLOCKING`.
         self.watching = WatchingConnections()
-        #: Links with blocking reads.
-        self.blocking = 0
-
-    def for_link(self) -> LinkConnections:
-        """Return the connections for one more link."""
-        self.blocking += 1
-        reads = None if self.blocking <= MAX_BLOCKING else self.watching
-        return LinkConnections(self.commands, self.leader, reads, self.watching)
+        self.links = 0
 
 
 class ServerLink:
@@ -96,29 +80,34 @@ class ServerLink:
         tag: str,
         config: ConsumerConfig,
         pool: Pool,
-        shared: LinkConnections = LinkConnections(),  # noqa: B008 - immutable
+        nodes: ClusterNodes | None = None,
     ) -> None:
         self.settings = settings
         self.routing_key = tag.encode()
         self._tag = tag
         self._config = config
+        commands, leading, wake_ups, reads = None, None, None, None
+        if nodes is not None:
+            nodes.links += 1
+            commands, leading, wake_ups = nodes.commands, nodes.leader, nodes.watching
+            reads = nodes.watching if nodes.links > MAX_BLOCKING else None
         own_scripts = (SETTLE, ACK, *calls.CONSUMER_SCRIPTS)
-        self.client = Client(settings, self.routing_key, own_scripts, shared=shared.commands)
+        self.client = Client(settings, self.routing_key, own_scripts, shared=commands)
         # A dedicated connection: otherwise outcomes would wait behind promotions of hundreds of jobs.
         leader_scripts = tuple(dict.fromkeys((*calls.PROMOTER_SCRIPTS, *calls.SCHEDULER_SCRIPTS)))
-        self._leader_client = Client(settings, self.routing_key, leader_scripts, shared=shared.leader)
+        self._leader_client = Client(settings, self.routing_key, leader_scripts, shared=leading)
         self.read_client = Client(
             settings,
             self.routing_key,
-            (calls.SWEEP,) if shared.reads is None else (),
+            (calls.SWEEP,) if reads is None else (),
             response_timeout_secs=config.block_ms / 1000 + READ_MARGIN_SECS,
-            shared=shared.reads,
+            shared=reads,
         )
         self.client.prepare_with(self._update_capabilities)
         self._capabilities: Capabilities | None = None
         self.queues: list[ServedQueue] = []
         self.reader = Reader(self.read_client, self.client, config, pool, self.queues)
-        self._leading = LeaderLoop(self._leader_client, settings, self.routing_key, shared.wake_ups)
+        self._leading = LeaderLoop(self._leader_client, settings, self.routing_key, wake_ups)
         self._stopping = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._is_prepared = False

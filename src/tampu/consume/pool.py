@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tampu.base.event_loop import is_in_a_task
 
@@ -71,16 +71,7 @@ class Shares:
         return room - kept if share.limit is None else min(room - kept, share.limit - share.occupied)
 
 
-class HasShare(Protocol):
-    """The part of a queue that the turns use."""
-
-    share: Share
-
-
-Q = TypeVar("Q", bound=HasShare)
-
-
-class Turns(Generic[Q]):
+class Turns:
     """The turns of queues on one server with waiting jobs.
 
     Each queue gets slots in proportion to its `weight`, by deficit round robin: in its turn a queue gets
@@ -91,10 +82,10 @@ class Turns(Generic[Q]):
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
         #: The queues that take part; the first one has its turn.
-        self.ring: deque[Q] = deque()
+        self.ring: deque[ServedQueue] = deque()
         self._weight = 0
 
-    def begin(self, queue: Q) -> None:
+    def begin(self, queue: ServedQueue) -> None:
         """Let a queue take part: more of its jobs wait."""
         share = queue.share
         if not share.has_more:
@@ -102,7 +93,7 @@ class Turns(Generic[Q]):
             self.ring.append(queue)
             self._weight += share.weight
 
-    def end(self, queue: Q) -> None:
+    def end(self, queue: ServedQueue) -> None:
         """Let a queue no longer take part: it is empty, paused or cannot be read."""
         share = queue.share
         if share.has_more:
@@ -111,9 +102,9 @@ class Turns(Generic[Q]):
             self.ring.remove(queue)
             self._weight -= share.weight
 
-    def plan(self, room: int, batch: int, jobs_per_sec: float) -> list[tuple[Q, int]]:
+    def plan(self, room: int, batch: int, jobs_per_sec: float) -> list[tuple[ServedQueue, int]]:
         """Return the queues to read now and how many jobs of each, at most `room` in total."""
-        plan: list[tuple[Q, int]] = []
+        plan: list[tuple[ServedQueue, int]] = []
         quantum = min(max(jobs_per_sec * ROUND_SECS / max(self._weight, 1), 1.0), MAX_QUANTUM)
         for _ in range(len(self.ring)):
             queue = self.ring[0]

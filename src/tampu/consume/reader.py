@@ -86,7 +86,7 @@ class Reader:
         self._pool = pool
         #: All queues on the server; it may grow.
         self._queues = queues
-        self._turns: Turns[ServedQueue] = Turns(pool.shares)
+        self._turns = Turns(pool.shares)
         self._stopping = asyncio.Event()
         self._budget = ReadBudget(config.max_read_bytes)
         #: Entries and bytes of the replies to the current read.

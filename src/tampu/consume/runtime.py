@@ -16,7 +16,7 @@ from tampu.consume.heartbeat import Heartbeats, LoopWatch
 from tampu.consume.inflight import InFlight
 from tampu.consume.job_log import JobLog, JobMetrics
 from tampu.consume.leases import Leases, LeaseThread
-from tampu.consume.link import ClusterNodes, LinkConnections, ServerLink
+from tampu.consume.link import ClusterNodes, ServerLink
 from tampu.consume.outcomes import DeadLetter, Observers
 from tampu.consume.pool import Pool, Share
 from tampu.consume.processes import refuse_inside_starting_child
@@ -222,8 +222,7 @@ class Runtime:
         key = (settings.identity, tag if is_cluster else "")
         if key not in self._links:
             nodes = self._nodes.setdefault(settings.identity, ClusterNodes()) if is_cluster else None
-            shared = LinkConnections() if nodes is None else nodes.for_link()
-            self._links[key] = ServerLink(settings, tag, self.config, self.pool, shared)
+            self._links[key] = ServerLink(settings, tag, self.config, self.pool, nodes)
         return self._links[key]
 
     def add(

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("tampu.worker")
 
-_WRITTEN = SettleCode.WRITTEN  # a global: looking up an enum member takes ten times as long, for every failure
+# Globals: looking up an enum member takes ten times as long, for every failure.
+_WRITTEN, _HELD = SettleCode.WRITTEN, SettleCode.HELD
 
 #: Maximum number of windows in flight: the next one is packed while the server works on the last.
 MAX_IN_FLIGHT = 2
@@ -390,33 +391,20 @@ class Settler:
         self._check_idle()
 
     def _on_answer(self, window: SettleWindow, reply: Reply) -> None:
-        if reply == b"":
-            self._on_codes(window, "", "")
-        elif isinstance(reply, list) and len(reply) == 2 and isinstance(reply[0], bytes):
-            self._on_codes(window, reply[0].decode(), reply[1].decode(errors="replace"))
+        codes = failure = ""
+        if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[0], bytes):
+            codes, failure = reply[0].decode(), reply[1].decode(errors="replace")
         elif isinstance(reply, list) and min(reply, default=1) < 1:
             # A bare acknowledgement: XACKDEL answers -1 for an entry that was no longer pending.
-            for outcome, answer in zip(window, reply, strict=True):
-                self._settled(outcome, _WRITTEN if answer > 0 else SettleCode.LOST)
-        else:
-            self._on_written(window)
-
-    def _on_written(self, window: SettleWindow) -> None:
-        if not window or _is_failure(window[-1]):  # successes come first
-            for outcome in window:
-                self._settled(outcome, _WRITTEN)
-        else:
+            codes = "".join(_WRITTEN if answer > 0 else SettleCode.LOST for answer in reply)
+        elif window and not _is_failure(window[-1]):  # successes come first
             self.on_all_succeeded(window)
-
-    def _on_codes(self, window: SettleWindow, codes: str, failure: str) -> None:
-        if not codes:
-            self._on_written(window)
-        else:
-            for outcome, code in zip(window, codes, strict=True):
-                if code == SettleCode.HELD:
-                    self._hold(outcome)
-                else:
-                    self._settled(outcome, code)
+            return
+        for outcome, code in zip(window, codes or _WRITTEN * len(window), strict=True):
+            if code == _HELD:
+                self._hold(outcome)
+            else:
+                self._settled(outcome, code)
         failure = failure.rpartition(": -")[2]  # Redis below 7 names the line of the script, of which several may fail
         if failure and failure != self._last_failure:
             logger.error("the server could not write part of a settle window: %s", failure)

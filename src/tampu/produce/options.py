@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Self, TypedDict
+from typing import Any, Self, TypedDict, TypeVar
 
 from tampu.base.checks import check_delay_ms, check_job_id, check_job_name, invalid
 from tampu.base.clock import wall_clock_ms
@@ -14,6 +14,8 @@ from tampu.errors import ConfigError
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
+
+T = TypeVar("T")
 
 #: Milliseconds from now, or an absolute time; a timedelta is accepted too.
 DelayMs = int | float | datetime | timedelta
@@ -97,18 +99,23 @@ def delay_or_instant(delay_ms: DelayMs | None, delay: timedelta | float | None) 
     return int(delay_ms) / 1000, None
 
 
+def _made(kind: type[T], field: str, value: object, also: str = "") -> T:
+    """Return a value of this kind that is given as one or as a dict of its fields."""
+    if isinstance(value, kind):
+        return value
+    if not isinstance(value, Mapping):
+        raise wrong_type(field, value, f"{also}a {kind.__name__} or a dict of its fields")
+    try:
+        return kind(**value)
+    except TypeError as error:
+        raise ConfigError(f"{field} must have the fields of a {kind.__name__}: {error}") from None
+
+
 def backoff_spec(backoff: Backoff) -> BackoffSpec:
     """Return the spec of a backoff given in any form."""
-    if isinstance(backoff, BackoffSpec):
-        return backoff
-    if isinstance(backoff, Mapping):
-        try:
-            return BackoffSpec(**backoff)
-        except TypeError as error:
-            raise ConfigError(f"backoff must have the fields of a BackoffSpec: {error}") from None
-    if isinstance(backoff, bool) or not isinstance(backoff, int | timedelta):
-        raise wrong_type("backoff", backoff, "a timedelta, a BackoffSpec, a dict of its fields or whole milliseconds")
-    return BackoffSpec.fixed(backoff)
+    if isinstance(backoff, int | timedelta) and not isinstance(backoff, bool):
+        return BackoffSpec.fixed(backoff)
+    return _made(BackoffSpec, "backoff", backoff, "a timedelta, whole milliseconds, ")
 
 
 def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Backoff | None) -> AddOptions:
@@ -129,36 +136,22 @@ def retry_over(own: JobRetryOverride | None, task: JobRetryOverride | None) -> J
     return JobRetryOverride(attempts, task.backoff if own.backoff is None else own.backoff)
 
 
-def repeat_pattern(repeat: Repeat) -> RepeatPattern:
-    """Return the pattern of a `repeat` given in any form."""
-    if isinstance(repeat, RepeatPattern):
-        return repeat
-    if not isinstance(repeat, Mapping):
-        raise wrong_type("repeat", repeat, "a RepeatPattern or a dict of its fields")
-    try:
-        return RepeatPattern(**repeat)
-    except TypeError as error:
-        raise ConfigError(f"repeat must have the fields of a RepeatPattern: {error}") from None
-
-
-def missed_fires_policy(policy: MissedFires) -> MissedFiresPolicy:
-    """Return the policy of `missed_fires` given in any form."""
-    if isinstance(policy, MissedFiresPolicy):
-        return policy
-    if not isinstance(policy, Mapping):
-        raise wrong_type("missed_fires", policy, "a MissedFiresPolicy or a dict of its fields")
-    try:
-        return MissedFiresPolicy(**policy)
-    except TypeError as error:
-        raise ConfigError(f"missed_fires must have the fields of a MissedFiresPolicy: {error}") from None
-
-
 def repeatable_spec(
     name: str, data: Any, repeat: Repeat, missed_fires: MissedFires | None, **bounds: Any
 ) -> RepeatableSpec[Any]:
     """Return the spec to register for a repeatable job."""
     policy = MissedFiresPolicy() if missed_fires is None else missed_fires_policy(missed_fires)
     return RepeatableSpec(name, repeat_pattern(repeat), data, missed_fires=policy, **bounds)
+
+
+def repeat_pattern(repeat: Repeat) -> RepeatPattern:
+    """Return the pattern of a `repeat` given in any form."""
+    return _made(RepeatPattern, "repeat", repeat)
+
+
+def missed_fires_policy(policy: MissedFires) -> MissedFiresPolicy:
+    """Return the policy of `missed_fires` given in any form."""
+    return _made(MissedFiresPolicy, "missed_fires", policy)
 
 
 def bulk_entry(job: Mapping[str, Any]) -> Mapping[str, Any]:

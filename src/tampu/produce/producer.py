@@ -101,12 +101,12 @@ class Producer(Generic[T]):
         config: ProducerConfig | None = None,
         *,
         credential_provider: CredentialCallback | Any = None,
-    ) -> Connecting[T]:
+    ) -> Self:
         """Connect to a server. `await` the call or enter it: `async with Producer.connect(url) as producer`.
 
         Raises `ConfigError` if the URL is not valid, and `RedisError` if the server cannot be reached.
         """
-        return Connecting(cls(parse_url(url, credential_provider=credential_provider), config))
+        return cls(parse_url(url, credential_provider=credential_provider), config)
 
     async def open(self) -> Self:
         """Connect and return the producer. Optional: the first add connects too.
@@ -132,8 +132,15 @@ class Producer(Generic[T]):
         finally:
             await self._client.close()
 
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
     async def __aenter__(self) -> Self:
-        return await self.open()
+        try:
+            return await self.open()
+        except BaseException:
+            await self.close()
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -483,31 +490,6 @@ class Producer(Generic[T]):
         self._client.abandon()
         self._chain.abandon()
         self._adder.abandon()
-
-
-class Connecting(Generic[T]):
-    """A producer that is being connected: await it, or enter it with `async with`."""
-
-    def __init__(self, producer: Producer[T]) -> None:
-        self._producer = producer
-
-    def __await__(self) -> Generator[Any, None, Producer[T]]:
-        return self._open().__await__()
-
-    async def _open(self) -> Producer[T]:
-        try:
-            return await self._producer.open()
-        except BaseException:
-            await self._producer.close()
-            raise
-
-    async def __aenter__(self) -> Producer[T]:
-        return await self._open()
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self._producer.close()
 
 
 def _response_timeout_secs(settings: ConnectionSettings, config: ProducerConfig) -> float:

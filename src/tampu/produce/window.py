@@ -316,26 +316,23 @@ class SharedWindow(Window):
         self.futures: list[asyncio.Future[JobId]] = []
 
     def resolve(self) -> None:
-        if not self.codes and self.error is None:
-            for job_id, future in zip(self.ids, self.futures, strict=True):
-                if not future.done():  # done if its caller was cancelled
-                    future.set_result(JobId(job_id))
-            return
+        is_plain = not self.codes and self.error is None
         for position, (job_id, future) in enumerate(zip(self.ids, self.futures, strict=True)):
-            if future.done():
+            if future.done():  # its caller was cancelled
                 continue
-            error = _error_of(self, position, job_id)
-            if error is not None:
+            if is_plain:
+                future.set_result(JobId(job_id))
+            elif (error := _error_of(self, position, job_id)) is not None:
                 future.set_exception(error)
             else:
                 is_duplicate = _code_of(self, position) == AddCode.DUPLICATE
                 future.set_result(DuplicateJobId(job_id) if is_duplicate else JobId(job_id))
 
 
-class SingleWindow(Window):
+class SingleWindow(SharedWindow):
     """A window of one immediate job that is sent at once, alone.
 
-    `Producer.add` one by one is a quarter faster with it than with a `SharedWindow` (`task.add`: 12 %).
+    Jobs added one by one cost the producer 11 % less time than with a `SharedWindow` (`task.add`: 17 %).
     """
 
     def __init__(self, job_id: str, name: bytes, envelope: bytes, future: asyncio.Future[JobId]) -> None:
@@ -344,9 +341,14 @@ class SingleWindow(Window):
         self.envelope = envelope
         self.future = future
 
+    # Made on demand, as they are rarely needed.
     @property
-    def ids(self) -> list[str]:  # type: ignore[override]  # made on demand, as it is rarely needed
+    def ids(self) -> list[str]:  # type: ignore[override]
         return [self.job_id]
+
+    @property
+    def futures(self) -> list[asyncio.Future[JobId]]:  # type: ignore[override]
+        return [self.future]
 
     def packed(self, header: WindowHeader) -> bytes:
         """Return the whole command, for a resend; the first send uses the faster `WindowHeader.packed_single`."""
@@ -354,15 +356,6 @@ class SingleWindow(Window):
         window.number, window.chain_ttl_secs = self.number, self.chain_ttl_secs
         window.put(self.job_id, self.name, pack_part(self.envelope))
         return window.packed(header)
-
-    def resolve(self) -> None:
-        if self.future.done():  # its caller was cancelled
-            return
-        error = _error_of(self, 0, self.job_id) if self.codes or self.error is not None else None
-        if error is None:
-            self.future.set_result(JobId(self.job_id))
-        else:
-            self.future.set_exception(error)
 
 
 class BulkWindow(Window):
