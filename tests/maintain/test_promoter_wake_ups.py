@@ -176,7 +176,7 @@ async def test_with_a_wake_stream_of_the_wrong_type_all_delayed_jobs_still_run(s
     for queue in queues:
         queue.task(echo)
     server.client().set(QueueKeys("bad").wake, "not a stream")
-    async with queues[0], queues[1], working(server, *queues):
+    async with queues[0], queues[1], Worker(queues):
         for queue in queues:
             assert await (await queue.tasks["echo"].add_in(0.05, "found by a poll")).result(20) == "found by a poll"
 

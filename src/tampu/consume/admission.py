@@ -398,7 +398,7 @@ class StartMarks:
         while True:
             asked_at = boot_clock_ns()
             # The reply also shows that the connection works: a dead one would drop the mark unnoticed.
-            await self._leases.confirm()
+            await self._leases.confirm(delivery.entry_id)
             if delivery.is_lost:
                 return False
             await self._turn.acquire()

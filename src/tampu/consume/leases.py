@@ -31,7 +31,7 @@ from tampu.redis.nodes import SharedConnections
 from tampu.wire.entry import entry_order
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tampu.config import ConsumerConfig
     from tampu.consume.inflight import InFlight
@@ -89,7 +89,10 @@ class Leases:
         self._loop = asyncio.get_running_loop()
         self._member = membership(keys, config)
         self._interval = renewal_secs(config)
-        self._confirming: asyncio.Task[None] | None = None
+        #: Calls of `confirm` that wait for the next round trip, which task will do it, and all tasks that do one.
+        self._unconfirmed: list[bytes | None] = []
+        self._next: asyncio.Task[None] | None = None
+        self._confirming: set[asyncio.Task[None]] = set()
         #: Until this `boot_clock_ns()` every entry held here and not marked as lost is ours.
         self.valid_until_ns = 0
         #: When the thread last renewed them, by the monotonic clock.
@@ -110,33 +113,45 @@ class Leases:
 
     def stop(self) -> None:
         """Cancel `confirm` if it is running."""
-        if self._confirming is not None:
-            self._confirming.cancel()
+        for task in self._confirming:
+            task.cancel()
 
-    async def confirm(self) -> None:
-        """Renew all leases held now and wait until those that this worker no longer owns are marked as lost."""
-        if self._confirming is not None and not self._confirming.done():
-            await asyncio.shield(self._confirming)  # began earlier: it does not cover newer entries
-        if self._confirming is None or self._confirming.done():
-            self._confirming = self._loop.create_task(self._confirm(), name="tampu-confirm-leases")
-        await asyncio.shield(self._confirming)
+    async def confirm(self, entry_id: bytes | None = None) -> None:
+        """Renew the lease of one entry, or all leases, and wait until those that this worker lost are marked as lost.
+
+        Calls in one turn of the event loop share a round trip.
+        """
+        self._unconfirmed.append(entry_id)
+        if self._next is None:
+            self._next = self._loop.create_task(self._confirm(), name="tampu-confirm-leases")
+            self._confirming.add(self._next)
+            self._next.add_done_callback(self._confirming.discard)
+        await asyncio.shield(self._next)
 
     async def _confirm(self) -> None:
+        await asyncio.sleep(0)  # collect the other calls of this turn
+        asked, self._unconfirmed, self._next = self._unconfirmed, [], None
+        ids = [entry_id for entry_id in asked if entry_id is not None]
+        is_all = len(ids) < len(asked)
         attempt = 0
         while True:
-            await asyncio.sleep(backoff_secs(attempt))
             try:
-                self.update(*await self.renew(self._client))
+                lost, began_ns = await self.renew(self._client, None if is_all else ids)
             except RedisError as error:
-                if not isinstance(error, ServerError) or error.remedy is not Remedy.NONE or error.kind in PASSING:
-                    attempt += 1
-                    continue
-            return  # also if it will never answer: running the jobs is better than waiting forever
+                if isinstance(error, ServerError) and error.remedy is Remedy.NONE and error.kind not in PASSING:
+                    return  # it will never answer: running the jobs is better than waiting forever
+                attempt += 1
+                await asyncio.sleep(backoff_secs(attempt))
+            else:
+                self.inflight.lost(lost)
+                if is_all:
+                    self._extend(began_ns)
+                return
 
-    async def renew(self, client: Client) -> tuple[list[bytes], int]:
-        """Renew every entry held. Return the IDs that this worker no longer owns, and when the renewal began."""
+    async def renew(self, client: Client, ids: Iterable[bytes] | None = None) -> tuple[list[bytes], int]:
+        """Renew these entries, or all held. Return the IDs that this worker no longer owns, and when this began."""
         began = boot_clock_ns()
-        ids = sorted(self.inflight, key=entry_order)
+        ids = sorted(self.inflight if ids is None else ids, key=entry_order)
         lost: list[bytes] = []
         for start in range(0, max(len(ids), 1), MAX_IDS):
             try:
