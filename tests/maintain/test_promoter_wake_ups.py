@@ -226,6 +226,27 @@ async def test_a_set_is_polled_rarely_until_a_peer_adds_a_job_unannounced(
 
 
 @pytest.mark.slow
+async def test_the_next_leader_polls_as_often_for_the_jobs_of_peers(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leader, "ANNOUNCE_SECS", 0.0)
+    monkeypatch.setattr(leader, "STANDBY_SECS", 3600.0)
+    view = QueueView(server, "q")
+    counts = []
+    for number in range(2):
+        async with running(Promoter(server.url, PromoterConfig(queue_name="q", poll_interval_ms=20))):
+            await until(lambda: is_listening(server), "it listens")
+            before = looks(view)
+            await asyncio.sleep(1)
+            counts.append(looks(view) - before)
+            if number == 0:
+                delay(view, member_of("of a peer"))
+                await until(lambda: view.client.pttl(view.keys.peers) > 3_500_000, "it is noted for an hour")
+    print(f"looks per second: {counts[0]} before, {counts[1]} of the next leader")
+    assert counts[1] > 2 * counts[0]
+
+
+@pytest.mark.slow
 @pytest.mark.untraced
 async def test_jobs_start_on_time(server: Server) -> None:
     late: dict[str, list[float]] = {"delayed": [], "immediate": []}

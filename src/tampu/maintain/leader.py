@@ -20,6 +20,8 @@ from tampu.maintain.supervise import Failures, supervise
 from tampu.maintain.wake_ups import WakeUps
 from tampu.redis import calls
 from tampu.redis.client import Client
+from tampu.redis.connection import pack_command
+from tampu.redis.faults import ServerError
 from tampu.redis.settings import parse_url
 from tampu.wire.keys import QueueKeys
 
@@ -59,7 +61,15 @@ class Duty(Generic[C]):
     scripts: Sequence[Script] = ()
 
     def __init__(
-        self, client: Client, config: C, *, lock: str, watched: str, poll_ms: int, wake: str | None = None
+        self,
+        client: Client,
+        config: C,
+        *,
+        lock: str,
+        watched: str,
+        poll_ms: int,
+        wake: str | None = None,
+        peers: str | None = None,
     ) -> None:
         self.client = client
         self.config: C = config
@@ -68,6 +78,8 @@ class Duty(Generic[C]):
         self.lock = lock
         self.watched = watched
         self.wake = wake
+        #: The key that marks, for the next leader, a set to which peers add unannounced members.
+        self.peers = peers
         #: How often the set is checked, in seconds, if earlier members are not announced.
         self.poll_secs = poll_ms / 1000
         # Two processes with the same configured id must not both believe they are the leader.
@@ -119,6 +131,13 @@ class Duty(Generic[C]):
         if is_ours != self.is_ours:
             self.is_ours = is_ours
             self.on_change(is_ours)
+            if is_ours:
+                self.earliest = None  # other processes may have changed the set
+                self.check_at = 0.0
+                if self.peers is not None:
+                    with contextlib.suppress(ServerError):  # an ACL may forbid it
+                        left_ms = await self.client.call("PTTL", self.peers)
+                        self.peers_until = max(self.peers_until, time.monotonic() + left_ms / 1000)
         return is_ours
 
     async def resign(self) -> None:
@@ -142,8 +161,13 @@ class Duty(Generic[C]):
         since = self.read_at
 
         def judge() -> None:
-            if self.woken_at < since:
-                self.peers_until = time.monotonic() + PEER_SECS
+            if self.woken_at >= since:
+                return
+            now, connection = time.monotonic(), self.client.connection
+            if connection is not None and self.peers is not None and self.peers_until < now + PEER_SECS / 2:
+                mark = ("SET", self.peers, "1", "PX", int(PEER_SECS * 1000))
+                connection.request(pack_command(mark), lambda reply: None)  # without it, the next leader finds out
+            self.peers_until = now + PEER_SECS
 
         asyncio.get_running_loop().call_later(ANNOUNCE_SECS, judge)
 
@@ -228,13 +252,7 @@ class LeaderLoop:
             standing_by = [duty for duty in duties if duty.is_ours is False and duty.ask_at > now]
             held = await calls.existing(self._client, [duty.lock for duty in standing_by])
             asking += [duty for duty, is_held in zip(standing_by, held, strict=True) if is_held is not True]
-        await asyncio.gather(*(self._supervised(duty, self._ask) for duty in asking))
-
-    async def _ask(self, duty: Duty[Any]) -> None:
-        was_ours = duty.is_ours
-        if await duty.lead() and not was_ours:
-            duty.earliest = None  # other processes may have changed the set
-            duty.check_at = 0.0
+        await asyncio.gather(*(self._supervised(duty, Duty.lead) for duty in asking))
 
     async def _check_sets(self, now: float) -> None:
         """Check all sets whose time has come, in one request. Those that were empty cost one command together."""
@@ -299,7 +317,7 @@ class LeaderLoop:
         duty.check_at = self._next_check_at(duty, now)
         duty.failures.clear()
 
-    async def _supervised(self, duty: Duty[Any], work: Callable[[Duty[Any]], Awaitable[None]]) -> None:
+    async def _supervised(self, duty: Duty[Any], work: Callable[[Duty[Any]], Awaitable[object]]) -> None:
         """Await work for one duty. Its errors do not stop the others."""
         try:
             await work(duty)

@@ -34,7 +34,8 @@ class PromoterDuty(Duty[PromoterConfig]):
 
     def __init__(self, client: Client, config: PromoterConfig) -> None:
         keys, poll_ms = QueueKeys(config.queue_name), config.poll_interval_ms
-        super().__init__(client, config, lock=keys.promoter_lock, watched=keys.delayed, poll_ms=poll_ms, wake=keys.wake)
+        names = {"lock": keys.promoter_lock, "watched": keys.delayed, "wake": keys.wake, "peers": keys.peers}
+        super().__init__(client, config, poll_ms=poll_ms, **names)
         self._metrics = config.metrics.for_queue(config.queue_name)
         self._last_failure = ""
         #: True if the last round left jobs that are due.

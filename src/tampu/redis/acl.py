@@ -46,7 +46,7 @@ _COMMANDS: dict[Role, str] = {
         xadd xlen xread xrange zadd zcount zrangebyscore zrem
     """,
     "worker": f"""
-        {_SCRIPTS} {_TRANSACTIONS} client|id client|info client|unblock time
+        {_SCRIPTS} {_TRANSACTIONS} client|id client|unblock time
         client|tracking subscribe ping
         del exists expire pexpire get mget set pttl ttl
         hdel hexists hget hgetall hincrby hlen hmget hrandfield hset hsetnx

@@ -23,6 +23,7 @@ class QueueKeys:
         self.paused_tasks = f"{tag}:paused-tasks"
         self.cancel_marks = f"{tag}:cancel"
         self.wake = f"{tag}:wake"
+        self.peers = f"{tag}:peers"
         self.due = f"{tag}:due"
 
     def dedup_marker(self, job_id: str) -> str:
