@@ -141,7 +141,7 @@ async def test_progress_not_sent_when_the_run_ends_is_dropped(
     await until(lambda: len(told(server, queue)) == 1, "the first is sent")
     job.progress(0.2)
     reporter.forget(job)
-    assert reporter._reports == {}
+    assert reporter.reports == {}
     other = running_job(reporter, "other")
     other.progress(0.3)
     await until(lambda: ("0.3", "") in told(server, queue), "the other is sent")
