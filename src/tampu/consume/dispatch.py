@@ -95,7 +95,7 @@ class Dispatcher:
         self._processes: list[Processes] = []
         self._remotes: dict[str, RemoteTaskCall] = {}
         #: Called before the first job of a task with `process=True`, which may be registered while the worker runs.
-        self.when_process_task: Callable[[], None] = _ignore
+        self.when_process_task: Callable[[], object] = lambda: None
 
     def target_of(self, job: Job[Any]) -> Target:
         """Return how a job runs."""
@@ -153,10 +153,6 @@ class Dispatcher:
             self.when_process_task()
             self._processes.append(Processes(RemoteCalls(self._remotes), self._threads, *self._process_limits))
         return self._processes[-1]
-
-
-def _ignore() -> None:
-    """Do nothing."""
 
 
 def _opened(codec: QueueCodec, job: Job[Any]) -> Job[Any]:

@@ -70,8 +70,8 @@ class Heartbeats:
             held=len(queue.inflight),
             running_count=len(running),
             running=[
-                RunningJob(job.id, job.name, (now_ns - started_ns) // 1_000_000, job.attempt + 1)
-                for job, started_ns in ((delivery.job, delivery.started_ns) for delivery in running[:MAX_LISTED])
+                RunningJob(each.job.id, each.job.name, (now_ns - each.started_ns) // 1_000_000, each.job.attempt + 1)
+                for each in running[:MAX_LISTED]
             ],
             share=QueueShare(
                 queues=self._pool.shares.queues,

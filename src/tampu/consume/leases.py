@@ -344,7 +344,7 @@ class LeaseThread:
     def _record(self, leases: Leases, result: Any) -> None:
         """Record how the renewal of one queue's leases ended. An error does not affect other queues."""
         if isinstance(result, Exception):
-            leases.failures.note(result)
+            leases.failures.record(result)
             return
         if isinstance(result, BaseException):
             raise result

@@ -200,7 +200,7 @@ class ServerLink:
                 try:
                     await queue.measure()
                 except ServerError as error:  # such as a key of the wrong type; still measure the others
-                    queue.measure_failures.note(error)
+                    queue.measure_failures.record(error)
                 else:
                     queue.measure_failures.clear()
         await self._pause(MEASURE_SECS)
@@ -250,7 +250,7 @@ class ServerLink:
                 await queue.cancels.update(reply)
         for queue in queues:
             if queue in errors:
-                queue.watch_failures.note(errors[queue])
+                queue.watch_failures.record(errors[queue])
             else:
                 queue.watch_failures.clear()
 
@@ -291,7 +291,7 @@ class ServerLink:
         if self.client.connection is None:
             return
         try:
-            await asyncio.wait_for(_awaited(work), patience_secs)
+            await asyncio.wait_for(work(), patience_secs)
         except Exception as error:
             logger.info("skipped a cleanup step at shutdown: %s: %s", type(error).__name__, error)
 
@@ -302,7 +302,3 @@ class ServerLink:
     async def _forget(self, queue: ServedQueue, consumer: str) -> None:
         keys, group = queue.keys, self._config.group
         await calls.forget_consumer(self.client, keys.stream, keys.leases(group), group=group, consumer=consumer)
-
-
-async def _awaited(work: Callable[[], Awaitable[object]]) -> None:
-    await work()

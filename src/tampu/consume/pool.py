@@ -167,7 +167,7 @@ class Pool:
         """Return the number of jobs running or waiting."""
         return self.running + len(self._waiting)
 
-    def room(self, most_ahead: int, pace: deque[tuple[float, int]]) -> int:
+    def room(self, max_ahead: int, pace: deque[tuple[float, int]]) -> int:
         """Return the free slots, plus the jobs that will finish until entries arrive that are read now.
 
         Jobs finish at the recent rate, of which `pace` has the samples. If fewer finished in the last 20 ms than are
@@ -184,7 +184,7 @@ class Pool:
         lately = self.finished - pace[0][1]
         if lately <= self.running or not self.shares.may_read_ahead:
             lately = 0
-        return self.concurrency + min(lately, most_ahead) - occupied
+        return self.concurrency + min(lately, max_ahead) - occupied
 
     def put(self, queue: ServedQueue, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries of one queue behind those that wait."""

@@ -515,7 +515,7 @@ class Reader:
 
     def _record_failure(self, queue: ServedQueue, error: RedisError) -> None:
         queue.is_failing = True
-        queue.retry_at = time.monotonic() + queue.read_failures.note(error)
+        queue.retry_at = time.monotonic() + queue.read_failures.record(error)
         self._turns.end(queue)
 
 

@@ -160,7 +160,7 @@ class Takeover:
                     if not await self._take_over():
                         break
         except Exception as error:
-            self._retry_at = time.monotonic() + self._failures.note(error)
+            self._retry_at = time.monotonic() + self._failures.record(error)
         else:
             self._failures.clear()
         finally:

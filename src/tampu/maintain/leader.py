@@ -267,7 +267,7 @@ class LeaderLoop:
         found, firsts, server_ms = await asyncio.gather(
             calls.existing(self._client, [duty.watched for duty in empty]),
             self._client.call_each([("ZRANGE", duty.watched, 0, 0, "WITHSCORES") for duty in ahead]),
-            self._client.server_time_ms() if ahead else _nothing(),
+            self._client.server_time_ms() if ahead else asyncio.sleep(0, 0),
         )
         unchanged: set[Duty[Any]] = set()
         for duty, has_members in zip(empty, found, strict=True):
@@ -279,7 +279,7 @@ class LeaderLoop:
         for duty, first in zip(ahead, firsts, strict=True):
             score = float(first[1]) if isinstance(first, list) and len(first) == 2 else None
             # The server's clock may have been set since the last round.
-            if score is not None and score == duty.earliest and score > (server_ms or 0):
+            if score is not None and score == duty.earliest and score > server_ms:
                 unchanged.add(duty)
             elif score is not None and score < (duty.earliest or 0.0):
                 duty.record_earlier()
@@ -322,15 +322,11 @@ class LeaderLoop:
         try:
             await work(duty)
         except Exception as error:
-            duty.retry_at = time.monotonic() + duty.failures.note(error)
+            duty.retry_at = time.monotonic() + duty.failures.record(error)
         finally:
             if duty.working is asyncio.current_task():
                 duty.working = None
                 self._woken.set()
-
-
-async def _nothing() -> None:
-    """Return None, in place of a request that is not needed."""
 
 
 class Standalone(Generic[C]):

@@ -68,16 +68,16 @@ def plan(spec: StoredSpec, due_ms: int, now_ms: int, all_since_ms: int | None = 
     newest = _newest_fire(pattern, due_ms, last_ms)
     following = pattern.next_fire_ms(newest)
     fires: tuple[int, ...] = (newest,)
-    missed_most = min(policy.max_catchup or 0, MAX_CATCHUP) if policy.kind == "fire-all" else 0
+    max_missed = min(policy.max_catchup or 0, MAX_CATCHUP) if policy.kind == "fire-all" else 0
     if all_since_ms is not None and newest >= all_since_ms and policy.kind != "fire-once":
         first = due_ms
         if due_ms < all_since_ms:
             last_missed = _newest_fire(pattern, due_ms, all_since_ms - 1)
             first = pattern.next_fire_ms(last_missed) or newest
-        missed = _fires_from(pattern, due_ms, first - 1, missed_most)
+        missed = _fires_from(pattern, due_ms, first - 1, max_missed)
         fires = missed + _fires_from(pattern, first, newest, MAX_CATCHUP)
     elif policy.kind == "fire-all" and newest != due_ms:
-        fires = _fires_from(pattern, due_ms, newest, missed_most)
+        fires = _fires_from(pattern, due_ms, newest, max_missed)
     elif policy.kind == "skip" and following is not None:
         is_stale = now_ms - newest >= max(following - newest, SKIP_GRACE_MS)
         fires = () if is_stale else fires
@@ -102,11 +102,11 @@ def _newest_fire(pattern: RepeatPattern, due_ms: int, last_ms: int) -> int:
     return due_ms + bisect_left(range(due_ms, last_ms), True, key=is_newest_or_later)
 
 
-def _fires_from(pattern: RepeatPattern, due_ms: int, newest: int, most: int) -> tuple[int, ...]:
-    """Return up to `most` fires from `due_ms` to `newest`, oldest first."""
+def _fires_from(pattern: RepeatPattern, due_ms: int, newest: int, limit: int) -> tuple[int, ...]:
+    """Return up to `limit` fires from `due_ms` to `newest`, oldest first."""
     fires: list[int] = []
     fire_ms: int | None = due_ms
-    while fire_ms is not None and fire_ms <= newest and len(fires) < most:
+    while fire_ms is not None and fire_ms <= newest and len(fires) < limit:
         fires.append(fire_ms)
         fire_ms = pattern.next_fire_ms(fire_ms)
     return tuple(fires)
@@ -160,7 +160,7 @@ class SchedulerDuty(Duty[SchedulerConfig]):
         self._has_taken_over = is_ours and self._has_stood_by
         self._has_stood_by = not is_ours
 
-    def _note_takeover(self, now_ms: int) -> None:
+    def _record_takeover(self, now_ms: int) -> None:
         """After a takeover, set `_all_since_ms` to catch up on fires since the last leader died.
 
         The leader held the lock at the last check, so it was alive one TTL before that, and had fired everything up to
@@ -181,10 +181,10 @@ class SchedulerDuty(Duty[SchedulerConfig]):
         are read past for a while, so that they delay no others.
         """
         now_ms = await self.client.server_time_ms()
-        self._note_takeover(now_ms)
+        self._record_takeover(now_ms)
         repeat = self.keys.repeat
-        most = self.config.batch + len(self._failed)
-        read = await self.client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, most)
+        limit = self.config.batch + len(self._failed)
+        read = await self.client.call("ZRANGEBYSCORE", repeat, "-inf", now_ms, "WITHSCORES", "LIMIT", 0, limit)
         due = dict(zip(read[::2], read[1::2], strict=True))
         self._failed = {spec_key: failed for spec_key, failed in self._failed.items() if spec_key in due}
         now = time.monotonic()
@@ -196,9 +196,9 @@ class SchedulerDuty(Duty[SchedulerConfig]):
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and _concerns_all(outcome):
                 raise outcome
-        self._note_failures(due, outcomes)
+        self._record_failures(due, outcomes)
         self._log_skipped()
-        if len(read) >= 2 * most:
+        if len(read) >= 2 * limit:
             return 0.0
         if not self._failed:
             self._all_since_ms = None
@@ -207,7 +207,7 @@ class SchedulerDuty(Duty[SchedulerConfig]):
         self.earliest = None if self._failed else float(soonest[1]) if soonest else float("inf")
         return min(max(float(soonest[1]) - now_ms, 1.0) / 1000, self.poll_secs) if soonest else self.poll_secs
 
-    def _note_failures(self, due: dict[bytes, bytes], outcomes: list[BaseException | None]) -> None:
+    def _record_failures(self, due: dict[bytes, bytes], outcomes: list[BaseException | None]) -> None:
         """Set failed specs aside, and log each error once."""
         retry_at = time.monotonic() + RETRY_SECS
         for (spec_key, score), error in zip(due.items(), outcomes, strict=True):

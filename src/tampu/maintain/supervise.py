@@ -23,8 +23,8 @@ class Failures:
         self._count = 0
         self._last_text = ""
 
-    def note(self, error: Exception) -> float:
-        """Note a failure. Return the seconds to wait before the next attempt."""
+    def record(self, error: Exception) -> float:
+        """Record a failure. Return the seconds to wait before the next attempt."""
         self._count += 1
         text = f"{type(error).__name__}: {error}"
         if text != self._last_text:
@@ -33,7 +33,7 @@ class Failures:
         return backoff_secs(self._count)
 
     def clear(self) -> None:
-        """Note a success."""
+        """Record a success."""
         if self._count:
             logger.info("%s recovered after %d failure%s", self._role, self._count, "" if self._count == 1 else "s")
             self._count = 0
@@ -49,7 +49,7 @@ async def supervise(role: str, one_round: Callable[[], Awaitable[None]], is_over
         except asyncio.CancelledError:
             raise
         except Exception as error:
-            await asyncio.sleep(failures.note(error))
+            await asyncio.sleep(failures.record(error))
         else:
             failures.clear()
 

@@ -287,8 +287,8 @@ class Chain:
             window.codes = reply[2].decode()
             self._recovery.since = None
             self._send_again(window)
-        if self._again and not self._sent:
-            self._start_recovery()
+        if self._again and not self._sent and not self._closed:
+            self._recovery.start()
         elif self._queue:
             self._pump()
         if self._drained is not None and self.is_idle():
@@ -358,10 +358,6 @@ class Chain:
         self._again.append(window)
 
     # --- recovering
-
-    def _start_recovery(self) -> None:
-        if not self._closed:
-            self._recovery.start()
 
     def _resume(self, connection: Connection) -> None:
         """Send windows without a reply again, in order, then the queued ones."""
