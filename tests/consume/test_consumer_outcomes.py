@@ -576,3 +576,23 @@ def test_every_reason_is_in_the_wire_format() -> None:
     assert {reason.value for reason in DlqReason} == {
         *("retries_exhausted", "decode_failed", "malformed", "oversize_payload", "unrecoverable", "expired")
     }
+
+
+async def test_small_outcomes_do_not_wait_for_a_large_result(view: WorkerView) -> None:
+    started: list[str] = []
+    together = asyncio.Event()
+
+    async def handler(job: Job[Any]) -> bytes:
+        started.append(job.id)
+        await together.wait()
+        return b"x" * (500_000 if job.payload == "large" else 5)
+
+    async with consuming(view.server.url, handler, concurrency=20, store_results=True, ack_idle_ms=50):
+        large = [view.add("large") for _ in range(2)]
+        small = [view.add("small") for _ in range(5)]
+        await until(lambda: len(started) == 7, "all run")
+        together.set()
+        await until(view.is_settled, "all are settled")
+    completed = [fields[3] for fields in view.flat(view.keys.events) if fields[1] == "completed"]
+    assert sorted(completed[:5]) == sorted(small)
+    assert sorted(completed[5:]) == sorted(large)

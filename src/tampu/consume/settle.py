@@ -47,6 +47,8 @@ _WRITTEN, _HELD = SettleCode.WRITTEN, SettleCode.HELD
 MAX_IN_FLIGHT = 2
 #: How long an outcome that the server could not write waits before it is sent again, in seconds.
 HELD_RETRY_SECS = 0.5
+#: Outcomes of more bytes than this are sent on their own, after the others that are ready: they may take a while.
+LARGE_BYTES = 64 * 1024
 #: Connections that may break under a window before it is split.
 MAX_LOSSES = 3
 #: Unwritten outcomes at which reading stops; four windows of outcomes if that is more.
@@ -110,6 +112,8 @@ class Settler:
         self._outcomes: list[Outcome] = []
         #: Bytes of results, retries and dead letters in them.
         self._outcome_bytes = 0
+        #: Large ones at the start of them, each to be sent on its own.
+        self._large = 0
         #: Deliveries that have started and whose `active` event was not sent. It travels with the outcome if that is
         #: known by the time the window is sent.
         self._started: list[Delivery] = []
@@ -287,14 +291,24 @@ class Settler:
 
     def _take_window(self) -> SettleWindow:
         size = min(len(self._outcomes), self._config.ack_batch)
-        if size == len(self._outcomes) and self._outcome_bytes <= MAX_CALL_BYTES:
+        if size == len(self._outcomes) and self._outcome_bytes <= LARGE_BYTES:
             window, self._outcomes, self._outcome_bytes = SettleWindow(self._outcomes), [], 0
             return window
+        if self._large:
+            size = 1
+            self._large -= 1
+        else:
+            self._outcomes[:size] = sorted(self._outcomes[:size], key=_is_large)
+            self._large = sum(map(_is_large, self._outcomes[:size]))
+            size -= self._large
+            if not size:
+                size = 1
+                self._large -= 1
         total = 0
         for count, outcome in enumerate(self._outcomes[:size], 1):
             total += outcome.size
-            if total > MAX_CALL_BYTES:
-                size = count
+            if total > MAX_CALL_BYTES and count < size:
+                size, self._large = count, 0  # others still go first
                 break
         window, self._outcomes = SettleWindow(self._outcomes[:size]), self._outcomes[size:]
         self._outcome_bytes -= total
@@ -498,6 +512,10 @@ def _sealed_results(window: SettleWindow, codec: QueueCodec) -> list[bytes]:
 
 def _is_failure(outcome: Outcome) -> bool:
     return not isinstance(outcome, Success)
+
+
+def _is_large(outcome: Outcome) -> bool:
+    return outcome.size > LARGE_BYTES
 
 
 def _is_about_size(error: RedisError) -> bool:
