@@ -7,7 +7,7 @@ prints its help does not load a Redis client. `__init__.pyi` lists the names and
 # Not `from __future__ import annotations`: `python -m tampu` would import __future__.py from the current folder.
 from importlib import import_module
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: Module of each public name, read from the lines `from module import name as name` of the stub.
 _MODULES: dict[str, str] = {}
