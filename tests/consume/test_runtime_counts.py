@@ -12,6 +12,7 @@ import pytest
 
 from support.waiting import until
 from tampu import Queue, Worker
+from tampu.consume import link
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -82,6 +83,21 @@ async def test_an_idle_worker_costs_the_same_whatever_the_number_of_queues(serve
     )
     assert requests <= 25
     assert calls <= 25 + 6 * count
+
+
+@pytest.mark.untraced
+async def test_dead_consumers_of_all_queues_are_looked_for_together(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(link, "SWEEP_INTERVAL_SECS", 1.0)
+    client = server.client()
+    async with working(server, 100):
+        await until(lambda: is_reading(server), "it reads")
+        await asyncio.sleep(1)  # the first checks of each queue
+        client.config_resetstat()
+        await asyncio.sleep(3)
+        requests = client.info("stats")["total_reads_processed"] / 3
+    assert requests <= 50  # one by one: 400
 
 
 @pytest.mark.untraced

@@ -258,12 +258,14 @@ class ServerLink:
         await self._pause(SWEEP_INTERVAL_SECS)
         if self._stopping.is_set():
             return
-        for queue in self.queues.copy():
-            with contextlib.suppress(ServerError):
-                for worker in await list_workers(self.client, queue.keys, dead=True):
-                    is_silent = not worker.is_alive and worker.idle_ms >= SILENT_CONSUMER_MS
-                    if is_silent and worker.group == self._config.group:
-                        await self._forget(queue, worker.name)
+        await asyncio.gather(*map(self._forget_dead_consumers_of, self.queues))  # together: their requests are shared
+
+    async def _forget_dead_consumers_of(self, queue: ServedQueue) -> None:
+        with contextlib.suppress(ServerError):
+            for worker in await list_workers(self.client, queue.keys, dead=True):
+                is_silent = not worker.is_alive and worker.idle_ms >= SILENT_CONSUMER_MS
+                if is_silent and worker.group == self._config.group:
+                    await self._forget(queue, worker.name)
 
     # --- stopping
 
