@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import secs_until_round
 from tampu.consume.leases import renewal_secs
+from tampu.consume.meter import WRITE_SECS, MeterLoop
 from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
 from tampu.consume.settle import ACK, SETTLE, SETTLE_UNDER_OOM
 from tampu.consume.takeover import LATE_MS
@@ -108,6 +109,7 @@ class ServerLink:
         self.queues: list[ServedQueue] = []
         self.reader = Reader(self.read_client, self.client, config, pool, self.queues)
         self._leading = LeaderLoop(self._leader_client, settings, self.routing_key, wake_ups)
+        self._meters = MeterLoop(self.client, self.queues, registers=settings.kind != "cluster")
         self._stopping = asyncio.Event()
         self._poll_now = asyncio.Event()
         self._is_prepared = False
@@ -141,6 +143,7 @@ class ServerLink:
             "tampu-takeover": supervise("takeover of jobs", self._take_over, is_over),
             "tampu-unheld": supervise("hand-back of late entries", self.reader.watch_unheld, is_over),
             "tampu-sweeper": supervise("removal of dead consumers", self._forget_dead_consumers, is_over),
+            "tampu-meters": supervise("meters", self._write_meters, is_over),
             "tampu-watch": supervise("check for pauses and cancels", self._watch, is_over),
             "tampu-leader": self._leading.run(self._stopping),
         }
@@ -204,6 +207,10 @@ class ServerLink:
                 else:
                     queue.measure_failures.clear()
         await self._pause(MEASURE_SECS)
+
+    async def _write_meters(self) -> None:
+        await self._meters.run_once()
+        await self._pause(WRITE_SECS)
 
     async def _watch(self) -> None:
         """Poll, then wait for a second."""
@@ -285,6 +292,7 @@ class ServerLink:
                 task.cancel()
             await asyncio.gather(*self._loops.values(), return_exceptions=True)
         await self._leader_client.close()
+        await self.best_effort(self._meters.write, secs_left())
         await self.best_effort(self._forget_names, secs_left())
         await self.client.close()
 

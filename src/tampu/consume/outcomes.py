@@ -61,6 +61,8 @@ class Outcome:
 
     #: The result to store, empty if there is none; None if the job did not succeed.
     result: bytes | None = None
+    #: Where a meter counts it (`Counts.kinds`); None if it is not the end of a run.
+    place: int | None = None
 
     def __init__(self, delivery: Delivery, finished_at_ms: int, duration_us: int) -> None:
         self.delivery = delivery
@@ -103,6 +105,7 @@ class Success(Outcome):
     __slots__ = ("result",)
 
     result: bytes
+    place = 0
 
     def __init__(self, delivery: Delivery, finished_at_ms: int, duration_us: int, result: bytes = b"") -> None:
         # Not by `super().__init__`, which takes as long as the rest.
@@ -120,7 +123,7 @@ class Success(Outcome):
 class Retried(Outcome):
     """A job runs again after `backoff_ms`. Without `counts` it uses up no attempt."""
 
-    __slots__ = ("backoff_ms", "index_ttl_secs", "member", "reason", "traceback")
+    __slots__ = ("backoff_ms", "index_ttl_secs", "member", "place", "reason", "traceback")
 
     def __init__(
         self,
@@ -138,6 +141,7 @@ class Retried(Outcome):
         attempt = min(job.attempt + 1, MAX_U32) if counts else job.attempt
         envelope = encode_envelope(job.id, job._slot, job.created_at_ms, attempt, job.retry) + job._tail
         self.backoff_ms = backoff_ms
+        self.place = 1 if counts else None
         #: The member of the delayed set.
         self.member = encode_delayed_member(job.name, envelope)
         #: 0 for a generated ID, which has no index key.
@@ -159,10 +163,11 @@ class Retried(Outcome):
 class Cancelled(Outcome):
     """A job was cancelled, before or while it ran."""
 
-    __slots__ = ("reason",)
+    __slots__ = ("place", "reason")
 
     def __init__(self, delivery: Delivery, finished_at_ms: int, duration_us: int, reason: str, *, ran: bool) -> None:
         super().__init__(delivery, finished_at_ms, duration_us)
+        self.place = 3 if ran else None
         self.reason = reason.encode(errors="replace")
         if not ran:
             self.runs -= 1
@@ -180,7 +185,7 @@ class Cancelled(Outcome):
 class DeadLetter(Outcome):
     """A job is not retried. `error` is its last error; only `malformed` has a `detail`."""
 
-    __slots__ = ("fields", "letter", "reason", "reported")
+    __slots__ = ("fields", "letter", "place", "reason", "reported")
 
     def __init__(
         self,
@@ -206,6 +211,7 @@ class DeadLetter(Outcome):
             payload, original = b"", None
             dropped = f"{size:,} bytes are not kept, over {MAX_LETTER_BYTES:,}"
             detail = f"{detail}; {dropped}" if detail else dropped
+        self.place = 2 if ran else None
         self.reason = reason
         self.letter = DlqEntry(
             dlq_id="",

@@ -17,6 +17,7 @@ from tampu.consume.inflight import InFlight
 from tampu.consume.job_log import JobLog, JobMetrics
 from tampu.consume.leases import Leases, LeaseThread
 from tampu.consume.link import ClusterNodes, ServerLink
+from tampu.consume.meter import Meter
 from tampu.consume.outcomes import DeadLetter, Observers
 from tampu.consume.pool import Pool, Share
 from tampu.consume.processes import refuse_inside_starting_child
@@ -79,6 +80,8 @@ class ServedQueue:
         self.inflight = InFlight(client, keys, config, self.settler.add, runtime.decode_payload, self.observers, self)
         self.settler.on_settled = self.inflight.settled
         self.settler.on_all_succeeded = self.inflight.all_succeeded
+        self.meter = Meter()
+        self.settler.on_written = self.meter.count
         #: True if the metrics sink wants to know the length of the queue.
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
         #: The calls of `on_failure`; None if the queue has a handler instead of tasks.

@@ -106,6 +106,8 @@ class Settler:
         self.on_settled: Callable[[Outcome, str], None] = lambda outcome, code: None
         #: Called instead with a window of successes that were all written.
         self.on_all_succeeded: Callable[[list[Outcome]], None] = lambda outcomes: None
+        #: Called first with the outcomes of a window that were written.
+        self.on_written: Callable[[list[Outcome]], None] = lambda outcomes: None
         self._script = SETTLE
         self._has_xackdel = False
         self._loop = asyncio.get_running_loop()
@@ -412,8 +414,11 @@ class Settler:
             # A bare acknowledgement: XACKDEL answers -1 for an entry that was no longer pending.
             codes = "".join(_WRITTEN if answer > 0 else SettleCode.LOST for answer in reply)
         elif window and not _is_failure(window[-1]):  # successes come first
+            self.on_written(window)
             self.on_all_succeeded(window)
             return
+        written = [outcome for outcome, code in zip(window, codes, strict=True) if code == _WRITTEN] if codes else window
+        self.on_written(written)
         for outcome, code in zip(window, codes or _WRITTEN * len(window), strict=True):
             if code == _HELD:
                 self._hold(outcome)

@@ -54,7 +54,10 @@ if TYPE_CHECKING:
     from tampu.wire.keys import QueueKeys
     from tampu.wire.repeat import RepeatableMeta, StoredSpec
 
-AuditAction = Literal["cancel", "delete", "delete-schedule", "drain", "pause", "purge", "remove", "replay", "resume"]
+AuditAction = Literal[
+    "cancel", "delete", "delete-schedule", "drain", "edit", "fire", "open", "pause", "purge", "remove", "replay",
+    "resume", "run-now",
+]  # fmt: skip
 #: What became of a request to cancel a job; see `Queue.cancel`.
 CancelOutcome = Literal["cancelled", "requested", "finished", "unknown"]
 

@@ -78,6 +78,8 @@ class DlqFilter:
     older_than_ms: int | None = None
     newer_than_ms: int | None = None
     cluster: str | None = None
+    #: Only letters up to this ID: those that were there when an operator was asked.
+    last_id: str | None = None
     #: It does not change which letters match.
     newest: bool = field(default=False, compare=False)
 
@@ -85,6 +87,8 @@ class DlqFilter:
         for dlq_id in self.ids or ():
             if isinstance(self.ids, str) or not isinstance(dlq_id, str) or not _ENTRY_ID.fullmatch(dlq_id):
                 raise invalid("ids", self.ids, "a list of dead-letter IDs, such as ['1700000000000-0']")
+        if self.last_id is not None and not _ENTRY_ID.fullmatch(self.last_id):
+            raise invalid("last_id", self.last_id, "the ID of a dead letter")
         if self.reason is not None and self.reason not in REASONS:
             raise invalid("reason", self.reason, f"one of {', '.join(REASONS)}")
         for name in ("name", "error_type", "match", "cluster"):
@@ -151,7 +155,7 @@ async def _pages(client: Client, keys: QueueKeys, query: DlqFilter, first_page: 
         return
     now_ms = await client.server_time_ms()
     low = "-" if query.newer_than_ms is None else str(max(now_ms - query.newer_than_ms, 0))
-    high = "+" if query.older_than_ms is None else str(max(now_ms - query.older_than_ms, 0))
+    high = query.last_id or "+" if query.older_than_ms is None else str(max(now_ms - query.older_than_ms, 0))
     first_page = PAGE if query.compares else first_page
     pages = stream_pages(client, keys.dlq, low, high, newest_first=query.newest, page=PAGE, first_page=first_page)
     async for entries in pages:

@@ -15,7 +15,8 @@ import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import asdict, replace
 from datetime import UTC, date, datetime
 from enum import Enum
@@ -51,14 +52,34 @@ Kind = Literal["payload", "result", "error", "traceback"]
 _EVENT_FIELDS: dict[str, Kind] = {"reason": "error", "detail": "error", "traceback": "traceback", "note": "error"}
 
 
+#: A hook that is called after that of the environment: of the requests of one dashboard.
+redact_also: ContextVar[Callable[[str, Any], Any] | None] = ContextVar("redact_also", default=None)
+
+#: False: the dashboard describes sealed payloads, even if the codec is there.
+opens_sealed: ContextVar[bool] = ContextVar("opens_sealed", default=True)
+
+
+def redacts() -> bool:
+    """Return True if there is a hook."""
+    return bool(os.environ.get(REDACT_VARIABLE)) or redact_also.get() is not None
+
+
 def redacted(kind: Kind, value: Any) -> Any:
     """Return what to show of a value: itself without a hook."""
-    target = os.environ.get(REDACT_VARIABLE)
-    if not target or value is None:
+    if value is None or not redacts():
         return value
-    hook = load_target(target)
-    if not callable(hook):
-        raise ConfigError(f"{REDACT_VARIABLE} must name a function (kind, value), as module:function; got {target!r}")
+    if target := os.environ.get(REDACT_VARIABLE):
+        hook = load_target(target)
+        if not callable(hook):
+            raise ConfigError(
+                f"{REDACT_VARIABLE} must name a function (kind, value), as module:function; got {target!r}"
+            )
+        value = _through(hook, kind, value)
+    also = redact_also.get()
+    return value if also is None else _through(also, kind, value)
+
+
+def _through(hook: Callable[[str, Any], Any], kind: Kind, value: Any) -> Any:
     try:
         return hook(kind, value)
     except Exception as error:
@@ -90,7 +111,7 @@ def redacted_state(state: JobState) -> JobState:
 
 def redacted_event(event: QueueEvent) -> QueueEvent:
     """Return an event with its text fields redacted."""
-    if not os.environ.get(REDACT_VARIABLE):
+    if not redacts():
         return event
     fields = {name: redacted(_EVENT_FIELDS[name], value) if name in _EVENT_FIELDS else value
               for name, value in event.fields.items()}  # fmt: skip
@@ -137,7 +158,7 @@ def payload_of(job: Job[Any], queue: str, *, raw: bool) -> Any:
     if raw:
         return redacted("payload", job.payload_slot)
     try:
-        codec = queue_codec(queue)
+        codec = queue_codec(queue) if opens_sealed.get() else None
         if codec is not None:
             return redacted("payload", decode_slot(codec.open_slot(job.payload_slot, job.name)))
         return redacted("payload", shown_value(job.payload))

@@ -43,6 +43,14 @@ _TABLE = {
         ),
         "watch": ("inspect:watch", "Watch one queue live: depths, rates, workers and events. Press Ctrl-C to exit."),
         "top": ("inspect:top", "Watch all queues live, busiest first. Press Ctrl-C to exit."),
+        "stats": (
+            "stats:stats",
+            "Show how often each task of a queue ran, failed and died, and how long runs and waits took.",
+        ),
+        "dashboard": (
+            "dashboard:dashboard",
+            "Serve a web interface of the queues: what waits, what failed and why, and actions that ask first.",
+        ),
         "events": (
             "events:events",
             "Show events of one queue or all queues, oldest first. --json prints one JSON object per line.",
