@@ -133,6 +133,7 @@ lock: ## resolve all dependencies again and write them, with hashes, to requirem
 		--no-emit-index-url --no-header --no-annotate "$$@"; }; \
 	compile --all-extras pyproject.toml -o requirements/dev.txt; \
 	compile --group build -c requirements/dev.txt -o requirements/build.txt; \
+	compile --group browser -c requirements/dev.txt -o requirements/browser.txt; \
 	compile --group release -c requirements/dev.txt -c requirements/build.txt -o requirements/release.txt
 
 release: setup ## check and build a release into dist/, with an SBOM and provenance (VERSION=0.2.0); tag and upload it yourself

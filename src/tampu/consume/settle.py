@@ -417,9 +417,9 @@ class Settler:
             self.on_written(window)
             self.on_all_succeeded(window)
             return
-        written = [outcome for outcome, code in zip(window, codes, strict=True) if code == _WRITTEN] if codes else window
-        self.on_written(written)
-        for outcome, code in zip(window, codes or _WRITTEN * len(window), strict=True):
+        codes = codes or _WRITTEN * len(window)
+        self.on_written([outcome for outcome, code in zip(window, codes, strict=True) if code == _WRITTEN])
+        for outcome, code in zip(window, codes, strict=True):
             if code == _HELD:
                 self._hold(outcome)
             else:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.errors import ConfigError, DecodeError, QueueFullError
 from tampu.inspect.dead_letters import DlqFilter
-from tampu.inspect.jobs import decoded_job, delayed_member, find_delayed_member
+from tampu.inspect.jobs import decoded_job
 from tampu.wire.codec import SEALED, queue_codec
 from tampu.wire.entry import job_fields
 from tampu.wire.envelope import encode_job
@@ -25,7 +25,7 @@ async def run_now(admin: QueueAdmin, job_ids: Sequence[str]) -> int:
     client, keys = admin.client, admin.keys
     moved = 0
     for job_id in job_ids:
-        member = await delayed_member(client, keys, job_id) or await find_delayed_member(client, keys, job_id)
+        member = await admin.delayed_member(job_id) or await admin.find_delayed_member(job_id)
         now_ms = await client.server_time_ms()
         # XX: a job that was promoted in the meantime is not delayed again.
         if member is not None and await client.call("ZADD", keys.delayed, "XX", "CH", now_ms, member):

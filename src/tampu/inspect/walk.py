@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 from tampu.errors import ConfigError, DecodeError
 from tampu.inspect.jobs import (
+    JobSearch,
     JobState,
     ListedState,
     _in_stream,
-    _pending,
     _state,
     decoded_job,
     decoded_member,
@@ -139,7 +139,7 @@ class _Walk:
 
     async def _walk_pending(self, state: ListedState) -> None:
         """Take the jobs that run, or of those that workers have fetched the ones that do not."""
-        async for job, is_running in _pending(self._client, self._keys, self._now_ms):
+        async for job, is_running in JobSearch(self._client, self._keys)._pending(self._now_ms):
             self._found.looked += 1
             if is_running == (state == "running"):
                 self._take(job)
@@ -174,7 +174,7 @@ class _Walk:
             letter = decode_dlq_fields(text(entry_id), fields)
             age_ms = max(self._now_ms - entry_ms(entry_id), 0)
             known = {"dead_letter": letter, "entry_id": letter.dlq_id, "age_ms": age_ms}
-            self._take(_state(decoded_job(letter.payload, letter.name), letter.name, "dead", self._now_ms, **known))
+            self._take(_state(decoded_job(letter.payload, letter.name), letter.name, "dead", **known))
         else:
             event = decode_event_fields(fields)
             is_wanted = event.name in ENDS and self._wanted.task in ("", event.job_name)
@@ -189,7 +189,8 @@ class _Walk:
                 self._found.looked += 1
                 start += 1
                 name, job = decoded_member(member)
-                self._take(_state(job, name, "delayed", self._now_ms, run_at_ms=score_ms(score)))
+                age_ms = None if job is None else max(self._now_ms - job.created_at_ms, 0)
+                self._take(_state(job, name, "delayed", run_at_ms=score_ms(score), age_ms=age_ms))
                 if self._found.is_full:
                     self._found.cursor = str(start)
                     return

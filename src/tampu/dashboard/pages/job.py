@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.dashboard.app import NotFound, Page
 from tampu.dashboard.html import pretty
-from tampu.inspect.jobs import JobState, decoded_job, decoded_member, delayed_member, job_of
+from tampu.inspect.jobs import JobState, decoded_job, decoded_member
 from tampu.inspect.timeline import (
     Around,
     Phase,
@@ -66,7 +66,7 @@ async def find(admin: QueueAdmin, job_id: str, letter_id: str, events: list[Even
         return state, await admin.job_in_stream(state.entry_id)
     if state.dead_letter is not None:
         return state, decoded_job(state.dead_letter.payload, state.name)
-    if state.state == "delayed" and (member := await delayed_member(admin.client, admin.keys, job_id)) is not None:
+    if state.state == "delayed" and (member := await admin.delayed_member(job_id)) is not None:
         return state, decoded_member(member)[1]
     return state, None
 
@@ -79,8 +79,12 @@ async def read_letter(admin: QueueAdmin, first: str, last: str, job_id: str) -> 
         if "Invalid stream ID" in str(error):
             raise NotFound(f"no dead letter {first!r}") from None
         raise
-    letters = (decode_dlq_fields(entry_id.decode(), fields) for entry_id, fields in entries)
-    return next((letter for letter in letters if job_of(letter.payload, job_id) is not None), None)
+    for entry_id, fields in entries:
+        letter = decode_dlq_fields(entry_id.decode(), fields)
+        job = decoded_job(letter.payload)
+        if job is not None and job.id == job_id:
+            return letter
+    return None
 
 
 async def page(ask: Ask) -> Page:
