@@ -13,7 +13,7 @@ from cli.shop import QUEUE, Filled
 from servers.process import eventually
 from tampu import JobState, Queue, QueueEvent
 from tampu.base.clock import wall_clock_ms
-from tampu.cli.commands.job import condensed, steps_of
+from tampu.inspect.timeline import condensed, steps_of
 from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS
 from tampu.wire.keys import QueueKeys
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from tampu.base.units import duration, plural, rate, size
 from tampu.cli.errors import UsageError
 from tampu.cli.output import printable
-from tampu.cli.units import duration, parse_duration, plural, rate, size
+from tampu.cli.units import parse_duration
 from tampu.inspect.views import jsonable, one_line
 
 

@@ -6,8 +6,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.units import duration, size
 from tampu.cli.errors import UsageError
-from tampu.cli.units import duration, instant, parse_duration, size
+from tampu.cli.units import instant, parse_duration
 from tampu.errors import ConfigError, DecodeError
 from tampu.inspect.jobs import decoded_job
 from tampu.inspect.views import iso, jsonable, one_line, payload_of

@@ -16,14 +16,12 @@ def duration(ms: float | None) -> str:
     if ms < 1000:
         return f"{ms:.0f} ms"
     seconds = ms / 1000
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    for size, name, small_size, small_name in ((60, "min", 1, "s"), (3600, "h", 60, "min"), (86_400, "d", 3600, "h")):
-        if seconds < size * (60 if name == "min" else 24) or name == "d":
+    for size, name, small_size, small_name in ((86_400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
             large, rest = divmod(seconds, size)
             small = int(rest // small_size)
             return f"{large:.0f} {name} {small} {small_name}" if small else f"{large:.0f} {name}"
-    raise AssertionError("unreachable: days have no upper limit")
+    return f"{seconds:.1f} s"
 
 
 def size(count: int | None) -> str:

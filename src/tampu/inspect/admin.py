@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import getpass
 import logging
+import math
 import os
 import socket
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ from tampu.inspect.dead_letters import (
 from tampu.inspect.jobs import JobSearch, decoded_job, decoded_member
 from tampu.inspect.snapshot import decode_pauses, list_workers, reason_of, take_snapshot
 from tampu.inspect.streams import newest_id, scan_keys, stream_pages
+from tampu.inspect.walk import Walk, Wanted
 from tampu.redis import calls
 from tampu.redis.acl import literal_glob
 from tampu.redis.faults import ServerError
@@ -44,8 +46,9 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from tampu.inspect.dead_letters import LetterCluster
-    from tampu.inspect.jobs import JobState
+    from tampu.inspect.jobs import JobState, ListedState
     from tampu.inspect.snapshot import QueueSnapshot, TaskPause, WorkerInfo
+    from tampu.inspect.walk import Walked
     from tampu.redis.client import Client
     from tampu.wire.codec import QueueCodec
     from tampu.wire.dlq import DlqEntry
@@ -133,6 +136,26 @@ class QueueAdmin(JobSearch):
                 logger.warning("the audit event of %s in queue %r was not written: %s", action, self.name, error)
 
     # --- jobs
+
+    async def jobs(
+        self, state: ListedState, *, name: str | None = None, older_than_ms: int | None = None, limit: int = 100
+    ) -> list[JobState]:
+        """Return up to `limit` jobs in a state, oldest first, however many must be read to find them.
+
+        `older_than_ms` is the minimum time since a running job started, a dead one failed, or any other was added.
+        """
+        return (await self.walk_jobs(state, Wanted(name, older_than_ms=older_than_ms), limit=limit)).jobs
+
+    async def walk_jobs(self, state: ListedState, wanted: Wanted, *, limit: int, max_read: float = math.inf) -> Walked:
+        """Return up to `limit` jobs, oldest first, that are among the first `max_read` entries or so."""
+        found = await Walk(self, state, wanted, limit=limit, oldest_first=True).page()
+        while found.cursor is not None and len(found.jobs) < limit and found.looked < max_read:
+            rest = Walk(self, state, wanted, limit=limit - len(found.jobs), oldest_first=True)
+            more = await rest.page(found.cursor)
+            found.jobs += more.jobs
+            found.looked, found.cursor = found.looked + more.looked, more.cursor
+        del found.jobs[limit:]
+        return found
 
     async def job_in_stream(self, entry_id: str) -> Job[Any] | None:
         """Return a waiting or running job by the ID of its entry; None if it has ended or cannot be decoded."""

@@ -15,7 +15,7 @@ from tampu.errors import DecodeError, ResultNotStored
 from tampu.inspect.snapshot import heartbeat_age_ms, read_heartbeats
 from tampu.inspect.streams import stream_entries, stream_groups, text
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
-from tampu.wire.entry import decode_delayed_member, due_field, entry_ms, entry_order, read_job_fields, score_ms
+from tampu.wire.entry import decode_delayed_member, due_field, entry_ms, read_job_fields, score_ms
 from tampu.wire.envelope import decode_job
 from tampu.wire.heartbeat import decode_heartbeat
 from tampu.wire.payload import decode_result
@@ -223,51 +223,6 @@ class JobSearch:
                     return bytes(member)
         return None
 
-    # --- lists of jobs
-
-    async def jobs(
-        self, state: ListedState, *, name: str | None = None, older_than_ms: int | None = None, limit: int = 100
-    ) -> list[JobState]:
-        """Return up to `limit` jobs in a state, oldest first.
-
-        `older_than_ms` is the minimum time since a running job started, a dead one failed, or any other was added.
-        """
-        walks = {
-            "waiting": self._list_waiting,
-            "running": self._list_running,
-            "delayed": self._list_delayed,
-            "dead": self._list_dead,
-        }
-        now_ms = await self.client.server_time_ms()
-        found: list[JobState] = []
-        async for job in walks[state](now_ms):
-            if name is not None and job.name != name:
-                continue
-            if older_than_ms is not None and (job.age_ms is None or job.age_ms < older_than_ms):
-                continue
-            found.append(job)
-            if len(found) >= limit:
-                break
-        if state == "running":
-            found.sort(key=lambda job: -(job.age_ms or 0))
-        return found
-
-    async def _list_waiting(self, now_ms: int) -> AsyncIterator[JobState]:
-        """Walk the entries that have not started: those that wait in a worker, then those that were not delivered."""
-        async for job, is_running in self._pending(now_ms):
-            if not is_running:
-                yield replace(job, state="waiting")
-        groups = await stream_groups(self.client, self.keys.stream)
-        last = max((entry_order(group["last-delivered-id"]) for group in groups), default=None)
-        start = "-" if last is None else f"({last[0]}-{last[1]}"
-        async for entry_id, fields in stream_entries(self.client, self.keys.stream, start):
-            yield _in_stream(entry_id, fields, "waiting", now_ms)
-
-    async def _list_running(self, now_ms: int) -> AsyncIterator[JobState]:
-        async for job, is_running in self._pending(now_ms):
-            if is_running:
-                yield job
-
     async def _pending(self, now_ms: int) -> AsyncIterator[tuple[JobState, bool]]:
         """Yield the pending entries, each with True if it is running, according to its worker's heartbeat.
 
@@ -293,23 +248,6 @@ class JobSearch:
                         job = replace(job, age_ms=running.running_ms + heartbeat_age_ms(ttl_ms))
                     yield job, beat is None or not beat.keeps_waiting(job.id)
                 position = f"({text(pending[-1][0])}" if len(pending) == PAGE else ""
-
-    async def _list_delayed(self, now_ms: int) -> AsyncIterator[JobState]:
-        start, flat = 0, [b""] * 2 * PAGE
-        while len(flat) == 2 * PAGE:
-            flat = await self.client.call("ZRANGE", self.keys.delayed, start, start + PAGE - 1, "WITHSCORES")
-            for member, score in zip(flat[::2], flat[1::2], strict=True):
-                name, job = decoded_member(member)
-                age_ms = None if job is None else max(now_ms - job.created_at_ms, 0)
-                yield _state(job, name, "delayed", run_at_ms=score_ms(score), age_ms=age_ms)
-            start += PAGE
-
-    async def _list_dead(self, now_ms: int) -> AsyncIterator[JobState]:
-        async for entry_id, fields in stream_entries(self.client, self.keys.dlq):
-            letter = decode_dlq_fields(text(entry_id), fields)
-            job = decoded_job(letter.payload, letter.name)
-            age_ms = max(now_ms - entry_ms(entry_id), 0)
-            yield _state(job, letter.name, "dead", dead_letter=letter, entry_id=text(entry_id), age_ms=age_ms)
 
 
 def decoded_job(envelope: bytes | None, name: str = "") -> Job[Any] | None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.base.units import duration, plural
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tampu.inspect.jobs import JobState
-    from tampu.inspect.snapshot import WorkerInfo
+    from tampu.inspect.snapshot import QueueSnapshot, WorkerInfo
 
 #: Longest run of progress events that is shown in full.
 MAX_PROGRESS = 5
@@ -41,6 +41,12 @@ class Around(NamedTuple):
     completed_per_sec: float
     has_promoter: bool
 
+    @classmethod
+    def of(cls, one: QueueSnapshot) -> Around:
+        """Return what a snapshot says."""
+        known = (one.is_paused, one.pause_reason, one.paused_tasks, one.event_rates.get("completed", 0.0))
+        return cls(one.queue, one.taken_at_ms, one.waiting, *known, one.promoter is not None)
+
 
 def command(*words: str) -> str:
     """Return a `tampu` command to suggest, quoted for a shell: a queue's name may be chosen to run another one."""
@@ -58,36 +64,19 @@ class Step:
     after_ms: int = 0
     worker: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the step for JSON output."""
-        return {
-            "at": iso(self.at_ms),
-            "at_ms": self.at_ms,
-            "what": self.what,
-            "note": self.note,
-            "after_ms": self.after_ms,
-            "worker": self.worker or None,
-        }
-
 
 def steps_of(state: JobState, entries: list[Event]) -> list[Step]:
     """Return the steps in the life of the job, starting when it was added."""
-    raw: list[Step] = []
     added_ms = created_ms(state, entries)
-    if added_ms is not None:
-        raw.append(Step(added_ms, "added"))
+    steps = [] if added_ms is None else [Step(added_ms, "added")]
     for entry_id, event in entries:
-        raw.append(
-            Step(event_ms(entry_id, event), event.name, details(event), worker=str(event.fields.get("worker", "")))
-        )
+        worker = str(event.fields.get("worker", ""))
+        steps.append(Step(event_ms(entry_id, event), event.name, details(event), worker=worker))
     # `active` events are written a little later than they happened. The sort is stable, so ties keep their order.
-    raw.sort(key=lambda step: step.at_ms)
-    _put_starts_before_their_progress(raw)
-    steps: list[Step] = []
-    for step in raw:
-        after_ms = max(step.at_ms - steps[-1].at_ms, 0) if steps else 0
-        steps.append(Step(step.at_ms, step.what, step.note, after_ms, step.worker))
-    return steps
+    steps.sort(key=lambda step: step.at_ms)
+    _put_starts_before_their_progress(steps)
+    gaps = [later.at_ms - earlier.at_ms for earlier, later in pairwise(steps)]
+    return [replace(step, after_ms=gap) for step, gap in zip(steps, [0, *gaps], strict=False)]
 
 
 def _put_starts_before_their_progress(steps: list[Step]) -> None:
@@ -100,16 +89,20 @@ def _put_starts_before_their_progress(steps: list[Step]) -> None:
             steps.insert(first, steps.pop(place))
 
 
+def step_json(step: Step) -> dict[str, Any]:
+    """Return a step for JSON output."""
+    return {"at": iso(step.at_ms), **asdict(step), "worker": step.worker or None}
+
+
 def condensed(steps: list[Step]) -> list[Step]:
     """Shorten long runs of progress to the first, the last, and the number in between."""
     found: list[Step] = []
     for what, row in groupby(steps, key=lambda step: step.what):
         same = list(row)
         if what == EventName.PROGRESS and len(same) > MAX_PROGRESS:
-            between = same[1:-1]
-            after_ms = sum(step.after_ms for step in between)
-            note = f"{len(between):,} more"
-            same = [same[0], replace(between[-1], note=note, after_ms=after_ms), same[-1]]
+            after_ms = sum(step.after_ms for step in same[1:-1])
+            middle = replace(same[-2], note=f"{len(same) - 2:,} more", after_ms=after_ms)
+            same = [same[0], middle, same[-1]]
         found += same
     return found
 
@@ -117,10 +110,9 @@ def condensed(steps: list[Step]) -> list[Step]:
 def created_ms(state: JobState, entries: Sequence[Event]) -> int | None:
     if state.created_at_ms:
         return state.created_at_ms
-    for _, event in entries:
-        created = event.fields.get("created_at_ms")
-        if isinstance(created, int) and created:
-            return created
+    stamps = [event.fields.get("created_at_ms") for _, event in entries]
+    if known := next((stamp for stamp in stamps if isinstance(stamp, int) and stamp), None):
+        return known
     try:
         return decode_ulid_time(state.id)
     except DecodeError:
@@ -158,8 +150,7 @@ def _why_waiting(state: JobState, queue: Around, workers: Sequence[WorkerInfo]) 
     if state.worker is not None:
         return [f"worker {state.worker} of group {state.group} has fetched it and will start it when a slot is free"]
     if queue.is_paused:
-        why = f": {queue.pause_reason}" if queue.pause_reason else ""
-        return [f"the queue is paused{why}; run {command('queue', 'resume', queue.queue)} to continue"]
+        return [_paused("the queue", queue.pause_reason, command("queue", "resume", queue.queue))]
     live = [worker for worker in workers if worker.is_alive]
     if not live:
         return ["no worker serves this queue; start one with `tampu worker app:queue`"]
@@ -172,22 +163,24 @@ def _why_waiting(state: JobState, queue: Around, workers: Sequence[WorkerInfo]) 
     return lines
 
 
+def _paused(what: str, reason: str, resume: str) -> str:
+    return f"{what} is paused{f': {reason}' if reason else ''}; run {resume} to continue"
+
+
 def _why_delayed(state: JobState, entries: list[Event], queue: Around) -> list[str]:
     left = (state.run_at_ms or 0) - queue.at_ms
     failed = [event for _, event in entries if event.name == "failed"]
     why = f"it is waiting for retry {len(failed)}" if failed else "it is delayed"
     lines = [f"{why}, due in {duration(left)}" if left > 0 else f"{why}, overdue by {duration(-left)}"]
     if state.name in queue.paused_tasks:
-        reason = queue.paused_tasks[state.name]
-        paused = f"task {state.name} is paused" + (f": {reason}" if reason else "")
-        lines.append(f"{paused}; run {command('queue', 'resume', queue.queue, '--task', state.name)} to continue")
+        resume = command("queue", "resume", queue.queue, "--task", state.name)
+        lines.append(_paused(f"task {state.name}", queue.paused_tasks[state.name], resume))
     if failed:
         reason = str(failed[-1].fields.get("reason", ""))
         lines.append(f"last error: {reason}")
         if reason.startswith("no handler named "):
-            lines.append(
-                "it is retried for an hour, until a worker with a task of that name runs it; then it is dead-lettered"
-            )
+            until = "until a worker with a task of that name runs it"
+            lines.append(f"it is retried for an hour, {until}; then it is dead-lettered")
     if left < -2000 and not queue.has_promoter:
         lines.append(f"no promoter is running; start a worker or {command('promoter', queue.queue)}")
     return lines
@@ -198,8 +191,7 @@ def _why_dead(state: JobState, entries: list[Event], queue: Around) -> list[str]
     if letter is None:
         return ["it is a dead letter"]
     lines = [f"it is a dead letter: {letter.reason}" + (f" ({letter.error_text})" if letter.error_text else "")]
-    reasons = {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}
-    if len(reasons) > 1:
+    if len(reasons := {str(event.fields.get("reason", "")) for _, event in entries if event.name == "failed"}) > 1:
         lines.append(f"its attempts failed with {len(reasons)} different errors")
     replay = command("dlq", "replay", queue.queue, "--id", letter.dlq_id)
     lines.append(f"to retry it once the cause is fixed: {replay}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tampu.errors import ConfigError, DecodeError
 from tampu.inspect.jobs import (
     JobSearch,
     JobState,
-    ListedState,
     _in_stream,
     _state,
     decoded_job,
@@ -50,23 +49,29 @@ class Wanted:
     """A filter of jobs: all of what is given must match, as it is shown: a redacted text is not searched."""
 
     #: Name of the task.
-    task: str = ""
+    task: str | None = None
     #: Text in the ID, the name or the error, upper or lower case.
     words: str = ""
+    #: Minimum time since a running job started, a dead one failed, or any other was added.
+    older_than_ms: int | None = None
 
     def __bool__(self) -> bool:
-        return bool(self.task or self.words)
+        return self != Wanted()
 
     def matches(self, job: JobState) -> bool:
-        """Return True if a job matches, which is redacted if the text is searched."""
-        if self.task and job.name != self.task:
+        """Return True if a job matches."""
+        if self.task is not None and job.name != self.task:
             return False
-        letter = job.dead_letter
+        if self.older_than_ms is not None and (job.age_ms is None or job.age_ms < self.older_than_ms):
+            return False
+        if not self.words:
+            return True
+        letter = redacted_state(job).dead_letter
         return self.finds(f"{job.id} {job.name} {'' if letter is None else letter.error_text}")
 
     def finds(self, shown: str) -> bool:
         """Return True if the text is in what is shown."""
-        return not self.words or self.words.lower() in shown.lower()
+        return self.words.lower() in shown.lower()
 
 
 @dataclass(slots=True)
@@ -81,124 +86,127 @@ class Walked:
     #: Entries that were read.
     looked: int = 0
 
-    @property
-    def is_full(self) -> bool:
-        """Return True if the page has room for no more jobs."""
-        return len(self.jobs) + len(self.ends) >= PAGE
 
+class Walk:
+    """Finds the jobs of one queue in one state, page by page.
 
-async def walk(client: Client, keys: QueueKeys, state: str, wanted: Wanted, cursor: str | None = None) -> Walked:
-    """Return a page of jobs: the oldest waiting, the first due, the longest running; dead and finished newest first.
-
-    Raises `ConfigError` for a state or a cursor that does not exist.
+    The oldest waiting jobs first, the first due, the longest running; dead and finished ones newest first unless
+    `oldest_first`.
     """
-    if state not in WALKED_STATES:
-        raise ConfigError(f"state must be one of {', '.join(WALKED_STATES)}; got {state!r}")
-    if cursor is not None and not _CURSOR.fullmatch(cursor):
-        raise ConfigError(f"cursor must be one of an earlier page; got {cursor!r}")
-    return await _Walk(client, keys, wanted, cursor).run(state)
 
-
-class _Walk:
-    def __init__(self, client: Client, keys: QueueKeys, wanted: Wanted, cursor: str | None) -> None:
-        self._client = client
-        self._keys = keys
+    def __init__(
+        self, search: JobSearch, state: WalkedState, wanted: Wanted, *, limit: int = PAGE, oldest_first: bool = False
+    ) -> None:
+        self._search = search
+        self._client = search.client
+        self._state = state
         self._wanted = wanted
-        self._cursor = cursor
-        self._found = Walked()
-        self._deadline = time.monotonic() + MAX_SECS
+        self._limit = limit
+        self._forward = state == "waiting" or oldest_first
         self._now_ms = 0
-        self._step = STEP if wanted else PAGE + 1
+        self._found = Walked()
+        self._deadline = 0.0
 
-    async def run(self, state: WalkedState) -> Walked:
+    async def page(self, cursor: str | None = None) -> Walked:
+        """Return a page of jobs. Raises `ConfigError` for a cursor that is not one of an earlier page."""
+        if cursor is not None and not _CURSOR.fullmatch(cursor):
+            raise ConfigError(f"cursor must be one of an earlier page; got {cursor!r}")
+        keys = self._search.keys
+        self._found, self._deadline = Walked(), time.monotonic() + MAX_SECS
         self._now_ms = await self._client.server_time_ms()
-        if state in ("waiting", "running"):
-            if state == "running" or self._cursor is None:
-                await self._walk_pending(state)
-            if state == "waiting" and not self._found.is_full:
-                await self._walk_stream(self._keys.stream, state, self._cursor or await self._first_waiting())
-        elif state == "delayed":
-            await self._walk_delayed(int(self._cursor or 0) if (self._cursor or "0").isdigit() else 0)
-        else:
-            await self._walk_stream(
-                self._keys.dlq if state == "dead" else self._keys.events, state, self._cursor or "+"
-            )
+        if self._state == "running" or (self._state == "waiting" and cursor is None):
+            await self._walk_pending()
+            cursor = await self._first_waiting()
+        if self._state == "waiting":
+            await self._walk_stream(keys.stream, cursor or "-")
+        elif self._state == "delayed":
+            await self._walk_delayed(int(cursor) if cursor and cursor.isdigit() else 0)
+        elif self._state != "running":
+            await self._walk_stream(keys.dlq if self._state == "dead" else keys.events, cursor or "+-"[self._forward])
         return self._found
 
     async def _first_waiting(self) -> str:
-        groups = await stream_groups(self._client, self._keys.stream)
+        groups = await stream_groups(self._client, self._search.keys.stream)
         last = max((entry_order(group["last-delivered-id"]) for group in groups), default=None)
         return "-" if last is None else f"({last[0]}-{last[1]}"
 
+    def _is_full(self) -> bool:
+        return len(self._found.jobs) + len(self._found.ends) >= self._limit
+
     def _is_over(self) -> bool:
-        return self._found.looked >= MAX_READ or time.monotonic() > self._deadline
+        return self._is_full() or self._found.looked >= MAX_READ or time.monotonic() > self._deadline
+
+    @property
+    def _step(self) -> int:
+        return STEP if self._wanted else min(STEP, self._limit + 1)
 
     def _take(self, job: JobState) -> None:
-        if self._wanted.matches(redacted_state(job) if self._wanted.words else job):
+        if self._wanted.matches(job):
             self._found.jobs.append(job)
 
-    async def _walk_pending(self, state: ListedState) -> None:
-        """Take the jobs that run, or of those that workers have fetched the ones that do not."""
-        async for job, is_running in JobSearch(self._client, self._keys)._pending(self._now_ms):
+    async def _walk_pending(self) -> None:
+        """Take the jobs that run; for waiting ones, of those that workers have fetched the ones that do not run yet."""
+        async for job, is_running in self._search._pending(self._now_ms):
             self._found.looked += 1
-            if is_running == (state == "running"):
-                self._take(job)
-            if self._is_over() or (state == "running" and len(self._found.jobs) >= STEP) or self._found.is_full:
+            if is_running == (self._state == "running"):
+                self._take(job if is_running else replace(job, state="waiting"))
+            if self._found.looked >= MAX_READ:
                 break
-        self._found.jobs.sort(key=lambda job: -(job.age_ms or 0))
+        if self._state == "running":
+            self._found.jobs.sort(key=lambda job: -(job.age_ms or 0))
+            del self._found.jobs[max(self._limit, STEP) :]
 
-    async def _walk_stream(self, stream: str, state: WalkedState, start: str) -> None:
+    async def _walk_stream(self, stream: str, start: str) -> None:
+        command, end = ("XRANGE", "+") if self._forward else ("XREVRANGE", "-")
+        step = self._step
         while True:
-            span = (start, "+") if state == "waiting" else (start, "-")
-            command = "XRANGE" if state == "waiting" else "XREVRANGE"
-            entries = await self._client.call(command, stream, *span, "COUNT", self._step)
-            for entry_id, fields in entries:
-                self._found.looked += 1
-                start = f"({text(entry_id)}"
-                self._take_entry(entry_id, fields, state)
-                if self._found.is_full:
-                    self._found.cursor = start
-                    return
-            if len(entries) < self._step:
-                return
             if self._is_over():
                 self._found.cursor = start
                 return
+            entries = await self._client.call(command, stream, start, end, "COUNT", step)
+            for entry_id, fields in entries:
+                self._found.looked += 1
+                start = f"({text(entry_id)}"
+                self._take_entry(entry_id, fields)
+                if self._is_full():
+                    self._found.cursor = start
+                    return
+            if len(entries) < step:
+                return
             if sum(len(part) for _, fields in entries for part in fields) > LARGE_BYTES:
-                self._step = PAGE
+                step = PAGE
 
-    def _take_entry(self, entry_id: bytes, fields: list[bytes], state: WalkedState) -> None:
-        if state == "waiting":
+    def _take_entry(self, entry_id: bytes, fields: list[bytes]) -> None:
+        if self._state == "waiting":
             self._take(_in_stream(entry_id, fields, "waiting", self._now_ms))
-        elif state == "dead":
+        elif self._state == "dead":
             letter = decode_dlq_fields(text(entry_id), fields)
             age_ms = max(self._now_ms - entry_ms(entry_id), 0)
+            job = decoded_job(letter.payload, letter.name)
             known = {"dead_letter": letter, "entry_id": letter.dlq_id, "age_ms": age_ms}
-            self._take(_state(decoded_job(letter.payload, letter.name), letter.name, "dead", **known))
+            self._take(_state(job, letter.name, "dead", **known))
         else:
-            event = decode_event_fields(fields)
-            is_wanted = event.name in ENDS and self._wanted.task in ("", event.job_name)
+            event = redacted_event(decode_event_fields(fields))
+            is_wanted = event.name in ENDS and self._wanted.task in (None, event.job_name)
             if is_wanted and self._wanted.finds(f"{event.job_id} {event.job_name} {event.fields.get('reason', '')}"):
-                self._found.ends.append((text(entry_id), redacted_event(event)))
+                self._found.ends.append((text(entry_id), event))
 
     async def _walk_delayed(self, start: int) -> None:
-        while True:
-            last = start + self._step - 1
-            flat = await self._client.call("ZRANGE", self._keys.delayed, start, last, "WITHSCORES")
+        step, flat = self._step, [b""]
+        while flat and not self._is_over():
+            last = start + step - 1
+            flat = await self._client.call("ZRANGE", self._search.keys.delayed, start, last, "WITHSCORES")
             for member, score in zip(flat[::2], flat[1::2], strict=True):
                 self._found.looked += 1
                 start += 1
                 name, job = decoded_member(member)
                 age_ms = None if job is None else max(self._now_ms - job.created_at_ms, 0)
                 self._take(_state(job, name, "delayed", run_at_ms=score_ms(score), age_ms=age_ms))
-                if self._found.is_full:
-                    self._found.cursor = str(start)
-                    return
-            if len(flat) < 2 * self._step:
+                if self._is_full():
+                    break
+            if len(flat) < 2 * step and not self._is_full():
                 return
-            if self._is_over():
-                self._found.cursor = str(start)
-                return
+        self._found.cursor = str(start) if flat else None
 
 
 async def read_events(client: Client, keys: QueueKeys, job_id: str) -> tuple[list[tuple[str, QueueEvent]], bool]:

@@ -16,10 +16,10 @@ import typer
 from typer import Option
 
 from tampu.base.event_loop import new_event_loop
+from tampu.base.units import plural
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session, parse_info, product_version, run
 from tampu.cli.tables import table
-from tampu.cli.units import plural
 from tampu.config import ConsumerConfig, ProducerConfig
 from tampu.consume.consumer import Consumer
 from tampu.inspect.admin import delete_keys

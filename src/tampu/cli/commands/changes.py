@@ -11,12 +11,13 @@ import typer
 from typer import Argument, Option
 
 from tampu.base.checks import check_delay_ms
+from tampu.base.units import duration, plural
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import Confirmation, JobName, QueueName, choice_option, duration_option, limit_option
 from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable
-from tampu.cli.units import duration, instant, plural
+from tampu.cli.units import instant
 from tampu.errors import DecodeError, Error, JobCancelled, JobFailed
 from tampu.inspect.admin import CancelOutcome, QueueAdmin
 from tampu.inspect.jobs import ListedState

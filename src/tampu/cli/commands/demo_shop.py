@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from tampu.cli.units import plural
+from tampu.base.units import plural
 from tampu.consume.handlers import UnrecoverableError
 from tampu.queue import Queue
 from tampu.wire.envelope import decode_job

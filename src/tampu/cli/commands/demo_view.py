@@ -22,11 +22,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from tampu.base.units import duration, number, plural
 from tampu.cli.commands.demo_shop import CLOSES_AT, OPENS_AT, clock_text
-from tampu.cli.commands.events import details
 from tampu.cli.output import cell, write_line
 from tampu.cli.tables import FittingTable
-from tampu.cli.units import duration, number, plural
+from tampu.inspect.timeline import details
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult

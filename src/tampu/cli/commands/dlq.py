@@ -16,6 +16,7 @@ from rich.padding import Padding
 from rich.text import Text
 from typer import Option
 
+from tampu.base.units import plural
 from tampu.cli.errors import ERROR, UsageError
 from tampu.cli.options import (
     AsJson,
@@ -31,7 +32,7 @@ from tampu.cli.options import (
 from tampu.cli.output import cell, command, progress_bar, say, show, write_json, write_line
 from tampu.cli.session import CommonOptions  # noqa: TC001 - likewise
 from tampu.cli.tables import FittingTable, fact_table
-from tampu.cli.units import parse_duration, plural, time_of_day
+from tampu.cli.units import parse_duration, time_of_day
 from tampu.inspect.dead_letters import REASONS, DlqFilter, ReplayCount
 from tampu.inspect.views import cluster_json, letter_json, one_line, redacted, redacted_cluster, redacted_letter
 from tampu.redis.settings import resolve_url

@@ -15,13 +15,14 @@ from rich.console import Group
 from rich.text import Text
 from typer import Option
 
+from tampu.base.units import duration, plural, size
 from tampu.cli.commands.doctor_queues import Finding, Level, Limits, check_queue, note, ok, wrong
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import cell, printable, progress_bar, show, write_json
 from tampu.cli.session import ANY_KEY, CommonOptions, Session, parse_info, product_version
 from tampu.cli.tables import table
-from tampu.cli.units import duration, parse_duration, plural, size
+from tampu.cli.units import parse_duration
 from tampu.redis.client import Client
 from tampu.redis.faults import ServerError
 from tampu.redis.scripts import Capabilities, probe_capabilities

@@ -11,8 +11,8 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tampu.base.units import duration, plural
 from tampu.cli.output import command
-from tampu.cli.units import duration, plural
 from tampu.config import DEFAULT_DLQ_MAX_STREAM_LEN, DEFAULT_MAX_STREAM_LEN
 from tampu.inspect.jobs import decoded_member
 from tampu.inspect.snapshot import UNBLOCK, is_alive

@@ -10,8 +10,9 @@ from typer import Option
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import while_read, write_json_line, write_line
 from tampu.cli.session import CommonOptions, Session, skip_if_broken
-from tampu.cli.units import duration, instant
+from tampu.cli.units import instant
 from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.timeline import details
 from tampu.inspect.views import event_json, event_ms, redacted_event
 from tampu.wire.entry import entry_order
 from tampu.wire.events import EventName, QueueEvent
@@ -123,30 +124,3 @@ def to_line(entry: Entry, *, with_queue: bool, when: Callable[[int], str] = inst
         parts.append(f"{queue:<10}")
     parts += [f"{event.name:<15}", event.job_id or "-", event.job_name, details(event)]
     return "  ".join(part for part in parts if part)
-
-
-def _percent(progress: object) -> str:
-    """Return progress as a percentage; values that are not numbers are shown as they are."""
-    try:
-        return f"{float(str(progress)) * 100:.0f} %"
-    except ValueError:
-        return f"progress {progress}"
-
-
-def details(event: QueueEvent) -> str:
-    """Return the fields of an event as text."""
-    fields = event.fields
-    found: list[str] = []
-    if "attempt" in fields:
-        found.append(f"attempt {fields['attempt']}")
-    if "progress" in fields:
-        found.append(_percent(fields["progress"]))
-    if event.name == EventName.AUDIT:
-        count = f" of {fields['count']}" if fields.get("count", 1) != 1 else ""
-        found.append(f"{fields.get('action', '')}{count} by {fields.get('operator', '')}")
-    found += [str(fields[name]) for name in ("reason", "note", "detail") if fields.get(name)]
-    if isinstance(duration_us := fields.get("duration_us"), int):
-        found.append(f"took {duration(duration_us / 1000)}")
-    if isinstance(backoff_ms := fields.get("backoff_ms"), int):
-        found.append(f"in {duration(backoff_ms)}")
-    return ", ".join(found)

@@ -21,6 +21,7 @@ from rich.table import Table
 from rich.text import Text
 from typer import Option
 
+from tampu.base.units import duration, number, plural, rate, size
 from tampu.cli.commands.events import Entry, newest_events, to_line
 from tampu.cli.errors import BREACHED, TERMINATED
 from tampu.cli.options import OptionalQueueName, QueueName, duration_option
@@ -37,7 +38,7 @@ from tampu.cli.output import (
 )
 from tampu.cli.session import CommonOptions, Session, run, skip_if_broken
 from tampu.cli.tables import Facts, FittingTable, table
-from tampu.cli.units import duration, instant, number, plural, rate, size, time_of_day
+from tampu.cli.units import instant, time_of_day
 from tampu.inspect.admin import QueueAdmin
 from tampu.inspect.snapshot import (
     RATE_EVENTS,

@@ -17,11 +17,12 @@ import typer
 from typer import Argument, Option
 
 from tampu.base.checks import one_line, without_colors
+from tampu.base.units import plural, size
 from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
 from tampu.cli.options import AsJson, Url, duration_option, queue_option
 from tampu.cli.output import cell, console_of, printable, say, show, silence_py4j, write_json, write_line
 from tampu.cli.tables import FittingTable, table
-from tampu.cli.units import parse_duration, plural, size
+from tampu.cli.units import parse_duration
 from tampu.errors import Error
 from tampu.redis.settings import resolve_url
 

@@ -5,11 +5,12 @@ from typing import Annotated
 import typer
 from typer import Option
 
+from tampu.base.units import duration, plural
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import Confirmation, QueueName, duration_option
 from tampu.cli.output import command, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
-from tampu.cli.units import duration, parse_duration, plural
+from tampu.cli.units import parse_duration
 from tampu.errors import ConfigError
 
 app = typer.Typer(help="List, pause, resume, drain, purge or delete queues.", no_args_is_help=True)

@@ -18,12 +18,12 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar
 import typer
 from typer import Argument, Option
 
+from tampu.base.units import plural
 from tampu.cli.errors import CliError, UsageError
 from tampu.cli.options import Confirmation
 from tampu.cli.output import cell, say, show, while_read, write_json, write_json_line, write_line
 from tampu.cli.session import CommonOptions, run
 from tampu.cli.tables import table
-from tampu.cli.units import plural
 from tampu.config import DEFAULT_DEDUP_TTL_SECS, ProducerConfig
 from tampu.produce.options import AddOptions
 from tampu.produce.producer import Producer

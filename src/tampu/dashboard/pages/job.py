@@ -17,6 +17,7 @@ from tampu.inspect.timeline import (
     last_traceback,
     phases_of,
     state_by_events,
+    step_json,
     steps_of,
 )
 from tampu.inspect.views import payload_of, redacted_event, redacted_state, shown_value, state_json
@@ -115,7 +116,7 @@ async def page(ask: Ask) -> Page:
         totals = _totals(phases)
         shown |= {
             "why": why,
-            "steps": [step.to_json() for step in steps],
+            "steps": [step_json(step) for step in steps],
             "time_ms": totals,
             "traceback": trace or None,
         }

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from tampu.dashboard.app import NotFound, Page
 from tampu.inspect.snapshot import read_heartbeats
 from tampu.inspect.views import event_json, redacted, redacted_state, state_json
-from tampu.inspect.walk import PAGE, WALKED_STATES, Wanted, walk
+from tampu.inspect.walk import PAGE, WALKED_STATES, Walk, WalkedState, Wanted
 
 if TYPE_CHECKING:
     from tampu.dashboard.app import Ask
@@ -26,13 +26,13 @@ async def page(ask: Ask) -> Page:
             return Page("jobs.html", "Jobs", "jobs", {"jobs": []}, {"name": "", "names": []})
         busy = max(ask.watch.glances.values(), key=lambda one: (one.waiting + one.running, -names.index(one.queue)))
         ask.query["q"] = busy.queue
-    state = ask.query.get("state", "waiting")
+    state = cast("WalkedState", ask.query.get("state", "waiting"))
     if state not in WALKED_STATES:
         raise NotFound(f"no state {state!r}: choose from {', '.join(WALKED_STATES)}")
     admin = await ask.admin()
-    wanted = Wanted(ask.query.get("task", ""), ask.query.get("text", ""))
+    wanted = Wanted(ask.query.get("task") or None, ask.query.get("text", ""))
     after = ask.query.get("after") or None
-    found = await walk(admin.client, admin.keys, state, wanted, after)
+    found = await Walk(admin, state, wanted).page(after)
     jobs = [redacted_state(job) for job in found.jobs]
     if ask.wants_json:
         ends = [event_json(admin.name, entry_id, event) for entry_id, event in found.ends]
