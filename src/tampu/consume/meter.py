@@ -6,6 +6,7 @@ minute, one worker folds the cells of all into the queue's series, which grows n
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,8 @@ WRITE_SECS = 10.0
 #: How long cells are kept, and so how many minutes a fold can make up for, and the series after its last fold.
 CELL_SECS = 600
 MISSED = 9
+#: How often a queue without runs is folded, in minutes.
+IDLE_MINUTES = 5
 SERIES_SECS = 25 * 3600
 
 
@@ -58,8 +61,10 @@ class Meter:
         self._is_changed = False
         #: Cells to write, by minute: the current one, and those that the server could not take.
         self.unsent: dict[int, bytes] = {}
-        #: The last minute that this worker or another one folded.
+        #: The last minute that this worker folded, or left to the others.
         self.folded = 0
+        #: The last minute in which it counted something.
+        self.counted = 0
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
         """Count outcomes that were written: what was put back or snoozed has not ended. A few of them are timed."""
@@ -84,12 +89,21 @@ class Meter:
     def _new(self, name: str) -> Counts:
         return self._counts.setdefault(name if len(self._counts) < MAX_NAMES else OTHER, Counts())
 
+    def is_due(self, minute: int) -> bool:
+        """Return True, once, if this worker is to fold a minute: it counted since the last one, or it is the turn.
+
+        A queue without runs changes little: only every fifth minute is folded, so that idle queues cost nearly nothing.
+        """
+        last, self.folded = self.folded, minute
+        return bool(last) and last < minute and (self.counted > last or minute % IDLE_MINUTES == 0)
+
     def pack(self, now_ms: int) -> None:
         """Add what was counted to `unsent`. The first counts of a minute may still go to the one before."""
         minute = now_ms // 60_000
         self._minute = self._minute or minute
         if self._is_changed:
             self._is_changed = False
+            self.counted = self._minute
             self.unsent[self._minute] = encode_cell(self._counts)
         if minute != self._minute:
             self._counts, self._minute = {}, minute
@@ -127,15 +141,14 @@ class MeterLoop:
         """Write, fold the minutes that are over, and note which queues this worker serves."""
         now_ms = await self.write()
         minute = last_minute(now_ms)
-        due = [queue for queue in self._queues if queue.meter.folded < minute]
+        due = [queue for queue in self._queues if queue.meter.is_due(minute)]
         claims: list[tuple[Part, ...]] = [
             ("SET", f"{meter_key(queue.keys)}:fold:{minute}", "1", "NX", "EX", CELL_SECS) for queue in due
         ]
-        for queue, reply in zip(due, await self._client.call_each(claims), strict=True):
-            queue.meter.folded = minute
-            if reply == b"OK":
-                with contextlib.suppress(ServerError):  # such as a key of the wrong type: only its charts are lost
-                    await fold(self._client, queue.keys, minute)
+        replies = await self._client.call_each(claims)
+        won = [queue for queue, reply in zip(due, replies, strict=True) if reply == b"OK"]
+        # Together: their commands share requests. An error, such as a key of the wrong type, costs the charts of one.
+        await asyncio.gather(*(fold(self._client, queue.keys, minute) for queue in won), return_exceptions=True)
         names = frozenset(queue.name for queue in self._queues)
         is_stale = now_ms - self._registered_at_ms > REGISTER_SECS * 1000
         if self._registers and names and (names != self._registered or is_stale):

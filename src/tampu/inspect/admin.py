@@ -21,12 +21,12 @@ from tampu.base.checks import CANCEL_TTL_SECS, check_delay_ms, check_job_id, che
 from tampu.base.clock import wall_clock_ms
 from tampu.config import DEFAULT_MAX_STREAM_LEN
 from tampu.errors import ConfigError, DecodeError, RedisError
+from tampu.inspect.clusters import Causes
 from tampu.inspect.dead_letters import (
     REPLAY_COUNTS_TTL_SECS,
     DlqFilter,
     ReplayCount,
     letter_pages,
-    summarize_letters,
 )
 from tampu.inspect.jobs import JobSearch, decoded_job, decoded_member
 from tampu.inspect.snapshot import decode_pauses, list_workers, reason_of, take_snapshot
@@ -255,7 +255,15 @@ class QueueAdmin(JobSearch):
 
     async def dlq_summary(self) -> list[LetterCluster]:
         """Return the dead letters grouped by task, reason and error, the largest group first."""
-        return await summarize_letters(self.client, self.keys)
+        return [*(await self.causes()).all]
+
+    async def causes(self, max_letters: float = math.inf) -> Causes:
+        """Return the causes of the newest dead letters. The stream is read in steps."""
+        found = Causes(max_letters)
+        await found.look(self.client, self.keys)
+        while not found.is_complete and found.read < max_letters:
+            await found.look(self.client, self.keys)
+        return found
 
     async def replay_dlq(
         self, limit: int, query: DlqFilter, on_progress: Callable[[int], None] = _ignore
@@ -364,9 +372,9 @@ class QueueAdmin(JobSearch):
         own = (keys.stream, keys.delayed, keys.dlq, keys.events, keys.repeat, keys.paused)
         return bool(await self.client.call("EXISTS", *own))
 
-    async def snapshot(self, *, sizes: bool = True) -> QueueSnapshot:
-        """Return the numbers of jobs, groups, rates and, with `sizes`, memory usage of the queue."""
-        return await take_snapshot(self.client, self.keys, sizes=sizes)
+    async def snapshot(self, *, sizes: bool = True, rates: bool = True) -> QueueSnapshot:
+        """Return the numbers of jobs and groups of the queue; with `rates`, events per second, with `sizes`, memory."""
+        return await take_snapshot(self.client, self.keys, sizes=sizes, rates=rates)
 
     async def workers(self, *, dead: bool = False) -> list[WorkerInfo]:
         """Return the workers by group and name; with `dead`, also those that are not alive."""

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tampu.inspect.dead_letters import LetterCluster
 from tampu.wire.dlq import DlqEntry, decode_dlq_fields
 from tampu.wire.entry import entry_ms
 
@@ -26,28 +27,18 @@ RESTART_SECS = 10.0
 MAX_CLUSTERS = 500
 
 
-@dataclass(slots=True)
-class Cause:
-    """Dead letters of one task with the same reason, error type and fingerprint."""
+@dataclass(kw_only=True, slots=True)
+class Cause(LetterCluster):
+    """A cluster of dead letters with their number by minute, in minutes since the epoch."""
 
-    cluster: str
-    name: str
-    reason: str
-    error_type: str | None
-    fingerprint: str
-    letters: int
-    first_ms: int
-    last_ms: int
-    #: The newest letter.
-    sample: DlqEntry
-    #: Letters by minute, in minutes since the epoch.
     minutes: Counter[int] = field(default_factory=Counter)
 
 
 class Causes:
     """The causes of one queue's newest dead letters."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_letters: float = MAX_LETTERS) -> None:
+        self._max_letters = max_letters
         #: Letters in the queue.
         self.total = 0
         self._restarted_at = -RESTART_SECS
@@ -85,7 +76,7 @@ class Causes:
                 self.newest = entry_id.decode()
                 self._add(decode_dlq_fields(self.newest, fields), entry_ms(entry_id))
         deadline = now + MAX_SECS
-        while not self.is_complete and self.read < MAX_LETTERS and time.monotonic() < deadline:
+        while not self.is_complete and self.read < self._max_letters and time.monotonic() < deadline:
             self._take_older(await client.call("XREVRANGE", keys.dlq, self._oldest, "-", "COUNT", PAGE))
 
     async def _ask(
@@ -107,12 +98,21 @@ class Causes:
         cluster, at_ms = letter.cluster, letter.failed_at_ms or added_ms
         cause = self._by_key.get((letter.name, cluster))
         if cause is None:
-            if len(self._by_key) >= MAX_CLUSTERS:
+            if len(self._by_key) >= MAX_CLUSTERS and self._max_letters == MAX_LETTERS:
                 return
-            about = (cluster, letter.name, letter.reason, letter.error_type, letter.fingerprint)
-            cause = self._by_key[letter.name, cluster] = Cause(*about, 0, at_ms, at_ms, letter)
+            cause = self._by_key[letter.name, cluster] = Cause(
+                cluster=cluster,
+                name=letter.name,
+                reason=letter.reason,
+                error_type=letter.error_type,
+                fingerprint=letter.fingerprint,
+                letters=0,
+                first_seen_ms=at_ms,
+                last_seen_ms=at_ms,
+                sample=letter,
+            )
         cause.letters += 1
-        cause.first_ms = min(cause.first_ms, at_ms)
-        if at_ms >= cause.last_ms:
-            cause.last_ms, cause.sample = at_ms, letter
+        cause.first_seen_ms = min(cause.first_seen_ms, at_ms)
+        if at_ms >= cause.last_seen_ms:
+            cause.last_seen_ms, cause.sample = at_ms, letter
         cause.minutes[at_ms // 60_000] += 1

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from tampu.base.checks import check_delay_ms, check_text, invalid
 from tampu.inspect.jobs import decoded_job
-from tampu.inspect.streams import stream_entries, stream_pages
+from tampu.inspect.streams import stream_pages
 from tampu.wire.dlq import DlqEntry, DlqReason, decode_dlq_fields
-from tampu.wire.entry import entry_ms
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
@@ -190,30 +189,3 @@ class LetterCluster:
     last_seen_ms: int
     #: The newest letter.
     sample: DlqEntry
-
-
-async def summarize_letters(client: Client, keys: QueueKeys) -> list[LetterCluster]:
-    """Return all clusters of a queue's dead letters, the largest first. The stream is read in steps."""
-    clusters: dict[tuple[str, str], LetterCluster] = {}
-    async for entry in stream_entries(client, keys.dlq):
-        letter = _decoded(entry)
-        at_ms = letter.failed_at_ms or entry_ms(letter.dlq_id)
-        cluster = letter.cluster
-        known = clusters.get((letter.name, cluster))
-        if known is None:
-            known = clusters[letter.name, cluster] = LetterCluster(
-                cluster=cluster,
-                name=letter.name,
-                reason=letter.reason,
-                error_type=letter.error_type,
-                fingerprint=letter.fingerprint,
-                letters=0,
-                first_seen_ms=at_ms,
-                last_seen_ms=at_ms,
-                sample=letter,
-            )
-        known.letters += 1
-        known.first_seen_ms = min(known.first_seen_ms, at_ms)
-        known.last_seen_ms = max(known.last_seen_ms, at_ms)
-        known.sample = letter
-    return sorted(clusters.values(), key=lambda found: (-found.letters, found.name, found.cluster))

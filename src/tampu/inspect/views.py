@@ -225,7 +225,9 @@ def letter_json(letter: DlqEntry, queue: str, *, raw: bool) -> dict[str, Any]:
 
 def cluster_json(cluster: LetterCluster, queue: str) -> dict[str, Any]:
     """Return a group of dead letters for JSON output."""
-    return asdict(cluster) | {"sample": letter_json(cluster.sample, queue, raw=False)}
+    known = asdict(cluster)
+    known.pop("minutes", None)
+    return known | {"sample": letter_json(cluster.sample, queue, raw=False)}
 
 
 def state_json(queue: str, state: JobState, *, raw: bool) -> dict[str, Any]:

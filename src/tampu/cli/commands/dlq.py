@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from dataclasses import dataclass
 from pathlib import Path  # noqa: TC003 - Typer reads the annotations
@@ -33,6 +34,7 @@ from tampu.cli.output import cell, command, progress_bar, say, show, write_json,
 from tampu.cli.session import CommonOptions  # noqa: TC001 - likewise
 from tampu.cli.tables import FittingTable, fact_table
 from tampu.cli.units import parse_duration, time_of_day
+from tampu.inspect.clusters import MAX_LETTERS
 from tampu.inspect.dead_letters import REASONS, DlqFilter, ReplayCount
 from tampu.inspect.views import cluster_json, letter_json, one_line, redacted, redacted_cluster, redacted_letter
 from tampu.redis.settings import resolve_url
@@ -223,9 +225,16 @@ class Selection:
 
 
 @app.command()
-def summary(common: CommonOptions, queue: QueueName) -> None:
+def summary(
+    common: CommonOptions,
+    queue: QueueName,
+    every: Annotated[bool, typer.Option("--all", help="Group all dead letters, instead of the newest 10,000.")] = False,
+) -> None:
     """Group dead letters into clusters by task, reason and error, the largest cluster first."""
-    clusters = list(map(redacted_cluster, common.read(queue, lambda admin: admin.dlq_summary())))
+    causes = common.read(queue, lambda admin: admin.causes(math.inf if every else MAX_LETTERS))
+    clusters = list(map(redacted_cluster, causes.all))
+    if not causes.is_complete:
+        say(f"only the newest {causes.read:,} of {plural(causes.total, 'dead letter')} were grouped; --all groups all")
     if common.as_json:
         write_json([cluster_json(cluster, queue) for cluster in clusters])
         return

@@ -40,6 +40,7 @@ from tampu.cli.session import CommonOptions, Session, run, skip_if_broken
 from tampu.cli.tables import Facts, FittingTable, table
 from tampu.cli.units import instant, time_of_day
 from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.registry import SCAN_FACTOR
 from tampu.inspect.snapshot import (
     RATE_EVENTS,
     RATE_WINDOW_MS,
@@ -118,14 +119,14 @@ async def _take_samples(
 
 
 async def _snapshots(
-    admins: list[QueueAdmin], name: str | None, *, sizes: bool = True
+    admins: list[QueueAdmin], name: str | None, *, sizes: bool = True, rates: bool = True
 ) -> tuple[dict[str, QueueSnapshot], dict[str, str]]:
     """Return a snapshot of each queue, and the error of each that cannot be read; raise that of the queue `name`."""
     found: dict[str, QueueSnapshot] = {}
     faults: dict[str, str] = {}
     for admin in admins:
         try:
-            found[admin.name] = await admin.snapshot(sizes=sizes)
+            found[admin.name] = await admin.snapshot(sizes=sizes, rates=rates)
         except ServerError as error:
             if name is not None:
                 raise
@@ -306,14 +307,18 @@ async def _samples(
     before: dict[str, QueueSnapshot] = {}
     async with Session(common.url, common.timeout) as session:
         admins = await session.admins(name)
-        found_at = time.monotonic()
+        find_at = time.monotonic() + FIND_SECS
         async for _ in _ticks(interval, rounds):
-            if name is None and (not admins or time.monotonic() - found_at > FIND_SECS):
+            if name is None and (not admins or time.monotonic() > find_at):
                 known = {admin.name: admin for admin in admins}
+                started = time.monotonic()
                 names = (await session.find_queues()).names
                 admins = [known.get(each) or await session.new_admin(each) for each in names]
-                found_at = time.monotonic()
-            found, _faults = await _snapshots(admins, name)  # `doctor` reports queues that cannot be read
+                # A scan of a million results takes a second: it is not repeated every few seconds.
+                find_at = time.monotonic() + max(FIND_SECS, (time.monotonic() - started) * SCAN_FACTOR)
+            found, _faults = await _snapshots(
+                admins, name, rates=name is not None
+            )  # `doctor` reports queues that cannot be read
             yield admins, sorted(_samples_of(before, found), key=_idleness)
             before |= found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.dashboard.app import Page
@@ -11,7 +10,7 @@ from tampu.dashboard.charts import spark
 from tampu.dashboard.html import pretty
 from tampu.inspect.clusters import Causes
 from tampu.inspect.jobs import decoded_job
-from tampu.inspect.views import letter_json, payload_of, redacted, redacted_letter
+from tampu.inspect.views import cluster_json, payload_of, redacted_cluster
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -80,26 +79,13 @@ async def page(ask: Ask) -> Page:
 
 
 def _shown(queue: str, cause: Cause, minute: int) -> Shown:
-    letter = redacted_letter(cause.sample)
+    shown = redacted_cluster(cause)
     job = decoded_job(cause.sample.payload, cause.sample.name)
     counts = [cause.minutes.get(at, 0) for at in range(minute - 59, minute + 1)]
     trend = spark([0] * 60, counts, f"{sum(counts):,} in the last hour")
     payload = None if job is None else pretty(payload_of(job, queue, raw=False))[0]
-    shape = str(redacted("error", cause.fingerprint))
-    return Shown(queue, cause, shape, letter, "" if job is None else job.id, payload, trend)
+    return Shown(queue, cause, str(shown.fingerprint), shown.sample, "" if job is None else job.id, payload, trend)
 
 
 def _json(queue: str, cause: Cause) -> dict[str, Any]:
-    letter = redacted_letter(cause.sample)
-    return {
-        "queue": queue,
-        "cluster": cause.cluster,
-        "name": cause.name,
-        "reason": cause.reason,
-        "error_type": cause.error_type,
-        "fingerprint": redacted("error", cause.fingerprint),
-        "letters": cause.letters,
-        "first_ms": cause.first_ms,
-        "last_ms": cause.last_ms,
-        "sample": letter_json(replace(letter, payload=cause.sample.payload), queue, raw=False),
-    }
+    return {"queue": queue} | cluster_json(redacted_cluster(cause), queue)
