@@ -1,5 +1,8 @@
 """Draw the terminal pictures of the README and the docs: `make screenshots`.
 
+With `--dashboard` it draws only the pictures of the dashboard, docs/assets/dashboard-*.png, which takes two minutes and
+needs Chromium and Playwright: `make screenshots ARGS=--dashboard`.
+
 It runs the real demo and some commands on the demo's data in a pseudo-terminal and saves what they print as SVG.
 With `--report` it also saves the demo's report as docs/assets/report.png, which needs Java and Chromium:
 `make screenshots ARGS=--report`.
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import termios
+import time
 from pathlib import Path
 
 from rich.ansi import AnsiDecoder
@@ -111,8 +115,55 @@ def save_report(report: Path) -> None:
     print(f"{picture.name}: {picture.stat().st_size / 1024:.0f} KB")
 
 
+#: The pictures of the dashboard: the page, its width, and the scheme of its colours.
+PAGES = {
+    "dashboard-queues": ("", 1200, "light"),
+    "dashboard-dead-letters": ("dead", 1200, "light"),
+    "dashboard-job": ("jobs?q=payments&state=dead", 1200, "dark"),
+    "dashboard-phone": ("queue?q=payments", 400, "light"),
+}
+#: How long workers count before the pictures are taken, in seconds: two minutes of charts.
+COUNTING_SECS = 150
+
+
+def save_dashboard() -> None:
+    """Serve the dashboard of a shop whose workers run, and save its pages as they look in a browser."""
+    from playwright.sync_api import sync_playwright
+
+    with tempfile.TemporaryDirectory() as folder:
+        url = f"embedded://{folder}"
+        shop = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "busy_shop.py"), url], stderr=subprocess.DEVNULL
+        )
+        serve = [sys.executable, "-m", "tampu.cli", "dashboard", "--port", "0", "--allow-actions", "--url", url]
+        time.sleep(COUNTING_SECS)
+        served = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
+        try:
+            address = served.stdout.readline().split()[1]
+            with sync_playwright() as started:
+                browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
+                for name, (path, width, scheme) in PAGES.items():
+                    page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
+                    page.goto(address)
+                    page.goto(address.partition("?")[0] + path)
+                    if name == "dashboard-job":
+                        page.locator("#rows th a").first.click()
+                    page.wait_for_timeout(500)
+                    picture = ASSETS / f"{name}.png"
+                    page.screenshot(path=picture, clip={"x": 0, "y": 0, "width": width, "height": 900})
+                    print(f"{picture.name}: {picture.stat().st_size / 1024:.0f} KB")
+                browser.close()
+        finally:
+            for process in (served, shop):
+                process.terminate()
+                process.wait()
+
+
 def main(arguments: list[str]) -> None:
     ASSETS.mkdir(exist_ok=True)
+    if "--dashboard" in arguments:
+        save_dashboard()
+        return
     has_report = "--report" in arguments
     with tempfile.TemporaryDirectory() as cache:
         printed = run(["demo", "--spark" if has_report else "--no-spark"], {"TAMPU_CACHE": cache})

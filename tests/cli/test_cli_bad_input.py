@@ -29,6 +29,7 @@ COMMANDS = [
     ("watch", "q"),
     ("top",),
     ("events",),
+    ("stats", "q"),
     ("events", "q", "--follow"),
     ("job", "show", "x"),
     ("job", "why", "x"),

@@ -132,6 +132,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
+        listener.listen()  # so that the URL can be opened as soon as it is printed
     except OSError as error:
         listener.close()
         why = error.strerror or error

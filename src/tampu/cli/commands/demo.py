@@ -9,10 +9,11 @@ import fcntl
 import logging
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -44,14 +45,32 @@ def demo(
         bool | None,
         Option("--spark/--no-spark", help="Build Spark tables and a report at the end.", show_default="if installed"),
     ] = None,
+    dashboard: Annotated[
+        bool, Option("--dashboard", help="Show the day in the dashboard, too, and keep it open.")
+    ] = False,
 ) -> None:
     """Simulate a day in a small shop: orders, flaky payments, retries, delayed jobs, dead letters and a replay."""
     logging.getLogger("tampu.job").setLevel(logging.CRITICAL)  # the payments that fail are part of the story
     with contextlib.ExitStack() as stack:
         folder = _folder(stack)
         server = stack.enter_context(EmbeddedServer(folder))
+        url = f"embedded://{server.data_dir}"
+        shown = stack.enter_context(_serving(url)) if dashboard else None
         names = run(_demo(server, hour))
-        _write_history(folder, f"embedded://{server.data_dir}", names, build=spark)
+        _write_history(folder, url, names, build=spark)
+        if shown is not None:
+            write_line("Ctrl-C closes the dashboard.")
+            with contextlib.suppress(KeyboardInterrupt):
+                shown.wait()
+
+
+@contextlib.contextmanager
+def _serving(url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Serve the dashboard in a process of its own, which must not wait for the demo's event loop."""
+    command = [sys.executable, "-P", "-m", "tampu.cli", "dashboard", "--port", "0", "--allow-actions", "--url", url]
+    with subprocess.Popen(command) as serving:  # noqa: S603 - this program
+        yield serving
+        serving.terminate()
 
 
 def _folder(stack: contextlib.ExitStack) -> Path:
