@@ -50,11 +50,10 @@ async def authorize(request: Request) -> Access | None:
     return Access(user.get_username(), "operator") if user.is_staff else None
 
 
+board = dashboard(URL, authorize=authorize, allow_actions=True)
 app = Starlette(
-    routes=[
-        Mount("/tampu", dashboard(URL, authorize=authorize, allow_actions=True)),
-        Mount("/", get_asgi_application()),
-    ]
+    routes=[Mount("/tampu", board), Mount("/", get_asgi_application())],
+    lifespan=lambda app: board.router.lifespan_context(board),  # closes its connections
 )
 
 
@@ -63,7 +62,8 @@ async def main() -> None:
 
     transport = httpx.ASGITransport(app)
     queue = Queue("orders", url=URL)
-    async with queue, httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+    closing = app.router.lifespan_context(app)
+    async with queue, closing, httpx.AsyncClient(transport=transport, base_url="http://app") as client:
         await queue.add("ship", {"article": "tea"})
         print((await client.get("/")).text)
         print((await client.get("/tampu/")).status_code, "without a session")

@@ -25,14 +25,16 @@ def authorize(request: Request) -> Access | None:
     return USERS.get(request.cookies.get("session", ""))
 
 
-app.mount("/tampu", dashboard(URL, authorize=authorize, allow_actions=True))
+board = dashboard(URL, authorize=authorize, allow_actions=True)
+app.mount("/tampu", board)
 
 
 async def main() -> None:
     import httpx
 
     transport = httpx.ASGITransport(app)
-    async with queue, httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+    closing = board.router.lifespan_context(board)  # closes its connections; in your application, part of its lifespan
+    async with queue, closing, httpx.AsyncClient(transport=transport, base_url="http://app") as client:
         await queue.add("ship", {"article": "tea"})
         print((await client.get("/tampu/")).status_code, "without a session")
         client.cookies.set("session", "secret-of-bob")

@@ -132,9 +132,9 @@ def save_dashboard() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         url = f"embedded://{folder}"
-        shop = subprocess.Popen(
-            [sys.executable, str(ROOT / "scripts" / "busy_shop.py"), url], stderr=subprocess.DEVNULL
-        )
+        # By a relative path: tracebacks are in the pictures.
+        run_shop = "import runpy; runpy.run_path('scripts/busy_shop.py', run_name='__main__')"
+        shop = subprocess.Popen([sys.executable, "-c", run_shop, url], cwd=ROOT, stderr=subprocess.DEVNULL)
         serve = [sys.executable, "-m", "tampu.cli", "dashboard", "--port", "0", "--allow-actions", "--url", url]
         time.sleep(COUNTING_SECS)
         served = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)

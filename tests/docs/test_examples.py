@@ -39,6 +39,9 @@ OUTPUT = {
     "sync_view.py": r"200 OK: sent to ada@example.com\n400 Bad Request: task 'welcome': .*nothing was sent\n",
     "fastapi_app.py": r"202 added\n{'state': 'done', 'result': {'shipped': 'tea', 'count': 3}}\n"
     r"404 for an unknown order\n",
+    "dashboard_fastapi.py": r"403 without a session\n200 {'waiting': 1, 'running': 0, .*}\n200 True\n",
+    "dashboard_starlette.py": r"403 without a session\n200 {'waiting': 1, 'running': 0, .*}\n200 True\n",
+    "dashboard_django.py": r"the shop\n403 without a session\n",
     "after_commit_sqlalchemy.py": r"rolled back: no job was added\nsending a welcome to ada@example.com\n",
     "after_commit_django.py": r"rolled back: no job was added\nsending a welcome to ada@example.com\n",
     "outbox.py": r"a process died after its commit \(exit code 1\): rows in the outbox: 1, their jobs: \['unknown'\]\n"
@@ -55,7 +58,7 @@ def environment(server: Server) -> dict[str, str]:
 @pytest.mark.parametrize("name", OUTPUT)
 def test_an_example_prints_what_it_promises(server: Server, name: str) -> None:
     strict = environment(server)
-    if name == "fastapi_app.py":
+    if "fastapi" in name:
         strict.pop("PYTHONWARNINGS")  # FastAPI and its dependencies may warn
     done = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, env=strict, timeout=60)
     assert re.fullmatch(OUTPUT[name], done.stdout), done.stdout + done.stderr
