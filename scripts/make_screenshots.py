@@ -22,6 +22,7 @@ import tempfile
 import termios
 import time
 from pathlib import Path
+from typing import Literal
 
 from rich.ansi import AnsiDecoder
 from rich.console import Console
@@ -116,7 +117,7 @@ def save_report(report: Path) -> None:
 
 
 #: The pictures of the dashboard: the page, its width, and the scheme of its colours.
-PAGES = {
+PAGES: dict[str, tuple[str, int, Literal["light", "dark"]]] = {
     "dashboard-queues": ("", 1200, "light"),
     "dashboard-dead-letters": ("dead", 1200, "light"),
     "dashboard-job": ("jobs?q=payments&state=dead", 1200, "dark"),
@@ -139,7 +140,7 @@ def save_dashboard() -> None:
         time.sleep(COUNTING_SECS)
         served = subprocess.Popen(serve, stdout=subprocess.PIPE, text=True)
         try:
-            address = served.stdout.readline().split()[1]
+            address = (served.stdout or sys.stdin).readline().split()[1]
             with sync_playwright() as started:
                 browser = started.chromium.launch(executable_path="/usr/bin/chromium", args=["--no-sandbox"])
                 for name, (path, width, scheme) in PAGES.items():

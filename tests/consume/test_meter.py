@@ -92,7 +92,7 @@ def test_further_names_are_counted_together() -> None:
 
 async def settled(queue: Queue, minute_cells: int, server: Server) -> dict[str, Counts]:
     """Return what the worker has written, once it has counted this many runs."""
-    client = server.client()
+    client: Any = server.client()
 
     def written() -> dict[str, Counts] | None:
         cells = [client.hgetall(key).values() for key in client.keys("{chasqui:q}:meter:2*")]
@@ -140,7 +140,8 @@ async def test_counts_are_exact_and_written_when_the_worker_stops(server: Server
 
 async def test_a_fold_counts_a_minute_once_and_makes_up_for_missed_ones(server: Server) -> None:
     client = Client(parse_url(server.url), b"q")
-    redis, minute = server.client(), 29_000_003
+    redis: Any = server.client()
+    minute = 29_000_003
     for at in (minute - 3, minute - 2, minute):
         for worker in ("a", "b"):
             redis.hset(meter_key(KEYS, at), worker, encode_cell({"t": counts(10, 1, runs={20: 11})}))
@@ -165,7 +166,7 @@ async def test_a_fold_counts_a_minute_once_and_makes_up_for_missed_ones(server: 
 
 async def test_a_series_stays_small_whatever_the_number_of_workers(server: Server) -> None:
     client = Client(parse_url(server.url), b"q")
-    redis = server.client()
+    redis: Any = server.client()
     runs = {index: 1000 + index for index in range(20, 36)}
     names = ("charge", "refund", "receipt", "report", "remind")
     cell = encode_cell({name: counts(50_000, 200, 3, runs=runs) for name in names})

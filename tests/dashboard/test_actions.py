@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cli.shop import QUEUE, Filled
 from dashboard.conftest import Site, form_of, make_site
@@ -49,8 +49,9 @@ async def test_one_task_is_paused(site: Site, shop: Filled) -> None:
 
 async def test_jobs_are_cancelled_and_run_now(site: Site, server: Server, shop: Filled) -> None:
     await site.act("run-now", id=shop.delayed)
-    [(_, score)] = server.client().zrange(f"{{chasqui:{QUEUE}}}:delayed", 0, -1, withscores=True)
-    seconds, _ = server.client().time()
+    client: Any = server.client()
+    [(_, score)] = client.zrange(f"{{chasqui:{QUEUE}}}:delayed", 0, -1, withscores=True)
+    seconds, _ = client.time()
     assert abs(score / 1000 - seconds) < 5
     assert server.client().xlen(f"{{chasqui:{QUEUE}}}:wake") == 1  # the promoter need not poll for it
     await site.act("cancel", id=[shop.delayed, shop.waiting], typed={"reason": "a mistake"})
@@ -85,7 +86,8 @@ async def test_a_cause_is_replayed_without_other_causes_and_newer_letters(
     asked = await site.get("/confirm", q=QUEUE, action="replay", cluster=mine["cluster"], name="pay")
     assert f"tampu dlq replay shop --cluster {mine['cluster']} --name pay" in asked.text
     # Another letter of the same cause dies while the operator reads the question.
-    client, key = server.client(), f"{{chasqui:{QUEUE}}}:dlq"
+    client: Any = server.client()
+    key = f"{{chasqui:{QUEUE}}}:dlq"
     fields = next(fields for _, fields in client.xrange(key) if fields[b"error_type"] == b"RuntimeError")
     newer = client.xadd(key, fields)
     assert (await site.post(form_of(asked.text))).status_code == 303
@@ -97,7 +99,8 @@ async def test_many_letters_are_done_in_steps(
     site: Site, server: Server, shop: Filled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actions, "BULK", 10)
-    client, key = server.client(), f"{{chasqui:{QUEUE}}}:dlq"
+    client: Any = server.client()
+    key = f"{{chasqui:{QUEUE}}}:dlq"
     [(_, fields), _] = client.xrange(key)
     for _ in range(LETTERS - 2):
         client.xadd(key, fields)

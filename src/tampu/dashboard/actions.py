@@ -244,7 +244,7 @@ async def _act(ask: Ask, admin: QueueAdmin, name: str, ids: list[str]) -> str:
             raise ConfigError(f"the payload is not valid JSON: {error}") from error
         return "Replayed with the new payload." if await edit_and_replay(admin, dlq_id, payload) else "It is gone."
     if name == "fire":
-        return f"Added job {await fire(admin, query.get('key', ''))}."
+        return f"Added job {(await fire(admin, query.get('key', '')))[1]}."
     return "Removed." if await admin.remove_repeatable(query.get("key", "")) else "It was already gone."
 
 

@@ -339,7 +339,7 @@ def dashboard(
         hosts: Values of the `Host` header that are served. Defaults to all: the application around it checks them.
     """
     from tampu.dashboard import actions
-    from tampu.dashboard.pages import dead, events, job, jobs, queue, queues, schedules, search, workers
+    from tampu.dashboard.pages import dead, job, jobs, lists, queue, queues, search
 
     if not callable(authorize):
         raise ConfigError("dashboard needs authorize, a function that returns Access(name, role) or None for a request")
@@ -357,9 +357,9 @@ def dashboard(
         "/jobs": jobs.page,
         "/job": job.page,
         "/dead": dead.page,
-        "/workers": workers.page,
-        "/schedules": schedules.page,
-        "/events": events.page,
+        "/workers": lists.workers,
+        "/schedules": lists.schedules,
+        "/events": lists.events,
         "/search": search.page,
     }
     routes = [Route(path, board.get(page), methods=["GET"]) for path, page in pages.items()]

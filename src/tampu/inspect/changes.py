@@ -63,13 +63,14 @@ def _is_sealed(job: Job[Any]) -> bool:
     return isinstance(value, bytes) and value.startswith(SEALED)
 
 
-async def fire(admin: QueueAdmin, spec_key: str) -> str:
-    """Add the job of a schedule once, now, and return its ID. The schedule does not change."""
+async def fire(admin: QueueAdmin, spec_key: str) -> tuple[str, str]:
+    """Add the job of a schedule once, now, and return its name and its ID. The schedule does not change."""
     packed = await admin.packed_spec(spec_key)
     if packed is None:
         raise ConfigError(f"{admin.name} has no schedule {spec_key!r}")
     try:
         spec = decode_spec(packed)
+        spec.payload  # noqa: B018 - decode now, so that an undecodable payload is reported here
     except DecodeError as error:
         raise ConfigError(f"the schedule {spec_key!r} cannot be fired: {error}") from error
     now_ms = await admin.client.server_time_ms()
@@ -79,4 +80,4 @@ async def fire(admin: QueueAdmin, spec_key: str) -> str:
         raise QueueFullError(f"queue {admin.name!r} is full: it has {length:,} jobs")
     await admin.client.call("XADD", admin.keys.stream, "*", *job_fields(encode_job(job), spec.job_name))
     await admin.audit("fire", detail=spec_key)
-    return job.id
+    return spec.job_name, job.id

@@ -18,14 +18,13 @@ from tampu.cli.output import cell, progress_bar, say, show, write_json
 from tampu.cli.session import CommonOptions, Session
 from tampu.cli.tables import FittingTable
 from tampu.cli.units import instant
-from tampu.errors import DecodeError, Error, JobCancelled, JobFailed
+from tampu.errors import Error, JobCancelled, JobFailed
 from tampu.inspect.admin import CancelOutcome, QueueAdmin
+from tampu.inspect.changes import fire as fire_now
 from tampu.inspect.jobs import ListedState
 from tampu.inspect.views import one_line, redacted, schedule_json
 from tampu.queue import Queue
-from tampu.wire.codec import queue_codec
-from tampu.wire.payload import decode_slot
-from tampu.wire.repeat import RepeatableMeta, decode_spec
+from tampu.wire.repeat import RepeatableMeta
 
 app = typer.Typer(help="List, remove or fire schedules (repeatable jobs).", no_args_is_help=True)
 
@@ -243,19 +242,11 @@ def remove(common: CommonOptions, queue: QueueName, key: Key, confirmation: Conf
 def fire(common: CommonOptions, queue: QueueName, key: Key) -> None:
     """Enqueue the job of a schedule once, now. The schedule itself does not change."""
 
-    async def work(session: Session) -> tuple[str, str]:
-        found = await session.queue(queue)
-        try:
-            spec = decode_spec(await _packed_spec(found.producer.admin, key))
-            spec.payload  # noqa: B018 - decode now, so that an undecodable payload is reported here
-        except DecodeError as error:
-            raise CliError(f"the schedule {key!r} cannot be fired: {error}") from error
-        codec = queue_codec(queue)
-        slot = spec.payload_slot if codec is None else codec.open_slot(spec.payload_slot, spec.job_name)
-        job = await found.add(spec.job_name, decode_slot(slot))
-        return spec.job_name, job.id
+    async def work(admin: QueueAdmin) -> tuple[str, str]:
+        await _packed_spec(admin, key)
+        return await fire_now(admin, key)
 
-    name, job_id = common.run(work)
+    name, job_id = common.change(queue, work)
     common.report({"key": key, "name": name, "id": job_id}, f"added {name or 'a job'} {job_id}")
 
 
