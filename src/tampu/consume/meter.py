@@ -40,8 +40,9 @@ if TYPE_CHECKING:
     from tampu.redis.connection import Part
     from tampu.wire.keys import QueueKeys
 
-#: Runs of one window that are timed: each stands for those that are left out.
-SAMPLE = 32
+#: Of the runs between two cells the first 256 are timed, then every second of as many, every fourth, up to every 64th.
+TIMED_EACH = 256
+MAX_STRIDE = 64
 #: How often cells are written, in seconds.
 WRITE_SECS = 10.0
 #: How long cells are kept, and so how many minutes a fold can make up for, and the series after its last fold.
@@ -59,6 +60,9 @@ class Meter:
         self._counts: dict[str, Counts] = {}
         self._minute = 0
         self._is_changed = False
+        #: Runs since the last one that was timed, those timed since the last cell, and how many each stands for.
+        self._untimed = self._timed = 0
+        self._stride = 1
         #: Cells to write, by minute: the current one, and those that the server could not take.
         self.unsent: dict[int, bytes] = {}
         #: The last minute that this worker folded, or left to the others.
@@ -67,24 +71,36 @@ class Meter:
         self.counted = 0
 
     def count(self, outcomes: Sequence[Outcome]) -> None:
-        """Count outcomes that were written: what was put back or snoozed has not ended. A few of them are timed."""
-        counts = self._counts
+        """Count outcomes that were written: what was put back or snoozed has not ended. Runs for every window."""
         self._is_changed = True
-        for outcome in outcomes:
-            if outcome.place is not None:
-                name = outcome.delivery.job.name
-                (counts.get(name) or self._new(name)).kinds[outcome.place] += 1
-        step = len(outcomes) // SAMPLE or 1
-        for outcome in outcomes[::step]:
-            row, duration_us = counts.get(outcome.delivery.job.name), outcome.duration_us
-            if row is None or outcome.place is None:
-                continue
-            index = bucket(duration_us)
-            row.runs[index] = row.runs.get(index, 0) + step
-            if outcome.finished_at_ms:
-                wait_ms = outcome.finished_at_ms - duration_us // 1000 - int(outcome.delivery.entry_id[:13])
-                index = bucket(max(wait_ms, 0))
-                row.waits[index] = row.waits.get(index, 0) + step
+        names = [outcome.delivery.job.name for outcome in outcomes if outcome.place == 0]
+        if names and names.count(names[0]) == len(outcomes):  # nearly always: successes of one task
+            (self._counts.get(names[0]) or self._new(names[0])).kinds[0] += len(names)
+        else:
+            for outcome in outcomes:
+                if outcome.place is not None:
+                    name = outcome.delivery.job.name
+                    (self._counts.get(name) or self._new(name)).kinds[outcome.place] += 1
+        self._untimed += len(outcomes)
+        if self._untimed >= self._stride:
+            self._time(outcomes[self._timed % len(outcomes)] if outcomes else None)
+
+    def _time(self, outcome: Outcome | None) -> None:
+        """Note the times of one run for all runs since the last one: in a busy worker for one in 64 or more."""
+        row = None if outcome is None else self._counts.get(outcome.delivery.job.name)
+        if outcome is None or outcome.place is None or row is None:
+            return
+        weight, self._untimed = self._untimed, 0
+        self._timed += 1
+        if self._timed % TIMED_EACH == 0 and self._stride < MAX_STRIDE:
+            self._stride *= 2
+        duration_us = outcome.duration_us
+        index = bucket(duration_us)
+        row.runs[index] = row.runs.get(index, 0) + weight
+        if outcome.finished_at_ms:
+            wait_ms = outcome.finished_at_ms - duration_us // 1000 - int(outcome.delivery.entry_id[:13])
+            index = bucket(max(wait_ms, 0))
+            row.waits[index] = row.waits.get(index, 0) + weight
 
     def _new(self, name: str) -> Counts:
         return self._counts.setdefault(name if len(self._counts) < MAX_NAMES else OTHER, Counts())
@@ -104,6 +120,7 @@ class Meter:
         if self._is_changed:
             self._is_changed = False
             self.counted = self._minute
+            self._stride, self._timed = 1, 0
             self.unsent[self._minute] = encode_cell(self._counts)
         if minute != self._minute:
             self._counts, self._minute = {}, minute
