@@ -35,10 +35,12 @@ class JobExtras(NamedTuple):
     expires_at_ms: int | None = None
     #: Overrides the task's soft timeout, in milliseconds.
     soft_timeout_ms: int | None = None
+    #: By which limits count the job. Defaults to its task's name.
+    key: str | None = None
 
 
 #: Their keys in the map, in the order of the fields.
-_KEYS = ("h", "t", "x", "s")
+_KEYS = ("h", "t", "x", "s", "k")
 NO_EXTRAS = JobExtras()
 
 
@@ -79,7 +81,8 @@ def decode_extras(tail: bytes) -> JobExtras:
     texts = headers if isinstance(headers, dict) else {}
     return JobExtras(
         {key: value for key, value in texts.items() if isinstance(key, str) and isinstance(value, str)},
-        *(_positive(values.get(key)) for key in _KEYS[1:]),
+        *(_positive(values.get(key)) for key in _KEYS[1:4]),
+        own if isinstance(own := values.get("k"), str) else None,
     )
 
 

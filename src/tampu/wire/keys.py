@@ -26,6 +26,23 @@ class QueueKeys:
         self.peers = f"{tag}:peers"
         self.due = f"{tag}:due"
 
+    @property
+    def limits(self) -> str:
+        """Return the key of the hash of the queue's limits; it exists while the queue is limited."""
+        return f"{self.tag}:limits"
+
+    @property
+    def bell(self) -> str:
+        """Return the stream that wakes a worker when a job of a limited queue may run."""
+        return f"{self.tag}:bell"
+
+    @property
+    def gate(self) -> tuple[str, ...]:
+        """Return the KEYS of the scripts that deliver the jobs of a limited queue: see `redis/lua/lib/gate.lua`."""
+        tag = self.tag
+        parts = (f"{tag}:{part}" for part in ("gate", "line", "turn", "cool", "parked", "slots"))
+        return (self.stream, *parts, self.limits, self.bell)
+
     def dedup_marker(self, job_id: str) -> str:
         """Return the key that exists while an explicit id must not be added again."""
         return f"{self.tag}:dlid:{job_id}"
