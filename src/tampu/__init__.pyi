@@ -33,6 +33,10 @@ from tampu.wire.retry import JobRetryOverride as JobRetryOverride
 from tampu.wire.retry import BackoffSpec as BackoffSpec
 from tampu.wire.retry import BackoffKind as BackoffKind
 
+# Limits
+from tampu.wire.limits import Limit as Limit
+from tampu.wire.limits import Limits as Limits
+
 # Payload codecs
 from tampu.wire.codec import EncryptedCodec as EncryptedCodec
 from tampu.wire.codec import SignedCodec as SignedCodec
@@ -50,6 +54,7 @@ from tampu.consume.handlers import UnrecoverableError as UnrecoverableError
 from tampu.consume.handlers import Retry as Retry
 from tampu.consume.handlers import Snooze as Snooze
 from tampu.consume.handlers import Cancel as Cancel
+from tampu.consume.handlers import Hold as Hold
 from tampu.errors import SoftTimeout as SoftTimeout
 from tampu.consume.handlers import FailedJob as FailedJob
 

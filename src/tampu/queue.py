@@ -37,12 +37,14 @@ from tampu.produce.options import (
     delay_or_instant,
     repeatable_spec,
     retry_over,
+    with_key,
 )
 from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.task import Task, TaskContext, task_of
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
+from tampu.wire.limits import Limit, limit_fields, own_field
 from tampu.wire.payload import decode_result, is_no_result
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ if TYPE_CHECKING:
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker, TaskOptions
     from tampu.wire.codec import PayloadCodec
+    from tampu.wire.limits import Limits
     from tampu.wire.repeat import RepeatableMeta, RepeatPattern
 
 P = ParamSpec("P")
@@ -214,7 +217,8 @@ class Queue:
                 work; `retry_on`, the exceptions that are retried, and `no_retry_on`,
                 those that are not; or `retry`, a function of the exception and the attempt number that returns
                 True, False or the time to wait; `on_failure`, a task or a function that is called with a `FailedJob`
-                once a job has been dead-lettered.
+                once a job has been dead-lettered; `key`, a function of the task's arguments that returns the key by
+                which limits count a job, such as `key=lambda order: order.tenant`; see `limit`.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.
@@ -344,6 +348,7 @@ class Queue:
         task = self.tasks.get(name)
         if task is not None:
             options = replace(options, retry=retry_over(options.retry, task.add_options.retry))
+            options = with_key(options, getattr(packed, "key", None))
 
         async def send() -> Job[Any]:
             added = await self.producer.add_packed(packed, options, delay=seconds or None, run_at=instant)
@@ -559,6 +564,62 @@ class Queue:
     async def is_paused(self) -> bool:
         """Return True while the queue is paused."""
         return await self.pause_reason() is not None
+
+    async def limit(
+        self,
+        *,
+        key: str | None = None,
+        task: str | None = None,
+        concurrency: float | None = None,
+        rate: str | None = None,
+        burst: int | None = None,
+        weight: float | None = None,
+        ordered: bool | None = None,
+        per_key: Limit | None = None,
+    ) -> None:
+        """Limit how many jobs run, in all workers; it takes effect at once.
+
+            await queue.limit(concurrency=200, per_key=Limit(concurrency=2, rate="100/m"))
+            await queue.limit(key="acme", concurrency=10, weight=3)
+            await queue.limit(task="charge", rate="10/s")
+
+        Without `key` and `task` it limits the queue; a job counts for the limits of its queue, task and key. Keys that
+        wait take turns. A call replaces the whole limit of its queue, task or key: the last call wins. While it has
+        limits, only workers of a version with limits run the jobs of a queue.
+
+        Args:
+            key: Limit only this key, with what it does not set inherited from `per_key`. Jobs get their key from
+                `@queue.task(key=...)` or `task.using(key=...)`, by default the name of their task.
+            task: Limit only this task.
+            concurrency: Jobs that run at the same time; 0 = none start.
+            rate: Starts per unit of time, such as "10/s" or "100/m", evenly spaced.
+            burst: Starts that may follow each other at once after a pause, within the rate.
+            weight: Share of the key beside others that wait. Defaults to 1.
+            ordered: Run one job of the key at a time, in the order of the adds, also through retries.
+            per_key: Limit of every key without its own.
+
+        Raises:
+            ConfigError: A value is not allowed.
+        """
+        limit = Limit(concurrency=concurrency, rate=rate, burst=burst, weight=weight, ordered=ordered)
+        fields = limit_fields(limit, key=key, task=task, per_key=per_key)
+        given = {"key": key, "task": task, **limit.as_dict(), "per_key": per_key and per_key.as_dict()}
+        detail = ", ".join(f"{name}={value}" for name, value in given.items() if value is not None)
+        await self.producer.admin.limit(fields, detail)
+
+    async def limits(self) -> Limits:
+        """Return the limits of the queue, of every key, and of single keys and tasks."""
+        return await self.producer.admin.limits()
+
+    async def clear_limits(self, *, key: str | None = None, task: str | None = None) -> None:
+        """Remove the limit of a key or a task; without either, remove all limits of the queue.
+
+        Once all are removed and the jobs that wait have started, all workers read the queue again.
+        """
+        if key is not None and task is not None:
+            raise ConfigError("pass key or task, not both")
+        field = own_field(key, task)
+        await self.producer.admin.limit({field: b""} if field else {}, f"clear {field[1:]}".rstrip())
 
     async def purge(self, *, waiting: bool = True, delayed: bool = True) -> int:
         """Delete waiting and delayed jobs and return how many. Their explicit IDs can be added again.

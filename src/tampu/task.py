@@ -19,7 +19,7 @@ from tampu.produce.options import Using, add_options, repeatable_spec
 from tampu.wire.job import Job, JobId
 from tampu.wire.payload import wrap_bin
 from tampu.wire.repeat import RepeatPattern
-from tampu.wire.task_codec import Arguments, Results
+from tampu.wire.task_codec import Arguments, KeyedArguments, Results
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable
@@ -56,6 +56,7 @@ class TaskOptions(TypedDict, total=False):
     no_retry_on: Errors | None
     retry: RetryDecision | None
     on_failure: OnFailure | None
+    key: Callable[..., str] | None
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -150,7 +151,7 @@ class TaskAdds(Generic[P, R]):
         task = self.task
         options = task.add_options
         if self._using is not None:
-            options, delay, at = self._options(delay=delay, at=at, unique=unique)
+            options, delay, at = self._options(delay=delay, at=at, unique=unique, key=self._key_of(packed))
         elif unique is not None:
             options = options.with_id(unique)
         job_id = await task.queue.producer.add_packed(packed, options, delay=delay, run_at=at)
@@ -158,8 +159,19 @@ class TaskAdds(Generic[P, R]):
 
     async def _send_bulk(self, packed: list[bytes]) -> list[TaskJob[R]]:
         options, delay, at = self._bulk_options()
-        ids = await self.task.queue.producer.add_packed_bulk(packed, options, delay=delay, run_at=at)
+        producer = self.task.queue.producer
+        if not isinstance(self.arguments, KeyedArguments):
+            ids = await producer.add_packed_bulk(packed, options, delay=delay, run_at=at)
+        else:
+            keys = list(map(self._key_of, packed))
+            by_key = {key: self._options(key=key)[0] for key in dict.fromkeys(keys)}
+            ids = await producer.add_packed_each(packed, [by_key[key] for key in keys], delay=delay, run_at=at)
         return list(map(self.task._job_of, ids, packed))
+
+    def _key_of(self, packed: bytes) -> str | None:
+        """Return the key of a call by the task's key function; None if `using` has one, or there is no function."""
+        using = self._using
+        return getattr(packed, "key", None) if using is None or using.key is None else None
 
     def _options(self, **when: Any) -> tuple[AddOptions, timedelta | float | None, datetime | float | None]:
         """Return (options, delay, instant) of an add that happens now."""
@@ -256,7 +268,12 @@ class Task(TaskAdds[P, R]):
             raise invalid("on_failure", on_failure, "a task or a function that takes a FailedJob")
         #: Called when a job of this task was dead-lettered.
         self.on_failure = on_failure
-        self.arguments = Arguments(function, self.name)
+        key = options.get("key")
+        if key is not None and not callable(key):
+            raise invalid("key", key, "a function of the task's arguments that returns the job's key")
+        self.arguments = Arguments(function, self.name) if key is None else KeyedArguments(function, self.name, key)
+        if key is not None:
+            self._using = Using()  # each job has its own options
         self.results = Results(function)
         functools.update_wrapper(self, function)
 

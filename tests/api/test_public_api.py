@@ -12,6 +12,7 @@ SEEDS_LEVEL = set(
     RepeatableMeta DlqEntry DlqReason QueueEvent MetricsSink NoopSink InMemorySink noop_sink PromoterTick LockOutcome
     ReaderBatch JobOutcome JobOutcomeKind RetryScheduled DlqRouted QueueDepth HandlerError UnrecoverableError Retry
     Snooze Cancel Error RedisError EncodeError DecodeError ConfigError ShutdownError QueueFullError OutcomeUnknownError
+    Hold Limit Limits
     JobFailed JobCancelled ResultNotStored NotSupportedError
     """.split()
 )

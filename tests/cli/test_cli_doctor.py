@@ -18,6 +18,7 @@ from tampu.cli.commands import doctor as checks
 from tampu.cli.commands.doctor_queues import Level
 from tampu.redis.scripts import Capabilities
 from tampu.wire.heartbeat import KEPT_MS, Heartbeat, RunningJob
+from tampu.wire.limits import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -295,3 +296,25 @@ async def test_a_handler_that_has_run_for_ten_minutes_is_named(server: Server, u
         [finding] = await findings_of("long-running")
     assert finding["text"] == "charge job-of-w1 has been running for 10 min on w1"
     assert "tampu cancel slow job-of-w1" in finding["remedy"]
+
+
+async def test_workers_without_limits_are_named(server: Server, url: str) -> None:
+    queue = Queue("limited", url=url)
+    queue.task(name="sleep")(asyncio.sleep)
+    await queue.limit(concurrency=1)
+    async with queue, Worker(queue):
+
+        def is_closed() -> bool:
+            groups = (
+                server.client().xinfo_groups(queue.keys.stream) if server.client().exists(queue.keys.stream) else []
+            )
+            return bool(groups) and groups[0]["last-delivered-id"] == CLOSED.encode()
+
+        await until(is_closed, "the worker takes jobs through the gate")
+        assert await findings_of("limits") == []
+        server.client().xreadgroup("default", "peer-7", {queue.keys.stream: ">"}, count=1)
+        [finding] = await findings_of("limits")
+        assert (finding["level"], finding["about"]) == ("wrong", "limited")
+        assert finding["text"] == "1 worker without limits: peer-7; they get no jobs of this queue"
+        shown = await asyncio.to_thread(invoke, "inspect", "limited")
+        assert "limited: `tampu limit show limited` shows how" in shown.out

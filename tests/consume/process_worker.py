@@ -70,6 +70,16 @@ async def stubborn(job: Job[Any]) -> None:
             journal.write("cancelled", job.id)
 
 
+async def of_a_tenant(job: Job[Any]) -> None:
+    """Sleep for the seconds in the payload; fail the first attempt of every fifth job."""
+    journal.write("started", job.key, job.payload["number"], os.getpid())
+    await asyncio.sleep(job.payload["secs"])
+    fails = job.payload["number"] % 5 == 0 and job.attempt == 0
+    journal.write("failed" if fails else "done", job.key, job.payload["number"], os.getpid())
+    if fails:
+        raise ValueError("try again")
+
+
 async def deadly(job: Job[Any]) -> None:
     """Kill this process if the payload says so."""
     journal.write("started", job.id, job.attempt)

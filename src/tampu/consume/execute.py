@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from tampu.base.clock import boot_clock_ns, wall_clock_ms
 from tampu.consume.admission import Bury, Drop, is_for_the_process
 from tampu.consume.context import set_current_job
-from tampu.consume.handlers import Cancel, NoResult, PutBack, Retry, Snooze, UnrecoverableError
+from tampu.consume.handlers import Cancel, Hold, NoResult, PutBack, RemoteError, Retry, Snooze, UnrecoverableError
 from tampu.consume.outcomes import Cancelled, DeadLetter, Outcome, Retried, Success, error_text, event_traceback
 from tampu.consume.processes import WRITING
 from tampu.consume.retries import decide
@@ -190,6 +190,11 @@ class Runner:
         job = delivery.job
         if job._cancellation is not None and job._cancellation.reason is not None:
             return self._cancelled(delivery, duration_us, job._cancellation.reason, ran=True)
+        if isinstance(error, Hold) or (isinstance(error, RemoteError) and error.error_type == Hold.__name__):
+            rest_ms = error.after_ms or 0
+            if delivery.queue.gate is not None:
+                delivery.queue.gate.rest(job, rest_ms)
+            return Retried(delivery, wall_clock_ms(), duration_us, "", rest_ms, counts=False)
         return self._failed(delivery, duration_us, error)
 
     def _failed(

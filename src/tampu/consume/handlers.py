@@ -116,6 +116,17 @@ class Snooze(_Again):
     """Return this from a handler to run the job again after `after` (a timedelta or seconds). It uses up no attempt."""
 
 
+class Hold(Exception):  # noqa: N818 - not an error of the job
+    """Raise this in a handler to let the job's key rest for `after` (a timedelta or seconds); the job runs again then.
+
+    For an answer such as HTTP 429. It uses up no attempt. In a queue without limits, only this job waits.
+    """
+
+    def __init__(self, after: timedelta | float) -> None:
+        super().__init__(after)
+        self.after_ms = check_delay_ms(after, "after")
+
+
 class Retry(_Again):
     """Return this from a handler to retry the job after `after` (a timedelta or seconds). It uses up an attempt."""
 

@@ -287,6 +287,9 @@ class InFlight:
         for start in range(0, len(deliveries), HAND_BACK_BATCH):
             batch = deliveries[start : start + HAND_BACK_BATCH]
             await self._hand_back([delivery.entry_id for delivery in batch])
+            if self._queue.gate is not None:
+                # Suspects stay pending, and so do their slots.
+                self._queue.gate.returned([delivery.entry_id for delivery in batch if not delivery.is_suspect])
             for delivery in batch:
                 self._held.pop(delivery.entry_id, None)
 

@@ -16,6 +16,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import secs_until_round
+from tampu.consume.gate import GateKeeper
 from tampu.consume.leases import renewal_secs
 from tampu.consume.meter import WRITE_SECS, MeterLoop
 from tampu.consume.reader import STOP_PATIENCE_SECS, Reader
@@ -28,6 +29,7 @@ from tampu.maintain.supervise import supervise
 from tampu.redis import calls
 from tampu.redis.client import Client
 from tampu.redis.faults import PASSING, ServerError, Unreachable
+from tampu.redis.gate import MEND, TAKE, TAKE_UNDER_OOM
 from tampu.redis.nodes import SharedConnections, WatchingConnections
 from tampu.redis.scripts import Capabilities, probe_capabilities
 
@@ -114,6 +116,9 @@ class ServerLink:
         self._poll_now = asyncio.Event()
         self._is_prepared = False
         self._loops: dict[str, asyncio.Task[None]] = {}
+        #: Made when one of its queues is limited, and the loop that runs it.
+        self._keeper: GateKeeper | None = None
+        self._keeping: asyncio.Task[None] | None = None
 
     # --- starting
 
@@ -165,7 +170,9 @@ class ServerLink:
                 raise
             return  # such as out of memory: keep what is known
         if found.script_flags:
-            await connection.ask("SCRIPT", "LOAD", SETTLE_UNDER_OOM.text)
+            is_limited = any(queue.gate is not None for queue in self.queues)
+            for script in (SETTLE_UNDER_OOM, TAKE_UNDER_OOM) if is_limited else (SETTLE_UNDER_OOM,):
+                await connection.ask("SCRIPT", "LOAD", script.text)
         self._capabilities = found
         for queue in self.queues:
             queue.use(found)
@@ -196,6 +203,14 @@ class ServerLink:
                 queue.takeover.start()
         await self._pause(min(renewal_secs(self._config), TAKEOVER_SECS))
 
+    def _keep_gates(self) -> None:
+        """Start to keep the gates of limited queues that this process leads, unless it does so already."""
+        if self._keeper is None and any(queue.gate is not None for queue in self.queues):
+            self.client.add_scripts((TAKE, MEND))  # only now: workers without limits do without them
+            self._keeper = GateKeeper(self.settings, self.routing_key, self.client, self.queues)
+            keeping = supervise("limits", self._keeper.one_round, self._stopping.is_set)
+            self._keeping = asyncio.create_task(keeping, name="tampu-gates")
+
     async def _measure(self) -> None:
         """Report the length of each queue to its metrics sink, then wait."""
         for queue in self.queues.copy():
@@ -225,16 +240,22 @@ class ServerLink:
     async def _poll(self) -> None:
         """Check once which queues and tasks are paused and which queues have jobs to be cancelled."""
         queues = self.queues.copy()
-        paused, tasks_paused, marked = await asyncio.gather(
+        limited, paused, tasks_paused, marked = await asyncio.gather(
+            calls.existing(self.client, [queue.keys.limits for queue in queues]),
             calls.existing(self.client, [queue.keys.paused for queue in queues]),
             calls.existing(self.client, [queue.keys.paused_tasks for queue in queues]),
             calls.existing(self.client, [queue.keys.cancel_marks for queue in queues]),
         )
         errors: dict[ServedQueue, RedisError] = {}
-        for queue, is_paused, has_paused, has_marks in zip(queues, paused, tasks_paused, marked, strict=True):
-            for answer in (is_paused, has_paused, has_marks):
+        answers = zip(queues, limited, paused, tasks_paused, marked, strict=True)
+        for queue, is_limited, is_paused, has_paused, has_marks in answers:
+            for answer in (is_limited, is_paused, has_paused, has_marks):
                 if isinstance(answer, RedisError):
                     errors[queue] = answer
+            if isinstance(is_limited, bool) and is_limited != (queue.gate is not None):
+                self.reader.record_limits(queue, is_limited)
+                await self.reader.end_blocked_read()
+                self._keep_gates()
             if isinstance(is_paused, bool):
                 await self.reader.record_pause(queue, is_paused)
             if has_paused is False:
@@ -280,6 +301,8 @@ class ServerLink:
         """Stop the loops. Entries delivered until then are in the pool."""
         self._stopping.set()  # promoters and schedulers release their locks
         self._poll_now.set()
+        if self._keeping is not None:
+            self._keeping.cancel()  # it may wait for new jobs for a second; another worker keeps the gates
         if self._loops:
             takeovers = (queue.takeover.stop(STOP_PATIENCE_SECS) for queue in self.queues)
             await asyncio.gather(self.reader.stop(self._loops["tampu-reader"]), *takeovers)
@@ -293,6 +316,9 @@ class ServerLink:
             await asyncio.gather(*self._loops.values(), return_exceptions=True)
         await self._leader_client.close()
         await self.best_effort(self._meters.write, secs_left())
+        if self._keeper is not None and self._keeping is not None:
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            await self._keeper.close()
         await self.best_effort(self._forget_names, secs_left())
         await self.client.close()
 
@@ -306,9 +332,14 @@ class ServerLink:
             logger.info("skipped a cleanup step at shutdown: %s: %s", type(error).__name__, error)
 
     async def _forget_names(self) -> None:
+        for queue in self.queues:
+            if queue.gate is not None:
+                queue.gate.flush()
         await self.client.call_each([queue.heartbeats.last_command for queue in self.queues])
         await asyncio.gather(*(self._forget(queue, self._config.consumer_id) for queue in self.queues))
 
     async def _forget(self, queue: ServedQueue, consumer: str) -> None:
         keys, group = queue.keys, self._config.group
         await calls.forget_consumer(self.client, keys.stream, keys.leases(group), group=group, consumer=consumer)
+        if queue.gate is not None:
+            await self.client.call_each([("XGROUP", "DELCONSUMER", keys.bell, group, consumer)])

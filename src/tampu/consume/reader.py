@@ -6,6 +6,8 @@
 | several, all of them empty | one blocking read of all streams, one entry of each |
 | several, some with more entries | full batches of a few of them, in turns (`Turns`), and a check of the others |
 
+A queue with limits is waited for at its bell, and its jobs are taken through its gate (`gate.py`).
+
 On a Cluster each queue has its own reader. Most of them do not block: a shared connection watches their streams.
 
 `takeover.py` reads the entries of workers that died.
@@ -21,6 +23,7 @@ from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import secs_until_round, wall_clock_ms
+from tampu.consume.gate import BELL_SECS, Gate
 from tampu.consume.leases import renewal_secs
 from tampu.consume.pool import PACE_WINDOW_SECS, Turns
 from tampu.errors import RedisError
@@ -126,6 +129,7 @@ class Reader:
         if isinstance(connection, WatchingConnection):
             for queue in self._queues:
                 connection.watch(queue.keys.stream, self._changed.set)
+                connection.watch(queue.keys.bell, self._changed.set)
 
         def set_id(reply: Reply) -> None:
             self._client_id = reply if isinstance(reply, int) else None
@@ -174,7 +178,7 @@ class Reader:
         watch_secs = IDLE_WATCH_SECS if len(queues) == len(ready) else SLOT_WATCH_SECS
         if not queues:
             await self._pool.progress(min(watch_secs, self._retry_secs()))
-        elif len(queues) == 1:
+        elif len(queues) == 1 and (queues[0].gate is None or not queues[0].share.has_more):
             await self._wait_for(queues, room, len(queues) < len(ready))
         elif self._turns.ring or now - self._empty_at > EMPTY_FOR_SECS:
             self._sweep_at = now + max(SWEEP_SECS, SWEEP_SECS_PER_QUEUE * len(queues))
@@ -190,7 +194,10 @@ class Reader:
         count = min(room, self._config.batch)
         # Without a free slot it reads ahead, because jobs finish quickly; only for a short time, as they may get slow.
         is_short = is_short or self._pool.is_full
+        gated = [queue for queue in queues if queue.gate is not None]
         block_ms = SLOT_WATCH_SECS * 1000 if is_short else self._config.block_ms
+        if gated:
+            block_ms = min(block_ms, BELL_SECS * 1000)
         block_ms = max(int(min(block_ms, self._retry_secs() * 1000)), 1)
         self._blocked_on = set(queues)
         try:
@@ -213,14 +220,20 @@ class Reader:
             return
         self._empty_at = self.last_read_at = now = time.monotonic()
         self._sweep_at = now + SWEEP_SECS
+        for queue in gated:  # also if its bell was not heard: a ring may be lost
+            self._turns.begin(queue)
         if not reply:
             self._report_drained()
-        elif len(queues) == 1:
+        elif len(queues) == 1 and not gated:
             await self._take_in(queues[0], reply[0][1])
         else:
-            by_stream = {queue.keys.stream.encode(): queue for queue in queues}
+            by_stream = {queue.waits_on.encode(): queue for queue in queues}
             for stream, entries in reply:
-                await self._take_in(by_stream[stream], entries, count)
+                queue = by_stream[stream]
+                if queue.gate is None:
+                    await self._take_in(queue, entries, count)
+                else:
+                    queue.gate.bell = entries[-1][0]
 
     async def _read_watched(self, queue: ServedQueue, count: int, wait_secs: float) -> Reply:
         """Read a watched queue. If it is empty, wait until it may have entries, and return an empty reply."""
@@ -234,7 +247,7 @@ class Reader:
             return request
 
         # The first command makes the server report the next change: an entry added before the second is read by it.
-        _, reply = await self._read([pack_command(("EXISTS", queue.keys.stream)), read], when_asked)
+        _, reply = await self._read([pack_command(("EXISTS", queue.waits_on)), read], when_asked)
         if isinstance(reply, ServerError):
             return reply
         if reply:
@@ -270,6 +283,12 @@ class Reader:
 
     async def _read_each(self, plan: Sequence[tuple[ServedQueue, int]]) -> None:
         """Read these queues in one request, without waiting. An error of one does not affect the others."""
+        for queue, count in plan:
+            if queue.gate is not None:
+                await self._take(queue, queue.gate, count)
+        plan = [(queue, count) for queue, count in plan if queue.gate is None]
+        if not plan:
+            return
         replies = await self._read([self._command([queue], count, None) for queue, count in plan])
         for (queue, count), reply in zip(plan, replies, strict=True):
             if isinstance(reply, ServerError):
@@ -281,8 +300,51 @@ class Reader:
                 queue.read_failures.clear()
             await self._take_in(queue, reply[0][1] if reply else [], count)
 
+    async def _take(self, queue: ServedQueue, gate: Gate, count: int) -> None:
+        """Take jobs of a limited queue that may run now."""
+        self._reading_since = time.monotonic()
+        try:
+            taken = await gate.take(count)
+        except ServerError as error:
+            if error.remedy not in _ABOUT_QUEUES:
+                raise
+            self._record_refusal(queue, error)
+            return
+        except (ConnectionLost, asyncio.CancelledError):
+            self._has_missed = True
+            raise
+        self.last_read_at = time.monotonic()
+        if queue.is_failing:
+            queue.is_failing = False
+            queue.read_failures.clear()
+        if taken is None:
+            self.record_limits(queue, False)
+            return
+        self._bytes_read += sum(len(part) for _, fields in taken.entries for part in fields)
+        await self._take_in(queue, taken.entries)
+        if taken.has_more or taken.is_behind:
+            self._turns.begin(queue)
+        else:
+            self._turns.end(queue)
+
+    def record_limits(self, queue: ServedQueue, is_limited: bool) -> None:
+        """Take the jobs of a queue through a gate from now on, or read them again. Ends a blocked read."""
+        if is_limited == (queue.gate is not None):
+            return
+        if queue.gate is not None:
+            queue.gate.close()
+            queue.gate, queue.waits_on = None, queue.keys.stream
+        else:
+            queue.gate, queue.waits_on = Gate(queue, self._client), queue.keys.bell
+            queue.has_group = False  # the group of the bell may be missing
+        self._turns.end(queue)
+        logger.info('queue "%s" %s', queue.name, "is limited" if is_limited else "has no limits any more")
+
     async def _sweep(self, queues: Sequence[ServedQueue], room: int) -> None:
         """Look at queues that were empty, and read what has arrived, in one call and at most `room` in total."""
+        if gated := [queue for queue in queues if queue.gate is not None]:
+            await self._read_each([(queue, self._config.batch) for queue in gated])
+            queues = [queue for queue in queues if queue.gate is None]
         if not queues:
             return
         self._sweep_from = (self._sweep_from + 1) % len(queues)  # another one first each time
@@ -356,7 +418,7 @@ class Reader:
     def _command(self, queues: Sequence[ServedQueue], count: int, block_ms: int | None) -> bytes:
         config = self._config
         block = () if block_ms is None else ("BLOCK", block_ms)
-        streams = [queue.keys.stream for queue in queues]
+        streams = [queue.waits_on for queue in queues]
         ids = [">"] * len(queues)
         return pack_command(
             ("XREADGROUP", "GROUP", config.group, config.consumer_id, "COUNT", count, *block, "STREAMS", *streams, *ids)
@@ -483,8 +545,16 @@ class Reader:
             made.append(queue)
         # Servers before Redis 7.2 create a consumer with its first job, and an idle worker would not be listed.
         await self._client.call_each(
-            [("XGROUP", "CREATECONSUMER", queue.keys.stream, group, consumer) for queue in made]
+            [("XGROUP", "CREATE", queue.waits_on, group, "0", "MKSTREAM") for queue in made if queue.gate]
+            + [
+                ("XGROUP", "CREATECONSUMER", stream, group, consumer)
+                for queue in made
+                for stream in {queue.keys.stream, queue.waits_on}
+            ]
         )
+        for queue in made:
+            if queue.gate is not None:
+                self._turns.begin(queue)  # the first take closes the group
         if made:
             self.last_read_at = time.monotonic()  # healthy from now on: on an empty queue the first reply takes a while
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.base.checks import check_delay_ms, invalid
-from tampu.consume.handlers import RemoteError, reason_to_give_up
+from tampu.consume.handlers import Hold, RemoteError, reason_to_give_up
 from tampu.errors import ConfigError
 from tampu.wire.dlq import DlqReason
 from tampu.wire.retry import backoff_ms
@@ -73,6 +73,8 @@ def judgement_of(error: BaseException, job: Job[Any]) -> Judgement:
     """Return what the task's rules, which `Target` has asked, or else the type of the error say about it."""
     if isinstance(error, RemoteError):
         return Judgement(error.give_up, error.after_ms)
+    if isinstance(error, Hold):  # raised in a process: the worker's answer is in `Runner._raised`
+        return Judgement(after_ms=error.after_ms)
     judged, job._judged = getattr(job, "_judged", None), None  # otherwise the error's frames would keep the job
     # Another error comes from a timeout, a hook or a middleware: the rules are about those of the function.
     if judged is not None and judged[0] is error:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
 
     from tampu.config import ConsumerConfig
+    from tampu.consume.gate import Gate
     from tampu.consume.handlers import FailureCalls
     from tampu.consume.inflight import Delivery
     from tampu.redis.client import Client
@@ -68,6 +69,11 @@ class ServedQueue:
         self.name = config.queue_name
         self.config = config = replace(config, metrics=config.metrics.for_queue(config.queue_name))
         self.keys = keys = QueueKeys(config.queue_name)
+        #: The stream whose entries wake its reader, and the gate through which its jobs come while it has limits.
+        self.waits_on = keys.stream
+        self.gate: Gate | None = None
+        #: True if the server lets scripts write above maxmemory.
+        self.has_script_flags = False
         self.share = share
         self._client = client
         self.settler = Settler(client, keys, config)
@@ -82,6 +88,7 @@ class ServedQueue:
         self.settler.on_all_succeeded = self.inflight.all_succeeded
         self.meter = Meter()
         self.settler.on_written = self.meter.count
+        self._promoter: PromoterDuty | None = None
         #: True if the metrics sink wants to know the length of the queue.
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
         #: The calls of `on_failure`; None if the queue has a handler instead of tasks.
@@ -126,6 +133,11 @@ class ServedQueue:
         """Return True if it can be read: its group exists, reads do not fail, and it is not paused."""
         return self.has_group and not self.is_failing and self.takeover.is_paused is False
 
+    @property
+    def is_led(self) -> bool:
+        """Return True if this process is the leader of the queue, or no worker is."""
+        return self._promoter is None or bool(self._promoter.is_ours)
+
     def duties(self, client: Client) -> list[PromoterDuty | SchedulerDuty]:
         """Return what the leader of the queue does, over this client."""
         config = self.config
@@ -143,7 +155,8 @@ class ServedQueue:
                 dlq_max_stream_len=config.dlq_max_stream_len,
                 metrics=config.metrics,
             )
-            duties.append(PromoterDuty(client, promoter))
+            self._promoter = PromoterDuty(client, promoter)
+            duties.append(self._promoter)
         if config.run_scheduler:
             named = replace(config.scheduler, queue_name=config.queue_name, holder_id=config.consumer_id)
             duties.append(SchedulerDuty(client, named))
@@ -153,6 +166,7 @@ class ServedQueue:
         """Set the server's capabilities."""
         self.settler.use(xackdel=server.xackdel, script_flags=server.script_flags)
         self.inflight.has_xackdel = server.xackdel
+        self.has_script_flags = server.script_flags
 
     def end(self) -> None:
         """Stop settling and confirming."""

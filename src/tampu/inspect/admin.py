@@ -29,15 +29,18 @@ from tampu.inspect.dead_letters import (
     letter_pages,
 )
 from tampu.inspect.jobs import JobSearch, decoded_job, decoded_member
+from tampu.inspect.limits import read_gate, why_held
 from tampu.inspect.snapshot import decode_pauses, list_workers, reason_of, take_snapshot
 from tampu.inspect.streams import newest_id, scan_keys, stream_pages
 from tampu.inspect.walk import Walk, Wanted
 from tampu.redis import calls
 from tampu.redis.acl import literal_glob
 from tampu.redis.faults import ServerError
+from tampu.redis.gate import set_limits
 from tampu.wire.entry import read_job_fields, score_ms
 from tampu.wire.envelope import encode_job
 from tampu.wire.events import EventName, decode_event_fields, encode_event_fields
+from tampu.wire.limits import decode_limits
 from tampu.wire.repeat import decode_spec, encode_spec
 from tampu.wire.ulid import decode_ulid_time
 
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from tampu.inspect.dead_letters import LetterCluster
     from tampu.inspect.jobs import JobState, ListedState
+    from tampu.inspect.limits import GateView
     from tampu.inspect.snapshot import QueueSnapshot, TaskPause, WorkerInfo
     from tampu.inspect.walk import Walked
     from tampu.redis.client import Client
@@ -55,11 +59,12 @@ if TYPE_CHECKING:
     from tampu.wire.events import QueueEvent
     from tampu.wire.job import Job
     from tampu.wire.keys import QueueKeys
+    from tampu.wire.limits import Limits
     from tampu.wire.repeat import RepeatableMeta, StoredSpec
 
 AuditAction = Literal[
-    "cancel", "delete", "delete-schedule", "drain", "edit", "fire", "open", "pause", "purge", "remove", "replay",
-    "resume", "run-now",
+    "cancel", "delete", "delete-schedule", "drain", "edit", "fire", "limit", "open", "pause", "purge", "remove",
+    "replay", "resume", "run-now",
 ]  # fmt: skip
 #: What became of a request to cancel a job; see `Queue.cancel`.
 CancelOutcome = Literal["cancelled", "requested", "finished", "unknown"]
@@ -418,6 +423,25 @@ class QueueAdmin(JobSearch):
         pauses = decode_pauses(await self.client.call("HGETALL", self.keys.paused_tasks))
         now_ms = await self.client.server_time_ms() if pauses else 0
         return {name: pause for name, pause in pauses.items() if not pause.is_over(now_ms)}
+
+    async def limits(self) -> Limits:
+        """Return the limits of the queue."""
+        return decode_limits(await self.client.call("HGETALL", self.keys.limits))
+
+    async def read_gate(self) -> GateView:
+        """Return the numbers of a limited queue."""
+        return await read_gate(self.client, self.keys)
+
+    async def why_held(self, state: JobState) -> list[str]:
+        """Return which limits keep a waiting job from running; nothing for a queue without limits."""
+        job = None if state.entry_id is None else await self.job_in_stream(state.entry_id)
+        return [] if job is None else await why_held(self.client, self.keys, key=job.key, task=job.name)
+
+    async def limit(self, limits: Mapping[str, bytes], detail: str) -> None:
+        """Change limits, by field, and apply them; an empty one is removed. Without any, remove all."""
+        keys = self.keys
+        await set_limits(self.client, keys.gate, keys.due, index_prefix=keys.delayed_index(""), limits=limits)
+        await self.audit("limit", detail=detail)
 
     async def purge(self, *, waiting: bool, delayed: bool, on_progress: Callable[[int], None] = _ignore) -> int:
         """Delete waiting jobs, delayed jobs or both, with their dedup markers and indexes. Return how many.

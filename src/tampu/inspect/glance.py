@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tampu.inspect.snapshot import decode_pauses, is_alive, reason_of
 from tampu.inspect.streams import as_dict, text
 from tampu.wire.entry import entry_ms
+from tampu.wire.limits import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -97,7 +98,8 @@ def _commands(keys: QueueKeys, now_ms: int) -> tuple[tuple[Part, ...], ...]:
 
 def _start(one: Glance) -> str:
     """Return where the oldest waiting entry is looked for: behind the last one that was delivered."""
-    return f"({text(one.groups[0]['last-delivered-id'])}" if one.groups else "-"
+    last = text(one.groups[0]["last-delivered-id"]) if one.groups else CLOSED
+    return "-" if last == CLOSED else f"({last}"  # of a limited queue, the oldest entry counts: it may be running
 
 
 def _glance(keys: QueueKeys, now_ms: int, replies: Sequence[Reply]) -> Glance:

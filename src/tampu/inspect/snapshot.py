@@ -10,6 +10,7 @@ from tampu.inspect.streams import as_dict, ask_each, stream_groups, text
 from tampu.metrics import QueueDepth
 from tampu.wire.entry import entry_ms, first_values, score_ms
 from tampu.wire.heartbeat import ALIVE_MS, KEPT_MS, QueueShare, RunningJob, decode_heartbeat
+from tampu.wire.limits import CLOSED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,6 +88,11 @@ class QueueSnapshot:
     rate_window_secs: float = 0.0
     promoter: str | None = None
     scheduler: str | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Return True if the queue has limits: its group is closed."""
+        return any(group.last_delivered_id == CLOSED for group in self.groups)
 
     @property
     def has_pause(self) -> bool:
@@ -243,7 +249,8 @@ async def read_depth(client: Client, keys: QueueKeys, *, running: int, concurren
 
 async def _oldest_waiting_ms(client: Client, keys: QueueKeys, delivered: list[str], now_ms: int) -> int | None:
     """Return the age of the oldest entry behind the last delivered ones (without groups, of the oldest), or None."""
-    starts = [f"({last}" for last in delivered] or ["-"]
+    # Of a limited queue, whose group is closed, the oldest entry in the stream counts: it may be running.
+    starts = ["-" if last == CLOSED else f"({last}" for last in delivered] or ["-"]
     ages = []
     for start in starts:
         found = await client.call("XRANGE", keys.stream, start, "+", "COUNT", 1)

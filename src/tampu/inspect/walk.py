@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from tampu.errors import ConfigError, DecodeError
 from tampu.inspect.jobs import (
@@ -21,6 +21,7 @@ from tampu.inspect.views import redacted_event, redacted_state
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import entry_ms, entry_order, score_ms
 from tampu.wire.events import QueueEvent, decode_event_fields
+from tampu.wire.limits import CLOSED
 from tampu.wire.ulid import decode_ulid_time
 
 if TYPE_CHECKING:
@@ -106,6 +107,8 @@ class Walk:
         self._now_ms = 0
         self._found = Walked()
         self._deadline = 0.0
+        #: The groups of a limited queue.
+        self._closed: list[bytes] = []
 
     async def page(self, cursor: str | None = None) -> Walked:
         """Return a page of jobs. Raises `ConfigError` for a cursor that is not one of an earlier page."""
@@ -116,9 +119,9 @@ class Walk:
         self._now_ms = await self._client.server_time_ms()
         if self._state == "running" or (self._state == "waiting" and cursor is None):
             await self._walk_pending()
-            cursor = await self._first_waiting()
         if self._state == "waiting":
-            await self._walk_stream(keys.stream, cursor or "-")
+            first = await self._first_waiting()
+            await self._walk_stream(keys.stream, cursor or first)
         elif self._state == "delayed":
             await self._walk_delayed(int(cursor) if cursor and cursor.isdigit() else 0)
         elif self._state != "running":
@@ -127,8 +130,18 @@ class Walk:
 
     async def _first_waiting(self) -> str:
         groups = await stream_groups(self._client, self._search.keys.stream)
-        last = max((entry_order(group["last-delivered-id"]) for group in groups), default=None)
+        self._closed = [group["name"] for group in groups if text(group["last-delivered-id"]) == CLOSED]
+        open_groups = [group for group in groups if group["name"] not in self._closed]
+        last = max((entry_order(group["last-delivered-id"]) for group in open_groups), default=None)
         return "-" if last is None else f"({last[0]}-{last[1]}"
+
+    async def _held(self, stream: str, entries: list[Any]) -> set[bytes]:
+        """Return which entries of a page were delivered: of a limited queue, all others wait."""
+        held: set[bytes] = set()
+        for group in self._closed if entries else ():
+            page = (entries[0][0], entries[-1][0], len(entries))
+            held.update(pending[0] for pending in await self._client.call("XPENDING", stream, group, *page))
+        return held
 
     def _is_full(self) -> bool:
         return len(self._found.jobs) + len(self._found.ends) >= self._limit
@@ -164,10 +177,12 @@ class Walk:
                 self._found.cursor = start
                 return
             entries = await self._client.call(command, stream, start, end, "COUNT", step)
+            held = await self._held(stream, entries) if self._closed else ()
             for entry_id, fields in entries:
                 self._found.looked += 1
                 start = f"({text(entry_id)}"
-                self._take_entry(entry_id, fields)
+                if entry_id not in held:
+                    self._take_entry(entry_id, fields)
                 if self._is_full():
                     self._found.cursor = start
                     return

@@ -12,6 +12,7 @@ from tampu.base.checks import check_delay_ms, check_job_id, check_job_name, inva
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import ConfigError
 from tampu.wire.extras import JobExtras, check_headers, encode_extras
+from tampu.wire.limits import check_key
 from tampu.wire.repeat import MissedFiresPolicy, RepeatableSpec, RepeatPattern
 from tampu.wire.retry import BackoffKind, BackoffSpec, JobRetryOverride
 
@@ -128,6 +129,14 @@ def add_options(name: str, job_id: str | None, attempts: int | None, backoff: Ba
     return AddOptions(id=job_id, name=name, retry=retry)
 
 
+def with_key(options: AddOptions, key: str | None) -> AddOptions:
+    """Return the options of an add with the key of its job."""
+    if key is None:
+        return options
+    tail = encode_extras(JobExtras(key=key))
+    return TaskAddOptions(id=options.id, name=options.name, retry=options.retry, _tail=tail)
+
+
 def retry_over(own: JobRetryOverride | None, task: JobRetryOverride | None) -> JobRetryOverride | None:
     """Return the retry settings of a job: its own, and the task's where it has none."""
     if own is None or task is None:
@@ -187,6 +196,8 @@ class UsingOptions(TypedDict, total=False):
     expires: timedelta | float | datetime | None
     #: Text values that are stored with the job; handlers read them as `job.headers`.
     headers: Mapping[str, str] | None
+    #: The key by which limits count the job, such as a tenant; see `Queue.limit`.
+    key: str | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,6 +213,7 @@ class Using:
     soft_timeout_ms: int | None = None
     expires: timedelta | float | datetime | None = None
     headers: dict[str, str] | None = None
+    key: str | None = None
 
     def with_options(self, options: UsingOptions) -> Using:
         """Return these options with others over them. Raises `ConfigError` for values that are not allowed."""
@@ -226,12 +238,15 @@ class Using:
             _positive_ms(changes["expires"], "expires")
         if changes.get("headers") is not None:
             changes["headers"] = check_headers(changes["headers"])
+        if changes.get("key") is not None:
+            check_key(changes["key"])
         return replace(self, **changes)
 
     def add_options(self, name: str, task_retry: JobRetryOverride | None) -> AddOptions:
         """Return the options of an add that happens now. What is not set here is the task's."""
         options = add_options(name, self.unique, self.attempts, self.backoff)
-        extras = JobExtras(self.headers or {}, self.timeout_ms, self._expires_at_ms(), self.soft_timeout_ms)
+        times = self.timeout_ms, self._expires_at_ms(), self.soft_timeout_ms
+        extras = JobExtras(self.headers or {}, *times, self.key)
         retry = retry_over(options.retry, task_retry)
         return TaskAddOptions(id=options.id, name=name, retry=retry, _tail=encode_extras(extras))
 

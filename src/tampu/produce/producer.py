@@ -245,6 +245,20 @@ class Producer(Generic[T]):
         self._bind_to_loop()
         return await self._adder.add_list(self._all_sealed(packed, opts.name), opts, due)
 
+    async def add_packed_each(
+        self,
+        packed: Sequence[bytes],
+        options: Sequence[AddOptions],
+        *,
+        delay: timedelta | float | None = None,
+        run_at: datetime | float | None = None,
+    ) -> list[JobId]:
+        """Add many jobs with the same name whose payloads are already MessagePack, each with its own options."""
+        due = self._due(delay, run_at)
+        self._bind_to_loop()
+        name = options[0].name if options else ""
+        return await self._adder.add_each(zip(self._all_sealed(packed, name), options, strict=True), due)
+
     def _due(self, delay: timedelta | float | None, run_at: datetime | float | None) -> Due | None:
         if delay is not None:
             return self._due_after(delay)

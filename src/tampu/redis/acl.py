@@ -49,15 +49,15 @@ _COMMANDS: dict[Role, str] = {
         {_SCRIPTS} {_TRANSACTIONS} client|id client|unblock time
         client|tracking subscribe ping
         del exists expire pexpire get mget set pttl ttl
-        hdel hexists hget hgetall hincrby hlen hmget hrandfield hset hsetnx
-        xack xackdel xadd xclaim xgroup|create xgroup|createconsumer xgroup|delconsumer
-        xinfo|consumers xinfo|groups xlen xpending xrange xread xreadgroup
-        zadd zcard zcount zmscore zrange zrangebyscore zrem zremrangebyscore zscore
+        hdel hexists hget hgetall hincrby hlen hmget hrandfield hscan hset hsetnx
+        xack xackdel xadd xclaim xgroup|create xgroup|createconsumer xgroup|delconsumer xgroup|setid
+        xinfo|consumers xinfo|groups xinfo|stream xlen xpending xrange xread xreadgroup
+        zadd zcard zcount zmscore zrange zrangebylex zrangebyscore zrem zremrangebyscore zscore
     """,
     "operator": f"""
         {_SCRIPTS} {_READ}
-        del expire hdel hincrby hset set unlink xack xadd xclaim xdel xread xtrim
-        zadd zrem zremrangebyscore
+        del expire hdel hexists hincrby hscan hset set unlink xack xadd xclaim xdel xgroup|setid xread xtrim
+        zadd zrangebylex zrem zremrangebyscore
     """,
     # The roles that read have no scripts: an endless one stops the server for all users.
     "inspector": _READ,

@@ -267,6 +267,10 @@ class Client:
         if isinstance(error, ServerError) and error.kind == "MOVED" and len(words) >= 3:
             self._moved_to = _moved_address(words[2], self._settings)
 
+    def add_scripts(self, scripts: Sequence[Script]) -> None:
+        """Load these scripts, too: on new connections, and when one is missing."""
+        self._scripts = tuple(dict.fromkeys((*self._scripts, *scripts)))
+
     async def load_scripts(self) -> None:
         """Load this client's scripts again, after the server lost them."""
         connection = await self.up()

@@ -1,19 +1,23 @@
-"""Call the scripts of limited queues: `take.lua`, which delivers their jobs, `mend.lua` and `limit.lua`."""
+"""Call the scripts of limited queues: `take.lua`, which delivers their jobs, `mend.lua` and `limit.lua`.
+
+`keys` are the KEYS of these scripts, in the order of `lua/lib/gate.lua`.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tampu.redis.scripts import load_script
+from tampu.redis.scripts import Script, load_script
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from tampu.redis.client import Client
     from tampu.redis.connection import Part, Reply
-    from tampu.wire.keys import QueueKeys
 
 TAKE = load_script("take")
+#: Its form for servers with script flags: above maxmemory, a queue can still be drained, which frees memory.
+TAKE_UNDER_OOM = Script("take", "#!lua flags=allow-oom\n" + TAKE.text)
 MEND = load_script("mend")
 LIMIT = load_script("limit")
 GATE_SCRIPTS = (TAKE, MEND, LIMIT)
@@ -41,7 +45,7 @@ class Taken(NamedTuple):
 
 
 def packed_take(
-    keys: QueueKeys,
+    keys: Sequence[str],
     *,
     group: str,
     consumer: str,
@@ -49,13 +53,14 @@ def packed_take(
     index: int = INDEX,
     bell: bytes = b"",
     news: Sequence[Part] = (),
+    script: Script = TAKE,
 ) -> bytes:
     """Return the packed call that takes up to `want` jobs. Its reply goes to `read_taken`.
 
     `bell` is the entry of the bell that woke the caller. `news` are pairs of a letter and a value: `f` and an entry
     that was settled for good, `r` and one whose job returns, `p` and a state whose limit changed, `h` and a rest.
     """
-    return TAKE.packed_call(keys.gate, (group, consumer, min(want, MAX_TAKEN), index, bell, *news))
+    return script.packed_call(keys, (group, consumer, min(want, MAX_TAKEN), index, bell, *news))
 
 
 def read_taken(reply: Reply) -> Taken | None:
@@ -67,11 +72,11 @@ def read_taken(reply: Reply) -> Taken | None:
 
 
 async def take_nothing(
-    client: Client, keys: QueueKeys, *, group: str, consumer: str, news: Sequence[Part] = ()
+    client: Client, keys: Sequence[str], *, group: str, consumer: str, news: Sequence[Part] = ()
 ) -> Taken | None:
     """Index new entries and wake a worker if jobs may run, but take none."""
     arguments = (group, consumer, 0, INDEX, "", *news)
-    return read_taken(await client.run(TAKE, keys.gate, arguments))
+    return read_taken(await client.run(TAKE, keys, arguments))
 
 
 #: The cursors of `mend` at the start of each of its five lists.
@@ -79,32 +84,59 @@ FIRST_PAGE: tuple[bytes, ...] = (b"",) * 5
 
 
 async def mend(
-    client: Client, keys: QueueKeys, *, group: str, cursors: tuple[bytes, ...] = FIRST_PAGE
+    client: Client,
+    keys: Sequence[str],
+    due: str,
+    *,
+    group: str,
+    index_prefix: str,
+    cursors: tuple[bytes, ...] = FIRST_PAGE,
 ) -> tuple[tuple[bytes, ...], int]:
-    """Check and repair one page of each list of the gate. Return the cursors of the next pages and the
-    number of repairs.
+    """Check and repair one page of each list. Return the cursors of the next pages, and the number of repairs.
 
     The cursor behind the last page of a list is that of its first page.
     """
-    arguments: tuple[Part, ...] = (group, MEND_PAGE, keys.delayed_index(""), *cursors)
-    reply = await client.run(MEND, (*keys.gate, keys.due), arguments)
+    arguments: tuple[Part, ...] = (group, MEND_PAGE, index_prefix, *cursors)
+    reply = await client.run(MEND, (*keys, due), arguments)
     return (tuple(reply[:5]), reply[5]) if reply else (FIRST_PAGE, 0)
 
 
-async def mend_all(client: Client, keys: QueueKeys, *, group: str) -> int:
+async def mend_all(client: Client, keys: Sequence[str], due: str, *, group: str, index_prefix: str) -> int:
     """Check and repair the whole gate, page after page. Return the number of repairs."""
     cursors, total, unfinished = FIRST_PAGE, 0, set(range(len(FIRST_PAGE)))
     while unfinished:
-        cursors, repaired = await mend(client, keys, group=group, cursors=cursors)
+        cursors, repaired = await mend(client, keys, due, group=group, index_prefix=index_prefix, cursors=cursors)
         total += repaired
         unfinished -= {number for number, cursor in enumerate(cursors) if not cursor}
     return total
 
 
-async def set_limits(client: Client, keys: QueueKeys, limits: Mapping[str, bytes]) -> bool:
-    """Change the limits of a queue, by field; an empty one is removed. Without any, remove all.
+async def set_limits(
+    client: Client, keys: Sequence[str], due: str, *, index_prefix: str, limits: Mapping[str, bytes]
+) -> None:
+    """Change the limits of a queue, by field, and apply them. An empty limit is removed; without any, all are.
 
-    Return True if the queue has limits now.
+    The scripts are loaded here: connections of producers do without them.
     """
-    arguments = [part for pair in limits.items() for part in pair]
-    return bool(await client.run(LIMIT, (keys.limits,), arguments))
+    hash_of_limits = keys[7]
+    for script in GATE_SCRIPTS:
+        await client.call("SCRIPT", "LOAD", script.text)
+    was_limited = await client.call("EXISTS", hash_of_limits)
+    await client.run(LIMIT, (hash_of_limits,), [part for pair in limits.items() for part in pair])
+    group = await _group_of(client, keys[0])
+    if group is None:
+        return  # the first take of a worker applies them
+    own = [field for field in limits if field[:1] in (":", ";")]
+    news = [part for field in own for part in ("p", field)]
+    await take_nothing(client, keys, group=group, consumer="", news=news)
+    if limits and not (was_limited and len(own) == len(limits)):
+        await mend_all(client, keys, due, group=group, index_prefix=index_prefix)
+
+
+async def _group_of(client: Client, stream: str) -> str | None:
+    """Return the group of the workers: the only one, or that with the default name. None before the first worker."""
+    if not await client.call("EXISTS", stream):
+        return None
+    groups = await client.call("XINFO", "GROUPS", stream)
+    names = [dict(zip(group[::2], group[1::2], strict=True))[b"name"].decode() for group in groups]
+    return "default" if "default" in names else next(iter(names), None)

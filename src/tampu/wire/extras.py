@@ -79,10 +79,12 @@ def decode_extras(tail: bytes) -> JobExtras:
         return NO_EXTRAS
     headers = values.get("h")
     texts = headers if isinstance(headers, dict) else {}
+    timeout_ms, expires_at_ms, soft_timeout_ms = (_positive(values.get(key)) for key in _KEYS[1:4])
+    own_key = values.get("k")
     return JobExtras(
         {key: value for key, value in texts.items() if isinstance(key, str) and isinstance(value, str)},
-        *(_positive(values.get(key)) for key in _KEYS[1:4]),
-        own if isinstance(own := values.get("k"), str) else None,
+        *(timeout_ms, expires_at_ms, soft_timeout_ms),
+        own_key if isinstance(own_key, str) else None,
     )
 
 

@@ -222,8 +222,13 @@ class Job(Generic[T]):
         return dict(decode_extras(self._tail).headers)
 
     @property
+    def key(self) -> str | None:
+        """The key that the job was added with, by which limits count it: `task.using(key="acme")`."""
+        return decode_extras(self._tail).key
+
+    @property
     def extras(self) -> JobExtras:
-        """Headers, timeout and expiry that the job was added with."""
+        """Headers, timeout, expiry and key that the job was added with."""
         return decode_extras(self._tail)
 
     @property

@@ -19,6 +19,8 @@ _RATE = re.compile(r"(\d{1,9})\s*/\s*(\d{0,9})\s*([smhd])")
 #: Highest and lowest rate, as milliseconds between two starts: a million a second, and one in about a year.
 _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 0.001, 366 * 86_400_000
 _MAX_NUMBER = 1_000_000_000
+#: The last delivered ID of the group of a limited queue: it delivers nothing to XREADGROUP.
+CLOSED = "18446744073709551615-18446744073709551615"
 _FORMAT = struct.Struct("<5d")
 #: A value that is not set: that of every key applies.
 _INHERIT = -1.0
@@ -66,9 +68,14 @@ class Limit:
         """True if it limits anything."""
         return self != Limit()
 
+    @property
+    def interval_ms(self) -> float:
+        """Milliseconds between two starts; 0 without a rate."""
+        return 0.0 if self.rate is None else _interval_ms(self.rate)
+
     def pack(self) -> bytes:
         """Return it as it is stored."""
-        interval = None if self.rate is None else _interval_ms(self.rate)
+        interval = None if self.rate is None else self.interval_ms
         values = (self.concurrency, interval, self.burst, self.weight, self.ordered)
         return _FORMAT.pack(*(_INHERIT if value is None else float(value) for value in values))
 
@@ -115,6 +122,31 @@ class Limits:
 
 #: Fields of the hash of limits: the queue's and every key's; those of a key and a task start with these.
 QUEUE_FIELD, PER_KEY_FIELD, KEY_PREFIX, TASK_PREFIX = "", "*", ":", ";"
+
+
+def limit_fields(limit: Limit, *, key: str | None, task: str | None, per_key: Limit | None) -> dict[str, bytes]:
+    """Return the fields to store for one call of `Queue.limit`. Raises `ConfigError` if they contradict each other."""
+    if key is not None and task is not None:
+        raise ConfigError("pass key or task, not both: a job counts for the limits of both")
+    if per_key is not None and not isinstance(per_key, Limit):
+        raise invalid("per_key", per_key, "a Limit, such as Limit(concurrency=2)")
+    if (key is not None or task is not None) and per_key is not None:
+        raise ConfigError("per_key is the limit of every key: pass it without key and task")
+    if key is None and (limit.weight is not None or limit.ordered is not None):
+        raise ConfigError("weight and ordered belong to keys: pass key=..., or per_key=Limit(...) for every key")
+    if not limit.is_set and per_key is None:
+        raise ConfigError("pass at least one of concurrency, rate, burst, weight, ordered and per_key")
+    fields = {} if per_key is None else {PER_KEY_FIELD: per_key.pack()}
+    if limit.is_set:
+        fields[own_field(key, task)] = limit.pack()
+    return fields
+
+
+def own_field(key: str | None, task: str | None) -> str:
+    """Return the field of the limit of a key, of a task, or of the queue."""
+    if key is not None:
+        return KEY_PREFIX + check_key(key)
+    return QUEUE_FIELD if task is None else TASK_PREFIX + check_key(task, "task")
 
 
 def decode_limits(flat: list[bytes]) -> Limits:

@@ -73,6 +73,7 @@ _TABLE = {
             "Cancel jobs by ID, or all that match --name, --older-than and --state, up to 10,000 per call.",
         ),
         "queue": ("queue:app", "List, pause, resume, drain, purge or delete queues."),
+        "limit": ("limit:app", "Show, set or clear the limits of a queue, its tasks and its keys."),
         "dlq": ("dlq:app", "Summarize, show, repair, replay or remove dead letters."),
         "repeatable": ("changes:app", "List, remove or fire schedules (repeatable jobs)."),
     },

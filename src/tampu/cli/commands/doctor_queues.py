@@ -278,6 +278,7 @@ class _Checks:
                 self._wrong("blocked", f"worker {worker.name}: {worker.blocked}", UNBLOCK)
         self._long_running(workers)
         self._other_versions(workers)
+        await self._without_limits(workers)
         if not workers and not is_failing and not is_late and self._queue.length + self._queue.due:
             what = plural(self._queue.length + self._queue.due, "job")
             remedy = "start a worker: tampu worker APP; check the queue's name and the server's address"
@@ -332,6 +333,19 @@ class _Checks:
                 cancel = command("cancel", self._queue.queue, job.id)
                 found = f"{label} has been running for {duration(job.running_ms)} on {worker.name}"
                 self._note("long-running", found, f"if it hangs, run {cancel}; a timeout on the task would end it")
+
+    async def _without_limits(self, workers: Sequence[WorkerInfo]) -> None:
+        """Find workers that do not know of limits: while the queue has some, they get none of its jobs."""
+        if not self._queue.is_limited:
+            return
+        groups = sorted({worker.group for worker in workers})
+        replies = await ask_each(self._client, [("XINFO", "CONSUMERS", self._keys.bell, group) for group in groups])
+        flat = [one for reply in replies if isinstance(reply, list) for one in reply]
+        known = {text(as_dict(consumer)["name"]) for consumer in flat}
+        if names := sorted(worker.name for worker in workers if worker.name not in known):
+            found = f"{plural(len(names), 'worker')} without limits: {', '.join(names[:3])}"
+            clear = command("limit", "clear", self._keys.queue_name)
+            self._wrong("limits", f"{found}; they get no jobs of this queue", f"upgrade them, or run {clear}")
 
     def _other_versions(self, workers: Sequence[WorkerInfo]) -> None:
         """Find workers without a heartbeat (ChasquiMQ, tampu 0.1.0): they do not wait for others after an outage."""

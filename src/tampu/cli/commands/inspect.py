@@ -27,6 +27,7 @@ from tampu.cli.errors import BREACHED, TERMINATED
 from tampu.cli.options import OptionalQueueName, QueueName, duration_option
 from tampu.cli.output import (
     cell,
+    command,
     console_of,
     is_terminal,
     say,
@@ -210,7 +211,8 @@ def pause_lines(one: QueueSnapshot) -> list[Text]:
 def queue_view(sample: Sample) -> Group:
     """Return the full view of one queue."""
     one = sample.snapshot
-    parts: list[Any] = [cell(one.queue, "bold"), *pause_lines(one), Facts(_depths(one), _movement(sample))]
+    limited = [cell(f"limited: {command('limit', 'show', one.queue)} shows how", "dim")] if one.is_limited else []
+    parts: list[Any] = [cell(one.queue, "bold"), *pause_lines(one), *limited, Facts(_depths(one), _movement(sample))]
     for group in one.groups:
         oldest = f", oldest {duration(group.oldest_pending_ms)}" if group.oldest_pending_ms is not None else ""
         parts += [Text(""), cell(f"group {group.name}: {group.pending:,} pending{oldest}", "bold"), _group_table(group)]

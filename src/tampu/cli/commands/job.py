@@ -136,6 +136,8 @@ def why(common: CommonOptions, job_id: JobId, queue: QueueOption = None) -> None
             events = await _events(admin, job_id)
         state = state_by_events(state, events)
         reasons = explain(state, events, Around.of(await admin.snapshot(sizes=False)), await admin.workers(dead=True))
+        if state.state == "waiting":
+            reasons += await admin.why_held(state)
         if count := await admin.replay_count(job_id):
             reasons.insert(0, f"it was a dead letter and was replayed {plural(count, 'time')}")
         return admin.name, state, steps_of(state, events), reasons, last_traceback(state, events)

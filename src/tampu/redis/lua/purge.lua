@@ -1,7 +1,8 @@
 -- Deletes waiting and delayed jobs, and what is stored by their ids, so that the ids can be used again.
 --
--- Delivered entries are kept: only entries after the last one delivered to any group are deleted. Jobs that are added
--- in the meantime are kept too: the first call determines how far the next calls go.
+-- Delivered entries are kept: only entries after the last one delivered to any group are deleted. Of a limited queue,
+-- whose group is closed (take.lua), those that are not pending. Jobs that are added in the meantime are kept too: the
+-- first call determines how far the next calls go.
 --
 -- KEYS  1 stream, 2 delayed set, 3 due times; the keys of the ids start with the same tag, so they are in the same slot
 -- ARGV  1 tag, 2 maximum of each kind per call, 3 delayed jobs left to delete (-1: all that exist now), 4 last entry to
@@ -14,6 +15,7 @@
 local stream, delayed, due = unpack(KEYS)
 local tag, most, delayed_to_go, last = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
 
+local CLOSED = '18446744073709551615-18446744073709551615'
 local deleted = 0
 if delayed_to_go < 0 then
   delayed_to_go = redis.call('ZCARD', delayed)
@@ -45,10 +47,14 @@ if last ~= '' then
   if groups.err then
     return {deleted, delayed_to_go, ''}
   end
-  local from, last_ms, last_seq = '-', -1, -1
+  local from, last_ms, last_seq, held, closed = '-', -1, -1, 0, {}
   for _, flat in ipairs(groups) do
+    local group = {}
     for i = 1, #flat, 2 do
-      if flat[i] == 'last-delivered-id' then
+      group[flat[i]] = flat[i + 1]
+      if flat[i] == 'last-delivered-id' and flat[i + 1] == CLOSED then
+        closed[#closed + 1], held = group.name, held + group.pending
+      elseif flat[i] == 'last-delivered-id' then
         local ms, seq = number(flat[i + 1])
         if ms > last_ms or ms == last_ms and seq > last_seq then
           last_ms, last_seq = ms, seq
@@ -61,11 +67,17 @@ if last ~= '' then
     local newest = redis.call('XREVRANGE', stream, '+', '-', 'COUNT', 1)
     last = newest[1] and newest[1][1] or ''
   end
-  local entries = last ~= '' and redis.call('XRANGE', stream, from, last, 'COUNT', most) or {}
+  local entries = last ~= '' and redis.call('XRANGE', stream, from, last, 'COUNT', most + held) or {}
   local ids, markers = {}, {}
-  for i, entry in ipairs(entries) do
-    ids[i] = entry[1]
-    for at = 1, #entry[2], 2 do
+  for _, entry in ipairs(entries) do
+    local is_held = false
+    for _, group in ipairs(closed) do
+      is_held = is_held or #redis.call('XPENDING', stream, group, entry[1], entry[1], 1) > 0
+    end
+    if not is_held then
+      ids[#ids + 1] = entry[1]
+    end
+    for at = 1, is_held and 0 or #entry[2], 2 do
       local id = entry[2][at] == 'd' and job_id(entry[2][at + 1])
       if id then
         markers[#markers + 1] = tag .. ':dlid:' .. id
@@ -78,7 +90,7 @@ if last ~= '' then
   if #markers > 0 then
     redis.call('DEL', unpack(markers))
   end
-  if #ids < most then
+  if #entries < most + held then
     last = ''
   end
 end

@@ -75,7 +75,14 @@ for i = 6, #ARGV, 2 do
   end
 end
 if ids[1] then
-  for i, slot in ipairs(call('HMGET', slots, unpack(ids))) do
+  local booked, names = call('HMGET', slots, unpack(ids)), {}
+  for _, slot in ipairs(booked) do
+    if slot then
+      names[#names + 1], names[#names + 2] = slot_states(slot)
+    end
+  end
+  load(names)
+  for i, slot in ipairs(booked) do
     if slot then
       free(slot, finals[ids[i]])
     end
@@ -127,8 +134,11 @@ local function choose(key, found, most)
   local chosen = {}
   for i = 1, math.min(#found, most) do
     local entry, name = entry_of(found[i], key)
-    load({';' .. name})
-    local task = states[';' .. name]
+    local id = ';' .. name
+    if not states[id] then
+      load({id})
+    end
+    local task = states[id]
     if (planned[task] or 0) < room(task) then
       planned[task] = (planned[task] or 0) + 1
       chosen[#chosen + 1] = {entry, found[i], task}
@@ -139,6 +149,14 @@ local function choose(key, found, most)
     end
   end
   return chosen
+end
+
+local function book(state)
+  local interval = state.limit.interval
+  state.running = state.running + 1
+  if interval > 0 then
+    state.tat = math.max(state.tat, now) + interval
+  end
 end
 
 -- A page of keys whose turn it is. Pages are bounded: keys whose limits changed, or whose tasks are at their limits, give
@@ -192,12 +210,9 @@ local function take_page()
         taken[#taken + 1] = entry
         booked[#booked + 1], booked[#booked + 2] = entry[1], state.key .. '\0' .. task.key
         state.tag = state.tag + 1 / state.limit.weight
-        for _, one in ipairs({queue, state, task}) do
-          one.running = one.running + 1
-          if one.limit.interval > 0 then
-            one.tat = math.max(one.tat, now) + one.limit.interval
-          end
-        end
+        book(queue)
+        book(state)
+        book(task)
         dirty[task.id] = true
         if state.limit.ordered then
           local _, _, envelope = key_of(entry)

@@ -234,7 +234,9 @@ local function slot_states(slot)
 end
 local function free(slot, is_final)
   local id, task_id = slot_states(slot)
-  load({id, task_id})
+  if not (states[id] and states[task_id]) then
+    load({id, task_id})
+  end
   local state, task = states[id], states[task_id]
   local was_blocked = state.running >= state.limit.most or state.limit.ordered and state.hold ~= ''
   state.running, task.running = math.max(state.running - 1, 0), math.max(task.running - 1, 0)
