@@ -381,3 +381,22 @@ async def test_a_limited_queue_is_drained_while_the_server_is_out_of_memory(
         runs.release.set()
         await runs.have_started(10)
     server.config_set(maxmemory=0)
+
+
+@pytest.mark.servers
+async def test_workers_without_limits_get_nothing_from_a_limited_queue(
+    queue: Queue, runs: Runs, server: Server
+) -> None:
+    bill = tenant_task(queue, runs)
+    client, stream = server.client(), queue.keys.stream
+    client.xgroup_create(stream, "default", "0", mkstream=True)
+    await queue.limit(concurrency=0)
+    await bill.add("acme", 1)
+    assert not client.xreadgroup("default", "peer", {stream: ">"})
+    async with working(queue):
+        await queue.limit(concurrency=1)
+        await runs.have_started(1)
+        await queue.clear_limits()
+        await until(lambda: not client.exists(queue.keys.limits), "the group is open")
+    await bill.add("acme", 2)
+    assert client.xreadgroup("default", "peer", {stream: ">"})
