@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from tampu.cli.errors import CliError
@@ -12,11 +12,11 @@ from tampu.cli.options import DEFAULT_TIMEOUT_SECS, AsJson, Timeout, Url
 from tampu.cli.output import say, show, write_json
 from tampu.events import QueueEvents
 from tampu.inspect.admin import QueueAdmin
+from tampu.inspect.registry import ServerView
 from tampu.inspect.streams import FoundQueues, find_queues
 from tampu.queue import Queue
-from tampu.redis.client import Client
 from tampu.redis.faults import ServerError
-from tampu.redis.settings import Address, parse_url, resolve_url
+from tampu.redis.settings import parse_url, resolve_url
 from tampu.wire.codec import codec_from_environment, queue_codec
 from tampu.wire.keys import QueueKeys
 
@@ -25,13 +25,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from tampu.redis.client import Client
     from tampu.wire.codec import QueueCodec
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Routing key for commands about the server rather than a queue: on a Cluster they go to the node that owns this key.
-ANY_KEY = b"{chasqui:}"
 #: Maximum number of queues listed in an error message.
 MAX_NAMED = 10
 
@@ -92,8 +91,8 @@ class Session(contextlib.AsyncExitStack):
         self._url = resolve_url(url)
         self._timeout_secs = timeout_secs
         self.settings = parse_url(self._url)
-        self._client: Client | None = None
-        self._masters: list[tuple[str, Client]] = []
+        self.view = ServerView(self.settings, patience_secs=timeout_secs)
+        self.push_async_callback(self.view.close)
 
     @property
     def place(self) -> str:
@@ -128,10 +127,7 @@ class Session(contextlib.AsyncExitStack):
 
     async def new_admin(self, name: str, codec: QueueCodec | None = None) -> QueueAdmin:
         """Return the admin object of a queue for reading, whether or not the queue exists on the server."""
-        keys = QueueKeys(name)
-        is_cluster = self.settings.kind == "cluster"
-        client = await (self._open(Client(self.settings, keys.tag.encode())) if is_cluster else self.client())
-        return QueueAdmin(client, keys, codec=codec)
+        return QueueAdmin(await self.view.client(name), QueueKeys(name), codec=codec)
 
     async def _require(self, admin: QueueAdmin) -> None:
         if await admin.exists():
@@ -153,30 +149,11 @@ class Session(contextlib.AsyncExitStack):
 
     async def client(self) -> Client:
         """Return a client for commands about the server rather than a queue."""
-        if self._client is None:
-            self._client = await self._open(Client(self.settings, ANY_KEY))
-        return self._client
+        return await self.view.client()
 
     async def nodes(self) -> list[tuple[str, Client]]:
         """Return the name of, and a client for, each server with data: a single one, or a Cluster's masters."""
-        client = await self.client()
-        if self.settings.kind != "cluster":
-            return [(self.place, client)]
-        if not self._masters:
-            addresses = {
-                Address(master[0].decode() or self.settings.addresses[0].host, master[1])
-                for _, _, master, *_ in await client.call("CLUSTER", "SLOTS")
-            }
-            self._masters = [(str(each), await self._open_node(each)) for each in sorted(addresses, key=str)]
-        return self._masters
-
-    async def _open_node(self, address: Address) -> Client:
-        return await self._open(Client(replace(self.settings, kind="single", addresses=(address,)), ANY_KEY))
-
-    async def _open(self, client: Client) -> Client:
-        self.push_async_callback(client.close)
-        await client.up(self._timeout_secs)
-        return client
+        return await self.view.nodes()
 
 
 @contextlib.contextmanager

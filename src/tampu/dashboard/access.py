@@ -124,7 +124,9 @@ class ByToken:
         self._failures = Failures()
 
     def __call__(self, request: Request) -> Access | Response:
-        if hmac.compare_digest(request.cookies.get(COOKIE, "").encode(), self._session.encode()):
+        # Cookies are shared by all ports of a host: two dashboards on one machine must not log each other out.
+        cookie = f"{COOKIE}-{request.url.port or 0}"
+        if hmac.compare_digest(request.cookies.get(cookie, "").encode(), self._session.encode()):
             return self._access
         if self._failures.are_too_many:
             return _too_many()
@@ -136,7 +138,7 @@ class ByToken:
         # The token leaves the address bar, the history keeps it, so it is worth nothing after a restart.
         answer = RedirectResponse(request.url.path, 303)
         # Lax, so that links in alerts open jobs; every POST is checked by its origin besides.
-        answer.set_cookie(COOKIE, self._session, httponly=True, samesite="lax", secure=request.url.scheme == "https")
+        answer.set_cookie(cookie, self._session, httponly=True, samesite="lax", secure=request.url.scheme == "https")
         return answer
 
 

@@ -54,7 +54,7 @@ class ServerView:
         #: On a Cluster, the clients of all queues share a connection for each node.
         self._shared = SharedConnections() if settings.kind == "cluster" else None
         self._clients: dict[str, Client] = {}
-        self._masters: list[Client] = []
+        self._masters: list[tuple[str, Client]] = []
         self._scan_at = 0.0
         self._scan: asyncio.Task[None] | None = None
 
@@ -100,20 +100,23 @@ class ServerView:
 
     async def _rescan(self) -> None:
         started = time.monotonic()
-        found = await find_queues(await self._nodes())
+        found = await find_queues([client for _, client in await self.nodes()])
         self.names, self.unusable = set(found.names), set(found.unusable)
         self._scan_at = time.monotonic() + max((time.monotonic() - started) * SCAN_FACTOR, SCAN_SECS)
 
-    async def _nodes(self) -> list[Client]:
+    async def nodes(self) -> list[tuple[str, Client]]:
+        """Return the name of, and a client for, each server with data: a single one, or a Cluster's masters."""
         client = await self.client()
         if self._shared is None:
-            return [client]
+            return [(", ".join(map(str, self.settings.addresses)) or "the embedded server", client)]
         if not self._masters:
             first = self.settings.addresses[0].host
             slots = await client.call("CLUSTER", "SLOTS")
             for address in sorted({Address(slot[2][0].decode() or first, slot[2][1]) for slot in slots}, key=str):
                 single = replace(self.settings, kind="single", addresses=(address,))
-                self._masters.append(Client(single, ANY_KEY))
+                self._masters.append((str(address), Client(single, ANY_KEY)))
+        for _, master in self._masters:
+            await master.up(self.patience_secs)
         return self._masters
 
     async def close(self) -> None:
@@ -121,4 +124,5 @@ class ServerView:
         if self._scan is not None:
             self._scan.cancel()
             await asyncio.gather(self._scan, return_exceptions=True)
-        await asyncio.gather(*(client.close() for client in (*self._clients.values(), *self._masters)))
+        clients = (*self._clients.values(), *(master for _, master in self._masters))
+        await asyncio.gather(*(client.close() for client in clients))

@@ -20,9 +20,10 @@ from tampu.cli.commands.doctor_queues import Finding, Level, Limits, check_queue
 from tampu.cli.errors import BREACHED
 from tampu.cli.options import OptionalQueueName
 from tampu.cli.output import cell, printable, progress_bar, show, write_json
-from tampu.cli.session import ANY_KEY, CommonOptions, Session, parse_info, product_version
+from tampu.cli.session import CommonOptions, Session, parse_info, product_version
 from tampu.cli.tables import table
 from tampu.cli.units import parse_duration
+from tampu.inspect.registry import ANY_KEY
 from tampu.redis.client import Client
 from tampu.redis.faults import ServerError
 from tampu.redis.scripts import Capabilities, probe_capabilities
