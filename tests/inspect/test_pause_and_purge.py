@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def quick_watch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let workers check every 20 ms whether the queue is paused, not every second."""
-    monkeypatch.setattr(link, "LOOK_SECS", 0.02)
+    monkeypatch.setattr(link, "POLL_SECS", 0.02)
 
 
 @pytest.mark.slow
