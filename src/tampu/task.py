@@ -152,6 +152,10 @@ class TaskAdds(Generic[P, R]):
         options = task.add_options
         if self._using is not None:
             options, delay, at = self._options(delay=delay, at=at, unique=unique, key=self._key_of(packed))
+            if (joins := self._using.joins) is not None:
+                own_id, quiet_ms, at_most_ms = joins
+                added = await task.queue.producer.add_debounced(packed, options.with_id(own_id), quiet_ms, at_most_ms)
+                return task._job_of(added, packed)
         elif unique is not None:
             options = options.with_id(unique)
         job_id = await task.queue.producer.add_packed(packed, options, delay=delay, run_at=at)
@@ -185,6 +189,8 @@ class TaskAdds(Generic[P, R]):
     def _bulk_options(self) -> tuple[AddOptions, timedelta | float | None, datetime | float | None]:
         if self._using is not None and self._using.unique is not None:
             raise ConfigError("unique is the ID of a single job, so add_bulk does not accept it: call add for each job")
+        if self._using is not None and self._using.joins is not None:
+            raise ConfigError("add_bulk does not accept debounce and throttle: call add for each job")
         return self._options()
 
     def _encode_calls(self, calls: Iterable[Any]) -> list[bytes]:

@@ -30,6 +30,7 @@ from tampu.produce.window import (
     Window,
     pack_part,
 )
+from tampu.wire.entry import encode_delayed_member
 from tampu.wire.envelope import fresh_envelope, fresh_envelope_ends, fresh_envelopes, packed_envelopes
 from tampu.wire.ulid import RANDOM_BYTES, encode_time, encode_ulids, random_text
 
@@ -165,6 +166,14 @@ class Adder:
         if sends_at_once:
             self._chain.submit(window)
         return future
+
+    def delayed_member(self, body: bytes, options: AddOptions) -> bytes:
+        """Return a job with an explicit ID as a member of the delayed set."""
+        envelope = fresh_envelope(str(options.id), self._slot_of(body), self._minter.now_ms(), options.retry)
+        envelope += options._tail
+        if len(envelope) > self._max_bytes:
+            raise _too_large(len(envelope), self._max_bytes)
+        return encode_delayed_member(options.name, envelope)
 
     def _add_large(
         self, job_id: str, body: bytes, now_ms: int, options: AddOptions, future: asyncio.Future[JobId]

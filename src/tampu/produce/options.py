@@ -27,6 +27,8 @@ MissedFires = MissedFiresPolicy | Mapping[str, Any]
 
 #: The keys that a job of `add_bulk` may have besides `name` and `data`.
 BULK_OPTIONS = ("delay_ms", "delay", "job_id", "attempts", "backoff", "repeat", "missed_fires")
+#: How long a debounced job waits at most if no `at_most` is given: a year, in milliseconds.
+MAX_WAIT_MS = 366 * 86_400_000
 MISSED_FIRES_ALONE = "missed_fires needs repeat: pass repeat=RepeatPattern.cron(...) or .every(...) too"
 
 
@@ -198,6 +200,14 @@ class UsingOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
     #: The key by which limits count the job, such as a tenant; see `Queue.limit`.
     key: str | None
+    #: The job's ID: run once, `quiet` after the last add with this ID, and at most `at_most` after the first. The last
+    #: arguments win.
+    debounce: str | None
+    quiet: timedelta | float | None
+    at_most: timedelta | float | None
+    #: The job's ID: run at once, but only one job in `every`. The last arguments win.
+    throttle: str | None
+    every: timedelta | float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +224,11 @@ class Using:
     expires: timedelta | float | datetime | None = None
     headers: dict[str, str] | None = None
     key: str | None = None
+    debounce: str | None = None
+    quiet: timedelta | float | None = None
+    at_most: timedelta | float | None = None
+    throttle: str | None = None
+    every: timedelta | float | None = None
 
     def with_options(self, options: UsingOptions) -> Using:
         """Return these options with others over them. Raises `ConfigError` for values that are not allowed."""
@@ -240,7 +255,32 @@ class Using:
             changes["headers"] = check_headers(changes["headers"])
         if changes.get("key") is not None:
             check_key(changes["key"])
-        return replace(self, **changes)
+        using = replace(self, **changes)
+        using._check_joining()
+        return using
+
+    def _check_joining(self) -> None:
+        """Raise `ConfigError` if the options of debounce and throttle contradict each other or are not complete."""
+        for option, needed, value in (("debounce", "quiet", self.quiet), ("throttle", "every", self.every)):
+            job_id = getattr(self, option)
+            if (job_id is None) is not (value is None):
+                raise ConfigError(f"using() needs both {option}= and {needed}=, as in {option}='doc-9', {needed}=5")
+            if job_id is not None:
+                check_job_id(job_id, option)
+                _positive_ms(value, needed)
+        if self.at_most is not None and (self.debounce is None or _ms(self.at_most) < _ms(self.quiet)):
+            raise ConfigError("at_most needs debounce=, and must not be shorter than quiet")
+        given = [self.debounce, self.throttle, self.unique, self.delay, self.at]
+        if (self.debounce or self.throttle) and sum(value is not None for value in given) > 1:
+            raise ConfigError("pass only one of debounce, throttle, unique, delay and at to using()")
+
+    @property
+    def joins(self) -> tuple[str, int, int | None] | None:
+        """The ID of a debounced or throttled job, `quiet` or `every`, and `at_most` of a debounced one, in ms."""
+        if self.debounce is not None:
+            quiet_ms = _ms(self.quiet)
+            return self.debounce, quiet_ms, MAX_WAIT_MS if self.at_most is None else _ms(self.at_most)
+        return None if self.throttle is None else (self.throttle, _ms(self.every), None)
 
     def add_options(self, name: str, task_retry: JobRetryOverride | None) -> AddOptions:
         """Return the options of an add that happens now. What is not set here is the task's."""
@@ -267,6 +307,10 @@ def _using_backoff(value: object) -> BackoffSpec:
     raise invalid(
         "backoff", value, "a timedelta or a BackoffSpec, such as BackoffSpec.exponential(timedelta(seconds=1))"
     )
+
+
+def _ms(value: Any) -> int:
+    return check_delay_ms(value, "a duration")
 
 
 def _positive_ms(value: Any, field: str) -> int:

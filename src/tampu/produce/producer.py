@@ -20,10 +20,12 @@ from tampu.produce.adder import Adder, Minter
 from tampu.produce.chain import Chain
 from tampu.produce.options import AddOptions
 from tampu.produce.window import ADD_PLAIN_WINDOW, ADD_WINDOW, Due, WindowHeader
+from tampu.redis import calls
 from tampu.redis.calls import INSPECT_SCRIPTS
 from tampu.redis.client import Client
 from tampu.redis.settings import DEFAULT_URL, ConnectionSettings, parse_url
 from tampu.wire.codec import QueueCodec
+from tampu.wire.job import DuplicateJobId, JobId
 from tampu.wire.keys import QueueKeys
 from tampu.wire.payload import encode_value, encode_values, wrap_bin
 from tampu.wire.repeat import RepeatableMeta, RepeatableSpec, decode_spec
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from tampu.inspect.dead_letters import DlqQuery
     from tampu.redis.settings import CredentialCallback
     from tampu.wire.dlq import DlqEntry
-    from tampu.wire.job import JobId
 
 T = TypeVar("T")
 
@@ -258,6 +259,30 @@ class Producer(Generic[T]):
         self._bind_to_loop()
         name = options[0].name if options else ""
         return await self._adder.add_each(zip(self._all_sealed(packed, name), options, strict=True), due)
+
+    async def add_debounced(self, packed: bytes, opts: AddOptions, quiet_ms: int, at_most_ms: int | None) -> JobId:
+        """Add a delayed job with an explicit ID, or replace it; see `task.using(debounce=)` and `throttle`.
+
+        Without `at_most_ms`, at most one job of this ID becomes due in `quiet_ms`.
+        """
+        self._bind_to_loop()
+        keys, job_id = self._keys, str(opts.id)
+        member = self._adder.delayed_member(self._all_sealed([packed], opts.name)[0], opts)
+        used = (
+            *(keys.delayed, keys.delayed_index(job_id), keys.dedup_marker(job_id)),
+            *(keys.cancel_mark(job_id), keys.result(job_id), keys.wake, keys.due),
+        )
+        self._client.add_scripts((calls.DEBOUNCE,))  # only now: other producers do without it
+        is_replaced = await calls.debounce(
+            self._client,
+            used,
+            job_id=job_id,
+            member=member,
+            quiet_ms=quiet_ms,
+            at_most_ms=at_most_ms,
+            ttl_secs=self._config.dedup_ttl_secs,
+        )
+        return DuplicateJobId(job_id) if is_replaced else JobId(job_id)
 
     def _due(self, delay: timedelta | float | None, run_at: datetime | float | None) -> Due | None:
         if delay is not None:

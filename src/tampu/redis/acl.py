@@ -43,7 +43,7 @@ _COMMANDS: dict[Role, str] = {
     "producer": f"""
         {_SCRIPTS} {_TRANSACTIONS} wait time
         del expire get hdel hexists hget hgetall hincrby hlen hmget hrandfield hset hsetnx mget pexpire set exists ttl
-        xadd xlen xread xrange zadd zcount zrangebyscore zrem
+        xadd xlen xread xrange zadd zcount zrangebyscore zrem zscore
     """,
     "worker": f"""
         {_SCRIPTS} {_TRANSACTIONS} client|id client|unblock time

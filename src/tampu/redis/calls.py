@@ -35,6 +35,7 @@ MARK_STARTED = load_script("mark_started")
 HAND_BACK = load_script("hand_back")
 FORGET_CONSUMER = load_script("forget_consumer")
 SWEEP = load_script("sweep")
+DEBOUNCE = load_script("debounce")
 
 #: Added to the delivery count of an entry when its last attempt starts.
 START_MARK = 1_000_000_000
@@ -129,6 +130,27 @@ async def promote(
     return Promoted(
         *(int(now), depth, earliest_ms, promoted, buried, bool(is_full)), failure=failure.decode(errors="replace")
     )
+
+
+# --- debounced and throttled jobs
+
+
+async def debounce(
+    client: Client,
+    keys: Sequence[str],
+    *,
+    job_id: str,
+    member: bytes,
+    quiet_ms: int,
+    at_most_ms: int | None,
+    ttl_secs: int,
+) -> bool:
+    """Add or replace a delayed job. Without `at_most_ms`, it is throttled to one in `quiet_ms`.
+
+    `keys` are those of the script. Return True if a delayed job was replaced.
+    """
+    kind, most = ("t", 0) if at_most_ms is None else ("d", at_most_ms)
+    return bool(await client.run(DEBOUNCE, keys, (kind, quiet_ms, most, member, job_id, ttl_secs)))
 
 
 # --- repeatable jobs
