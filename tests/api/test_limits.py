@@ -138,7 +138,7 @@ async def test_a_rate_spreads_starts_evenly(queue: Queue, runs: Runs) -> None:
         began = time.monotonic()
         await runs.have_started(40)
     # 20 starts at 20 ms: the first at once, and up to 50 ms early.
-    assert time.monotonic() - began > 0.3
+    assert 0.3 < time.monotonic() - began < 3
 
 
 async def test_a_flood_of_one_tenant_does_not_delay_the_others(queue: Queue, runs: Runs) -> None:

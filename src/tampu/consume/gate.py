@@ -59,13 +59,18 @@ class Gate:
         self._client = client
         self._news: list[Part] = []
         self._is_flushing = False
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         #: The entry of the bell that was read last.
         self.bell = b""
         queue.settler.on_settled = self._on_settled
         queue.settler.on_all_succeeded = self._on_all_succeeded
 
     def close(self) -> None:
-        """Stop reporting: the queue has no limits any more."""
+        """Stop reporting: the queue has no limits any more, or the worker ends."""
+        self._is_closed = True
+        if self._look_timer is not None:
+            self._look_timer.cancel()
         queue = self._queue
         queue.settler.on_settled = queue.inflight.settled
         queue.settler.on_all_succeeded = queue.inflight.all_succeeded
@@ -78,10 +83,27 @@ class Gate:
         news = self._take_news()
         bell, self.bell = self.bell, b""
         try:
-            return read_taken(await self._client.send(self._packed(want, bell, news), resend=False))
+            taken = read_taken(await self._client.send(self._packed(want, bell, news), resend=False))
         except RedisError:
             self._news = [*news, *self._news]
             raise
+        self._look_again(taken)
+        return taken
+
+    def _look_again(self, taken: Taken | None) -> None:
+        """Look again when a key has cooled: the leader learns of it only with its next look."""
+        if self._is_closed or taken is None or taken.wait_ms is None or taken.wait_ms >= BELL_SECS * 1000:
+            return
+        loop = asyncio.get_running_loop()
+        at = loop.time() + taken.wait_ms / 1000
+        if self._look_timer is None or self._look_timer.cancelled() or not loop.time() < self._look_timer.when() <= at:
+            if self._look_timer is not None:
+                self._look_timer.cancel()
+            self._look_timer = loop.call_at(at, self._look)
+
+    def _look(self) -> None:
+        self._look_timer = None
+        self._send_news()
 
     def _packed(self, want: int, bell: bytes, news: Sequence[Part]) -> bytes:
         config = self._queue.config
@@ -130,14 +152,20 @@ class Gate:
     def flush(self) -> None:
         """Send the news now, unless a take has sent them."""
         self._is_flushing = False
+        if self._news:
+            self._send_news()
+
+    def _send_news(self) -> None:
         connection = self._client.connection
-        if not self._news or connection is None:
-            return  # without a connection they travel with the next take
+        if connection is None:
+            return  # they travel with the next take
         news = self._take_news()
 
         def on_reply(reply: Reply) -> None:
             if isinstance(reply, RedisError):
                 self._news = [*news, *self._news]
+            else:
+                self._look_again(read_taken(reply))
 
         connection.request(self._packed(0, b"", news), on_reply)
 

@@ -172,6 +172,8 @@ class ServedQueue:
         """Stop settling and confirming."""
         self.settler.close()
         self.leases.stop()
+        if self.gate is not None:
+            self.gate.close()
 
 
 class Runtime:

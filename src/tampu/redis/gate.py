@@ -25,7 +25,7 @@ GATE_SCRIPTS = (TAKE, MEND, LIMIT)
 #: Maximum number of entries that one call takes: the limit of Lua's `unpack`, with room for other arguments.
 MAX_TAKEN = 512
 #: Entries that one call indexes.
-INDEX = 128
+INDEX = 256
 #: Entries, slots, keys and states that one call of `mend` checks.
 MEND_PAGE = 128
 
@@ -36,7 +36,7 @@ class Taken(NamedTuple):
     entries: list[tuple[bytes, list[bytes]]]
     #: More jobs may run now.
     has_more: bool
-    #: When a key or a task has cooled, in ms; None if none cools, or if entries were wanted.
+    #: When a key or a task has cooled, in ms; None if none cools, or if more jobs may run now.
     wait_ms: int | None
     #: More entries are to be indexed.
     is_behind: bool

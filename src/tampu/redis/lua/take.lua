@@ -7,7 +7,7 @@
 --       then pairs: 'f' and an entry that was settled for good, 'r' and one whose job returns (a retry), 'p' and the
 --       state (':' .. key or ';' .. task) of a changed limit, 'h' and 'ms state': let a key rest
 -- Reply {entries, more, wait, behind, seen}: as of XREADGROUP; 1 if more could be taken now; ms until a key or task has
---       cooled, '' for none, or if entries were wanted; 1 if entries are left to index; the last indexed one. {} if the
+--       cooled, '' for none, or if more could be taken now; 1 if entries are left to index; the last indexed one. {} if the
 --       queue has no limits
 
 --@include lib/job_id.lua
@@ -251,7 +251,7 @@ end
 write_states()
 
 local is_more, wait = ring(), ''
-if want == 0 then
+if not is_more then
   local first = tonumber(call('ZRANGE', cool, 0, 0, 'WITHSCORES')[2])
   local queue_at = opens_at(queue)
   if queue_at > now and call('ZCARD', turn) > 0 then
