@@ -148,6 +148,24 @@ async def test_a_schedule_is_fired_and_removed(site: Site, server: Server, shop:
     assert await audits(site) == ["fire", "delete-schedule"]
 
 
+async def test_limits_are_set_shown_and_removed(site: Site, shop: Filled) -> None:
+    assert (await site.json("/queue", q=QUEUE))["limits"]["queue"] == {}
+    await site.act("limit", of="queue", typed={"of": "queue", "concurrency": "3", "rate": ""})
+    await site.act("limit", of="task", name="pay", typed={"of": "task", "name": "pay", "rate": "10/s"})
+    found = await site.json("/queue", q=QUEUE)
+    assert found["limits"]["queue"]["concurrency"] == 3
+    assert found["limits"]["tasks"]["pay"]["rate"] == "10/s"
+    assert found["gate"]["running"] == 0
+    page = await site.get("/queue", q=QUEUE)
+    assert "task pay" in page.text
+    asked = await site.get("/confirm", q=QUEUE, action="limit", of="queue")
+    for bad in ({"concurrency": "-1"}, {"rate": "fast"}, {"of": "odd"}, {"of": "task", "name": "", "rate": "1/s"}):
+        assert (await site.post(form_of(asked.text) | {"of": "queue"} | bad)).status_code == 404
+    await site.act("limit", of="queue", typed={"of": "queue", "concurrency": "", "rate": ""})
+    assert (await site.json("/queue", q=QUEUE))["limits"]["queue"] == {}
+    assert await audits(site) == ["limit"] * 3
+
+
 async def test_sealed_payloads_open_only_by_opt_in_and_are_audited(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +20,7 @@ from tampu.inspect.dead_letters import DlqFilter
 from tampu.inspect.jobs import decoded_job
 from tampu.inspect.views import jsonable, opens_sealed, payload_of, redacts
 from tampu.wire.codec import queue_codec
+from tampu.wire.limits import PER_KEY_FIELD, Limit, own_field
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,6 +62,7 @@ ACTIONS = {
     "edit": Action("Replay", "The job enters the queue again with this payload. Its ID stays.", thing="dead letter"),
     "purge": Action("Purge", "Waiting and delayed jobs are deleted, which cannot be undone. "
                     "Running jobs, dead letters and schedules are kept.", True),
+    "limit": Action("Set", "It takes effect at once, in all workers, and replaces what was set before.", thing="limit"),
     "fire": Action("Fire", "Its job is added once, now. The schedule does not change.", thing="schedule"),
     "unschedule": Action("Remove", "Jobs that it has added are kept. This cannot be undone.", True, "schedule"),
     "open": Action("Open", "The payload is shown once, decrypted, and an audit event says that you opened it."),
@@ -98,6 +100,8 @@ async def _question(ask: Ask, ids: list[str], token: str) -> Page:
     hidden = [("action", name), ("q", admin.name), ("form", token), ("back", _back(ask)), ("upto", upto)]
     hidden += [("id", one) for one in ids[:MAX_CHOSEN]]
     hidden += [(key, ask.query[key]) for key in ("task", "cluster", "name", "key", "all", "letter") if key in ask.query]
+    if name == "limit":
+        hidden = [pair for pair in hidden if pair[0] != "name"]  # a field of the form
     values: dict[str, Any] = {
         "action": name,
         "what": action,
@@ -110,6 +114,12 @@ async def _question(ask: Ask, ids: list[str], token: str) -> Page:
         "back": _back(ask),
         "pauses": PAUSES,
     }
+    if name == "limit":
+        values |= {
+            "of": ask.query.get("of", "queue"),
+            "name": ask.query.get("name", ""),
+            "limit": await _limit(ask, admin),
+        }
     if name == "edit":
         values["payload"] = await _editable(admin, ids)
     json_page = {"action": name, "queue": admin.name, "count": count, "command": command}
@@ -123,6 +133,8 @@ async def _target(ask: Ask, admin: QueueAdmin, name: str, ids: list[str]) -> tup
         task = query.get("task", "")
         about = f"task {task} of {queue}" if task else f"queue {queue}"
         return 1, about, _command("queue", name, queue, *(("--task", task) if task else ())), ""
+    if name == "limit":
+        return 1, f"a limit of {queue}", _command("limit", "set", queue, "--concurrency", "N"), ""
     if name == "purge":
         one = await admin.snapshot(sizes=False)
         return one.waiting + one.delayed, f"queue {queue}", _command("queue", "purge", queue), ""
@@ -212,6 +224,30 @@ async def act(ask: Ask, form: dict[str, list[str]]) -> Page | str:
     return f"{path}?{kept}{separator}{ask.at('', done=said).partition('?')[2]}"
 
 
+async def _limit(ask: Ask, admin: QueueAdmin) -> Limit:
+    """Return the limit that there is of what is named."""
+    limits, of, name = await admin.limits(), ask.query.get("of", "queue"), ask.query.get("name", "")
+    if of in ("queue", "every key"):
+        return limits.queue if of == "queue" else limits.per_key
+    if of not in ("task", "key"):
+        raise ConfigError(f"a limit is of the queue, every key, a task or a key; got {of!r}")
+    return (limits.tasks if of == "task" else limits.keys).get(name, Limit())
+
+
+async def _set_limit(ask: Ask, admin: QueueAdmin) -> str:
+    of, name = ask.query.get("of", ""), ask.query.get("name", "")
+    number, rate = ask.query.get("concurrency", "").strip(), ask.query.get("rate", "").strip() or None
+    if number and not (number.isascii() and number.isdigit() and len(number) < 10):
+        raise ConfigError(f"the number of jobs must be a whole number; got {number!r}")
+    limit = replace(await _limit(ask, admin), concurrency=int(number) if number else None, rate=rate)
+    task, key = name if of == "task" else None, name if of == "key" else None
+    field = PER_KEY_FIELD if of == "every key" else own_field(key, task)
+    await admin.limit(
+        {field: limit.pack() if limit.is_set else b""}, f"{of} {name}: {limit.as_dict() or 'none'}".strip()
+    )
+    return f"The limit of {f'{of} {name}'.strip()} is {'set' if limit.is_set else 'removed'}."
+
+
 async def _act(ask: Ask, admin: QueueAdmin, name: str, ids: list[str]) -> str:
     query = ask.query
     task = query.get("task") or None
@@ -228,6 +264,8 @@ async def _act(ask: Ask, admin: QueueAdmin, name: str, ids: list[str]) -> str:
         if query.get("typed") != admin.name:
             raise ConfigError(f"type the name of the queue, {admin.name}, to purge it")
         return f"{plural(await admin.purge(waiting=True, delayed=True), 'job')} deleted."
+    if name == "limit":
+        return await _set_limit(ask, admin)
     if name == "cancel":
         outcomes = list((await admin.cancel_all(ids, query.get("reason", "")[:500])).values())
         done, asked = outcomes.count("cancelled"), outcomes.count("requested")

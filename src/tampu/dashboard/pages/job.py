@@ -106,6 +106,8 @@ async def page(ask: Ask) -> Page:
     attempts = attempts_of(state, events)
     phases = phases_of(state, events, attempts, now_ms)
     why = explain(state, events, await _around(ask, admin), await admin.workers(dead=True))
+    if state.state == "waiting" and state.worker is None:
+        why += await admin.why_held(state)
     steps = steps_of(state, events)
     trace = last_traceback(state, events)
     payload = None if job is None else payload_of(job, admin.name, raw=False)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from tampu.dashboard.app import Ask
     from tampu.inspect.meters import Series
+    from tampu.wire.limits import Limit, Limits
 
 SPANS = {"1h": 3600.0, "24h": 24 * 3600.0}
 #: Tasks and workers that are listed.
@@ -33,9 +34,11 @@ async def page(ask: Ask) -> Page:
     one = ask.watch.glances.get(admin.name)
     if one is None:
         one = (await glance({admin.name: admin.client}, [admin.keys], ask.watch.now_ms))[admin.name]
-    series, workers = await asyncio.gather(
-        read_series(admin.client, admin.keys, ask.watch.now_ms, SPANS[span]), admin.workers()
+    series, workers, limits = await asyncio.gather(
+        read_series(admin.client, admin.keys, ask.watch.now_ms, SPANS[span]), admin.workers(), admin.limits()
     )
+    limited = rows_of(limits)
+    gate = await admin.read_gate() if limited else None
     tasks = sorted(series.tasks.items(), key=lambda item: (-item[1].total, item[0]))
     known = {name for name, _ in tasks}
     tasks += [(name, Counts()) for name in sorted(one.paused_tasks.keys() - known)]
@@ -48,13 +51,24 @@ async def page(ask: Ask) -> Page:
         return Page("queue.html", admin.name, "queues", {
             **known_of,
             "span": span,
+            "limits": limits.as_dict(),
+            "gate": None if gate is None else gate._asdict(),
             "tasks": {name: task_json(counts) for name, counts in tasks},
             "workers": [worker_json(admin.name, worker) for worker in workers],
         })  # fmt: skip
     slots = sum(worker.concurrency or 0 for worker in workers)
     values = {"one": one, "span": span, "tasks": tasks[:MAX_ROWS], "overall": total, "workers": workers[:MAX_ROWS]}
     values |= {"slots": slots, "flow": (added, delivered), "figures": figures_of(series), "findings": row.findings}
+    values |= {"limits": limited, "gate": gate}
     return Page("queue.html", admin.name, "queues", None, values)
+
+
+def rows_of(limits: Limits) -> list[tuple[str, str, Limit]]:
+    """Return the limits that are set: of what, its name, and the limit."""
+    rows = [("queue", "", limits.queue), ("every key", "", limits.per_key)]
+    rows += [("task", name, limit) for name, limit in limits.tasks.items()]
+    rows += [("key", name, limit) for name, limit in limits.keys.items()]
+    return [row for row in rows if row[2].is_set][:MAX_ROWS]
 
 
 def figures_of(series: Series) -> list[Markup]:
