@@ -37,7 +37,7 @@ FLAGS = (
 PAGES = ("", "queue?q=shop", "queue?q=shop&span=24h", "jobs?q=shop", "jobs?q=shop&state=running",
          "jobs?q=shop&state=delayed", "jobs?q=shop&state=dead", "jobs?q=shop&state=finished", "dead", "workers",
          "schedules", "events?q=shop", "search?text=sho", "queue?q=nope", "confirm?q=shop&action=pause",
-         "confirm?q=shop&action=purge", "job?q=shop&id={dead}", "job?q=shop&id={done}",
+         "confirm?q=shop&action=purge", "confirm?q=shop&action=limit", "job?q=shop&id={dead}", "job?q=shop&id={done}",
          "job?q=shop&id={delayed}")  # fmt: skip
 
 
