@@ -20,8 +20,8 @@ from tampu.spark.lake.folder import LakeVersion
 from tampu.spark.lake.gold import fingerprint_sql
 from tampu.spark.lake.incremental import days_of_file
 from tampu.spark.lake.pipeline import Pipeline
-from tampu.spark.lake.report import bucket_of, forecast_of, write_report
-from tampu.spark.lake.rows import ends_by_time, read_rows
+from tampu.spark.lake.report import Figures, _over_time, bucket_of, forecast_of, write_report
+from tampu.spark.lake.rows import read_rows
 from tampu.spark.lake.table import TABLES as ALL_TABLES
 from tampu.spark.lake.table import File, Table
 from tampu.spark.lake.upkeep import vacuum
@@ -420,6 +420,53 @@ def test_an_axis_of_counts_has_whole_ticks(most: float, ticks: list[str]) -> Non
     assert re.findall(r'text-anchor="end">([\d.]+)</text>', elements) == ticks
 
 
+@pytest.mark.parametrize(
+    ("low", "top", "ticks"),
+    [
+        (1100, 1900, ["1k", "2k"]),
+        (1000, 1000, ["1k", "2k"]),
+        (3, 40, ["2", "5", "10", "20", "50"]),
+        (0.5, 900, ["0.1", "1", "10", "100", "1k"]),
+    ],
+)
+def test_a_logarithmic_axis_ends_near_its_values(low: float, top: float, ticks: list[str]) -> None:
+    elements = line_chart("t", "ms", [Series("p50", [(0.0, low), (60.0, top)])], log=True).elements
+    assert re.findall(r'text-anchor="end">([\d.]+k?)</text>', elements) == ticks
+
+
+def test_a_report_shows_one_queue_and_a_recent_time(tmp_path: Path) -> None:
+    import pyarrow as pa
+    from deltalake import write_deltalake
+
+    start = datetime(2026, 3, 1, tzinfo=UTC)
+    counts = {"completed": 30, "dead": 0, "cancelled": 0, "jobs": 30, "first_try": 30}
+    counts |= dict.fromkeys(("within_1s", "within_10s", "within_60s"), 30)
+    state = LakeVersion(trimmed={"events": {"it's": 3, "b": 4}})
+    tables: dict[str, list[dict[str, Any]]] = {"gold/throughput": [], "gold/slo": [], "silver/jobs": []}
+    for queue in ("it's", "b"):
+        for day in range(4):
+            at = start + timedelta(days=day)
+            common = counts | {"queue": queue, "name": "n", "day": f"{at:%Y-%m-%d}"}
+            tables["gold/throughput"].append(common | {"minute": at})
+            tables["gold/slo"].append(common)
+            tables["silver/jobs"].append({"queue": queue, "created_at": at, "done_at": at if day else None})
+    for table, rows in tables.items():
+        write_deltalake(str(tmp_path / table), pa.Table.from_pylist(rows))
+        state.tables[table] = 0
+    state.publish(tmp_path)
+    end = start + timedelta(days=3)
+    page = write_report(tmp_path, tmp_path / "all.html", now=end).read_text()
+    assert "<b>240</b><span>jobs ended" in page
+    assert "3 events of it&#x27;s, " not in page
+    assert "4 events of b, 3 events of it&#x27;s" in page
+    page = write_report(tmp_path, tmp_path / "one.html", queues=["it's"], since=timedelta(days=2), now=end).read_text()
+    assert "<b>90</b><span>jobs ended" in page
+    assert "since 2026-03-02 00:00" in page
+    assert "4 events of b" not in page
+    assert page.count("<td>2026-03-0") == 3
+    assert "Backlog of 1" in page  # the job of the first day, which is not shown, has not ended
+
+
 def test_marks_beyond_the_last_time_that_python_knows_have_labels() -> None:
     last = datetime.max.replace(tzinfo=UTC).timestamp()
     line = Series("n", [(last - 9e9, 1.0), (last, 2.0), (last + 9e9, 3.0)])
@@ -457,14 +504,16 @@ def test_seconds_are_shown_if_all_happened_in_seconds(tmp_path: Path) -> None:
         write_deltalake(str(tmp_path / table), pa.Table.from_pylist(rows))
         state.tables[table] = 0
     state.publish(tmp_path)
-    rows = ends_by_time(tmp_path, state, 1)
-    assert [(row["minute"], row["completed"], row["dead"]) for row in rows[:2]] == [
-        (start, 24, 1),
-        (start + timedelta(seconds=1), 25, 0),
-    ]
+    _, rows, _ = _over_time(Figures(tmp_path, state))
+    rows.sort(key=lambda row: row["bucket"])
     assert sum(row["completed"] + row["dead"] for row in rows) == 200
-    assert rows[0]["wait_p50_ms"] == pytest.approx(12, abs=1)
-    assert rows[0]["run_p99_ms"] == pytest.approx(24, abs=1)
+    assert [(row["bucket"], row["completed"], row["dead"]) for row in rows[:2]] == [
+        (int(start.timestamp() * 10), 2, 1),
+        (int(start.timestamp() * 10) + 1, 2, 0),
+    ]
+    # Of the waits 123 and 124 ms, and of runs of the same length.
+    assert rows[49]["wait_p50_ms"] == pytest.approx(123.5, abs=1)
+    assert rows[49]["run_p99_ms"] == pytest.approx(124, abs=1)
     page = write_report(tmp_path, tmp_path / "report.html").read_text()
     assert "Ended jobs per second" in page
     titles = re.findall(r"<title>(12:00:58\.0\ncompleted[^<]*)</title>", page)

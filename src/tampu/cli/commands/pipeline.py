@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -350,12 +350,20 @@ def report(
     output: Annotated[
         Path, Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
     ] = Path("report.html"),
+    queue: Annotated[
+        list[str] | None, queue_option(help="Show only this queue. Can be given more than once. Default: all.")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="DURATION", help="Show only the last 24h, 7d, ...", show_default="all"),
+    ] = None,
 ) -> None:
     """Write one HTML page with plots from the lake. Needs neither Spark nor Java nor a server."""
     _require()
     from tampu.spark.lake.report import write_report
 
-    write_line(f"wrote {write_report(lake, output)}")
+    past = None if since is None else timedelta(seconds=parse_duration(since))
+    write_line(f"wrote {write_report(lake, output, queues=queue or (), since=past)}")
 
 
 @app.command("show")

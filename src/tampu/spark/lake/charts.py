@@ -79,21 +79,26 @@ class Chart:
 class _Scale:
     """Maps values to shares of an axis that starts at 0, or is logarithmic, and ends at a round number.
 
-    `whole` keeps fractions off a linear axis.
+    `whole` keeps fractions off a linear axis; `narrow` lets a logarithmic one end at 2 or 5 times a power of ten.
     """
 
-    def __init__(self, values: Sequence[float], *, log: bool, whole: bool = False) -> None:
-        most = max(values)
-        self._is_log = log and most > 0
+    def __init__(self, values: Sequence[float], *, log: bool, whole: bool = False, narrow: bool = False) -> None:
+        top = max(values)
+        self._is_log = log and top > 0
         if self._is_log:
-            least = max(min(value for value in values if value > 0), 0.01)
-            low, high = math.floor(math.log10(least)), math.ceil(math.log10(max(most, least)))
-            self.ticks = [10.0**power for power in range(low, max(high, low + 1) + 1)]
+            bottom = max(min(value for value in values if value > 0), 0.01)
+            # Of few decades also halves and fifths, or most of the plot would be empty. Bars start at a power of ten.
+            factors = (1, 2, 5) if narrow and top / bottom < 100 else (1,)
+            low, high = math.floor(math.log10(bottom)), math.ceil(math.log10(max(top, bottom)))
+            steps = [10.0**power * factor for power in range(low, max(high, low + 1) + 1) for factor in factors]
+            first = max(number for number, step in enumerate(steps) if step <= bottom * (1 + 1e-9))
+            last = next(number for number, step in enumerate(steps) if step >= top * (1 - 1e-9) and number > first)
+            self.ticks = steps[first : last + 1]
         else:
-            step = 10.0 ** math.floor(math.log10(most)) if most > 0 else 1.0
-            step *= next((factor for factor in (0.2, 0.5, 1, 2) if most / (step * factor) <= 6), 1)
+            step = 10.0 ** math.floor(math.log10(top)) if top > 0 else 1.0
+            step *= next((factor for factor in (0.2, 0.5, 1, 2) if top / (step * factor) <= 6), 1)
             step = max(step, 1.0) if whole else step
-            self.ticks = [number * step for number in range(max(math.ceil(most / step), 1) + 1)]
+            self.ticks = [number * step for number in range(max(math.ceil(top / step), 1) + 1)]
 
     def share(self, value: float) -> float:
         low, high = self.ticks[0], self.ticks[-1]
@@ -116,7 +121,7 @@ def line_chart(
         x_label, value_label = _mark_label(marks), _instant_label(xs)
     # Counts get whole ticks, such as 1 job and not 0.2 jobs. Dashed lines are forecasts, which have fractions.
     measured = [y for line in series for _, y in line.points if y is not None and not line.dashed]
-    scale = _Scale(ys, log=log, whole=all(y == int(y) for y in measured))
+    scale = _Scale(ys, log=log, whole=all(y == int(y) for y in measured), narrow=True)
 
     def px(x: float) -> float:
         return LEFT + (x - low_x) / (high_x - low_x) * (WIDTH - LEFT - RIGHT)

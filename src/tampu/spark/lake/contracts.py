@@ -33,7 +33,7 @@ from deltalake import write_deltalake
 from tampu.base.targets import load_target
 from tampu.errors import ConfigError, DecodeError
 from tampu.spark.lake.folder import CONFIGURATION, sole_writer
-from tampu.spark.lake.rows import published
+from tampu.spark.lake.rows import published, sql_text
 from tampu.spark.lake.table import Table
 from tampu.spark.read.offsets import EntryId
 from tampu.spark.read.partitions import Span
@@ -269,7 +269,7 @@ def store(lake: Path, queues: Iterable[str], violations: Iterable[Violation]) ->
     ]
     table = pa.Table.from_pylist(rows, schema=_SCHEMA)
     exists = Table(lake, TABLE).version() >= 0
-    predicate = "queue IN ({})".format(", ".join("'{}'".format(queue.replace("'", "''")) for queue in queues))
+    predicate = f"queue IN ({', '.join(map(sql_text, queues))})"
     write_deltalake(
         str(lake / TABLE),
         table,

@@ -1,9 +1,12 @@
-"""`tampu pipeline report`: the gold tables as one self-contained HTML page. Needs no Spark."""
+"""`tampu pipeline report`: the gold tables as one self-contained HTML page. Needs no Spark.
+
+DataFusion sums the tables up, so that memory does not grow with the history.
+"""
 
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from html import escape
@@ -11,20 +14,38 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tampu.spark.lake.charts import TIME_STEPS, Bar, Series, bar_chart, line_chart
-from tampu.spark.lake.folder import LakeVersion, lake_folder
-from tampu.spark.lake.rows import PERCENTILES, count_by_time, ends_by_time, published, read_rows, span_of_ends
+from tampu.spark.lake.folder import lake_folder
+from tampu.spark.lake.rows import open_table, published, query_table, sql_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from tampu.spark.lake.folder import LakeVersion
+
+    Rows = list[dict[str, Any]]
+    Points = list[tuple[float, float | None]]
 
 #: Most rows of a table, and bars of a plot.
-MOST_ROWS = 12
-#: Columns of the table of clusters that are numbers.
-NUMBERS = ("letters", "still dead")
+MAX_ROWS = 12
 #: Maximum number of points in a line over time.
 BUCKETS = 90
 #: Buckets that the forecast looks back, and ahead.
 FORECAST_BUCKETS = 15
+#: Percentiles of latencies, as in `gold/latency`.
+PERCENTILES = (50, 95, 99)
+#: Outcomes of ended jobs, as columns of `gold/throughput`.
+OUTCOMES = ("completed", "dead", "cancelled")
+#: Columns of the table of dead letters.
+_CLUSTERS = ("cluster", "queue", "name", "letters", "still dead", "reason", "error")
+NONE = '<p class="empty">none</p>'
+#: Table to the column that says when something happened.
+TIMES = {
+    **dict.fromkeys(("gold/throughput", "gold/latency", "gold/failures"), "minute"),
+    **dict.fromkeys(("gold/slo", "gold/undecodable"), "day"),
+    "gold/ends": "ended_at",
+    "gold/dlq_clusters": "last_seen",
+    "gold/repairs": "repaired_at",
+}
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1a1d21;--soft:#5b6470;--paper:#fff;--line:#e3e7ec;--card:#f6f8fa;--hit:#8b98a81f;
@@ -67,73 +88,94 @@ class Forecast:
     """The backlog if the rates of the last minutes continue."""
 
     sentence: str
-    points: list[tuple[float, float | None]]
+    points: Points
 
 
-def write_report(lake: str | Path, output: str | Path, *, now: datetime | None = None) -> Path:
-    """Write the page; `ConfigError` if the folder is not a lake."""
-    folder, target = lake_folder(lake), Path(output)
-    published(folder)
+@dataclass(frozen=True)
+class Figures:
+    """The published tables of a lake; only some queues, and only what happened since a time, if these are given."""
+
+    lake: Path
+    state: LakeVersion
+    queues: Sequence[str] = ()
+    since: datetime | None = None
+
+    def rows(self, name: str, columns: str, rest: str = "") -> Rows:
+        """Run `SELECT columns` over one table; no rows if it does not exist."""
+        table = open_table(self.lake, name, self.state)
+        if table is None:
+            return []
+        conditions = ["true"]
+        if self.queues:
+            conditions.append(f"queue IN ({', '.join(map(sql_text, self.queues))})")
+        if self.since is not None and name in TIMES:
+            since = self.since.date().isoformat() if TIMES[name] == "day" else self.since.isoformat()
+            conditions.append(f"{TIMES[name]} >= {sql_text(since)}")
+        text = f"SELECT {columns} FROM rows WHERE {' AND '.join(conditions)} {rest}"  # noqa: S608 - our own columns
+        found: Rows = query_table(table, text).to_pylist()
+        return found
+
+
+def write_report(
+    lake: str | Path,
+    output: str | Path,
+    *,
+    queues: Sequence[str] = (),
+    since: timedelta | None = None,
+    now: datetime | None = None,
+) -> Path:
+    """Write the page, for what happened within `since` before now; `ConfigError` if the folder is not a lake."""
+    now, target = now or datetime.now(UTC), Path(output)
+    figures = Figures(lake_folder(lake), published(lake), queues, None if since is None else now - since)
     target.parent.mkdir(parents=True, exist_ok=True)
-    page = render(folder, now or datetime.now(UTC))
+    page = render(figures, now)
     # It shows names and errors of jobs: only this user may read it, unless the file exists already.
     with open(target, "w", encoding="utf-8", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.write(page)
     return target
 
 
-def render(lake: Path, now: datetime) -> str:
+def render(figures: Figures, now: datetime) -> str:
     """Return the page as text."""
-    state = LakeVersion.load(lake)
-    throughput = read_rows(lake, "gold/throughput", state)
-    latency = read_rows(lake, "gold/latency", state)
-    failures = read_rows(lake, "gold/failures", state)
-    clusters = read_rows(lake, "gold/dlq_clusters", state)
-    slo = read_rows(lake, "gold/slo", state)
-    undecodable = read_rows(lake, "gold/undecodable", state)
-    repairs = read_rows(lake, "gold/repairs", state)
-    violations = read_rows(lake, "gold/violations", state)
-    queues = sorted({row["queue"] for rows in (throughput, clusters, failures) for row in rows})
-    minutes = {row["minute"] for row in throughput}
-    span_secs = (max(minutes) - min(minutes)).total_seconds() + 60 if minutes else 60.0
-    bucket_secs = max(bucket_of(span_secs), 60)
-    if span_secs <= 60 * BUCKETS and (exact_secs := span_of_ends(lake, state)) is not None:
-        # The gold tables count by the minute: too coarse for such a time.
-        bucket_secs = bucket_of(exact_secs)
-        throughput = latency = ends_by_time(lake, state, bucket_secs)
+    bucket_secs, ended, latency = _over_time(figures)
     per = _unit(bucket_secs)
-    ended = _rates(throughput, ("completed", "dead", "cancelled"), bucket_secs)
-    backlog, forecast = backlog_of(lake, state, bucket_secs)
+    backlog, forecast = backlog_of(figures, bucket_secs)
+    names = {
+        row["queue"]
+        for name in ("throughput", "dlq_clusters")
+        for row in figures.rows(f"gold/{name}", "DISTINCT queue")
+    }
+    title = escape(", ".join(sorted(names)))
+    since = "" if figures.since is None else f", since {figures.since:%Y-%m-%d %H:%M}"
+    waits, runs = (
+        [Series(f"p{share}", _points(latency, f"{what}_p{share}_ms", bucket_secs)) for share in PERCENTILES]
+        for what in ("wait", "run")
+    )
+    rates = [
+        Series(name, [(at, (count or 0) * (1 if per == "second" else 60) / bucket_secs) for at, count in points])
+        for name, points in ((name, _points(ended, name, bucket_secs)) for name in OUTCOMES)
+    ]
+    predicted = [Series("at the current rates", forecast.points, dashed=True)] if forecast.points else []
     body = [
-        f"<h1>{escape(', '.join(queues) or 'no jobs yet')}</h1>",
-        f'<p class="sub">tampu, {now:%Y-%m-%d %H:%M} UTC, round {state.round} of the lake '
-        f"<code>{escape(str(lake))}</code></p>",
-        _warning(state, undecodable),
-        _tiles(slo, failures, clusters),
+        f"<h1>{title or 'no jobs yet'}</h1>",
+        f'<p class="sub">tampu, {now:%Y-%m-%d %H:%M} UTC{since}, round {figures.state.round} of the lake '
+        f"<code>{escape(str(figures.lake))}</code></p>",
+        _warning(figures),
+        _tiles(figures),
         "<h2>Throughput</h2>",
-        line_chart(f"Ended jobs per {per}", "jobs/s" if per == "second" else "jobs/min", ended).figure(),
+        line_chart(f"Ended jobs per {per}", "jobs/s" if per == "second" else "jobs/min", rates).figure(),
         "<h2>Latency</h2>",
-        line_chart("Wait for a worker", "ms", _percentiles(latency, "wait", bucket_secs), log=True).figure(),
-        line_chart("Run time", "ms", _percentiles(latency, "run", bucket_secs), log=True).figure(),
+        line_chart("Wait for a worker", "ms", waits, log=True).figure(),
+        line_chart("Run time", "ms", runs, log=True).figure(),
         "<h2>Backlog</h2>",
         f"<p>{escape(forecast.sentence)}</p>",
         line_chart(
-            "Jobs created and not ended, by their events",
-            "jobs",
-            [
-                Series("backlog", backlog),
-                *([Series("at the current rates", forecast.points, dashed=True)] if forecast.points else []),
-            ],
+            "Jobs created and not ended, by their events", "jobs", [Series("backlog", backlog), *predicted]
         ).figure(),
         "<h2>Failures</h2>",
-        bar_chart("Failed runs by error", _top(failures, "fingerprint", "(no text)")).figure(),
-        bar_chart("Failed runs by name", _top(failures, "name", "(no name)")).figure(),
-        "<h2>Dead letters</h2>",
-        _clusters_table(clusters),
-        *(("<h2>Repairs</h2>", _repairs_table(repairs)) if repairs else ()),
-        *(("<h2>Contract violations</h2>", _violations_table(violations)) if violations else ()),
-        "<h2>Per day</h2>",
-        _slo_table(slo),
+        bar_chart("Failed runs by error", _top(figures, "fingerprint", "(no text)")).figure(),
+        bar_chart("Failed runs by name", _top(figures, "name", "(no name)")).figure(),
+        *(f"<h2>{heading}</h2>{table}" for heading, table in _tables(figures) if table),
     ]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
@@ -143,9 +185,54 @@ def render(lake: Path, now: datetime) -> str:
         "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
         # An empty icon: browsers request one, and a file cannot serve it.
         '<link rel="icon" href="data:,">'
-        f"<title>tampu: {escape(', '.join(queues))}</title><style>{STYLE}</style></head>"
+        f"<title>tampu: {title}</title><style>{STYLE}</style></head>"
         f"<body>{''.join(body)}</body></html>\n"
     )
+
+
+# --- over time
+
+
+def _over_time(figures: Figures) -> tuple[float, Rows, Rows]:
+    """Return the length of a bucket in seconds, the ends of jobs and their latencies; rows have a column `bucket`."""
+    span_secs = _span_secs(figures, "gold/throughput") or 0.0
+    bucket_secs = max(bucket_of(span_secs + 60), 60)
+    if span_secs < 60 * BUCKETS and (exact_secs := _span_secs(figures, "gold/ends")) is not None:
+        # The gold tables count by the minute: too coarse for such a time.
+        bucket_secs = bucket_of(exact_secs)
+        counts = ", ".join(f"count(*) FILTER (WHERE outcome = '{name}') AS {name}" for name in OUTCOMES)
+        quantiles = ", ".join(
+            f"approx_percentile_cont({share / 100}) WITHIN GROUP (ORDER BY {value}) AS {what}_p{share}_ms"
+            for what, value in (("wait", "CAST(wait_ms AS DOUBLE)"), ("run", "run_us / 1000.0"))
+            for share in PERCENTILES
+        )
+        rows = figures.rows("gold/ends", f"{_bucket('ended_at', bucket_secs)}, {counts}, {quantiles}", "GROUP BY 1")
+        return bucket_secs, rows, rows
+    sums = ", ".join(f"sum({name}) AS {name}" for name in OUTCOMES)
+    # Of all names and minutes the highest: percentiles cannot be averaged.
+    columns = [f"{what}_p{share}_ms" for what in ("wait", "run") for share in PERCENTILES]
+    highest = ", ".join(f"max({name}) AS {name}" for name in columns)
+    bucket = _bucket("minute", bucket_secs)
+    return (
+        bucket_secs,
+        figures.rows("gold/throughput", f"{bucket}, {sums}", "GROUP BY 1"),
+        figures.rows("gold/latency", f"{bucket}, {highest}", "GROUP BY 1"),
+    )
+
+
+def _epoch_ms(column: str) -> str:
+    return f"CAST(arrow_cast({column}, 'Timestamp(Millisecond, None)') AS BIGINT)"
+
+
+def _bucket(column: str, bucket_secs: float) -> str:
+    return f"{_epoch_ms(column)} / {round(1000 * bucket_secs)} AS bucket"
+
+
+def _span_secs(figures: Figures, name: str) -> float | None:
+    """Return the seconds between the first and the last row; None if there is none."""
+    time = _epoch_ms(TIMES[name])
+    rows = figures.rows(name, f"(max({time}) - min({time})) / 1000.0 AS secs")
+    return rows[0]["secs"] if rows else None
 
 
 def bucket_of(span_secs: float) -> float:
@@ -153,29 +240,41 @@ def bucket_of(span_secs: float) -> float:
     return next((step for step in TIME_STEPS if span_secs / step <= BUCKETS), TIME_STEPS[-1])
 
 
+def _points(rows: Rows, column: str, bucket_secs: float) -> Points:
+    """Return the values by the start of their bucket, from the first to the last without a gap."""
+    values = {row["bucket"]: row[column] for row in rows}
+    if not values:
+        return []
+    return [(number * bucket_secs, values.get(number)) for number in range(min(values), max(values) + 1)]
+
+
 def _unit(bucket_secs: float) -> str:
     return "second" if bucket_secs < 60 else "minute"
 
 
-def backlog_of(
-    lake: Path, state: LakeVersion, bucket_secs: float = 60
-) -> tuple[list[tuple[float, float | None]], Forecast]:
+def backlog_of(figures: Figures, bucket_secs: float = 60) -> tuple[Points, Forecast]:
     """Return the backlog per bucket, and its forecast."""
     changes: dict[datetime, list[int]] = defaultdict(lambda: [0, 0])
     for side, column in enumerate(("created_at", "done_at")):
-        for minute, count in count_by_time(lake, "silver/jobs", column, state, bucket_secs=bucket_secs):
-            changes[minute][side] += count
+        known = "created_at IS NOT NULL AND done_at IS NOT NULL" if side else "created_at IS NOT NULL"
+        rows = figures.rows(
+            "silver/jobs", f"{_bucket(column, bucket_secs)}, count(*) AS jobs", f"AND {known} GROUP BY 1"
+        )
+        for row in rows:
+            start = datetime.fromtimestamp(row["bucket"] * bucket_secs, UTC)
+            # Jobs from before are counted, but not shown.
+            changes[start if figures.since is None else max(start, figures.since)][side] += row["jobs"]
     if not changes:
         return [], Forecast("No jobs yet.", [])
     size = 0
-    line: list[tuple[float, float | None]] = []
-    for minute in sorted(changes):
-        size += changes[minute][0] - changes[minute][1]
-        line.append((minute.timestamp(), float(size)))
+    line: Points = []
+    for start in sorted(changes):
+        size += changes[start][0] - changes[start][1]
+        line.append((start.timestamp(), float(size)))
     return line, forecast_of(changes, size, bucket_secs)
 
 
-def forecast_of(changes: dict[datetime, list[int]], size: int, bucket_secs: float = 60) -> Forecast:
+def forecast_of(changes: Mapping[datetime, Sequence[int]], size: int, bucket_secs: float = 60) -> Forecast:
     """Extrapolate the rates of the last buckets."""
     last = max(changes)
     bucket = timedelta(seconds=bucket_secs)
@@ -189,7 +288,7 @@ def forecast_of(changes: dict[datetime, list[int]], size: int, bucket_secs: floa
         return Forecast(f"No backlog: {rates}.", [])
     growth = per_bucket[0] - per_bucket[1]
     ahead = min(FORECAST_BUCKETS, max(len(changes) // 3, 1))  # not longer than what it is made from
-    points: list[tuple[float, float | None]] = [
+    points: Points = [
         (last.timestamp() + bucket_secs * number, max(size + growth * number, 0.0)) for number in range(ahead + 1)
     ]
     if went > came:
@@ -197,34 +296,40 @@ def forecast_of(changes: dict[datetime, list[int]], size: int, bucket_secs: floa
     return Forecast(f"Backlog of {size:,}: {rates}; at these rates it does not shrink.", points)
 
 
-def _warning(state: LakeVersion, undecodable: list[dict[str, Any]]) -> str:
+# --- sums and tables
+
+
+def _warning(figures: Figures) -> str:
     # Letters that are gone were usually replayed or removed on purpose.
-    trimmed = sorted(state.trimmed.get("events", {}).items())
-    lost = ", ".join(f"{count:,} events of {escape(queue)}" for queue, count in trimmed if count)
-    broken = sum(row["entries"] for row in undecodable)
+    trimmed = sorted(figures.state.trimmed.get("events", {}).items())
+    shown = [(queue, count) for queue, count in trimmed if count and (not figures.queues or queue in figures.queues)]
+    lost = ", ".join(f"{count:,} events of {escape(queue)}" for queue, count in shown)
+    broken = figures.rows("gold/undecodable", "sum(entries) AS entries")
     parts = []
     if lost:
         parts.append(
             f"Not in these figures, because they were trimmed before they could be landed: {lost}. Raise "
             "<code>events_max_stream_len</code>, or run the pipeline more often."
         )
-    if broken:
-        parts.append(f"{broken:,} entries could not be decoded: see the table <code>gold_undecodable</code>.")
+    if broken and broken[0]["entries"]:
+        parts.append(
+            f"{broken[0]['entries']:,} entries could not be decoded: see the table <code>gold_undecodable</code>."
+        )
     return "".join(f'<div class="warn">{part}</div>' for part in parts)
 
 
-def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: list[dict[str, Any]]) -> str:
-    jobs, completed, dead, cancelled = (
-        sum(row[key] for row in slo) for key in ("jobs", "completed", "dead", "cancelled")
-    )
-    share = f"{completed / (jobs - cancelled):.2%}" if jobs > cancelled else "-"
+def _tiles(figures: Figures) -> str:
+    sums = figures.rows("gold/slo", ", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in ("jobs", *OUTCOMES)))
+    jobs, completed, dead, cancelled = (sums[0][name] if sums else 0 for name in ("jobs", *OUTCOMES))
+    failures = figures.rows("gold/failures", "coalesce(sum(failures), 0) AS count")
+    clusters = figures.rows("gold/dlq_clusters", "count(DISTINCT cluster) AS count")
     tiles = (
         (f"{jobs:,}", "jobs ended"),
-        (share, "completed, of those not cancelled"),
+        (f"{completed / (jobs - cancelled):.2%}" if jobs > cancelled else "-", "completed, of those not cancelled"),
         (f"{dead:,}", "dead"),
         (f"{cancelled:,}", "cancelled"),
-        (f"{sum(row['failures'] for row in failures):,}", "failed runs"),
-        (f"{len({row['cluster'] for row in clusters}):,}", "clusters of dead letters"),
+        (f"{failures[0]['count'] if failures else 0:,}", "failed runs"),
+        (f"{clusters[0]['count'] if clusters else 0:,}", "clusters of dead letters"),
     )
     return (
         '<div class="tiles">'
@@ -233,116 +338,52 @@ def _tiles(slo: list[dict[str, Any]], failures: list[dict[str, Any]], clusters: 
     )
 
 
-def _by_bucket(rows: Iterable[dict[str, Any]], bucket_secs: float) -> dict[float, list[dict[str, Any]]]:
-    """Return the rows by the start of their bucket, in epoch seconds, from the first to the last without a gap."""
-    found: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        # A float of today has a precision of some microseconds of a bucket.
-        found[int(row["minute"].timestamp() / bucket_secs + 1e-4)].append(row)
-    if not found:
-        return {}
-    return {number * bucket_secs: found.get(number, []) for number in range(min(found), max(found) + 1)}
-
-
-def _rates(rows: list[dict[str, Any]], columns: tuple[str, ...], bucket_secs: float) -> list[Series]:
-    unit_secs = 1 if _unit(bucket_secs) == "second" else 60
-    by_bucket = _by_bucket(rows, bucket_secs)
-    return [
-        Series(
-            column,
-            [
-                (start, sum(row[column] for row in found) * unit_secs / bucket_secs)
-                for start, found in by_bucket.items()
-            ],
-        )
-        for column in columns
-    ]
-
-
-def _percentiles(rows: list[dict[str, Any]], what: str, bucket_secs: float) -> list[Series]:
-    """Return the highest percentile of all names and minutes per bucket: percentiles cannot be averaged."""
-    by_bucket = _by_bucket(rows, bucket_secs)
-    lines = []
-    for percentile in PERCENTILES:
-        column = f"{what}_p{percentile}_ms"
-        points: list[tuple[float, float | None]] = []
-        for start, found in by_bucket.items():
-            values = [row[column] for row in found if row.get(column) is not None]
-            points.append((start, max(values) if values else None))
-        lines.append(Series(f"p{percentile}", points))
-    return lines
-
-
-def _top(rows: list[dict[str, Any]], column: str, otherwise: str) -> list[Bar]:
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts[row[column] or otherwise] += row["failures"]
-    largest = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:MOST_ROWS]
-    return [Bar(name, count, f"{count:,}") for name, count in largest]
-
-
-def _clusters_table(rows: list[dict[str, Any]]) -> str:
-    ordered = sorted(rows, key=lambda row: (-row["letters"], row["cluster"]))[:MOST_ROWS]
-    if not ordered:
-        return '<p class="empty">none</p>'
-    lines = [
-        f"<tr><td><code>{row['cluster']}</code></td><td>{escape(row['queue'])}</td><td>{escape(row['name'] or '')}</td>"
-        f'<td class="n">{row["letters"]:,}</td><td class="n">{row["dead"]:,}</td><td>{escape(row["reason"] or "")}</td>'
-        f"<td><code>{escape(row['error_type'] or '')}: {escape(row['fingerprint'] or '')}</code></td></tr>"
-        for row in ordered
-    ]
-    names = ("cluster", "queue", "name", "letters", "still dead", "reason", "error")
-    head = "<tr>" + "".join(f"<th{' class=n' if name in NUMBERS else ''}>{name}</th>" for name in names) + "</tr>"
-    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
-
-
-def _repairs_table(rows: list[dict[str, Any]]) -> str:
-    counts: dict[tuple[datetime, str, str, str], Counter[str]] = defaultdict(Counter)
-    for row in rows:
-        counts[row["repaired_at"], row["repair"], row["queue"], row["cluster"]][row["outcome"]] += 1
-    outcomes = ("completed", "dead", "cancelled", "pending")
-    lines = []
-    for (at, repair, queue, cluster), of_repair in sorted(counts.items(), reverse=True)[:MOST_ROWS]:
-        numbers = "".join(f'<td class="n">{of_repair[outcome]:,}</td>' for outcome in outcomes)
-        lines.append(
-            f"<tr><td>{at:%Y-%m-%d %H:%M}</td><td><code>{escape(repair)}</code></td><td>{escape(queue)}</td>"
-            f"<td><code>{escape(cluster)}</code></td>{numbers}</tr>"
-        )
-    head = "<tr><th>time</th><th>repair</th><th>queue</th><th>cluster</th>" + "".join(
-        f'<th class="n">{name}</th>' for name in outcomes
+def _top(figures: Figures, column: str, otherwise: str) -> list[Bar]:
+    rows = figures.rows(
+        "gold/failures",
+        f"coalesce(nullif({column}, ''), '{otherwise}') AS label, sum(failures) AS count",
+        f"GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {MAX_ROWS}",
     )
-    return f'<div class="wide"><table>{head}</tr>{"".join(lines)}</table></div>'
+    return [Bar(row["label"], row["count"], f"{row['count']:,}") for row in rows]
 
 
-def _violations_table(rows: list[dict[str, Any]]) -> str:
-    ordered = sorted(rows, key=lambda row: (-row["jobs"], row["queue"], row["name"], row["field"]))[: MOST_ROWS * 2]
-    columns = ("queue", "stream", "name", "field", "rule", "sample", "sample_job_id")
-    lines = [
-        "<tr>"
-        + "".join(f"<td>{escape(row[column] or '')}</td>" for column in columns)
-        + f'<td class="n">{row["jobs"]:,}</td></tr>'
-        for row in ordered
-    ]
-    head = "<tr>" + "".join(f"<th>{name.replace('_', ' ')}</th>" for name in columns) + '<th class="n">jobs</th></tr>'
-    return f'<div class="wide"><table>{head}{"".join(lines)}</table></div>'
-
-
-def _slo_table(rows: list[dict[str, Any]]) -> str:
+def _table(figures: Figures, name: str, columns: Mapping[str, str], rest: str, *, code: Sequence[str] = ()) -> str:
+    """Return an HTML table of headings and SQL expressions; nothing if there are no rows. `code`: in monospace."""
+    rows = figures.rows(name, ", ".join(f'{sql} AS "{heading}"' for heading, sql in columns.items()), rest)
     if not rows:
-        return '<p class="empty">none</p>'
-    ordered = sorted(rows, key=lambda row: (row["day"], row["queue"], row["name"]), reverse=True)[: MOST_ROWS * 2]
-    lines = []
-    for row in ordered:
-        shares = "".join(
-            f'<td class="n">{row[key] / row["jobs"]:.1%}</td>'
-            for key in ("completed", "first_try", "within_1s", "within_10s", "within_60s")
-        )
-        lines.append(
-            f"<tr><td>{row['day']}</td><td>{escape(row['queue'])}</td><td>{escape(row['name'] or '')}</td>"
-            f'<td class="n">{row["jobs"]:,}</td>{shares}</tr>'
-        )
-    head = "<tr><th>day</th><th>queue</th><th>name</th>" + "".join(
-        f'<th class="n">{name}</th>'
-        for name in ("jobs", "completed", "first try", "within 1 s", "within 10 s", "within 60 s")
-    )
-    return f'<div class="wide"><table>{head}</tr>{"".join(lines)}</table></div>'
+        return ""
+    lines = ("".join(_cell(value, is_code=heading in code) for heading, value in row.items()) for row in rows)
+    numbers = {heading for heading, value in rows[0].items() if isinstance(value, int | float)}
+    head = "".join(f"<th{' class=n' if heading in numbers else ''}>{heading}</th>" for heading in columns)
+    body = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f'<div class="wide"><table><tr>{head}</tr>{body}</table></div>'
+
+
+def _cell(value: object, *, is_code: bool) -> str:
+    if isinstance(value, int | float):
+        return f'<td class="n">{value:{".1%" if isinstance(value, float) else ","}}</td>'
+    text = f"{value:%Y-%m-%d %H:%M}" if isinstance(value, datetime) else escape(str(value or ""))
+    return f"<td><code>{text}</code></td>" if is_code else f"<td>{text}</td>"
+
+
+def _tables(figures: Figures) -> Iterator[tuple[str, str]]:
+    """Yield headings and tables."""
+    columns = dict(zip(_CLUSTERS, _CLUSTERS, strict=True)) | {
+        "still dead": "dead",
+        "error": "concat(coalesce(error_type, ''), ': ', coalesce(fingerprint, ''))",
+    }
+    rest = f"ORDER BY letters DESC, cluster LIMIT {MAX_ROWS}"
+    yield "Dead letters", _table(figures, "gold/dlq_clusters", columns, rest, code=("cluster", "error")) or NONE
+    columns = {"time": "repaired_at", **{name: name for name in ("repair", "queue", "cluster")}}
+    columns |= {name: f"count(*) FILTER (WHERE outcome = '{name}')" for name in (*OUTCOMES, "pending")}
+    rest = f"GROUP BY 1, 2, 3, 4 ORDER BY 1 DESC, 2 DESC, 3 DESC, 4 DESC LIMIT {MAX_ROWS}"
+    yield "Repairs", _table(figures, "gold/repairs", columns, rest, code=("repair", "cluster"))
+    names = ("queue", "stream", "name", "field", "rule", "sample", "sample_job_id", "jobs")
+    rest = f"ORDER BY jobs DESC, queue, name, field LIMIT {MAX_ROWS * 2}"
+    columns = {name.replace("_", " "): name for name in names}
+    yield "Contract violations", _table(figures, "gold/violations", columns, rest)
+    columns = {name: name for name in ("day", "queue", "name", "jobs")}
+    shares = ("completed", "first_try", "within_1s", "within_10s", "within_60s")
+    columns |= {name.replace("_", " "): f"{name} / CAST(jobs AS DOUBLE)" for name in shares}
+    rest = f"ORDER BY 1 DESC, 2 DESC, 3 DESC LIMIT {MAX_ROWS * 2}"
+    yield "Per day", _table(figures, "gold/slo", columns, rest) or NONE
