@@ -141,13 +141,13 @@ def next_count(sizes: Sequence[int], count: int) -> int:
     return max(1, min(fitting, 2 * count, PAGE))
 
 
-def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list[Any], int]]:
-    """Yield the entries of a span in pages of about `PAGE_BYTES`, and the size of each in bytes.
+def span_pages(server: QueueServer, key: str, span: Span | None = None) -> Iterator[tuple[list[Any], int]]:
+    """Yield the entries of a span, by default all, in pages of about `PAGE_BYTES`, and the size of each in bytes.
 
     XRANGE limits entries, not bytes. So each page is sized by the largest entry of the page before, and has at most
     twice as many entries as that one: a payload of 1 MB in 2,500 entries would be 2.5 GB in one reply.
     """
-    last = str(span.last)
+    first, last = ("-", "+") if span is None else (str(span.first), str(span.last))
 
     async def fetch(client: Client, position: tuple[str, int]) -> tuple[Any, tuple[str, int] | None]:
         start, count = position
@@ -158,7 +158,7 @@ def span_pages(server: QueueServer, key: str, span: Span) -> Iterator[tuple[list
         # "(" for what is behind an ID came with Redis 6.2, the oldest server that tampu supports.
         return (page, sum(sizes)), ("(" + page[-1][0].decode(), next_count(sizes, count))
 
-    return pages(server, (str(span.first), FIRST_PAGE), fetch)
+    return pages(server, (first, FIRST_PAGE), fetch)
 
 
 def check_can_scan(url: str) -> None:

@@ -35,8 +35,6 @@ from tampu.errors import ConfigError, DecodeError
 from tampu.spark.lake.folder import CONFIGURATION, sole_writer
 from tampu.spark.lake.rows import published, sql_text
 from tampu.spark.lake.table import Table
-from tampu.spark.read.offsets import EntryId
-from tampu.spark.read.partitions import Span
 from tampu.spark.server import FIRST_PAGE, QueueServer, next_count, span_pages
 from tampu.wire.codec import SEALED, describe_sealed, queue_codec
 from tampu.wire.dlq import decode_dlq_fields
@@ -227,12 +225,11 @@ def check_queue(url: str, queue: str, contracts: Contracts) -> tuple[int, list[V
 
 def _envelopes(server: QueueServer) -> Iterator[tuple[str, str, bytes]]:
     keys = server.keys
-    everything = Span(keys.queue_name, EntryId(0, 0), EntryId(2**64 - 1, 2**64 - 1))
-    for page, _ in span_pages(server, keys.stream, everything):
+    for page, _ in span_pages(server, keys.stream):
         for _, fields in page:
             envelope, name = read_job_fields(fields)
             yield "jobs", name, envelope or b""
-    for page, _ in span_pages(server, keys.dlq, everything):
+    for page, _ in span_pages(server, keys.dlq):
         for entry_id, fields in page:
             letter = decode_dlq_fields(entry_id.decode(), fields)
             yield "dlq", letter.name, letter.payload

@@ -25,8 +25,6 @@ from tampu.spark import scripts
 from tampu.spark.lake.folder import CONFIGURATION
 from tampu.spark.lake.rows import check_reads, published
 from tampu.spark.options import WriteOptions
-from tampu.spark.read.offsets import EntryId
-from tampu.spark.read.partitions import Span
 from tampu.spark.server import QueueServer, span_pages
 from tampu.spark.write.rows import LetterRow
 from tampu.spark.write.sinks import ReplaySink, Written
@@ -37,7 +35,7 @@ from tampu.wire.envelope import decode_job
 from tampu.wire.payload import decode_slot, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from tampu.wire.job import Job
@@ -96,7 +94,7 @@ def find_letters(url: str, queue: str, cluster: str, limit: int | None = None) -
     found: list[Letter] = []
     codec = queue_codec(queue)
     with QueueServer(url, queue) as server:
-        for entry_id, fields in _entries(server, server.keys.dlq):
+        for entry_id, fields in (entry for page, _ in span_pages(server, server.keys.dlq) for entry in page):
             letter = decode_dlq_fields(entry_id.decode(), fields)
             if letter.cluster != cluster:
                 continue
@@ -110,12 +108,6 @@ def find_letters(url: str, queue: str, cluster: str, limit: int | None = None) -
             if len(found) == limit:
                 break
     return found
-
-
-def _entries(server: QueueServer, key: str) -> Iterator[tuple[bytes, list[bytes]]]:
-    everything = Span(server.keys.queue_name, EntryId(0, 0), EntryId(2**64 - 1, 2**64 - 1))
-    for page, _ in span_pages(server, key, everything):
-        yield from page
 
 
 def repairs_of(letters: Sequence[Letter], sql: str) -> Plan:
