@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import os
 import signal
@@ -29,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import shown
 from tampu.base.event_loop import new_event_loop
+from tampu.base.targets import load_target as load_object
 from tampu.errors import ConfigError, RedisError
 from tampu.queue import Queue
 from tampu.redis.client import Client
@@ -52,6 +52,8 @@ logger = logging.getLogger("tampu.spark")
 ALIVE_SECS = 30
 #: How often a task checks the key, in seconds.
 WATCH_SECS = 0.5
+#: How long executors may take to register, in seconds.
+REGISTERING_SECS = 60.0
 #: A Spark job that fails within this time, in seconds, this many times in a row, is not restarted.
 QUICK_FAILURE_SECS = 20.0
 MAX_QUICK_FAILURES = 3
@@ -109,8 +111,6 @@ class SparkWorker:
         if slots is not None and slots < 1:
             raise ConfigError(f"slots must be 1 or more; got {slots}")
         self._spark = spark
-        #: Number of concurrent workers.
-        self.slots = slots or spark.sparkContext.defaultParallelism
         if target is not None:
             first, *_ = load_target(target)
             queue_name, server_url = first.name, first.url
@@ -131,6 +131,11 @@ class SparkWorker:
             default_url=resolve_url(url),
             folder=os.getcwd(),
         )
+        cores = cores_of(spark)
+        #: Number of concurrent workers.
+        self.slots = slots or cores
+        if self.slots > cores:
+            logger.warning("%d slots on %d cores: Spark starts the others when a core is free", self.slots, cores)
         self._stopping = threading.Event()
         #: Whether running jobs were abandoned.
         self.abandoned = False
@@ -196,6 +201,22 @@ class SparkWorker:
                 return ended
 
 
+def cores_of(spark: SparkSession) -> int:
+    """Return the cores of the executors; on a cluster, wait until the first ones have registered and no more come."""
+    context = spark.sparkContext
+    cores, deadline = context.defaultParallelism, time.monotonic() + REGISTERING_SECS
+    if (context.master or "").startswith("local"):
+        return cores
+    status = context._jsc.sc().getExecutorMemoryStatus
+    while time.monotonic() < deadline:
+        known = cores if status().size() > 1 else None  # the driver is one of them
+        time.sleep(1)
+        cores = context.defaultParallelism
+        if cores == known:
+            break
+    return cores
+
+
 def run_on_spark(
     target: str,
     *,
@@ -225,17 +246,11 @@ def run_on_spark(
 
 def load_target(target: str, folder: str = "") -> list[Queue]:
     """Return the queue, or the list of queues, that `module:attribute` names."""
-    module_name, _, attribute = target.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"target must be module:attribute, such as app:queue; got {target!r}")
-    for path in (folder, os.getcwd()):
-        if path and path not in sys.path:
-            sys.path.insert(0, path)
+    if folder and folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except (ImportError, AttributeError) as error:
+        found = load_object(target)
+    except (ConfigError, ImportError) as error:
         raise ConfigError(f"target {target!r} cannot be loaded on {socket.gethostname()}: {error}") from error
     queues = list(found) if isinstance(found, list | tuple | set) else [found]
     if not queues or not all(isinstance(queue, Queue) for queue in queues):
