@@ -37,6 +37,8 @@ from bench.spark_tuples import TupleSource
 from tampu.config import ConsumerConfig, ProducerConfig
 from tampu.consume.consumer import Consumer
 from tampu.spark.lake import bronze
+from tampu.spark.lake.store import Store
+from tampu.spark.lake.table import Table
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.offsets import stream_key
 from tampu.spark.read.plan import plan_batch
@@ -146,7 +148,9 @@ class Bench:
     def land(self, folder: Path) -> float:
         lake = folder / f"lake{next(self._numbers)}"
         started = time.perf_counter()
-        landing = bronze.Landing(self.spark, self.url, ["events"], lake, "events", bronze.MAX_PER_BATCH)
+        store = Store.of(lake)
+        table = Table(store, "bronze/events")
+        landing = bronze.Landing(self.spark, self.url, ["events"], table, store, bronze.MAX_PER_BATCH)
         landing.run()
         landing.close()
         measured = rate(self.rows, started)

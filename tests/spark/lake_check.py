@@ -5,6 +5,7 @@ Entries are decoded here, by the wire format, and not with tampu's own code: a f
 | left out | why |
 |---|---|
 | text of `error` for letters whose envelope cannot be decoded | it is that of the MessagePack library |
+| `changed_round`, and columns of silver that start with `_` | they follow from rounds, not from events |
 | `gold/violations`: `checked_at`, and the samples of delayed jobs | the time of the run; their order is not defined |
 | `gold/violations`: the sample of what cannot be decoded | the text of the MessagePack library |
 """
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 import polars as pl
 
+from tampu.spark.lake.store import Store
 from tampu.wire.keys import QueueKeys
 
 if TYPE_CHECKING:
@@ -589,7 +591,7 @@ LOGS = {
 def differences(
     client: Any,
     queues: Sequence[str],
-    lake: Path,
+    lake: Path | Store,
     *,
     repairs: Sequence[Row] | None = None,
     rules: Rules | None = None,
@@ -605,14 +607,22 @@ def differences(
     return {table: said for table, said in found.items() if said}
 
 
-def stored_tables(lake: Path) -> dict[str, pl.DataFrame]:
+def stored_tables(lake: Path | Store) -> dict[str, pl.DataFrame]:
     """Return the tables of a lake at their latest versions, without what is not compared. Each log is a table."""
-    found = {table: pl.read_delta(str(lake / table)) for table in KEYS if (lake / table / "_delta_log").is_dir()}
+    stores = {table: Store.of(lake) / table for table in KEYS}
+    found = {
+        table: pl.read_delta(store.uri, storage_options=store.delta_options)
+        for table, store in stores.items()
+        if any(store.list("_delta_log"))
+    }
     if (jobs := found.get("silver/jobs")) is not None:
         for log in LOGS:
             rows = jobs.filter(pl.col(log).list.len() > 0).select("queue", "job_id", log)
             found[f"silver/jobs {log}"] = rows.explode(log).unnest(log)
-        found["silver/jobs"] = jobs.drop(LOGS)
+        found["silver/jobs"] = jobs.drop(*LOGS, *(name for name in jobs.columns if name.startswith("_")))
+    for table in ("silver/jobs", "gold/ends"):
+        if table in found:
+            found[table] = found[table].drop("changed_round")
     if "gold/violations" in found:
         found["gold/violations"] = without_samples(found["gold/violations"].drop("checked_at"))
     return found

@@ -2,6 +2,9 @@
 a chosen moment of each round, opens every table with every reader meanwhile, and compares them with an independent
 computation in Polars. `make chaos-lake` runs it. The first round is not killed, so that there is something to read.
 
+`--lake s3` has the lake in SeaweedFS, behind a proxy that fails every twentieth request of the pipeline. There, every
+third round has a second pipeline beside the first.
+
 `lake_kills.py run URL LAKE MOMENT` is the pipeline that is killed: it sends SIGKILL to itself at that moment.
 """
 
@@ -17,37 +20,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import pyarrow as pa
 import redis
-from deltalake import DeltaTable
 
+from servers.seaweed import SeaweedFS, failing, proxy
 from spark.extremes import extreme_letters, job_id_of, tell_extremes, tell_highest_ids
 from spark.filling import Filled
 from spark.lake_check import cluster_of, differences
 from spark.lake_readers import READERS, Readers
 from tampu.spark.lake import upkeep
-from tampu.spark.lake.bronze import OffsetLog
 from tampu.spark.lake.contracts import Contracts
 from tampu.spark.lake.pipeline import Pipeline
 from tampu.spark.lake.repair import find_letters, record, repairs_of
+from tampu.spark.lake.store import Store
 from tampu.spark.lake.table import TABLES, Table
 
-#: Spark and delta-rs name the folders of the first two differently.
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Names that need escapes wherever they are part of a path.
 QUEUES = ["média 日本", "odd: name/50%=%C3%A9", "007"]
 DAY_MS = 86_400_000
 #: 2026-03-01 at 23:00, so that jobs run over midnight.
 START_MS = 1_772_406_000_000
 #: Where the pipeline of each round is killed.
 MOMENTS = (
-    *("offsets events", "stage bronze/events", "commit bronze/events", "commit bronze/dlq", "stage silver/jobs"),
+    *("stage bronze/events", "commit bronze/events", "commit bronze/dlq", "stage silver/jobs"),
     *("commit silver/jobs", "stage gold/ends", "commit gold/latency", "stage gold/dlq_clusters", "merge"),
     *("compact", "vacuum"),
 )
@@ -84,12 +89,7 @@ def run(url: str, lake: str, moment: str) -> None:
             die()
         return done
 
-    write, merge = OffsetLog.write, upkeep.merge_small_files
-
-    def written(self: OffsetLog, *arguments: Any) -> None:
-        write(self, *arguments)
-        if moment == f"offsets {self._folder.name}":
-            die()
+    merge = upkeep.merge_small_files
 
     def merged(*arguments: Any, **options: Any) -> Any:
         if moment == "merge":
@@ -98,23 +98,23 @@ def run(url: str, lake: str, moment: str) -> None:
         return merge(*arguments, **options)
 
     Table.stage, Table.commit = staged, committed  # type: ignore[method-assign]
-    OffsetLog.write = written  # type: ignore[method-assign, assignment]
     vars(upkeep)["merge_small_files"] = merged
     spark = spark_session("tampu-kills", master="local[2,4]", conf=SHORT_LIVED)
-    Pipeline(spark, url, QUEUES, lake, max_per_batch=50_000, rules=Contracts.of(RULES)).run()
+    store = Store.of(lake, json.loads(os.environ.get("LAKE_OPTIONS", "{}")))
+    Pipeline(spark, url, QUEUES, store, max_per_batch=50_000, rules=Contracts.of(RULES)).run()
     if moment == "compact":
         real = vars(upkeep)["published"]
 
-        def published_soon(lake: Path) -> object:
+        def published_soon(lake: Store) -> object:
             state = real(lake)
             _soon()
             return state
 
         vars(upkeep)["published"] = published_soon
-    upkeep.compact(Path(lake))
+    upkeep.compact(store)
     if moment == "vacuum":
         _soon()
-    upkeep.vacuum(Path(lake), keep_hours=0 if moment in KEEPING_NOTHING else 1)
+    upkeep.vacuum(store, keep_hours=0 if moment in KEEPING_NOTHING else 1)
     if moment in ("merge", "compact", "vacuum"):
         die()
 
@@ -129,7 +129,7 @@ def _soon() -> None:
 class Queues:
     """Writes the events, letters and jobs of all queues, and repairs letters."""
 
-    def __init__(self, filled: Filled, lake: Path, seed: int) -> None:
+    def __init__(self, filled: Filled, lake: Store, seed: int) -> None:
         self._filled = filled
         self._lake = lake
         self._rng = random.Random(seed)
@@ -243,17 +243,29 @@ class Queues:
         self.events += 1
 
 
-def orphans_of(lake: Path) -> list[str]:
+def orphans_of(lake: Store) -> list[str]:
     """Return the files of tables that are neither log nor part of the latest version."""
     found: list[str] = []
     for name in TABLES:  # not of lake_versions: a vacuum ends with a new version of it
-        if (lake / name / "_delta_log").is_dir():
-            live = {
-                unquote(path) for path in pa.table(DeltaTable(str(lake / name)).get_add_actions())["path"].to_pylist()
-            }
-            paths = [path.relative_to(lake / name) for path in (lake / name).rglob("*") if path.is_file()]
-            found += [f"{name}/{path}" for path in paths if path.parts[0] != "_delta_log" and str(path) not in live]
+        live = {file.path for file in Table(lake, name).files()}
+        paths = [file["path"] for file in (lake / name).list()]
+        found += [f"{name}/{path}" for path in paths if not path.startswith("_delta_log") and path not in live]
     return found
+
+
+@contextmanager
+def lake_in(place: str, folder: Path) -> Iterator[tuple[Store, dict[str, str]]]:
+    """Yield an empty lake, and the storage options of the pipelines that are killed."""
+    if place == "folder":
+        yield Store.of(folder / "lake"), {}
+        return
+    (folder / "weed").mkdir()
+    seaweed = SeaweedFS(folder / "weed")
+    try:
+        with proxy(seaweed, failing(0.05)) as url:
+            yield Store.of("s3://lake/l", seaweed.options()), seaweed.options(url=url)
+    finally:
+        seaweed.close()
 
 
 def main() -> None:
@@ -261,15 +273,19 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=300_000)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--moments", nargs="*", choices=MOMENTS, default=MOMENTS, help="where to kill; default: all")
+    parser.add_argument("--lake", choices=("folder", "s3"), default="folder")
     parser.add_argument("--keep", type=Path, help="copy the lake to this folder, which must not exist")
     arguments = parser.parse_args()
     from tampu.embedded.server import EmbeddedServer
 
     started = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, EmbeddedServer(folder) as server:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        EmbeddedServer(folder) as server,
+        lake_in(arguments.lake, Path(folder)) as (lake, options),
+    ):
         filled = Filled(SimpleNamespace(url=server.url, client=lambda: redis.Redis.from_url(server.url, protocol=2)))
-        lake = Path(folder) / "lake"
-        queues, readers = Queues(filled, lake, arguments.seed), Readers(lake)
+        queues, readers = Queues(filled, lake, arguments.seed), Readers(lake, Path(folder))
         moments = ("never", *arguments.moments, "never")
         jobs_per_round = max(arguments.events * 10 // ((len(moments) - 1) * len(QUEUES) * 36), 1)
         kills = 0
@@ -284,12 +300,18 @@ def main() -> None:
                 queues.end_repaired()
                 if round_number == len(moments) - 2:
                     queues.fill_highest_ids(QUEUES[0])
-            command = [sys.executable, __file__, "run", server.url, str(lake), moment]
-            program = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            command = [sys.executable, __file__, "run", server.url, lake.uri]
+            environment = os.environ | {"LAKE_OPTIONS": json.dumps(options)}
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+            program = subprocess.Popen([*command, moment], **quiet)
+            has_second = arguments.lake == "s3" and round_number % 3 == 1
+            second = subprocess.Popen([*command, "never"], **quiet) if has_second else None
             while program.poll() is None:  # readers open what is there at any moment
                 readers.read_next(is_overtaken=moment in KEEPING_NOTHING)
                 time.sleep(0.5)
             kills += program.returncode == -signal.SIGKILL
+            if second is not None:
+                second.wait()  # it may have been refused: the log says who was first
             readers.read_next(is_overtaken=False)
             if not is_last:
                 queues.repair(f"repair-{round_number}")
@@ -299,7 +321,7 @@ def main() -> None:
                 flush=True,
             )
         if arguments.keep:
-            shutil.copytree(lake, arguments.keep)
+            shutil.copytree(lake.uri, arguments.keep)
         found = differences(filled.client, QUEUES, lake, repairs=queues.repairs, rules=RULES)
         orphans = orphans_of(lake)
         during = len(readers.pairs)

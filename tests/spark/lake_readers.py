@@ -18,6 +18,8 @@ from tampu.spark.session import SHORT_LIVED, spark_session
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from tampu.spark.lake.store import Store
+
 #: Readers of the latest versions, and those of the published ones.
 LATEST = ("Polars", "pandas", "DuckDB")
 PUBLISHED = ("DataFusion", "Spark")
@@ -27,8 +29,10 @@ READERS = (*LATEST, *PUBLISHED)
 class Readers:
     """All readers of one lake. Spark's session starts when it is first needed."""
 
-    def __init__(self, lake: Path) -> None:
+    def __init__(self, lake: Store, folder: Path) -> None:
         self._lake = lake
+        #: For the report and the log of Java.
+        self._folder = folder
         self._spark: Any = None
         #: Tables that were read, and (reader, table) of them.
         self.reads = 0
@@ -85,26 +89,27 @@ class Readers:
 
     def _newest(self, table: str) -> str:
         """Return the name of a table's newest log entry, without opening the table; an empty text if it has none."""
-        return max((path.name for path in (self._lake / table / "_delta_log").glob("*.json")), default="")
+        names = (file["path"] for file in (self._lake / table).list("_delta_log"))
+        return max((name for name in names if name.endswith(".json")), default="")
 
     def _rows(self, reader: str, table: str) -> int:
         """Read a table with all of its columns and return the number of its rows."""
-        path = str(self._lake / table)
+        path, options = (self._lake / table).uri, self._lake.delta_options
         if reader == "Polars":
-            return pl.scan_delta(path).collect().height
+            return pl.scan_delta(path, storage_options=options).collect().height
         if reader == "pandas":
-            return len(DeltaTable(path).to_pandas())
+            return len(DeltaTable(path, storage_options=options).to_pandas())
         if reader == "DuckDB":
-            rows = DeltaTable(path).to_pyarrow_dataset()
+            rows = DeltaTable(path, storage_options=options).to_pyarrow_dataset()
             found = duckdb.query("SELECT * FROM rows").to_arrow_table()  # type: ignore[union-attr]
             del rows
             return int(found.num_rows)
         if reader == "DataFusion":
             return int(query(self._lake, f"SELECT * FROM {sql_name(table)}").num_rows)
         if reader == "report":
-            write_report(self._lake, self._lake.parent / "report.html")
+            write_report(self._lake, self._folder / "report.html")
             return 0
         if self._spark is None:
-            log_file = self._lake.parent / "readers.log"
+            log_file = self._folder / "readers.log"
             self._spark = spark_session("tampu-readers", master="local[1]", conf=SHORT_LIVED, log_file=log_file)
-        return int(read_table(self._spark, self._lake, table).toArrow().num_rows)
+        return int(read_table(self._spark, self._lake.uri, table, options).toArrow().num_rows)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PAGE = DOCS / "spark.md"
 #: Blocks that need a cluster, or more than a test has.
-NOT_RUN = ("SparkWorker", "worker app:queue", "--every")
+NOT_RUN = ("SparkWorker", "worker app:queue", "--every", "s3://", "spark.run import")
 
 
 def commands_of(*, run_spark: bool) -> Iterator[list[str]]:

@@ -17,12 +17,13 @@ DRIVER = Path(__file__).with_name("lake_kills.py")
 
 @pytest.mark.spark_session
 @pytest.mark.timeout(900)  # four rounds, each with its own Spark session, while another one reads
-def test_a_pipeline_killed_at_chosen_moments_loses_and_doubles_nothing() -> None:
+@pytest.mark.parametrize("lake", ["folder", "s3"])
+def test_a_pipeline_killed_at_chosen_moments_loses_and_doubles_nothing(lake: str) -> None:
     require("java")
     # In separate processes: a kill takes Java with it.
     moments = ("commit silver/jobs", "merge")
     done = subprocess.run(
-        [sys.executable, str(DRIVER), "--events", "3000", "--moments", *moments],
+        [sys.executable, str(DRIVER), "--events", "3000", "--lake", lake, "--moments", *moments],
         env=os.environ | {"JAVA_TOOL_OPTIONS": QUICK_JAVA},
         capture_output=True,
         text=True,

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import uuid
 from dataclasses import dataclass
-from pathlib import Path  # noqa: TC003 - Typer reads the annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -72,7 +71,7 @@ def repair(
     canary: Annotated[int, Option(min=0, metavar="N", help="Replay this many first; stop if one fails again.")] = 10,
     wait: Annotated[str, Option(metavar="DURATION", help="How long to wait for the --canary jobs to finish.")] = "60s",
     lake: Annotated[
-        Path | None, Option(metavar="DIR", file_okay=False, help="Record the repair in this lake (gold_repairs).")
+        str | None, Option(metavar="DIR|URI", help="Record the repair in this lake (gold_repairs).")
     ] = None,
     limit: Limit = None,
     url: Url = None,
@@ -85,15 +84,15 @@ def repair(
     from tampu.spark.session import require_lake
 
     require_lake()
-    from tampu.spark.lake.folder import lake_folder
     from tampu.spark.lake.repair import Repairer, find_letters, record, repairs_of
     from tampu.spark.lake.rows import published
+    from tampu.spark.lake.store import Store
     from tampu.spark.options import check_shared_url
 
     patience_secs = parse_duration(wait)
-    folder = None if lake is None else lake_folder(lake)
-    if folder is not None:
-        published(folder)
+    store = None if lake is None else Store.of(lake)
+    if store is not None:
+        published(store)
     checked_url = check_shared_url(resolve_url(url), "--url")
     letters = find_letters(checked_url, queue, cluster, limit)
     if not letters:
@@ -120,8 +119,8 @@ def repair(
         report["repair"] = repair_id
 
         def replay(repairs: list[Repair], *, canary: bool) -> None:
-            if folder is not None:  # before the replay: a repair that is not recorded could not be found later
-                record(folder, repair_id, queue, cluster, sql, repairs, repairer.started_ms, canary=canary)
+            if store is not None:  # before the replay: a repair that is not recorded could not be found later
+                record(store, repair_id, queue, cluster, sql, repairs, repairer.started_ms, canary=canary)
             report["replayed"] += repairer.replay(repairs, f"repair {repair_id}").added
 
         first, rest = plan.repairs[:canary], plan.repairs[canary:]

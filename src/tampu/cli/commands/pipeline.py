@@ -9,19 +9,28 @@ import signal
 import sys
 import time
 from dataclasses import asdict
-from datetime import date, timedelta
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer import Argument, Option
 
 from tampu.base.checks import one_line, without_colors
 from tampu.base.units import plural, size
 from tampu.cli.errors import ERROR, INTERRUPTED, OK, TERMINATED, CliError, UsageError
-from tampu.cli.options import AsJson, Url, duration_option, queue_option
-from tampu.cli.output import cell, console_of, printable, say, show, silence_py4j, write_json, write_line
-from tampu.cli.tables import FittingTable, table
+from tampu.cli.options import AsJson, Url, queue_option
+from tampu.cli.output import (
+    cell,
+    console_of,
+    printable,
+    say,
+    show,
+    silence_py4j,
+    write_json,
+    write_json_line,
+    write_line,
+)
+from tampu.cli.tables import FittingTable
 from tampu.cli.units import parse_duration
 from tampu.errors import Error
 from tampu.redis.settings import resolve_url
@@ -29,7 +38,9 @@ from tampu.redis.settings import resolve_url
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from tampu.spark.lake.contracts import Contracts
     from tampu.spark.lake.pipeline import Summary
+    from tampu.spark.lake.store import Store
 
 app = typer.Typer(
     name="pipeline",
@@ -40,14 +51,31 @@ app = typer.Typer(
 #: How long to wait for the server's answer before Spark is started, in seconds.
 SERVER_PATIENCE_SECS = 5.0
 
-Lake = Annotated[Path, Option("--lake", metavar="DIR", help="The folder of the lake.", file_okay=False)]
+Lake = Annotated[str, typer.Option("--lake", metavar="DIR|URI", help="The folder of the lake, or s3://bucket/lake.")]
+StorageOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--storage-option",
+        metavar="KEY=VALUE",
+        help="Setting of the object store, such as aws_region=eu-west-1; overrides the environment. Can be repeated.",
+    ),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="KEY=VALUE", help="Setting of Spark, as for spark-submit. Can be repeated."),
+]
 Queues = Annotated[list[str], queue_option(help="Queue to read. Can be given more than once.")]
 Master = Annotated[
     str | None,
-    Option("--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="The Spark master.", show_default="local[*,4]"),
+    typer.Option(
+        "--master", metavar="URL", envvar="TAMPU_SPARK_MASTER", help="The Spark master.", show_default="local[*,4]"
+    ),
 ]
 Keep = Annotated[
-    str, Option(metavar="DURATION", help="Keep replaced files this long (2h, 1d), for readers that have opened them.")
+    str,
+    typer.Option(
+        "--keep", metavar="DURATION", help="Keep replaced files this long (2h, 1d), for readers that have opened them."
+    ),
 ]
 
 
@@ -68,32 +96,44 @@ def run(
     lake: Lake,
     url: Url = None,
     every: Annotated[
-        float | None, duration_option(help="Repeat at this interval (10s, 5m).", show_default="once")
+        str | None,
+        typer.Option("--every", metavar="DURATION", help="Repeat at this interval (10s, 5m).", show_default="once"),
     ] = None,
     master: Master = None,
-    max_per_batch: Annotated[int, Option(min=1, help="Maximum number of entries per batch.")] = 1_000_000,
+    max_per_batch: Annotated[
+        int, typer.Option("--max-per-batch", min=1, help="Maximum number of entries per batch.")
+    ] = 1_000_000,
     keep: Keep = "2h",
     contracts: Annotated[
         str | None,
-        Option(metavar="FILE", help="Also check payloads against these rules; exit with 1 if one breaks them."),
+        typer.Option(
+            "--contracts",
+            metavar="FILE",
+            help="Also check payloads against these rules; exit with 1 if one breaks them.",
+        ),
     ] = None,
+    storage_option: StorageOptions = None,
+    conf: Conf = None,
+    as_json: AsJson = False,
 ) -> None:
     """Land new events and dead letters, and bring the tables up to date.
 
     If a run is killed, even by kill -9, the next one continues from there. With --every, the command repeats until it
     receives a signal. Small files are merged after each run; every 10 runs, replaced files are deleted.
     """
-    if every is not None and every <= 0:
-        raise UsageError("--every must be longer than 0")
+    pause = None if every is None else parse_duration(every)
+    if pause is not None and pause <= 0:
+        raise UsageError(f"--every must be longer than 0; got {every!r}")
     keep_hours = _hours(keep)
     try:
         broken = build_lake(
-            url, queue, lake, pause=every, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours,
-            contracts=contracts,
+            url, queue, lake, pause=pause, master=master, max_per_batch=max_per_batch, keep_hours=keep_hours,
+            contracts=contracts, storage_options=_pairs("--storage-option", storage_option),
+            conf=_pairs("--conf", conf), as_json=as_json,
         )  # fmt: skip
     except Stopped as stop:
         say("stopped; the next run continues from here")
-        raise typer.Exit(OK if every is not None else stop.exit_code) from None
+        raise typer.Exit(OK if pause is not None else stop.exit_code) from None
     if broken:
         raise typer.Exit(ERROR)
 
@@ -101,38 +141,42 @@ def run(
 def build_lake(
     url: str | None,
     queues: list[str],
-    lake: Path,
+    lake: str | Path,
     *,
     pause: float | None = None,
     master: str | None = None,
     max_per_batch: int = 1_000_000,
     keep_hours: int = 2,
     contracts: str | None = None,
+    storage_options: Mapping[str, str] | None = None,
     conf: Mapping[str, str] | None = None,
+    as_json: bool = False,
 ) -> bool:
     """Run the pipeline once, or repeatedly with a pause in between; a signal raises `Stopped`.
 
     Everything that can be checked is checked before Spark is started. Returns whether a payload breaks its contract.
     """
-    _require(spark=True)
-    from tampu.spark.lake.contracts import Contracts
-    from tampu.spark.lake.folder import LOG_NAME, LakeVersion, sole_writer, writable_lake
+    from tampu.spark.session import require_lake, require_spark
 
-    rules = None if contracts is None else Contracts.load(contracts)
-    lake = writable_lake(lake)
+    require_spark()
+    require_lake()
+    from tampu.spark.lake.folder import LakeVersion, sole_writer, writable_lake
+
+    rules = None if contracts is None else _contracts(contracts)
+    store = writable_lake(lake, storage_options)
     checked_url = _checked(url, queues)
-    with sole_writer(lake):  # a second pipeline on one lake, and a lake of a newer version, are refused here
-        LakeVersion.load(lake)
-    log_file = lake / LOG_NAME
+    with sole_writer(store):  # a second pipeline on one lake, and a lake of a newer version, are refused here
+        LakeVersion.load(store)
+    log_file = _log_file(store)
     with _session(master, conf, log_file, is_repeated=pause is not None) as (spark, on_step):
         from tampu.spark.lake.pipeline import Pipeline
 
         pipeline = Pipeline(
-            spark, checked_url, queues, lake, max_per_batch=max_per_batch, keep_hours=keep_hours, rules=rules,
+            spark, checked_url, queues, store, max_per_batch=max_per_batch, keep_hours=keep_hours, rules=rules,
             on_step=on_step,
         )  # fmt: skip
         try:
-            return _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file)
+            return _rounds(pipeline.run, pause, lambda: _is_alive(spark), log_file, as_json=as_json)
         finally:
             pipeline.close()
 
@@ -156,7 +200,14 @@ def _session(
                 spark.stop()
 
 
-def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable[[], bool], log_file: Path) -> bool:
+def _rounds(
+    work: Callable[[], Summary],
+    pause: float | None,
+    is_alive: Callable[[], bool],
+    log_file: Path,
+    *,
+    as_json: bool = False,
+) -> bool:
     former: list[str] | None = None
     while True:
         started = time.monotonic()
@@ -167,7 +218,8 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
             warnings = _warnings(summary)
             # Print nothing for a round that found nothing new.
             if any(summary.landed.values()) or warnings != former:
-                _show(summary, time.monotonic() - started)
+                took = round(time.monotonic() - started, 1)
+                write_json_line(asdict(summary) | {"seconds": took}) if as_json else _show(summary, took)
             for warning in [] if warnings == former else warnings:
                 say(warning)
             former = warnings
@@ -182,6 +234,32 @@ def _rounds(work: Callable[[], Summary], pause: float | None, is_alive: Callable
         if pause is None:
             return broken
         time.sleep(max(pause - (time.monotonic() - started), 0))
+
+
+def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+    """Return the settings of a repeated option."""
+    pairs = [text.partition("=") for text in given or ()]
+    if wrong := [key for key, equals, _ in pairs if not (key and equals)]:
+        raise UsageError(f"{option} takes key=value; got {wrong[0]!r}")  # not the value: it may be a secret
+    return {key: value for key, _, value in pairs}
+
+
+def _store(lake: str, storage_option: list[str] | None = None) -> Store:
+    """Return the store of a lake; name the extra that is missing."""
+    from tampu.spark.session import require_lake
+
+    require_lake()
+    from tampu.spark.lake.store import Store
+
+    return Store.of(lake, _pairs("--storage-option", storage_option))
+
+
+def _log_file(lake: Store) -> Path:
+    """Return the file for the output of Java: in a local lake, or in the cache."""
+    from tampu.spark.lake.folder import LOG_NAME
+    from tampu.spark.session import cache_dir
+
+    return (lake.folder or cache_dir()) / LOG_NAME
 
 
 def _hours(text: str) -> int:
@@ -275,8 +353,9 @@ def _warnings(summary: Summary) -> list[str]:
     if count := summary.trimmed.get("events"):
         found.append(f"warning: {count:,} events in total were trimmed before they could be landed")
     if count := summary.trimmed.get("dlq"):  # usually on purpose: a replay removes the letter
-        lost = plural(count, "dead letter")
-        found.append(f"{lost} in total had been replayed, removed or trimmed before being landed")
+        found.append(
+            f"{plural(count, 'dead letter')} in total had been replayed, removed or trimmed before being landed"
+        )
     if summary.violations:
         count = sum(one.jobs for one in summary.violations)
         found.append(f"warning: {plural(count, 'payload')} broke a contract: see the table gold_violations")
@@ -297,33 +376,39 @@ def _counts(rows: Mapping[str, int]) -> str:
 def check(
     queue: Queues,
     contracts: Annotated[
-        str, Option(metavar="FILE", help="Rules for payloads: a TOML or JSON file, or module:name of a mapping.")
+        str,
+        typer.Option(
+            "--contracts", metavar="FILE", help="Rules for payloads: a TOML or JSON file, or module:name of a mapping."
+        ),
     ],
     lake: Annotated[
-        Path | None, Option(metavar="DIR", help="Store the result in this lake (gold_violations).", file_okay=False)
+        str | None,
+        typer.Option("--lake", metavar="DIR|URI", help="Store the result in this lake (gold_violations)."),
     ] = None,
     url: Url = None,
     as_json: AsJson = False,
+    storage_option: StorageOptions = None,
 ) -> None:
     """Check the payloads of waiting and delayed jobs and of dead letters. The exit code is 1 if one breaks a rule.
 
     Needs neither Spark nor Java.
     """
-    _require()
-    from tampu.spark.lake.contracts import Contracts, check_queue, publish
-    from tampu.spark.lake.folder import lake_folder
+    from tampu.spark.session import require_lake
+
+    require_lake()
+    from tampu.spark.lake.contracts import check_queue, publish
     from tampu.spark.lake.rows import published
 
-    rules = Contracts.load(contracts)
-    folder = None if lake is None else lake_folder(lake)
-    if folder is not None:
-        published(folder)
+    rules = _contracts(contracts)
+    store = None if lake is None else _store(lake, storage_option)
+    if store is not None:
+        published(store)
     checked_url = _checked(url, queue)
     results = [check_queue(checked_url, one, rules) for one in queue]
     checked = sum(count for count, _ in results)
     found = [violation for _, violations in results for violation in violations]
-    if folder is not None:
-        publish(folder, queue, found)
+    if store is not None:
+        publish(store, queue, found)
     if as_json:
         write_json({"checked": checked, "violations": [asdict(one) for one in found]})
     elif found:
@@ -344,11 +429,17 @@ def check(
         raise typer.Exit(ERROR)
 
 
+def _contracts(source: str) -> Contracts:
+    from tampu.spark.lake.contracts import Contracts
+
+    return Contracts.load(source)
+
+
 @app.command()
 def report(
     lake: Lake,
     output: Annotated[
-        Path, Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
+        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to write the page.", dir_okay=False)
     ] = Path("report.html"),
     queue: Annotated[
         list[str] | None, queue_option(help="Show only this queue. Can be given more than once. Default: all.")
@@ -357,54 +448,114 @@ def report(
         str | None,
         typer.Option("--since", metavar="DURATION", help="Show only the last 24h, 7d, ...", show_default="all"),
     ] = None,
+    storage_option: StorageOptions = None,
 ) -> None:
     """Write one HTML page with plots from the lake. Needs neither Spark nor Java nor a server."""
-    _require()
+    store = _store(lake, storage_option)
     from tampu.spark.lake.report import write_report
 
     past = None if since is None else timedelta(seconds=parse_duration(since))
-    write_line(f"wrote {write_report(lake, output, queues=queue or (), since=past)}")
+    write_line(f"wrote {write_report(store, output, queues=queue or (), since=past)}")
 
 
 @app.command("show")
-def show_tables(lake: Lake, as_json: AsJson = False) -> None:
+def show_tables(lake: Lake, as_json: AsJson = False, storage_option: StorageOptions = None) -> None:
     """List the tables of the lake: rows, files, size, version. Needs neither Spark nor Java."""
-    _require()
-    from tampu.spark.lake.folder import lake_folder
+    store = _store(lake, storage_option)
+    from rich.table import Table as RichTable
+
     from tampu.spark.lake.rows import published, sql_name
     from tampu.spark.lake.table import Table
 
-    state = published(lake)
+    state = published(store)
     rows: list[dict[str, Any]] = []
     for name, version in state.tables.items():
-        files = Table(lake_folder(lake), name).files(version)
-        counts = {"rows": sum(file.rows for file in files), "files": len(files)}
-        rows.append({"table": sql_name(name), "version": version, **counts, "bytes": sum(file.size for file in files)})
+        files = Table(store, name).files(version)
+        rows.append(
+            {
+                "table": sql_name(name),
+                "version": version,
+                "rows": sum(file.rows for file in files),
+                "files": len(files),
+                "bytes": sum(file.size for file in files),
+            }
+        )
     if as_json:
         write_json({"round": state.round, "published_at": state.published_at, "tables": rows})
         return
-    numbers = ("version", "rows", "files")
-    shown = table("table", *numbers, "size", numbers=(*numbers, "size"))
+    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    for column in ("table", "version", "rows", "files", "size"):
+        table.add_column(column, justify="left" if column == "table" else "right")
     for row in rows:
-        shown.add_row(cell(row["table"]), *(f"{row[key]:,}" for key in numbers), size(row["bytes"]))
-    show(shown)
+        table.add_row(
+            cell(row["table"]), *(f"{row[key]:,}" for key in ("version", "rows", "files")), size(row["bytes"])
+        )
+    show(table)
+
+
+@app.command()
+def status(
+    queue: Queues,
+    lake: Lake,
+    max_lag: Annotated[
+        str | None,
+        typer.Option(
+            "--max-lag",
+            metavar="DURATION",
+            help="Exit with 1 if entries wait that long to be published (10m).",
+            show_default="no limit",
+        ),
+    ] = None,
+    url: Url = None,
+    as_json: AsJson = False,
+    storage_option: StorageOptions = None,
+) -> None:
+    """Say when the lake was published, and how many entries of its queues it does not have. Needs no Spark."""
+    store = _store(lake, storage_option)
+    from tampu.spark.lake.bronze import STREAMS, entries_behind
+    from tampu.spark.lake.rows import published
+    from tampu.spark.lake.table import Table
+
+    state, checked_url = published(store), _checked(url, queue)
+    age = datetime.now(UTC) - datetime.fromisoformat(state.published_at)
+    behind: dict[str, dict[str, int | None]] = {}
+    for stream in STREAMS:
+        name = f"bronze/{stream}"
+        behind[stream] = entries_behind(checked_url, queue, Table(store, name), state.tables.get(name))
+    # Rounds without news publish nothing: a lake that has everything is fresh, whatever its age.
+    is_behind = any(count != 0 for counts in behind.values() for count in counts.values())
+    is_late = max_lag is not None and is_behind and age.total_seconds() > parse_duration(max_lag)
+    if as_json:
+        seconds = round(age.total_seconds())
+        write_json({"published_at": state.published_at, "age_secs": seconds, "behind": behind, "is_late": is_late})
+    else:
+        write_line(f"round {state.round}, published at {state.published_at}, {age.total_seconds():,.0f} s ago")
+        for stream, counts in behind.items():
+            for name, count in counts.items():
+                write_line(f"{stream} of {name}: {'unknown' if count is None else f'{count:,}'} entries behind")
+    if is_late:
+        raise typer.Exit(ERROR)
 
 
 @app.command()
 def sql(
-    query: Annotated[str, Argument(metavar="SQL", help='SQL query, such as "SELECT name, failures FROM silver_jobs".')],
+    query: Annotated[
+        str, typer.Argument(metavar="SQL", help='SQL query, such as "SELECT name, failures FROM silver_jobs".')
+    ],
     lake: Lake,
     as_json: AsJson = False,
+    storage_option: StorageOptions = None,
 ) -> None:
     """Query the lake with SQL (DataFusion). Needs neither Spark nor Java. `tampu pipeline show` lists the tables."""
-    _require()
-    from tampu.spark.lake.folder import lake_folder
+    store = _store(lake, storage_option)
+    from rich.table import Table as RichTable
+
     from tampu.spark.lake.rows import published
     from tampu.spark.lake.rows import query as run_query
 
-    published(lake)
+    published(store)
     try:
-        found = run_query(lake_folder(lake), query)
+        found = run_query(store, query)
     except Exception as error:
         if isinstance(error, Error):
             raise
@@ -413,65 +564,119 @@ def sql(
     if as_json:
         write_json(rows)
         return
-    shown = table(*found.column_names)
+    table = RichTable(box=None, header_style="dim", pad_edge=False)
+    for name in found.column_names:
+        table.add_column(name)
     for row in rows:
-        shown.add_row(*(cell("" if value is None else value) for value in row.values()))
-    show(shown)
+        table.add_row(*(cell("" if value is None else value) for value in row.values()))
+    show(table)
 
 
 @app.command()
-def compact(lake: Lake) -> None:
+def compact(lake: Lake, storage_option: StorageOptions = None) -> None:
     """Merge small files. Readers see the same rows before and after. Needs neither Spark nor Java."""
-    _require()
+    store = _existing(lake, storage_option)
     from tampu.spark.lake import upkeep
 
-    done = upkeep.compact(_existing(lake))
-    merged = f"merged {plural(done.merged, 'file')} into {done.written:,}"
-    write_line(merged if done.merged else "there are no files to merge")
+    done = upkeep.compact(store)
+    write_line(
+        f"merged {plural(done.merged, 'file')} into {done.written:,}" if done.merged else "there are no files to merge"
+    )
 
 
 @app.command()
-def vacuum(lake: Lake, keep: Keep = "2h") -> None:
+def vacuum(lake: Lake, keep: Keep = "2h", storage_option: StorageOptions = None) -> None:
     """Delete files that no reader needs, and files left by killed runs. Needs neither Spark nor Java."""
-    _require()
+    store = _existing(lake, storage_option)
     from tampu.spark.lake import upkeep
 
-    done = upkeep.vacuum(_existing(lake), _hours(keep))
+    done = upkeep.vacuum(store, _hours(keep))
     write_line(f"deleted {plural(done.deleted, 'file')}")
 
 
 @app.command()
-def retain(lake: Lake, bronze: Annotated[float, duration_option(help="Keep rows of bronze this long (90d).")]) -> None:
+def retain(
+    lake: Lake,
+    bronze: Annotated[str, typer.Option("--bronze", metavar="DURATION", help="Keep rows of bronze this long (90d).")],
+    storage_option: StorageOptions = None,
+) -> None:
     """Remove the events, dead letters and repairs of old days from bronze. Silver and gold keep their rows.
 
     `vacuum` then deletes the files.
     """
-    _require()
+    store = _existing(lake, storage_option)
     from tampu.spark.lake import upkeep
 
-    done = upkeep.retain(_existing(lake), math.ceil(bronze / 86400))
+    done = upkeep.retain(store, math.ceil(parse_duration(bronze) / 86400))
     write_line(f"removed {_counts(done.retired)} from bronze")
     if any(done.kept.values()):
-        why = "in their queues, some jobs were created at an unknown time"
-        say(f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: {why}")
+        say(
+            f"kept {_counts(done.kept)} of jobs whose IDs are not ULIDs: in their queues, some jobs were created at an "
+            "unknown time"
+        )
 
 
-def _existing(lake: Path) -> Path:
-    """Return the folder of a lake that exists and can be written; the lock would create a missing one."""
+@app.command()
+def forget(
+    lake: Lake,
+    job: Annotated[list[str], typer.Option("--job", metavar="ID", help="ID of a job. Can be given more than once.")],
+    storage_option: StorageOptions = None,
+) -> None:
+    """Remove the rows of jobs from every table, and delete their files at once. Sums that count them stay.
+
+    Readers that have opened an older version lose it. Needs neither Spark nor Java.
+    """
+    store = _existing(lake, storage_option)
+    from tampu.spark.lake import upkeep
+    from tampu.spark.lake.rows import sql_name
+
+    found = upkeep.forget(store, job)
+    for name, count in found.items():
+        write_line(f"{sql_name(name)}: {plural(count, 'row')}")
+    if not found:
+        write_line("the lake has no rows of these jobs")
+
+
+#: Catalog to the statement that makes a table of the lake known to it.
+STATEMENTS = {
+    "athena": "CREATE EXTERNAL TABLE {name} LOCATION '{uri}' TBLPROPERTIES ('table_type' = 'DELTA');",
+    "databricks": "CREATE TABLE {name} USING DELTA LOCATION '{uri}';",
+    "duckdb": "CREATE VIEW {name} AS SELECT * FROM delta_scan('{uri}');",
+    "snowflake": "CREATE EXTERNAL TABLE {name} WITH LOCATION = @{stage}/{path}/ FILE_FORMAT = (TYPE = PARQUET) "
+    "TABLE_FORMAT = DELTA AUTO_REFRESH = FALSE;",
+    "trino": "CALL delta.system.register_table(schema_name => 'tampu', table_name => '{name}', "
+    "table_location => '{uri}');",
+}
+
+
+@app.command()
+def ddl(
+    lake: Lake,
+    catalog: Annotated[str, typer.Option("--for", metavar="|".join(STATEMENTS), help="The catalog or engine.")],
+    stage: Annotated[
+        str, typer.Option("--stage", metavar="NAME", help="Snowflake's stage, whose location is the lake.")
+    ] = "tampu",
+    storage_option: StorageOptions = None,
+) -> None:
+    """Print SQL statements that make the lake's tables known to a catalog."""
+    store = _store(lake, storage_option)
+    from tampu.spark.lake.rows import published, sql_name
+
+    if catalog not in STATEMENTS:
+        raise UsageError(f"--for must be one of {', '.join(STATEMENTS)}; got {catalog!r}")
+    for path in published(store).tables:
+        uri = f"{store}/{path}".replace("'", "''")
+        write_line(STATEMENTS[catalog].format(name=sql_name(path), uri=uri, path=path, stage=stage))
+
+
+def _existing(lake: str, storage_option: list[str] | None) -> Store:
+    """Return the store of a lake that exists and can be written; the lock would create a missing one."""
+    store = _store(lake, storage_option)
     from tampu.spark.lake.folder import writable_lake
     from tampu.spark.lake.rows import published
 
-    folder = writable_lake(lake)
-    published(folder)
-    return folder
-
-
-def _require(*, spark: bool = False) -> None:
-    from tampu.spark.session import require_lake, require_spark
-
-    if spark:
-        require_spark()
-    require_lake()
+    published(store)
+    return writable_lake(store)
 
 
 # --- with Spark
@@ -481,28 +686,33 @@ def _require(*, spark: bool = False) -> None:
 def rebuild(
     lake: Lake,
     first_day: Annotated[
-        str, Option("--from", metavar="DAY", help="Only jobs from this day on (2026-01-31).", show_default="all")
+        str, typer.Option("--from", metavar="DAY", help="Only jobs from this day on (2026-01-31).", show_default="all")
     ] = "",
     master: Master = None,
+    storage_option: StorageOptions = None,
+    conf: Conf = None,
 ) -> None:
     """Compute silver and gold again from bronze."""
-    _require(spark=True)
-    from tampu.spark.lake.folder import LOG_NAME, sole_writer
+    from tampu.spark.session import require_lake, require_spark
+
+    require_spark()
+    require_lake()
+    from tampu.spark.lake.folder import sole_writer
 
     try:
         first_day = first_day and date.fromisoformat(first_day).isoformat()
     except ValueError:
         raise UsageError(f"--from must be a day such as 2026-01-31; got {first_day!r}") from None
-    folder = _existing(lake)
-    with sole_writer(folder):  # a second pipeline is refused before Spark is started
+    store = _existing(lake, storage_option)
+    with sole_writer(store):  # a second pipeline is refused before Spark is started
         pass
     try:
-        with _session(master, None, folder / LOG_NAME) as (spark, on_step):
+        with _session(master, _pairs("--conf", conf), _log_file(store)) as (spark, on_step):
             from tampu.spark.lake.pipeline import Pipeline
 
             # No queue is read, so any URL will do.
-            pipeline = Pipeline(spark, resolve_url(None), ["default"], folder, on_step=on_step)
-            _rounds(lambda: pipeline.rebuild(first_day), None, lambda: True, folder / LOG_NAME)
+            pipeline = Pipeline(spark, resolve_url(None), ["default"], store, on_step=on_step)
+            _rounds(lambda: pipeline.rebuild(first_day), None, lambda: True, _log_file(store))
     except Stopped as stop:
         say("stopped; run it again, or the pipeline, to continue")
         raise typer.Exit(stop.exit_code) from None

@@ -2,10 +2,10 @@
 
 | module | what it does |
 |---|---|
-| `folder`, `table`, `versions` | the folder and its lock; one Delta table; the versions that belong together |
-| `bronze`, `silver`, `gold`, `fingerprints` | the definitions of the tables, and landing |
-| `pipeline`, `touched` | one run: land, compute what changed, publish; which jobs and files that is |
+| `store`, `files`, `table`, `folder` | where files are; Parquet files; one Delta table; the lake and its versions |
+| `bronze`, `silver`, `gold` | the definitions of the tables, and landing |
+| `pipeline`, `incremental` | one run: land, merge, compute what changed, publish; which jobs, files and minutes |
 | `repair`, `contracts` | dead letters repaired with SQL; rules that payloads must keep |
-| `upkeep` | compaction, vacuum, retention |
+| `upkeep` | compaction, vacuum, retention, forgetting jobs |
 | `rows`, `read`, `report`, `charts` | readers without Spark and with it; the HTML report |
 """

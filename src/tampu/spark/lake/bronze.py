@@ -1,29 +1,31 @@
 """Bronze: events and dead letters as they were, each landed once.
 
-A batch is planned on the driver and its offsets are written to `_offsets/STREAM/NUMBER.json`. Spark then reads exactly
-that range and stages the files, and one Delta commit adds them with the transaction NUMBER. Killed before the commit,
-the next run plans the batch again; killed after it, the next run continues with the next batch.
+The driver plans a batch, Spark reads exactly that range and stages the files, and one Delta commit adds them together
+with the offsets, as application transactions. Killed before the commit, the next run plans the batch again; killed
+after it, the next run continues with the next batch.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from tampu.errors import ConfigError
 from tampu.spark.lake.table import Table, schema_of
 from tampu.spark.options import ReadOptions
 from tampu.spark.read.batch import MAX_TIMESTAMP_MS
-from tampu.spark.read.offsets import BEFORE_ALL
+from tampu.spark.read.offsets import BEFORE_ALL, EntryId, Position, count_between, extent_of, stream_key
 from tampu.spark.read.plan import StreamPlanner
+from tampu.spark.server import QueueServer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable
 
     from pyspark.sql import DataFrame, SparkSession
+
+    from tampu.spark.lake.store import Store
+    from tampu.spark.options import Stream
 
     Offsets = dict[str, Any]
 
@@ -33,6 +35,9 @@ STREAMS = ("events", "dlq")
 MAX_PER_BATCH = 1_000_000
 #: Name of the transactions of landing.
 LANDING = "tampu.landing"
+#: Name of the transaction of tables whose offsets are transactions, and the parts of an offset.
+OFFSETS = "tampu.offsets"
+_PARTS = ("ms", "seq", "added", "former")
 #: Partition for jobs whose ID holds no day and whose time of creation is unknown. Lakes of earlier versions have
 #: several, h00 to h31, by a hash of the ID.
 UNDATED = "h00"
@@ -89,15 +94,15 @@ class Landing:
     """Lands one stream of some queues."""
 
     def __init__(
-        self, spark: SparkSession, url: str, queues: list[str], lake: Path, stream: str, max_per_batch: int
+        self, spark: SparkSession, url: str, queues: list[str], table: Table, lake: Store, max_per_batch: int
     ) -> None:
         self._spark = spark
         self._queues = queues
-        self._options = {"url": url, "stream": stream, "failOnDataLoss": "false"}
-        self._stream = stream
+        self._stream = table.name.rpartition("/")[2]
+        self._options = {"url": url, "stream": self._stream, "failOnDataLoss": "false"}
         self._max_per_batch = max_per_batch
-        self.table = Table(lake, f"bronze/{stream}")
-        self._log = OffsetLog(lake, stream)
+        self.table = table
+        self._former = lake / "_offsets" / self._stream
         self._planner: StreamPlanner | None = None
 
     def run(self, on_rows: Callable[[int], None] = lambda rows: None) -> int:
@@ -105,16 +110,16 @@ class Landing:
         if self._planner is None:  # kept for later rounds: its connections stay open
             options = ReadOptions.parse(self._options | {"queue": ",".join(self._queues)}, streaming=True)
             self._planner = StreamPlanner(options)
+            self._convert()
         self._planner.stop_at_now()
         landed = 0
         while True:
-            number = self.table.transaction(LANDING)
-            start = self._log.read(number)
+            start = offsets_of(self.table, self._queues)
             end = self._planner.latest(start, self._max_per_batch)
             queues = [queue for queue in self._queues if _id(end, queue) != _id(start, queue)]
             if not queues:
                 return landed
-            landed += self._land(number + 1, queues, start, end)
+            landed += self._land(queues, start, end)
             on_rows(landed)
 
     def close(self) -> None:
@@ -123,13 +128,28 @@ class Landing:
             self._planner.close()
             self._planner = None
 
-    def _land(self, number: int, queues: list[str], start: Offsets, end: Offsets) -> int:
-        self._log.write(number, end)
+    def _land(self, queues: list[str], start: Offsets, end: Offsets) -> int:
         frame = self._frame(queues, start, end)
         adds = self.table.stage(frame, rebalance=False)
-        self.table.commit(adds, schema_of(frame), {LANDING: number})
-        self._log.forget_before(number)
+        number = self.table.transaction(LANDING) + 1
+        offsets = transactions_of(self._stream, {queue: end[queue] for queue in queues})
+        self.table.commit(adds, schema_of(frame), {LANDING: number}, offsets=offsets)
         return sum(json.loads(add.stats)["numRecords"] for add in adds)
+
+    def _convert(self) -> None:
+        """Take over the offsets of a lake from before 0.2, which had them in a file named after the last batch."""
+        number = self.table.transaction(LANDING)
+        if number < 0 or self.table.transaction(OFFSETS) >= 0:
+            return
+        try:
+            found = json.loads(self._former.read(f"{number:012d}.json"))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{self._former}/{number:012d}.json is missing, so it is not known how far the lake has read: restore "
+                "it from a backup"
+            ) from None
+        self.table.mark(transactions_of(self._stream, found))
+        self._former.delete([file["path"] for file in self._former.list()])
 
     def _frame(self, queues: list[str], start: Offsets, end: Offsets) -> DataFrame:
         reader = self._spark.read.format("tampu").options(
@@ -147,41 +167,40 @@ def _id(offsets: Offsets, queue: str) -> str:
     return str(offsets[queue]["id"]) if queue in offsets else str(BEFORE_ALL)
 
 
-class OffsetLog:
-    """The offsets of batches, by number. Written before a batch is read, so that its commit and offsets agree."""
+def transactions_of(stream: str, offsets: Offsets) -> dict[str, int]:
+    """Return the transactions that say how far the queues of a stream were read. A number of -1 is unknown."""
+    found = {OFFSETS: 1}
+    for queue, offset in offsets.items():
+        position = Position.from_json(offset)
+        values = (*position.id, -1 if position.added is None else position.added, position.former)
+        for name, value in zip(_PARTS, values, strict=True):
+            # A transaction is a signed number of 64 bits, half of an ID an unsigned one.
+            found[f"tampu.{stream}.{queue}.{name}"] = value if value < 2**63 else value - 2**64
+    return found
 
-    def __init__(self, lake: Path, stream: str) -> None:
-        self._folder = lake / "_offsets" / stream
 
-    def read(self, number: int) -> Offsets:
-        """Return the offsets behind a committed batch; an empty mapping before the first one."""
-        if number < 0:
-            return {}
-        path = self._path(number)
-        try:
-            found: Offsets = json.loads(path.read_text())
-        except FileNotFoundError:
-            raise ConfigError(
-                f"{path} is missing, so it is not known how far the lake has read: restore it from a backup"
-            ) from None
-        return found
+def entries_behind(url: str, queues: Iterable[str], table: Table, version: int | None) -> dict[str, int | None]:
+    """Return how many entries of each queue a version of a table does not have yet; None if that is not known."""
+    stream = cast("Stream", table.name.rpartition("/")[2])
+    offsets = {} if version is None else offsets_of(table, queues, version)
+    found = {}
+    for queue in queues:
+        with QueueServer(url, queue) as server:
+            extent = extent_of(server, stream_key(server.keys, stream))
+        start = Position.from_json(offsets.get(queue, str(BEFORE_ALL)))
+        found[queue] = count_between(start, extent.end, extent)
+    return found
 
-    def write(self, number: int, offsets: Offsets) -> None:
-        """Write the offsets of a batch in one step that survives a crash."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        path = self._path(number)
-        draft = path.with_suffix(".new")
-        with draft.open("w") as file:
-            json.dump(offsets, file)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
 
-    def forget_before(self, number: int) -> None:
-        """Remove the offsets of batches before this one."""
-        for path in self._folder.glob("*.json"):
-            if path != self._path(number):
-                path.unlink()
-
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{number:012d}.json"
+def offsets_of(table: Table, queues: Iterable[str], version: int | None = None) -> Offsets:
+    """Return how far these queues were read; those that were never read are missing."""
+    opened, stream = table.open(version), table.name.rpartition("/")[2]
+    found: Offsets = {}
+    for queue in queues:
+        names = [f"tampu.{stream}.{queue}.{name}" for name in _PARTS]
+        values = [None if opened is None else opened.transaction_version(name) for name in names]
+        if (ms := values[0]) is not None:
+            seq, added, former = (value or 0 for value in values[1:])
+            position = Position(EntryId(ms % 2**64, seq % 2**64), None if added < 0 else added, former=former)
+            found[queue] = position.to_json()
+    return found

@@ -22,18 +22,18 @@ import json
 import re
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import write_deltalake
+from deltalake import Schema
 
 from tampu.base.targets import load_target
 from tampu.errors import ConfigError, DecodeError
-from tampu.spark.lake.folder import CONFIGURATION, sole_writer
-from tampu.spark.lake.rows import published, sql_text
+from tampu.spark.lake.folder import sole_writer
+from tampu.spark.lake.rows import published
 from tampu.spark.lake.table import Table
 from tampu.spark.server import FIRST_PAGE, QueueServer, next_count, span_pages
 from tampu.wire.codec import SEALED, describe_sealed, queue_codec
@@ -44,6 +44,8 @@ from tampu.wire.payload import decode_slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
+
+    from tampu.spark.lake.store import Store
 
 #: Types of MessagePack by the names of JSON.
 TYPES: dict[str, Callable[[Any], bool]] = {
@@ -257,25 +259,12 @@ _SCHEMA = pa.schema(
 )
 
 
-def store(lake: Path, queues: Iterable[str], violations: Iterable[Violation]) -> None:
+def store(table: Table, queues: Iterable[str], violations: Iterable[Violation]) -> None:
     """Put the violations of these queues in place of those that the lake has. The caller holds its lock."""
-    now = datetime.now(UTC)
-    rows = [
-        {name: getattr(one, name) for name in _SCHEMA.names if name != "checked_at"} | {"checked_at": now}
-        for one in violations
-    ]
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
-    exists = Table(lake, TABLE).version() >= 0
-    predicate = f"queue IN ({', '.join(map(sql_text, queues))})"
-    write_deltalake(
-        str(lake / TABLE),
-        table,
-        mode="overwrite",
-        partition_by=["queue"],
-        name=TABLE,
-        configuration=CONFIGURATION,
-        predicate=predicate if exists else None,
-    )
+    now, of_queues = datetime.now(UTC), set(queues)
+    rows = pa.Table.from_pylist([asdict(violation) | {"checked_at": now} for violation in violations], schema=_SCHEMA)
+    replaced = {file.path for file in table.files() if file.partition[0] in of_queues}
+    table.commit(table.write(rows), Schema.from_arrow(_SCHEMA), {}, replaces=replaced)
 
 
 def comparable(rows: Iterable[Mapping[str, Any]], queues: Iterable[str]) -> set[tuple[Any, ...]]:
@@ -285,10 +274,11 @@ def comparable(rows: Iterable[Mapping[str, Any]], queues: Iterable[str]) -> set[
     return {tuple(row[name] for name in columns) for row in rows if row["queue"] in wanted}
 
 
-def publish(lake: Path, queues: Iterable[str], violations: Iterable[Violation]) -> None:
+def publish(lake: Store, queues: Iterable[str], violations: Iterable[Violation]) -> None:
     """Store the violations, and make them the published ones."""
     with sole_writer(lake):
         state = published(lake)
-        store(lake, queues, violations)
-        state.tables[TABLE] = Table(lake, TABLE).version()
+        table = Table(lake, TABLE)
+        store(table, queues, violations)
+        state.tables[TABLE] = table.version()
         state.publish(lake)

@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 _DAY = "date_format(ts, 'yyyy-MM-dd') AS day"
 _MINUTE = "date_trunc('MINUTE', ts) AS minute"
 _BY_MINUTE = ("queue", "name", "minute", "day")
+#: Columns of dead letters that `clusters_of` needs.
+OF_LETTERS = (
+    *("queue", "entry_id", "entry_ms", "entry_seq", "job_id", "name"),
+    *("reason", "detail", "error_type", "last_error", "failed_at"),
+)
 
 
 def ends(jobs: DataFrame) -> DataFrame:
     """Return one row per end of a job: completed, dead or cancelled. A replayed job has several."""
-    rows = jobs.selectExpr("queue", "job_id", "name", "created_at", "wait_ms", "failures", "inline(end_log)")
+    rows = jobs.selectExpr(
+        "queue", "job_id", "name", "created_at", "wait_ms", "failures", "changed_round", "inline(end_log)"
+    )
     return rows.where("ts IS NOT NULL").selectExpr(
         "queue",
         "job_id",
@@ -36,6 +43,7 @@ def ends(jobs: DataFrame) -> DataFrame:
         "event = 'completed' AND failures = 0 AS is_first_try",
         "entry_ms",
         "entry_seq",
+        "changed_round",
         _DAY,
         _MINUTE,
     )

@@ -7,31 +7,27 @@ IDs is scanned, and not even that if the file's statistics exclude all of these 
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tampu.spark.lake.bronze import is_of_other_ids
 from tampu.spark.lake.silver import literal
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
-    from pathlib import Path
 
-    from tampu.spark.lake.table import File, Partition, Table
+    from tampu.spark.lake.files import Partition
+    from tampu.spark.lake.table import File, Table
 
     Minutes = tuple[datetime, datetime]
     Span = Minutes | None
     Spans = Mapping[Partition, Span]
 
-#: Partitions with more new events than this are computed as a whole: looking for single jobs would take longer.
-MAX_NEW_EVENTS = 50_000
 #: Stands for all partitions of jobs whose IDs hold no day, in queues where some of them are of unknown age.
 OTHER_IDS = "other"
 
@@ -50,76 +46,77 @@ def group_of(partition: Partition, mixed: Collection[str]) -> Partition:
 class Touched:
     """Jobs by the group of partitions that holds their events."""
 
-    jobs: Mapping[Partition, list[str]]
+    jobs: Mapping[Partition, pa.Array]
 
     @classmethod
     def read(cls, table: Table, new_files: Mapping[Partition, Iterable[File]]) -> Touched:
         """Return the jobs of new files of bronze."""
-        found: dict[Partition, list[str]] = {}
+        found: dict[Partition, pa.Array] = {}
         for group, files in new_files.items():
-            ids: set[str] = set()
+            chunks: list[pa.Array] = []
             for file in files:
-                rows = pq.ParquetFile(table.path / file.path).read(columns=["job_id", "event"])
+                rows = table.store.parquet(file.path, ["job_id", "event"])
                 is_counted = pc.and_kleene(
                     pc.is_valid(rows["job_id"]), pc.fill_null(pc.not_equal(rows["event"], "progress"), False)
                 )
-                ids.update(rows["job_id"].filter(is_counted).unique().to_pylist())
-            found[group] = sorted(ids)
+                chunks += (rows["job_id"].filter(is_counted).unique().cast(pa.string()),)
+            found[group] = pc.unique(pa.chunked_array(chunks, pa.string()))
         return cls(found)
 
     def files(self, table: Table, files: Iterable[File], mixed: Collection[str]) -> list[File]:
         """Return the files that hold rows of these jobs."""
         candidates = [file for file in files if self._may_be_in(file, mixed)]
-        values = {group: pa.array(ids, pa.string()) for group, ids in self.jobs.items()}
 
         def is_in(file: File) -> bool:
-            return holds_any(table.path / file.path, values[group_of(file.partition, mixed)])
+            return holds_any(table, file.path, self.jobs[group_of(file.partition, mixed)])
 
         with ThreadPoolExecutor(4) as pool:
             return [file for file, found in zip(candidates, pool.map(is_in, candidates), strict=True) if found]
 
     def table(self) -> pa.Table:
         """Return the jobs as rows of queue, group and job ID."""
-        rows = [(queue, name, job_id) for (queue, name), ids in self.jobs.items() for job_id in ids]
-        columns = list(zip(*rows, strict=True)) or [(), (), ()]
-        names = ("queue", "job_group", "job_id")
-        return pa.table({name: pa.array(values, pa.string()) for name, values in zip(names, columns, strict=True)})
+        tables = [
+            pa.table(
+                {
+                    "queue": pa.repeat(pa.scalar(queue), len(ids)),
+                    "job_group": pa.repeat(pa.scalar(group), len(ids)),
+                    "job_id": ids,
+                }
+            )
+            for (queue, group), ids in self.jobs.items()
+        ]
+        return pa.concat_tables(tables)
 
     def _may_be_in(self, file: File, mixed: Collection[str]) -> bool:
         ids = self.jobs.get(group_of(file.partition, mixed))
-        if not ids:
+        if ids is None or not len(ids):
             return False
         low, high = file.lowest.get("job_id"), file.highest.get("job_id")
         if low is None or high is None:
             return True
-        place = bisect_left(ids, low)
-        return place < len(ids) and ids[place] <= high
+        return bool(pc.any(pc.and_(pc.greater_equal(ids, low), pc.less_equal(ids, high))).as_py())
 
 
-def holds_any(path: Path, ids: pa.Array) -> bool:
+def holds_any(table: Table, path: str, ids: pa.Array, column: str = "job_id") -> bool:
     """Return whether a file has a row of one of these jobs."""
-    column = pq.ParquetFile(path).read(columns=["job_id"])["job_id"]
-    return bool(pc.any(pc.is_in(column, ids)).as_py())
+    rows = table.store.parquet(path, [column])
+    return bool(rows.num_columns and pc.any(pc.is_in(rows[column], ids)).as_py())
 
 
-def changed_spans(table: Table, before: Iterable[File], after: Iterable[File]) -> dict[Partition, Minutes]:
-    """Return the queues, days and minutes in which jobs ended or failed whose rows of silver differ.
+def changed_spans(table: Table, files: Iterable[File], since: int) -> dict[Partition, Minutes]:
+    """Return the queues, days and minutes in which jobs ended or failed whose rows changed after a round.
 
-    A row follows from the events of its job, which only become more: rows with equal numbers of events are equal.
+    Logs of jobs only grow: the minutes of former rows are among those of the present ones.
     """
-    sides = (_rows_of(table, before), _rows_of(table, after))
     found: dict[Partition, Minutes] = {}
-    for rows_of, others_of in (sides, sides[::-1]):
-        for partition, frames in rows_of.items():
-            others = [chunk for frame in others_of.get(partition, ()) for chunk in frame["row"].chunks]
-            same = pa.chunked_array(others, pa.string()).combine_chunks()
-            for frame in frames:
-                changed = frame.filter(pc.invert(pc.is_in(frame["row"], same)))
-                for log in ("end_log", "failure_log"):
-                    times = pc.struct_field(pc.list_flatten(changed[log]), "ts").drop_null()
-                    for day, span in _spans_of(times).items():
-                        key = (partition[0], day)
-                        found[key] = joined(found.get(key, span), span)
+    for file in files:
+        rows = table.store.parquet(file.path, ["changed_round", "end_log", "failure_log"])
+        rows = rows.filter(pc.greater(rows["changed_round"], since))
+        for log in ("end_log", "failure_log"):
+            times = pc.struct_field(pc.list_flatten(rows[log]), "ts").drop_null()
+            for day, span in _spans_of(times).items():
+                key = (file.partition[0], day)
+                found[key] = joined(found.get(key, span), span)
     return found
 
 
@@ -132,20 +129,8 @@ def _spans_of(times: pa.ChunkedArray) -> dict[str, Minutes]:
     }
 
 
-def _rows_of(table: Table, files: Iterable[File]) -> dict[Partition, list[pa.Table]]:
-    """Return the logs of jobs by partition. The column `row` tells the rows of a job apart."""
-    found: dict[Partition, list[pa.Table]] = {}
-    for file in files:
-        rows = pq.ParquetFile(table.path / file.path).read(columns=["job_id", "events", "end_log", "failure_log"])
-        key = pc.binary_join_element_wise(rows["job_id"].cast(pa.string()), rows["events"].cast(pa.string()), "/")
-        found.setdefault(file.partition, []).append(rows.append_column("row", key))
-    return found
-
-
 #: Maximum number of days for which gold computes single minutes; of more days, it computes all minutes.
 MAX_SPANS = 50
-#: Most days that are listed for one file; a single wrong clock can make a file span 8,000 years.
-MAX_DAYS = 3_660
 
 
 def minute_of(moment: datetime) -> datetime:
@@ -211,21 +196,6 @@ def holds_only_rows_in(file: File, span: Span) -> bool:
     """Return whether a file of gold has no rows of other minutes."""
     minutes = _minutes(file)
     return span is None or (minutes is not None and span[0] <= minutes[0] and minutes[1] <= span[1])
-
-
-def days_of_file(file: File) -> set[str] | None:
-    """Return the days from the first to the last end, and failure, of a silver file's jobs.
-
-    None if it does not say, or if there are too many: then all days are computed.
-    """
-    runs = _runs(file)
-    if runs is None or any((last - first).days > MAX_DAYS for first, last in runs):
-        return None
-    return {
-        (first.date() + timedelta(days=number)).isoformat()
-        for first, last in runs
-        for number in range((last.date() - first.date()).days + 1)
-    }
 
 
 def _runs(file: File) -> list[tuple[datetime, datetime]] | None:

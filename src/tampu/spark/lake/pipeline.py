@@ -17,20 +17,16 @@ from tampu.spark.session import require_lake, settings
 
 require_lake()
 
-from deltalake.exceptions import DeltaError
-
 from tampu.errors import ConfigError
 from tampu.spark.lake import bronze, contracts, gold, silver, upkeep
 from tampu.spark.lake.bronze import STREAMS, day_of, is_without_day
 from tampu.spark.lake.folder import DEFINITIONS, LakeVersion, sole_writer, writable_lake
 from tampu.spark.lake.gold import clusters_of
 from tampu.spark.lake.incremental import (
-    MAX_NEW_EVENTS,
     MAX_SPANS,
     OTHER_IDS,
     Touched,
     changed_spans,
-    days_of_file,
     group_of,
     holds_any,
     holds_jobs_in,
@@ -41,29 +37,31 @@ from tampu.spark.lake.incremental import (
 )
 from tampu.spark.lake.read import read_files
 from tampu.spark.lake.rows import read_rows
-from tampu.spark.lake.table import TABLES, Changes, File, Partition, Table, schema_of
+from tampu.spark.lake.table import TABLES, Changes, File, Table, schema_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
 
     from tampu.spark.lake.contracts import Violation
+    from tampu.spark.lake.files import Partition
     from tampu.spark.lake.incremental import Spans
+    from tampu.spark.lake.store import Store
 
 #: Name of the transaction that holds the version of a table's definition.
 DEFINED = "tampu.definitions"
 #: Tables that are computed from silver, in this order.
 BY_DAY = ("gold/ends", "gold/failures", "gold/throughput", "gold/latency", "gold/slo")
-#: Most rows of changed silver files that are compared to find the days of changed jobs. Of more, the statistics say.
-MAX_COMPARED_ROWS = 1_000_000
+#: Name of the transaction that holds the number of the round that computed a table.
+ROUND = "tampu.round"
 #: Session settings during a run. The session may be the user's own, with different settings.
 SETTINGS = {
     # Days are UTC days, as in the file statistics that show which files contain a day.
     "spark.sql.session.timeZone": "UTC",
-    # INT96, the default, has no statistics and wraps after the year 2262.
-    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Spark takes the files that executors read for tiny, and would send a whole table to all of them.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
 }
 
 
@@ -88,8 +86,9 @@ class Pipeline:
         spark: SparkSession,
         url: str,
         queues: Iterable[str],
-        lake: str | Path,
+        lake: str | Path | Store,
         *,
+        storage_options: Mapping[str, str] | None = None,
         max_per_batch: int = bronze.MAX_PER_BATCH,
         keep_hours: int = upkeep.DEFAULT_KEEP_HOURS,
         rules: contracts.Contracts | None = None,
@@ -100,18 +99,22 @@ class Pipeline:
         self._queues = list(queues)
         self._keep_hours = keep_hours
         self._rules = rules
-        self._lake = writable_lake(lake)
+        self._lake = writable_lake(lake, storage_options)
         self._tables = {name: Table(self._lake, name) for name in TABLES}
         self._landings = {
-            stream: bronze.Landing(spark, url, self._queues, self._lake, stream, max_per_batch) for stream in STREAMS
+            stream: bronze.Landing(
+                spark, url, self._queues, self._tables[f"bronze/{stream}"], self._lake, max_per_batch
+            )
+            for stream in STREAMS
         }
         self._on_step = on_step
+        #: The published round at the start.
+        self._round = 0
 
     def run(self) -> Summary:
         """Land everything that is present, compute what it touches, publish."""
         with sole_writer(self._lake), settings(self._spark, SETTINGS):
-            state = LakeVersion.load(self._lake)
-            summary = Summary()
+            state, summary = self._begin()
             for stream, landing in self._landings.items():
                 self._on_step(f"landing {stream}")
                 summary.landed[stream] = landing.run(partial(self._on_rows, stream))
@@ -127,11 +130,17 @@ class Pipeline:
     def rebuild(self, first_day: str = "") -> Summary:
         """Compute silver and gold again from bronze, for jobs from this day on; by default for all that bronze has."""
         with sole_writer(self._lake), settings(self._spark, SETTINGS):
-            state = LakeVersion.load(self._lake)
-            summary = Summary()
+            state, summary = self._begin()
             self._compute(state, summary, rebuild_from=first_day)
             self._publish(state)
             return summary
+
+    def _begin(self) -> tuple[LakeVersion, Summary]:
+        for table in self._tables.values():
+            table.pin()
+        state = LakeVersion.load(self._lake)
+        self._round = state.round
+        return state, Summary()
 
     def close(self) -> None:
         """Close the connections to the server."""
@@ -144,12 +153,12 @@ class Pipeline:
     def _compute(self, state: LakeVersion, summary: Summary, rebuild_from: str | None = None) -> None:
         for name in (*BY_DAY, "silver/jobs", "gold/undecodable", "gold/dlq_clusters", "gold/repairs"):
             if self._tables[name].transaction(DEFINED) > DEFINITIONS:
-                raise ConfigError(f"{self._tables[name].path} was computed by a newer version of tampu: upgrade tampu")
+                raise ConfigError(f"{self._tables[name].store} was computed by a newer version of tampu: upgrade tampu")
         if rebuild_from and self._tables["silver/jobs"].transaction(DEFINED) != DEFINITIONS:
             rebuild_from = ""  # a table has the definitions of one version, whatever the day
         summary.silver_partitions = self._compute_silver(state, rebuild_from)
         rebuild = rebuild_from is not None
-        summary.gold_partitions = self._compute_gold(rebuild=rebuild, every_day=rebuild_from == "")
+        summary.gold_partitions = self._compute_gold(rebuild=rebuild)
         self._compute_undecodable(state, rebuild_from)
         self._compute_clusters(rebuild=rebuild)
         self._compute_repairs(rebuild=rebuild)
@@ -162,7 +171,7 @@ class Pipeline:
         # An unchanged table is not written again: rounds without news leave no trace.
         former = read_rows(self._lake, contracts.TABLE)
         if contracts.comparable(former, self._queues) != contracts.comparable(map(asdict, found), self._queues):
-            contracts.store(self._lake, self._queues, found)
+            contracts.store(self._tables[contracts.TABLE], self._queues, found)
         return found
 
     def _upkeep(self, state: LakeVersion) -> bool:
@@ -180,15 +189,19 @@ class Pipeline:
         state.trimmed = {stream: self._trimmed(state, stream) for stream in STREAMS}
         state.tables = {name: version for name, table in self._tables.items() if (version := table.version()) >= 0}
         if before != (state.tables, state.trimmed):
+            if LakeVersion.load(self._lake).round != self._round:
+                raise ConfigError(f"another pipeline writes to the lake {self._lake}: it has published its round first")
+            # A run that was killed may have used up numbers of rounds.
+            state.round = max(state.round, self._tables["silver/jobs"].transaction(ROUND) - 1)
             state.publish(self._lake)
 
     def _trimmed(self, state: LakeVersion, stream: str) -> dict[str, int]:
         """Return how many entries of each queue were never landed: added, but not in bronze."""
         table = self._tables[f"bronze/{stream}"]
-        offsets = bronze.OffsetLog(self._lake, stream).read(table.transaction(bronze.LANDING))
         rows = dict(state.retired.get(stream, {}))
         for file in table.files():
             rows[file.partition[0]] = rows.get(file.partition[0], 0) + file.rows
+        offsets = bronze.offsets_of(table, {*rows, *self._queues})
         return {
             queue: max(offset.get("former", 0) + offset["added"] - rows.get(queue, 0), 0)
             for queue, offset in offsets.items()
@@ -207,7 +220,7 @@ class Pipeline:
     # --- silver
 
     def _compute_silver(self, state: LakeVersion, rebuild_from: str | None) -> int:
-        """Compute the jobs that new events are about; where there are many, all jobs of their partitions."""
+        """Merge new events into the rows of their jobs; compute jobs of which that is not known from all events."""
         source, target = self._tables["bronze/events"], self._tables["silver/jobs"]
         if (version := source.version()) < 0:
             return 0
@@ -234,38 +247,43 @@ class Pipeline:
             for group in (group_of(part, mixed) for part in changed)
             if group not in new_files or (group[0] in newly_mixed and group[1] == OTHER_IDS)
         }
-        touched = Touched.read(source, {group: new for group, new in new_files.items() if group not in whole})
+        news = {group: new for group, new in new_files.items() if group not in whole}
+        touched = Touched.read(source, news)
         self._on_step(f"computing silver, partitions: {len(changed):,}")
+        number = max(state.round, target.transaction(ROUND)) + 1
         frames = []
         if of_whole := [file for file in files if group_of(file.partition, mixed) in whole]:
-            frames.append(silver.jobs_of(self._read(source, of_whole), mixed))
+            frames.append(silver.jobs_of(self._read(source, of_whole, silver.SOURCES), mixed, number))
         rewritten = touched.files(target, target.files(), mixed)
         adds = []
-        if touched.jobs:
+        if news:
             ids = self._spark.createDataFrame(touched.table())
-            events = self._read(source, touched.files(source, files, mixed))
-            frames.append(silver.jobs_of(silver.only(events, ids, mixed), mixed))
+            events = self._read(source, [file for new in news.values() for file in new], silver.SOURCES)
+            former = silver.only(self._read(target, rewritten), ids, mixed)
+            frames.append(silver.merged(former, events, mixed, number))
         if rewritten:
             rest = silver.without(self._read(target, rewritten), ids, mixed)
             # Rows of large files are not mixed with those of new jobs: these change again soon.
             if max(file.size for file in rewritten) < upkeep.SMALL_JOBS_FILE:
                 frames.append(rest)
             else:
-                adds += target.stage(rest, part="a", sort_by="last_entry_ms")
+                adds += target.stage(rest, sort_by="last_entry_ms")
         frame = reduce(lambda one, other: one.unionByName(other), frames)
         # Gold reads only the files with jobs of the days that it computes.
-        adds += target.stage(frame, part="b", sort_by="last_entry_ms")
+        adds += target.stage(frame, sort_by="last_entry_ms")
         paths = {file.path for file in rewritten}
         target.commit(
             adds,
             schema_of(frame),
-            {source.name: version, DEFINED: DEFINITIONS} | marks,
+            {source.name: version, DEFINED: DEFINITIONS, ROUND: number} | marks,
             # If everything is computed, also rows of queues that do not exist, whose names were read wrongly once.
-            replaces=lambda file: (
-                file.path in paths
+            replaces={
+                file.path
+                for file in target.files()
+                if file.path in paths
                 or group_of(file.partition, mixed) in whole
                 or (changes is None and is_in_bronze(file.partition))
-            ),
+            },
             again=rebuild_from is not None,
         )
         return len(changed)
@@ -273,7 +291,7 @@ class Pipeline:
     def _new_files(
         self, changed: set[Partition], changes: Changes | None, files: list[File], mixed: set[str]
     ) -> dict[Partition, list[File]]:
-        """Return the new files by group of partitions, where they are few and small enough to look at single jobs."""
+        """Return the new files by group of partitions, where they are all known."""
         if changes is None:
             return {}
         present = {file.path: file for file in files}
@@ -287,33 +305,29 @@ class Pipeline:
                 found.setdefault(group, []).append(present[path])
             else:  # compacted meanwhile, or gone
                 unclear.add(group)
-        return {
-            group: new
-            for group, new in found.items()
-            if group not in unclear and sum(file.rows for file in new) <= MAX_NEW_EVENTS
-        }
+        return {group: new for group, new in found.items() if group not in unclear}
 
     # --- gold
 
-    def _compute_gold(self, *, rebuild: bool, every_day: bool) -> int:
+    def _compute_gold(self, *, rebuild: bool) -> int:
         source = self._tables["silver/jobs"]
         if (version := source.version()) < 0:
             return 0
         stale = [
             name
             for name in BY_DAY
-            if every_day
+            if rebuild
             or self._tables[name].transaction(source.name) < version
             or self._tables[name].transaction(DEFINED) != DEFINITIONS
         ]
         if not stale:
             return 0
-        files = source.files()
-        spans = None if every_day else self._changed_spans(source, files, stale)
+        files, number = source.files(), source.transaction(ROUND)
+        spans = None if rebuild else self._changed_spans(source, files, stale)
         if spans is not None:
             if not spans:
                 for name in stale:
-                    self._tables[name].mark({source.name: version})
+                    self._tables[name].mark({source.name: version, ROUND: number})
                 return 0
             files = [file for file in files if holds_jobs_in(file, spans)]
         self._on_step(f"computing gold, days: {'all' if spans is None else len(spans)}")
@@ -322,7 +336,8 @@ class Pipeline:
         if spans is not None:
             jobs = jobs.where(is_job_in(spans))
             is_wanted = is_row_in(spans)
-        replace = partial(self._replace, transactions={source.name: version, DEFINED: DEFINITIONS}, rebuild=rebuild)
+        transactions = {source.name: version, DEFINED: DEFINITIONS, ROUND: number}
+        replace = partial(self._replace, transactions=transactions, rebuild=rebuild)
         ends_table = self._tables["gold/ends"]
         replace(ends_table, gold.ends(jobs).where(is_wanted), spans)
         of_days = [file for file in ends_table.files() if spans is None or file.partition in spans]
@@ -341,28 +356,12 @@ class Pipeline:
         """Return the days and minutes that changed jobs count on, before and after; None for all days."""
         if any(self._tables[name].transaction(DEFINED) != DEFINITIONS for name in stale):
             return None
-        done = min(self._tables[name].transaction(source.name) for name in stale)
+        done, number = (min(self._tables[name].transaction(app) for name in stale) for app in (source.name, ROUND))
         changes = source.changes(done, source.version())
         if changes is None:
             return None
-        try:
-            former = source.files(done)
-        except DeltaError:
-            return None  # the log does not go back that far any more
-        before, after = _changed_files(former, changes.removed), _changed_files(files, changes.added)
-        touched = [*before, *after]
-        if not all((source.path / file.path).exists() for file in touched):
-            return None  # vacuum has removed the state that gold was computed from
-        if not changes.is_rebuild and sum(file.rows for file in touched) <= MAX_COMPARED_ROWS:
-            spans = changed_spans(source, before, after)
-            return spans if len(spans) <= MAX_SPANS else dict.fromkeys(spans)
-        found: set[Partition] = set()
-        for file in touched:
-            days = days_of_file(file)
-            if days is None:
-                return None
-            found |= {(file.partition[0], day) for day in days}
-        return dict.fromkeys(found)
+        spans = changed_spans(source, _changed_files(files, changes.added), number)
+        return spans if len(spans) <= MAX_SPANS else dict.fromkeys(spans)
 
     def _replace(
         self,
@@ -388,13 +387,7 @@ class Pipeline:
         # Ends are many: in files with few minutes each, later rounds replace only the last ones.
         adds = table.stage(frame, sort_by="ended_at" if table.name == "gold/ends" else "")
         paths = {file.path for file in replaced}
-        table.commit(
-            adds,
-            schema_of(frame),
-            transactions,
-            replaces=lambda file: file.path in paths,
-            again=rebuild,
-        )
+        table.commit(adds, schema_of(frame), transactions, replaces=paths, again=rebuild)
         return len(adds)
 
     # --- what could not be decoded, and dead letters
@@ -426,14 +419,14 @@ class Pipeline:
             broken = [
                 file for file in source.files() if file.partition in pending and file.nulls.get("error") != file.rows
             ]
-            rows = self._read(source, broken, stream).select("queue", "date", "entry_id", "error")
-            frames.append(rows.selectExpr("*", f"'{stream}' AS stream"))
+            rows = self._read(source, broken, ("queue", "date", "entry_id", "error"))
+            frames.append((broken, rows.selectExpr("*", f"'{stream}' AS stream")))
         has_former = any(file.partition in pending for file in target.files())
         transactions |= {DEFINED: DEFINITIONS}
-        if target.version() >= 0 and not has_former and not any(frame.inputFiles() for frame in frames):
+        if target.version() >= 0 and not has_former and not any(files for files, _ in frames):
             target.mark(transactions)
             return
-        frame = gold.undecodable(reduce(lambda one, other: one.unionByName(other), frames))
+        frame = gold.undecodable(reduce(lambda rows, others: rows.unionByName(others), (rows for _, rows in frames)))
         self._replace(target, frame, dict.fromkeys(pending), transactions, rebuild=rebuild)
 
     def _compute_clusters(self, *, rebuild: bool) -> None:
@@ -444,7 +437,8 @@ class Pipeline:
         def clusters(letters: list[File]) -> DataFrame:
             dates = {file.partition for file in letters}
             jobs = [file for file in jobs_table.files() if file.partition in dates or is_without_day(file.partition[1])]
-            return clusters_of(self._read(letters_table, letters), self._read(jobs_table, jobs, "jobs"))
+            outcomes = self._read(jobs_table, jobs, ("queue", "job_id", "outcome"))
+            return clusters_of(self._read(letters_table, letters, gold.OF_LETTERS), outcomes)
 
         self._compute_by_queue(
             "gold/dlq_clusters", "grouping dead letters", letters_table, jobs_table, clusters, rebuild=rebuild
@@ -499,23 +493,23 @@ class Pipeline:
     ) -> set[str]:
         """Return the queues, apart from the known ones, where changed files have a job of the files of `table`."""
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
         found: set[str] = set()
         for queue in {partition[0] for partition in changes.partitions} - known:
             columns = [
-                pq.ParquetFile(table.path / file.path).read(columns=["job_id"])["job_id"]
-                for file in files
-                if file.partition[0] == queue
+                table.store.parquet(file.path, ["job_id"])["job_id"] for file in files if file.partition[0] == queue
             ]
             ids = pa.chunked_array([chunk for column in columns for chunk in column.chunks], pa.string())
-            new = [changed_table.path / path for path, partition in changes.added.items() if partition[0] == queue]
-            if any(not path.exists() or holds_any(path, ids.combine_chunks()) for path in new):
+            new = [path for path, partition in changes.added.items() if partition[0] == queue]
+            try:
+                if any(holds_any(changed_table, path, ids.combine_chunks()) for path in new):
+                    found.add(queue)
+            except FileNotFoundError:  # a vacuum has removed it
                 found.add(queue)
         return found
 
-    def _read(self, table: Table, files: list[File], empty_as: str = "") -> DataFrame:
-        return read_files(self._spark, table, files, empty_as)
+    def _read(self, table: Table, files: list[File], columns: Sequence[str] = ()) -> DataFrame:
+        return read_files(self._spark, table, files, columns)
 
 
 def _changed_files(files: list[File], changed: dict[str, Partition]) -> list[File]:

@@ -15,19 +15,18 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from deltalake import DeltaTable, QueryBuilder, write_deltalake
+from deltalake import DeltaTable, QueryBuilder, Schema, write_deltalake
 
 from tampu.base.checks import one_line
 from tampu.errors import ConfigError, DecodeError
 from tampu.inspect.admin import QueueAdmin
 from tampu.inspect.streams import newest_id
-from tampu.spark import scripts
-from tampu.spark.lake.folder import CONFIGURATION
 from tampu.spark.lake.rows import check_reads, published
+from tampu.spark.lake.table import Table
 from tampu.spark.options import WriteOptions
 from tampu.spark.server import QueueServer, span_pages
 from tampu.spark.write.rows import LetterRow
-from tampu.spark.write.sinks import ReplaySink, Written
+from tampu.spark.write.sinks import REPLAY, ReplaySink, Written
 from tampu.wire.codec import queue_codec
 from tampu.wire.dlq import decode_dlq_fields
 from tampu.wire.entry import first_values
@@ -38,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
+    from tampu.spark.lake.store import Store
     from tampu.wire.job import Job
 
 #: The table that the SQL reads.
@@ -234,7 +234,7 @@ class Repairer:
     def __init__(self, url: str, queue: str) -> None:
         self._queue = queue
         self._options = WriteOptions.parse({"url": url, "queue": queue, "stream": "dlq"})
-        with QueueServer(url, queue, (scripts.REPLAY,)) as server:
+        with QueueServer(url, queue, (REPLAY,)) as server:
             #: Events up to this ID were there before the repair.
             self._cursor = server.do(lambda client: newest_id(client, server.keys.events)).encode()
             self.started_ms: int = server.do(lambda client: client.server_time_ms())
@@ -291,29 +291,38 @@ _SCHEMA = pa.schema(
 
 
 def record(
-    lake: Path, repair: str, queue: str, cluster: str, sql: str, repairs: Sequence[Repair], at_ms: int, *, canary: bool
+    lake: Store | Path,
+    repair: str,
+    queue: str,
+    cluster: str,
+    sql: str,
+    repairs: Sequence[Repair],
+    at_ms: int,
+    *,
+    canary: bool,
 ) -> None:
     """Append repairs to the lake's table. No lock is needed: appending does not conflict with the pipeline."""
     published(lake)
-    at = datetime.fromtimestamp(at_ms / 1000, UTC)
+    common = {
+        "repair": repair,
+        "queue": queue,
+        "cluster": cluster,
+        "sql": sql,
+        "is_canary": canary,
+        "repaired_ms": at_ms,
+        "repaired_at": datetime.fromtimestamp(at_ms / 1000, UTC),
+    }
     rows = [
-        {
-            "repair": repair,
-            "queue": queue,
-            "cluster": cluster,
-            "sql": sql,
+        common
+        | {
             "entry_id": one.letter.entry_id,
             "job_id": one.letter.job.id,
             "name": one.name,
-            "is_canary": canary,
             "before": _json_text(one.letter.payload),
             "after": _json_text(one.payload),
-            "repaired_ms": at_ms,
-            "repaired_at": at,
         }
         for one in repairs
     ]
-    table = pa.Table.from_pylist(rows, schema=_SCHEMA)
-    write_deltalake(
-        str(lake / TABLE), table, mode="append", partition_by=["queue"], name=TABLE, configuration=CONFIGURATION
-    )
+    table = Table(lake, TABLE)
+    adds = table.write(pa.Table.from_pylist(rows, schema=_SCHEMA))
+    table.commit(adds, Schema.from_arrow(_SCHEMA), {})

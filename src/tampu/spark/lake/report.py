@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tampu.spark.lake.charts import TIME_STEPS, Bar, Series, bar_chart, line_chart
-from tampu.spark.lake.folder import lake_folder
 from tampu.spark.lake.rows import open_table, published, query_table, sql_text
+from tampu.spark.lake.store import Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -64,15 +64,12 @@ figure{margin:12px 0 0;background:var(--card);border:1px solid var(--line);borde
 figcaption{font-weight:600;margin-bottom:6px}svg{width:100%;height:auto;display:block}
 svg text{fill:var(--soft);font-size:12px;font-variant-numeric:tabular-nums}.grid{stroke:var(--line)}
 .empty{color:var(--soft);margin:0}
-.line.s0{stroke:var(--s0)}.line.s1{stroke:var(--s1)}.line.s2{stroke:var(--s2)}
-.line.s3{stroke:var(--s3)}.line.s4{stroke:var(--s4)}.line.s5{stroke:var(--s5)}
-.area.s0,.dot.s0{fill:var(--s0)}.dot.s1,.bar{fill:var(--s1)}.dot.s2{fill:var(--s2)}
-.dot.s3{fill:var(--s3)}.dot.s4{fill:var(--s4)}.dot.s5{fill:var(--s5)}
+.s0{--c:var(--s0)}.s1{--c:var(--s1)}.s2{--c:var(--s2)}.s3{--c:var(--s3)}
+.line{stroke:var(--c)}.area,.dot{fill:var(--c)}.bar{fill:var(--s1)}
 .hit:hover{fill:var(--hit)}
 .legend{display:flex;gap:18px;flex-wrap:wrap;font-size:13px;color:var(--soft);padding-left:64px}
 .legend i{display:inline-block;width:14px;height:3px;border-radius:2px;margin-right:6px;vertical-align:middle}
-.legend .s0{background:var(--s0)!important}.legend .s1{background:var(--s1)!important}
-.legend .s2{background:var(--s2)!important}.legend .s3{background:var(--s3)!important}
+.legend i{background:var(--c)!important}
 table{border-collapse:collapse;width:100%;font-size:13px;font-variant-numeric:tabular-nums}
 td,th{text-align:left;padding:6px 10px;border-bottom:1px solid var(--line);vertical-align:top}
 th{color:var(--soft);font-weight:600;white-space:nowrap}tr:last-child td{border-bottom:0}
@@ -95,7 +92,7 @@ class Forecast:
 class Figures:
     """The published tables of a lake; only some queues, and only what happened since a time, if these are given."""
 
-    lake: Path
+    lake: Store | Path
     state: LakeVersion
     queues: Sequence[str] = ()
     since: datetime | None = None
@@ -117,7 +114,7 @@ class Figures:
 
 
 def write_report(
-    lake: str | Path,
+    lake: str | Path | Store,
     output: str | Path,
     *,
     queues: Sequence[str] = (),
@@ -126,7 +123,7 @@ def write_report(
 ) -> Path:
     """Write the page, for what happened within `since` before now; `ConfigError` if the folder is not a lake."""
     now, target = now or datetime.now(UTC), Path(output)
-    figures = Figures(lake_folder(lake), published(lake), queues, None if since is None else now - since)
+    figures = Figures(Store.of(lake), published(lake), queues, None if since is None else now - since)
     target.parent.mkdir(parents=True, exist_ok=True)
     page = render(figures, now)
     # It shows names and errors of jobs: only this user may read it, unless the file exists already.
@@ -322,7 +319,7 @@ def _tiles(figures: Figures) -> str:
     sums = figures.rows("gold/slo", ", ".join(f"coalesce(sum({name}), 0) AS {name}" for name in ("jobs", *OUTCOMES)))
     jobs, completed, dead, cancelled = (sums[0][name] if sums else 0 for name in ("jobs", *OUTCOMES))
     failures = figures.rows("gold/failures", "coalesce(sum(failures), 0) AS count")
-    clusters = figures.rows("gold/dlq_clusters", "count(DISTINCT cluster) AS count")
+    clusters = figures.rows("gold/dlq_clusters", 'count(DISTINCT "cluster") AS count')
     tiles = (
         (f"{jobs:,}", "jobs ended"),
         (f"{completed / (jobs - cancelled):.2%}" if jobs > cancelled else "-", "completed, of those not cancelled"),
@@ -368,13 +365,14 @@ def _cell(value: object, *, is_code: bool) -> str:
 
 def _tables(figures: Figures) -> Iterator[tuple[str, str]]:
     """Yield headings and tables."""
-    columns = dict(zip(_CLUSTERS, _CLUSTERS, strict=True)) | {
+    # Quoted: `cluster` is a word of the SQL.
+    columns = {name: f'"{name}"' for name in _CLUSTERS} | {
         "still dead": "dead",
         "error": "concat(coalesce(error_type, ''), ': ', coalesce(fingerprint, ''))",
     }
-    rest = f"ORDER BY letters DESC, cluster LIMIT {MAX_ROWS}"
+    rest = f'ORDER BY letters DESC, "cluster" LIMIT {MAX_ROWS}'
     yield "Dead letters", _table(figures, "gold/dlq_clusters", columns, rest, code=("cluster", "error")) or NONE
-    columns = {"time": "repaired_at", **{name: name for name in ("repair", "queue", "cluster")}}
+    columns = {"time": "repaired_at", **{name: f'"{name}"' for name in ("repair", "queue", "cluster")}}
     columns |= {name: f"count(*) FILTER (WHERE outcome = '{name}')" for name in (*OUTCOMES, "pending")}
     rest = f"GROUP BY 1, 2, 3, 4 ORDER BY 1 DESC, 2 DESC, 3 DESC, 4 DESC LIMIT {MAX_ROWS}"
     yield "Repairs", _table(figures, "gold/repairs", columns, rest, code=("repair", "cluster"))

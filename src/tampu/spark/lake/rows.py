@@ -9,7 +9,8 @@ from deltalake import DeltaTable, QueryBuilder
 
 from tampu.base.checks import one_line
 from tampu.errors import ConfigError
-from tampu.spark.lake.folder import NAME, LakeVersion, is_table, lake_folder, refuse_other_files
+from tampu.spark.lake.folder import LakeVersion, refuse_other_files
+from tampu.spark.lake.store import Store
 from tampu.spark.lake.table import TABLES, Table
 
 if TYPE_CHECKING:
@@ -21,16 +22,17 @@ if TYPE_CHECKING:
 _READS = re.compile(r"(?:\s|\(|--[^\n]*\n|/\*(?:(?!/\*|\*/).)*\*/)*(?:SELECT|WITH|VALUES)\b", re.IGNORECASE | re.DOTALL)
 
 
-def published(lake: str | Path) -> LakeVersion:
+def published(lake: str | Path | Store) -> LakeVersion:
     """Return the published state of a lake; `ConfigError` if the folder is not one."""
-    folder = lake_folder(lake)
-    if not is_table(folder / NAME):
-        refuse_other_files(folder)
-        raise ConfigError(f"{folder} is not a lake yet: run `tampu pipeline run --lake {folder} --queue ...` first")
-    return LakeVersion.load(folder)
+    store = Store.of(lake)
+    state = LakeVersion.load(store)
+    if not state.round:
+        refuse_other_files(store)
+        raise ConfigError(f"{store} is not a lake yet: run `tampu pipeline run --lake {store} --queue ...` first")
+    return state
 
 
-def open_table(lake: Path, name: str, state: LakeVersion | None = None) -> DeltaTable | None:
+def open_table(lake: Store | Path, name: str, state: LakeVersion | None = None) -> DeltaTable | None:
     """Return a table at its latest version, or at the one in `state`; None if it has none."""
     if state is not None and name not in state.tables:
         return None
@@ -48,7 +50,7 @@ def query_table(table: DeltaTable, text: str) -> pa.Table:
     return pa.table(QueryBuilder().register("rows", table).execute(text))
 
 
-def read_rows(lake: Path, name: str, state: LakeVersion | None = None) -> list[dict[str, Any]]:
+def read_rows(lake: Store | Path, name: str, state: LakeVersion | None = None) -> list[dict[str, Any]]:
     """Return the rows of a small table."""
     table = open_table(lake, name, state)
     found: list[dict[str, Any]] = [] if table is None else query_table(table, "SELECT * FROM rows").to_pylist()
@@ -74,7 +76,7 @@ def check_reads(text: str) -> str:
     return text
 
 
-def query(lake: Path, text: str) -> pa.Table:
+def query(lake: Store | Path, text: str) -> pa.Table:
     """Run a SQL query over the published tables, with DataFusion; no Spark, no Java."""
     import pyarrow as pa
 

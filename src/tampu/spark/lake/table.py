@@ -1,26 +1,21 @@
-"""One Delta table of the lake: Spark's executors write Parquet files, the driver commits them through delta-rs.
+"""One Delta table of the lake: executors write Parquet files and report them, the driver commits them through delta-rs.
 
 A file belongs to the table only once a commit names it, so a run that is killed leaves files that no reader sees. Each
-commit carries application transactions (name and number): a commit that is tried again is refused.
+commit carries application transactions (name and number): a commit that is tried again is refused. The partition of a
+file is what the log says, whatever the name of its folder.
 """
 
 from __future__ import annotations
 
-import glob
 import json
-import os
-import shutil
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError
 from deltalake.transaction import (
     AddAction,
     CommitProperties,
@@ -29,16 +24,15 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 
-from tampu.errors import Error
-from tampu.spark.lake.folder import CONFIGURATION, is_table
+from tampu.errors import ConfigError, Error
+from tampu.spark.lake.files import Part, Partition, as_table, write_parts, writer
+from tampu.spark.lake.store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from pathlib import Path
 
     from pyspark.sql import DataFrame
-
-#: Values of the partition columns, in their order.
-Partition = tuple[str, ...]
 
 #: Tables of a lake and their partition columns.
 TABLES: dict[str, tuple[str, ...]] = {
@@ -59,12 +53,27 @@ TABLES: dict[str, tuple[str, ...]] = {
 
 #: Rows of a file of sorted rows: the last one is written again in every round, the others rarely.
 SORTED_ROWS_PER_FILE = 25_000
-#: Longer text is left out of the statistics: a shortened maximum would make readers skip rows.
-LONGEST_STATISTIC = 32
 #: The name of the commits that move rows out of a table without a change to what follows from them.
 UPKEEP = "tampu.upkeep"
-#: The name of the commits that compute rows again which may have been wrong.
-REBUILD = "tampu.rebuild"
+
+
+def retention(hours: int) -> dict[str, str]:
+    """Return the properties of a table whose versions of the last hours can be read."""
+    kept = f"interval {hours} hours"
+    # Without automatic cleanup: a checkpoint during a run would delete the log of the version that is published.
+    return {
+        "delta.logRetentionDuration": kept,
+        "delta.deletedFileRetentionDuration": kept,
+        "delta.enableExpiredLogCleanup": "false",
+    }
+
+
+#: A checkpoint of the log every 20 commits: opening a table reads at most that many log files. Checkpoints drop names
+#: of removed files that are older than the retention, which `vacuum` sets; `shorten_logs` deletes old log files.
+CONFIGURATION = {
+    "delta.checkpointInterval": "20",
+    **retention(2),
+}
 
 
 class LakeError(Error):
@@ -94,8 +103,6 @@ class Changes:
 
     added: dict[str, Partition]
     removed: dict[str, Partition]
-    #: Whether rows may differ that follow from the same events.
-    is_rebuild: bool = False
 
     @property
     def partitions(self) -> set[Partition]:
@@ -106,26 +113,43 @@ class Changes:
 class Table:
     """A table of a lake by its name, such as `silver/jobs`. It need not exist yet."""
 
-    def __init__(self, lake: Path, name: str) -> None:
+    def __init__(self, lake: Store | Path | str, name: str) -> None:
         self.name = name
-        self.path = lake / name
+        self.store = Store.of(lake) / name
         self.by = TABLES[name]
         #: The table at its latest known version: reading only what was committed since then is fast.
         self._latest: DeltaTable | None = None
+        self._is_pinned = False
 
     # --- reading
 
+    def pin(self) -> None:
+        """Take the latest version as the one to work on: from now on, only commits of this object change it.
+
+        Otherwise a commit that another pipeline made after this one has planned could be taken for known, and the same
+        events be added twice: delta-rs refuses commits that conflict with versions after the known one.
+        """
+        self.refresh()
+        self._is_pinned = True
+
+    def refresh(self) -> None:
+        """Take note of the latest version, also if another one is pinned."""
+        was_pinned, self._is_pinned = self._is_pinned, False
+        self.open()
+        self._is_pinned = was_pinned
+
     def open(self, version: int | None = None) -> DeltaTable | None:
         """Return the table at a version, by default the latest; None if it does not exist."""
-        if not is_table(self.path):
+        if self._latest is not None and version is None:
+            if not self._is_pinned:
+                self._latest.update_incremental()
+            return self._latest
+        if self._is_pinned and version is None:
             return None
-        if version is not None:
-            return DeltaTable(str(self.path), version=version)
-        if self._latest is None:
-            self._latest = DeltaTable(str(self.path))
-        else:
-            self._latest.update_incremental()
-        return self._latest
+        opened = open_delta(self.store, version)
+        if version is None:
+            self._latest = opened
+        return opened
 
     def version(self) -> int:
         """Return the latest version; -1 if the table does not exist."""
@@ -165,80 +189,77 @@ class Table:
         """
         added: dict[str, Partition] = {}
         removed: dict[str, Partition] = {}
-        is_rebuild = False
         for version in range(since + 1, upto + 1):
             try:
-                lines = (self.path / "_delta_log" / f"{version:020d}.json").read_text().splitlines()
+                lines = self.store.read(f"_delta_log/{version:020d}.json").splitlines()
             except FileNotFoundError:
                 return None
             actions = [json.loads(line) for line in lines]
             if any(UPKEEP in action.get("commitInfo", {}) for action in actions):
                 continue
-            is_rebuild |= any(REBUILD in action.get("commitInfo", {}) for action in actions)
             for action in actions:
                 change = action.get("add") or action.get("remove")
                 if change and change["dataChange"]:
                     side = added if "add" in action else removed
                     side[unquote(change["path"])] = tuple(change["partitionValues"][column] for column in self.by)
-        return Changes(added, removed, is_rebuild)
+        return Changes(added, removed)
 
     # --- writing
 
-    def stage(self, frame: DataFrame, *, rebalance: bool = True, part: str = "", sort_by: str = "") -> list[AddAction]:
+    def stage(self, frame: DataFrame, *, rebalance: bool = True, sort_by: str = "") -> list[AddAction]:
         """Write the rows as files that no commit names yet; return the actions that add them.
 
-        Files of an earlier attempt at the same version are removed first. If one commit is staged in several parts,
-        each has its own name. With `sort_by`, large partitions become several files with narrow ranges of that column.
+        With `sort_by`, large partitions become several files with narrow ranges of that column.
         """
-        tag = f"v{self.version() + 1:010d}{part}"
-        folders = "/".join("*=*" for _ in self.by)
-        pattern = f"{glob.escape(str(self.path))}/{folders}/{tag}-*.parquet"
-        for orphan in glob.glob(pattern):
-            os.remove(orphan)
-        shutil.rmtree(self.path / "_temporary", ignore_errors=True)
         if rebalance:  # one file per partition, unless it is large
             frame = frame.hint("rebalance", *self.by)
         if sort_by:
             frame = frame.sortWithinPartitions(*self.by, sort_by)
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as fn
-
-        seen = Observation()
-        (
-            frame.observe(seen, fn.count(fn.lit(1)).alias("rows"))
-            .write.mode("append")
-            .option("mapreduce.output.basename", tag)
-            .option("maxRecordsPerFile", SORTED_ROWS_PER_FILE if sort_by else 0)
-            .option("mapreduce.fileoutputcommitter.marksuccessfuljobs", "false")
-            .partitionBy(*self.by)
-            .parquet(f"file://{self.path}")  # with the scheme: the default file system of a cluster may be another one
+        write = writer(self.store, self.by, SORTED_ROWS_PER_FILE if sort_by else None)
+        reports = [row.asDict() for row in frame.mapInArrow(write, Part.SCHEMA).collect()]
+        parts = [Part(**report) for report in reports if report["path"]]
+        read, written = (
+            sum(rows) for rows in ((row["rows"] for row in reports if not row["path"]), (p.rows for p in parts))
         )
-        # Hadoop writes a checksum next to each file, which only Hadoop reads and vacuum does not delete.
-        for checksum in glob.glob(f"{glob.escape(str(self.path))}/{folders}/.{tag}-*.crc"):
-            os.remove(checksum)
-        with ThreadPoolExecutor(4) as pool:
-            adds = list(pool.map(self.add_action, glob.glob(pattern)))
-        written, found = seen.get["rows"], sum(json.loads(add.stats)["numRecords"] for add in adds)
-        if found != written:
+        # Executors with disks of their own: their rows would count as landed, and be nowhere.
+        lost = [part for part in parts if self.store.folder and self.store.size(part.path) != part.size]
+        if lost or read != written:
             raise LakeError(
-                f"Spark wrote {written:,} rows to {self.path}, but {found:,} are there: nothing was committed. The "
-                "lake must be a folder that the driver and all executors share"
+                f"Spark wrote {read:,} rows to {self.store}, but {written - sum(part.rows for part in lost):,} are "
+                "there: nothing was committed. The lake must be an object store, or a folder that the driver and all "
+                "executors share"
             )
-        return adds
+        return [self._add(part) for part in parts]
 
-    def add_action(self, file: str) -> AddAction:
-        """Return the action that adds a file of this table's folder."""
-        status = os.stat(file)
-        folders = Path(file).relative_to(self.path).parts[:-1]
-        values = {column: unquote(part.partition("=")[2]) for column, part in zip(self.by, folders, strict=True)}
-        return AddAction(
-            path=os.path.relpath(file, self.path),  # as it is on disk: delta-rs encodes it
-            size=status.st_size,
-            partition_values=values,
-            modification_time=int(status.st_mtime * 1000),
-            data_change=True,
-            stats=statistics(file),
+    def write(self, rows: pa.Table) -> list[AddAction]:
+        """Write rows of this process as files that no commit names yet; return the actions that add them."""
+        return [self._add(part) for part in write_parts(self.store, rows.to_batches(), self.by)]
+
+    def rewrite(self, files: Iterable[File], change: Callable[[pa.Table], pa.Table], reason: str) -> int:
+        """Replace files by one with their changed rows, as upkeep: what follows from the table stays as it is.
+
+        Returns the number of new files. All files must be of the same partition.
+        """
+        table, files = self.open(), list(files)
+        assert table is not None  # noqa: S101 - it has files
+        schema = pa.schema(table.schema())
+        rows = pa.concat_tables([self.rows(file, schema) for file in files])
+        adds = [
+            self._add(part, is_change=False) for part in write_parts(self.store, change(rows).to_batches(), self.by)
+        ]
+        removes = self.removes({file.path for file in files}, is_change=False)
+        self._write(table, [*adds, *removes], CommitProperties(custom_metadata={UPKEEP: reason}))
+        return len(adds)
+
+    def rows(self, file: File, schema: pa.Schema) -> pa.Table:
+        """Return the rows of a file in the given columns; those that it does not have are null."""
+        return as_table(
+            self.store.parquet(file.path, schema.names), schema, dict(zip(self.by, file.partition, strict=True))
         )
+
+    def _add(self, part: Part, *, is_change: bool = True) -> AddAction:
+        values: dict[str, str | None] = json.loads(part.key)
+        return AddAction(part.path, part.size, values, int(time.time() * 1000), is_change, part.stats)
 
     def commit(
         self,
@@ -246,35 +267,39 @@ class Table:
         schema: Schema,
         transactions: Mapping[str, int],
         *,
-        replaces: Callable[[File], bool] | None = None,
+        replaces: Collection[str] = (),
         again: bool = False,
+        offsets: Mapping[str, int] | None = None,
     ) -> bool:
-        """Add files, and remove those for which `replaces` holds, in one commit.
+        """Add files, and remove those with the paths in `replaces`, in one commit.
 
-        Returns False, and changes nothing, if these transactions have been committed before; `again` commits them
-        once more, and also removes files that are missing on disk.
+        Return False, and change nothing, if these transactions have been committed before; `again` commits them
+        once more, and also removes files that are missing on disk. `offsets` are further transactions, which may go
+        down.
         """
-        properties = _properties(transactions, {REBUILD: "true"} if again else {})
+        properties = _properties({**transactions, **(offsets or {})})
         table = self.open()
         if table is None:
-            self.path.mkdir(parents=True, exist_ok=True)
             create_table_with_add_actions(
-                str(self.path),
+                self.store.uri,
                 schema,
                 adds,
                 mode="error",
                 partition_by=list(self.by),
                 name=self.name,
                 configuration=CONFIGURATION,
+                storage_options=self.store.delta_options,
                 commit_properties=properties,
             )
+            self._latest = open_delta(self.store)
             return True
-        if not again and all(_committed(table, app) >= number for app, number in transactions.items()):
+        if transactions and not again and all(_committed(table, app) >= number for app, number in transactions.items()):
             return False
         known = {field.name for field in table.schema().fields}
         if new := [field for field in schema.fields if field.name not in known]:
             table.alter.add_columns(new)
-        removes = [] if replaces is None else self.removes(replaces, missing_ok=again)
+            table.update_incremental()
+        removes = [] if not replaces else self.removes(replaces, missing_ok=again)
         self._write(table, [*adds, *removes], properties)
         return True
 
@@ -284,36 +309,59 @@ class Table:
         if table is not None and any(_committed(table, app) < number for app, number in transactions.items()):
             self._write(table, [], _properties(transactions))
 
-    def removes(self, is_removed: Callable[[File], bool], *, missing_ok: bool = False) -> list[RemoveAction]:
-        """Return the actions that remove the files for which `is_removed` holds."""
+    def removes(
+        self, paths: Collection[str], *, missing_ok: bool = False, is_change: bool = True
+    ) -> list[RemoveAction]:
+        """Return the actions that remove the files with these paths."""
         now_ms = int(time.time() * 1000)
         found = []
         for file in self.files():
-            if not is_removed(file):
+            if file.path not in paths:
                 continue
             if not missing_ok:
                 # A removal that matches no file is accepted silently and would double the rows.
                 self.require(file)
             values: dict[str, str | None] = dict(zip(self.by, file.partition, strict=True))
-            found.append(RemoveAction(file.path, True, now_ms, file.size, values))
+            found.append(RemoveAction(file.path, is_change, now_ms, file.size, values))
         return found
 
     def require(self, file: File) -> None:
-        """Raise `LakeError` if a file of the table is missing on disk."""
-        if not (self.path / file.path).exists():
-            raise LakeError(f"{self.path} names {file.path}, which is not there: restore it, or run rebuild")
+        """Raise `LakeError` if a file of the table is missing."""
+        if self.store.size(file.path) is None:
+            raise LakeError(f"{self.store} names {file.path}, which is not there: restore it, or run rebuild")
 
-    def remove(self, is_removed: Callable[[File], bool], reason: str) -> int:
+    def remove(self, files: Iterable[File], reason: str) -> int:
         """Remove files as a matter of upkeep: tables that follow from this one stay as they are. Returns the rows."""
-        table = self.open()
-        rows = sum(file.rows for file in self.files() if is_removed(file))
-        if table is not None and rows:
-            self._write(table, [*self.removes(is_removed)], CommitProperties(custom_metadata={UPKEEP: reason}))
-        return rows
+        table, found = self.open(), {file.path: file.rows for file in files}
+        if table is not None and found:
+            removes = self.removes(found)
+            self._write(table, [*removes], CommitProperties(custom_metadata={UPKEEP: reason}))
+        return sum(found.values())
 
     def _write(self, table: DeltaTable, actions: list[AddAction | RemoveAction], properties: CommitProperties) -> None:
         # `append`, although files may be removed: delta-rs takes the actions as they are.
-        table.create_write_transaction(actions, "append", table.schema(), list(self.by), commit_properties=properties)
+        try:
+            table.create_write_transaction(
+                actions, "append", table.schema(), list(self.by), commit_properties=properties
+            )
+        except CommitFailedError as error:
+            self._is_pinned = False
+            raise ConfigError(
+                f"another pipeline writes to the lake: {self.store} has a commit that this one did not know"
+            ) from error
+        table.update_incremental()
+
+
+def open_delta(store: Store, version: int | None = None) -> DeltaTable | None:
+    """Return a Delta table, which begins with its first commit; None if it does not exist.
+
+    The folder of its log is not enough: delta-rs creates it before that commit, which may fail on a full disk.
+    """
+    try:
+        has_commits = any(file["path"].endswith((".json", ".parquet")) for file in store.list("_delta_log"))
+        return DeltaTable(store.uri, version, store.delta_options) if has_commits else None
+    except PermissionError:
+        raise ConfigError(f"cannot read {store}: check the owner and the mode of the lake's folders") from None
 
 
 def _committed(table: DeltaTable, app: str) -> int:
@@ -321,9 +369,8 @@ def _committed(table: DeltaTable, app: str) -> int:
     return -1 if number is None else number
 
 
-def _properties(transactions: Mapping[str, int], notes: Mapping[str, str] | None = None) -> CommitProperties:
-    applied = [Transaction(app, number) for app, number in transactions.items()]
-    return CommitProperties(custom_metadata=dict(notes or {}), app_transactions=applied)
+def _properties(transactions: Mapping[str, int]) -> CommitProperties:
+    return CommitProperties(app_transactions=[Transaction(app, number) for app, number in transactions.items()])
 
 
 def schema_of(frame: DataFrame) -> Schema:
@@ -338,50 +385,3 @@ def _nullable(node: Any) -> Any:
             for key, value in node.items()
         }
     return [_nullable(item) for item in node] if isinstance(node, list) else node
-
-
-def statistics(file: str) -> str:
-    """Return the statistics of a Parquet file as the log holds them: rows, lowest and highest values, nulls."""
-    footer = pq.read_metadata(file)
-    lowest: dict[str, Any] = {}
-    highest: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    unknown: set[str] = set()
-    for group in range(footer.num_row_groups):
-        for number in range(footer.num_columns):
-            column = footer.row_group(group).column(number)
-            name, found = column.path_in_schema, column.statistics
-            if "." in name:  # a column within a column
-                continue
-            if found is None:
-                unknown.add(name)
-                continue
-            nulls[name] = nulls.get(name, 0) + (found.null_count or 0)
-            if found.has_min_max:
-                low, high = _statistic(found.min), _statistic(found.max)
-                if low is None or high is None:
-                    unknown.add(name)
-                else:
-                    lowest[name] = min(lowest.get(name, low), low)
-                    highest[name] = max(highest.get(name, high), high)
-            elif found.null_count != footer.row_group(group).num_rows:
-                unknown.add(name)
-    for name in unknown:
-        lowest.pop(name, None)
-        highest.pop(name, None)
-    return json.dumps({"numRecords": footer.num_rows, "minValues": lowest, "maxValues": highest, "nullCount": nulls})
-
-
-def _statistic(value: Any) -> Any:
-    """Return a value as the log holds it; None if it cannot be held exactly."""
-    if isinstance(value, datetime):
-        instant = value if value.tzinfo else value.replace(tzinfo=UTC)
-        # The log stores milliseconds, and times in the lake have no finer resolution.
-        if instant.microsecond % 1000:
-            return None
-        return instant.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{instant.microsecond // 1000:03d}Z"
-    if isinstance(value, str):
-        return value if len(value) <= LONGEST_STATISTIC else None
-    if isinstance(value, float):
-        return value if value - value == 0 else None
-    return value if isinstance(value, int | bool) else None

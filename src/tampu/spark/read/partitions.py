@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.checks import MAX_U64
-from tampu.spark import scripts
+from tampu.redis.scripts import load_script
 from tampu.spark.read.offsets import EntryId, parse_entry_id
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from tampu.redis.client import Client
     from tampu.spark.server import QueueServer
 
-SCRIPTS = (scripts.STEP, scripts.LOOK)
+_SPLIT = load_script("spark_split")
+_LOOK = load_script("spark_look")
+SCRIPTS = (_SPLIT, _LOOK)
 
 #: Entries in one step of a walk; a longer step would block the server for too long.
 STEP = 1_000
@@ -76,7 +78,7 @@ def walk(
     taken = 0
     while first <= last and (most is None or taken < most):
         size = step if most is None else min(step, most - taken)
-        count, end = server.send(scripts.step(key, first, last, size))
+        count, end = server.send(_SPLIT.packed_call((key,), (str(first), str(last), size)))
         if not count:
             break
         taken += count
@@ -177,7 +179,8 @@ def _estimate(
 
 async def _look(client: Client, key: str, pieces: list[tuple[EntryId, EntryId]]) -> list[_Part]:
     """Look at all pieces concurrently."""
-    replies = await asyncio.gather(*(client.send(scripts.look(key, first, last, LOOK)) for first, last in pieces))
+    calls = (_LOOK.packed_call((key,), (str(first), str(last), LOOK)) for first, last in pieces)
+    replies = await asyncio.gather(*map(client.send, calls))
     return [_part(first, last, reply) for (first, last), reply in zip(pieces, replies, strict=True)]
 
 

@@ -15,15 +15,15 @@ import hashlib
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tampu.base.checks import MAX_CALL_BYTES, MAX_CALL_ENTRIES, split_into_calls
 from tampu.base.clock import wall_clock_ms
 from tampu.errors import DecodeError, Error, QueueFullError, RedisError
+from tampu.inspect.dead_letters import REPLAY_COUNTS_TTL_SECS
 from tampu.produce.adder import Minter
 from tampu.produce.window import ADD_WINDOW, Due, IdKeys, Window, WindowHeader, pack_part
-from tampu.redis.scripts import AddCode
-from tampu.spark import scripts
+from tampu.redis.scripts import AddCode, load_script
 from tampu.spark.server import QueueServer
 from tampu.wire.codec import queue_codec
 from tampu.wire.dlq import decode_dlq_fields
@@ -280,6 +280,17 @@ def content_id(row: JobRow) -> str:
 
 # --- dead letters
 
+REPLAY = load_script("replay")
+
+
+class Replayed(NamedTuple):
+    """A dead letter to replay, as the job it becomes."""
+
+    entry_id: str
+    envelope: bytes
+    name: str
+    job_id: str
+
 
 class ReplaySink:
     """Replays the dead letters of one task. `write` takes (queue, letter) pairs."""
@@ -296,7 +307,7 @@ class ReplaySink:
         with contextlib.ExitStack() as stack:
             for queue, row in rows:
                 if queue not in servers:
-                    servers[queue] = stack.enter_context(QueueServer(self._options.url, queue, (scripts.REPLAY,)))
+                    servers[queue] = stack.enter_context(QueueServer(self._options.url, queue, (REPLAY,)))
                 waiting.setdefault(queue, []).append(row)
                 if len(waiting[queue]) == MAX_CALL_ENTRIES:
                     self._move(servers[queue], waiting.pop(queue))
@@ -313,10 +324,12 @@ class ReplaySink:
         for batch in split_into_calls((letter, len(letter.envelope)) for letter in letters if letter is not None):
             self._move_batch(server, batch)
 
-    def _move_batch(self, server: QueueServer, letters: list[scripts.Replayed]) -> None:
+    def _move_batch(self, server: QueueServer, letters: list[Replayed]) -> None:
         full = _FullQueue(self._options, server.keys.queue_name, self._sleep)
         while letters:
-            moved, is_full = server.send(scripts.replay(server.keys, self._options.max_waiting, letters))
+            keys, parts = server.keys, [part for letter in letters for part in letter]
+            call = (self._options.max_waiting, REPLAY_COUNTS_TTL_SECS, *parts)
+            moved, is_full = server.send(REPLAY.packed_call((keys.dlq, keys.stream, keys.replays), call))
             self._written.added += moved
             if not is_full:
                 self._written.skipped += len(letters) - moved  # another replay moved them meanwhile
@@ -327,7 +340,7 @@ class ReplaySink:
             full.pause()
 
 
-def _replayed(row: LetterRow, fields: list[bytes], codec: QueueCodec | None) -> scripts.Replayed | None:
+def _replayed(row: LetterRow, fields: list[bytes], codec: QueueCodec | None) -> Replayed | None:
     """Return the letter as the job it becomes; None if its envelope cannot be decoded, or its payload not opened."""
     letter = decode_dlq_fields(row.entry_id, fields)
     try:
@@ -343,4 +356,4 @@ def _replayed(row: LetterRow, fields: list[bytes], codec: QueueCodec | None) -> 
         slot = row.packed if job.payload_format == "inline" else wrap_bin(row.packed)
     # Behind it: headers and timeouts.
     envelope = encode_envelope(job.id, slot, job.created_at_ms, 0, job.retry) + job.for_replay()._tail
-    return scripts.Replayed(row.entry_id, envelope, letter.name if row.name is None else row.name, job.id)
+    return Replayed(row.entry_id, envelope, letter.name if row.name is None else row.name, job.id)
