@@ -302,7 +302,7 @@ def main() -> None:
                     queues.fill_highest_ids(QUEUES[0])
             command = [sys.executable, __file__, "run", server.url, lake.uri]
             environment = os.environ | {"LAKE_OPTIONS": json.dumps(options)}
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
+            quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": environment}
             program = subprocess.Popen([*command, moment], **quiet)
             has_second = arguments.lake == "s3" and round_number % 3 == 1
             second = subprocess.Popen([*command, "never"], **quiet) if has_second else None

@@ -235,8 +235,8 @@ def events_of(lake: Path, queue: str, date: str, *rows: tuple[str | None, str]) 
 
 
 def test_only_files_with_jobs_of_new_events_are_touched(tmp_path: Path) -> None:
-    names = ("job_id", "event", "queue", "date")
-    fields = [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in names]
+    columns = ("job_id", "event", "queue", "date")
+    fields = [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in columns]
     schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
     table = Table(tmp_path, "bronze/events")
     named = {
