@@ -55,10 +55,14 @@ def done(fleet: Fleet) -> int:
     return len({(tenant, number) for what, tenant, number, _ in fleet.journal.lines() if what == "done"})
 
 
+async def until_done(fleet: Fleet, count: int) -> None:
+    await until(lambda: done(fleet) >= count, f"{count} jobs are done")
+
+
 def is_at_rest(server: Server) -> bool:
     """Return True if no slot is booked and no key is counted as running, or waits."""
     _, gate, line, turn, _, parked, slots, _, _ = KEYS.gate
-    client = server.client()
+    client: Any = server.client()
     states = [value for name, value in client.hgetall(gate).items() if name[:1] in b":;"]
     return not client.exists(line, turn, parked, slots) and all(value[:8] == bytes(8) for value in states)
 
@@ -70,7 +74,7 @@ async def test_limits_hold_while_workers_are_killed(server: Server, fleet: Fleet
         await add_jobs(queue, 0.03)
         workers = [fleet.start(server.url, "of_a_tenant", **SETTINGS) for _ in range(3)]
         for enough in (8, 16, 24):
-            await until(lambda enough=enough: done(fleet) >= enough, f"{enough} jobs are done")
+            await until_done(fleet, enough)
             kill(fleet, workers.pop(0))
             workers.append(fleet.start(server.url, "of_a_tenant", **SETTINGS))
         await until(lambda: done(fleet) == JOBS * len(TENANTS), "all jobs are done")
@@ -87,7 +91,7 @@ async def test_the_order_of_keys_survives_killed_workers_and_retries(server: Ser
         await add_jobs(queue, 0.01)
         workers = [fleet.start(server.url, "of_a_tenant", **SETTINGS) for _ in range(2)]
         for enough in (10, 20):
-            await until(lambda enough=enough: done(fleet) >= enough, f"{enough} jobs are done")
+            await until_done(fleet, enough)
             kill(fleet, workers.pop(0))
             workers.append(fleet.start(server.url, "of_a_tenant", **SETTINGS))
         await until(lambda: done(fleet) == JOBS * len(TENANTS), "all jobs are done")
@@ -107,7 +111,7 @@ async def test_limits_hold_while_the_server_restarts(fresh_server: Callable[...,
         for _ in range(2):
             fleet.start(server.url, "of_a_tenant", **SETTINGS)
         for enough in (10, 25):
-            await until(lambda enough=enough: done(fleet) >= enough, f"{enough} jobs are done")
+            await until_done(fleet, enough)
             server.kill()
             server.start()
         await until(lambda: done(fleet) == JOBS * len(TENANTS), "all jobs are done", within_secs=60)

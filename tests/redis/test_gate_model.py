@@ -90,7 +90,7 @@ class World:
     """A limited queue on a server beside its model."""
 
     def __init__(self, server: Server, seed: int) -> None:
-        self.redis = server.client()
+        self.redis: Any = server.client()
         self.random = random.Random(seed)
         self.model = Model()
         self.now = 1_700_000_000_000.0

@@ -76,8 +76,8 @@ class SeaweedFS:
         from obstore.store import from_url
 
         options = {key: value for key, value in self.options().items() if key != "aws_allow_http"}
-        settings: dict[str, Any] = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}}
-        store = from_url("s3://lake", config=options, **settings)
+        settings: Any = {"client_options": {"allow_http": True}, "retry_config": {"max_retries": 0}, "config": options}
+        store = from_url("s3://lake", **settings)
         try:
             store.put("ready", b"yes")
         except BaseError:
