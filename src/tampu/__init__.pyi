@@ -11,6 +11,12 @@ from tampu.inspect.snapshot import WorkerInfo as WorkerInfo
 from tampu.worker import Handler as Handler
 from tampu.consume.context import current_job as current_job
 
+# Around adds and runs
+from tampu.middleware import Middleware as Middleware
+from tampu.middleware import PendingAdd as PendingAdd
+from tampu.middleware import JobEnd as JobEnd
+from tampu.consume.dependencies import Depends as Depends
+
 # For building your own engine: every part by itself
 from tampu.produce.producer import Producer as Producer
 from tampu.sync import SyncProducer as SyncProducer

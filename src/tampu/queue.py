@@ -42,6 +42,7 @@ from tampu.produce.options import (
 from tampu.produce.producer import Producer
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.task import Task, TaskContext, task_of
+from tampu.wire.extras import check_headers
 from tampu.wire.job import Job
 from tampu.wire.keys import QueueKeys
 from tampu.wire.limits import Limit, limit_fields, own_field
@@ -53,11 +54,13 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tampu.config import ProducerSettings
+    from tampu.consume.execute import AroundRun
     from tampu.consume.handlers import HandlerOutcome
     from tampu.inspect.admin import CancelOutcome
     from tampu.inspect.dead_letters import DlqQuery, LetterCluster, ReplayCount
     from tampu.inspect.jobs import ListedState
     from tampu.inspect.snapshot import WorkerInfo
+    from tampu.middleware import Middleware
     from tampu.sync import SyncQueue
     from tampu.task import CoroutineTask, FunctionTask, TaskMaker, TaskOptions
     from tampu.wire.codec import PayloadCodec
@@ -97,6 +100,8 @@ class Queue:
         codec: Encrypts or signs payloads and results: `EncryptedCodec` or `SignedCodec`.
         strict: Refuse to add a job by the name of a task that this queue does not have. By default such an add is
             logged as a warning, once per name: the task may be defined in another program.
+        middleware: `Middleware` objects around the adds and runs of its jobs, the first one outermost.
+        headers: Headers of all jobs added by this object; `task.using(headers=...)` adds to them.
         **settings: Any other field of `ProducerConfig`.
 
     Raises:
@@ -115,6 +120,8 @@ class Queue:
         credential_provider: Any = None,
         codec: PayloadCodec | None = None,
         strict: bool = False,
+        middleware: Iterable[Middleware] = (),
+        headers: Mapping[str, str] | None = None,
         **settings: Unpack[ProducerSettings],
     ) -> None:
         #: URL of the server.
@@ -130,6 +137,13 @@ class Queue:
         self.keys = QueueKeys(name)
         #: Codec of the queue's payloads and results.
         self.codec = codec
+        #: The middleware of the adds and runs of its jobs.
+        self.middleware: tuple[Middleware, ...] = ()
+        self.headers = {} if headers is None else check_headers(headers)
+        if middleware:
+            from tampu.middleware import check_middleware  # here: it needs the parts of a worker, most programs do not
+
+            self.middleware = check_middleware(middleware)
         self._renew()
         self._closed = False
         self._sync: SyncQueue | None = None
@@ -155,6 +169,7 @@ class Queue:
 
             settings: Any = {name: value for name, value in vars(self._config).items() if name != "queue_name"}
             provider = self._credential_provider
+            settings |= {"middleware": self.middleware, "headers": self.headers}
             twin = Queue(self.name, url=self.url, credential_provider=provider, strict=self._strict, **settings)
             twin.tasks = self.tasks
             with self._sync_guard:  # several threads may be first: all must get the same object
@@ -177,8 +192,26 @@ class Queue:
 
     def _renew(self) -> None:
         #: The producer that adds its jobs.
-        self.producer: Producer[Any] = Producer(self.connection_settings, self._config)
+        self.producer: Producer[Any] = self._new_producer()
         self._waiters = Waiters(self.producer._admin, self.events)
+
+    def _new_producer(self) -> Producer[Any]:
+        if self.middleware or self.headers:
+            from tampu.middleware import ObservedProducer, overriding
+
+            on_add = overriding(self.middleware, "on_add")
+            if self.headers or on_add:
+                return ObservedProducer(self.connection_settings, self._config, on_add, self.headers)
+        return Producer(self.connection_settings, self._config)
+
+    @property
+    def around_runs(self) -> Sequence[AroundRun]:
+        """What its middleware runs around each run of a job."""
+        if not self.middleware:
+            return ()
+        from tampu.middleware import around_runs
+
+        return around_runs(self.middleware)
 
     async def __aenter__(self) -> Self:
         return self
@@ -218,7 +251,9 @@ class Queue:
                 those that are not; or `retry`, a function of the exception and the attempt number that returns
                 True, False or the time to wait; `on_failure`, a task or a function that is called with a `FailedJob`
                 once a job has been dead-lettered; `key`, a function of the task's arguments that returns the key by
-                which limits count a job, such as `key=lambda order: order.tenant`; see `limit`.
+                which limits count a job, such as `key=lambda order: order.tenant`, see `limit`; `cron`, a cron
+                expression with its time zone `tz`, or `every`, an interval (a timedelta or seconds): workers keep this
+                schedule, see `declare_schedules`.
 
         Returns:
             The task. Calling it runs the function directly; `task.add(...)` adds a job.
@@ -305,7 +340,11 @@ class Queue:
         """
         entries = [bulk_entry(job) for job in jobs]
         # Without tasks there is nothing to check a job against: all go into one call.
-        if not self.tasks and not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS):
+        if (
+            not self.tasks
+            and type(self.producer) is Producer
+            and not any(entry.get(option) is not None for entry in entries for option in BULK_OPTIONS)
+        ):
             named = [(entry.get("name") or "", entry["data"]) for entry in entries]
             ids = await self.producer.add_bulk_named(named)
             return [self._added(job_id, name, data) for job_id, (name, data) in zip(ids, named, strict=True)]
@@ -446,13 +485,33 @@ class Queue:
         key = await self.producer.register_packed(spec, self._encoded(name, data), keep_identical=False)
         return self._added(key, name, data)
 
-    async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
+    async def declare_schedules(self) -> None:
+        """Store the schedules that the tasks declare, `@queue.task(cron="0 3 * * *")`. Workers do this at their start.
+
+        A changed one replaces the stored one; one that its task no longer declares is removed. Schedules that were
+        created in other ways, and those of tasks that this queue object does not have, are left alone.
+        """
+        for task in list(self.tasks.values()):
+            if task.declared is not None:
+                await task.schedule(task.declared, key=task.declared_key)
+            elif await self.producer.admin.packed_spec(task.declared_key) is not None:
+                await self.remove_schedule(task.declared_key)
+
+    async def schedules(self, limit: int = 100) -> list[RepeatableMeta]:
         """Return up to `limit` schedules, soonest first."""
         return await self.producer.list_repeatable(limit)
 
-    async def remove_repeatable_by_key(self, key: str) -> bool:
+    async def remove_schedule(self, key: str) -> bool:
         """Remove a schedule. Return False if there is none with this key."""
         return await self.producer.remove_repeatable(key)
+
+    async def get_repeatable_jobs(self, limit: int = 100) -> list[RepeatableMeta]:
+        """Alias of `schedules`."""
+        return await self.schedules(limit)
+
+    async def remove_repeatable_by_key(self, key: str) -> bool:
+        """Alias of `remove_schedule`."""
+        return await self.remove_schedule(key)
 
     # --- results and states
 

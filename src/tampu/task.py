@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypedDict, 
 
 from tampu.base.checks import check_bool, check_delay_ms, check_job_id, check_job_name, invalid, shown
 from tampu.base.clock import wall_clock_ms
+from tampu.consume.dependencies import dependencies_of
 from tampu.consume.handlers import is_coroutine_handler
 from tampu.consume.retries import RetryRules
 from tampu.errors import ConfigError
@@ -57,6 +58,9 @@ class TaskOptions(TypedDict, total=False):
     retry: RetryDecision | None
     on_failure: OnFailure | None
     key: Callable[..., str] | None
+    cron: str | None
+    every: timedelta | float | None
+    tz: str | None
 
 
 class ScheduleOptions(TypedDict, total=False):
@@ -274,16 +278,33 @@ class Task(TaskAdds[P, R]):
             raise invalid("on_failure", on_failure, "a task or a function that takes a FailedJob")
         #: Called when a job of this task was dead-lettered.
         self.on_failure = on_failure
+        #: The parameters that its worker provides; see `Depends`.
+        self.dependencies = dependencies_of(function)
+        if self.process and any(found.per == "worker" and found.is_async for found in self.dependencies.values()):
+            raise ConfigError(f"task {self.name!r}: process=True needs a def provider for per='worker'")
         key = options.get("key")
         if key is not None and not callable(key):
             raise invalid("key", key, "a function of the task's arguments that returns the job's key")
-        self.arguments = Arguments(function, self.name) if key is None else KeyedArguments(function, self.name, key)
-        if key is not None:
+        if key is None:
+            self.arguments = Arguments(function, self.name, self.dependencies)
+        else:
+            self.arguments = KeyedArguments(function, self.name, key, self.dependencies)
             self._using = Using()  # each job has its own options
         self.results = Results(function)
+        #: The schedule that workers keep for the task.
+        self.declared = _declared(options)
+        if self.declared is not None:
+            try:
+                self._pack_arguments(None)
+            except TypeError as error:
+                raise ConfigError(f"a declared schedule passes no arguments: {error}") from None
         functools.update_wrapper(self, function)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R | Coroutine[Any, Any, R]:
+        if self.dependencies:
+            given = inspect.signature(self.function).bind_partial(*args, **kwargs).arguments
+            if missing := self.dependencies.keys() - given.keys():
+                raise TypeError(f"pass {', '.join(sorted(missing))}: a direct call of a task is provided with nothing")
         result: R = self.function(*args, **kwargs)
         return result
 
@@ -298,6 +319,11 @@ class Task(TaskAdds[P, R]):
         job: Job[Any] = Job.from_wire(job_id, wrap_bin(packed), wall_clock_ms(), 0, None, self.name)
         job._context = TaskContext(self.queue, self)
         return cast("TaskJob[R]", job)
+
+    @property
+    def declared_key(self) -> str:
+        """Key of the schedule declared with `@queue.task(cron=...)`. It stays the same when the expression changes."""
+        return f"{self.name}::declared"
 
     async def cron(
         self,
@@ -445,6 +471,15 @@ def check_function(function: object) -> Callable[..., Any]:
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"task {function.__qualname__!r} contains yield; a task must return a single value")
     return function
+
+
+def _declared(options: TaskOptions) -> RepeatPattern | None:
+    cron, every, tz = options.get("cron"), options.get("every"), options.get("tz")
+    if cron is not None and every is None:
+        return RepeatPattern.cron(cron, tz=tz)
+    if tz is not None or cron is not None:
+        raise ConfigError("a schedule is declared with cron=, to which tz= belongs, or with every=")
+    return None if every is None else RepeatPattern.every(check_delay_ms(every, "every"))
 
 
 def _check_timeout(field: str, timeout: object) -> float | None:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import wall_clock_ms
 from tampu.consume.context import context_of
+from tampu.consume.dependencies import OVERRIDES
 from tampu.embedded.server import acquire, release
 from tampu.errors import JobFailed
 from tampu.inspect.admin import delete_keys
@@ -44,7 +45,7 @@ except ImportError:  # pytest is optional
     pytest = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from tampu.embedded.server import EmbeddedServer
     from tampu.worker import Handler
@@ -74,6 +75,20 @@ def job_context(
     job._tail = encode_extras(JobExtras(check_headers(headers or {})))
     with context_of(job):
         yield job
+
+
+@contextlib.contextmanager
+def override(provider: Callable[..., Any], replacement: Callable[..., Any]) -> Iterator[None]:
+    """Use another provider for a dependency inside a `with` block: `with override(session, fake_session): ...`.
+
+    The replacement may be of any kind that `Depends` takes. Processes of `process=True` tasks do not see it.
+    """
+    before = OVERRIDES.get(provider, provider)
+    OVERRIDES[provider] = replacement
+    try:
+        yield
+    finally:
+        OVERRIDES[provider] = before
 
 
 class RecordingJob(Job[Any]):

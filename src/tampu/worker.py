@@ -20,12 +20,15 @@ from tampu.base.checks import check_int, invalid
 from tampu.base.event_loop import SIGNAL_SECS, close_runner, new_event_loop
 from tampu.config import ConsumerConfig, SchedulerConfig, settings_of
 from tampu.consume.context import ProgressReporter
+from tampu.consume.dependencies import WorkerValues
 from tampu.consume.dispatch import Dispatcher
 from tampu.consume.execute import Execution, Target, call_hook, decode_first
 from tampu.consume.handlers import FailureCalls, is_coroutine_handler
 from tampu.consume.pool import DaemonThreads, Share
 from tampu.consume.runtime import Runtime
 from tampu.errors import ConfigError
+from tampu.maintain.supervise import supervise
+from tampu.middleware import EndCalls, around_runs, check_middleware, overriding
 from tampu.queue import Queue
 from tampu.redis.settings import parse_url, resolve_url
 from tampu.wire.job import Job
@@ -36,8 +39,9 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from tampu.config import ConsumerSettings
-    from tampu.consume.execute import Middleware
     from tampu.consume.heartbeat import Blocked
+    from tampu.middleware import Around, Middleware
+    from tampu.redis.client import Client
     from tampu.task import OnFailure
 
     #: Hooks may be coroutine functions: an awaitable that they return is awaited.
@@ -103,8 +107,9 @@ class Worker:
         result_ttl_ms: How long results are kept, in milliseconds.
         credential_provider: Callable or redis-py `CredentialProvider` that returns the credentials.
         on_startup: See the table above, also for `on_shutdown`, `before_job` and `after_job`.
-        middleware: Functions that take a job and return an async context manager. Each run happens inside all of
-            them, the first one outermost: for error trackers, tracing or database sessions.
+        middleware: Around the runs of all its queues, outside of that of the queues: `Middleware` objects, of which
+            `on_run` and `on_end` are called, in this process; or functions that take a job and return an async context
+            manager. The first one is outermost.
         processes: Maximum number of processes for `process=True` tasks. Defaults to the number of CPU cores.
         jobs_per_process: Replace a process after this many jobs, for tasks that leak memory. Defaults to never.
         **settings: Any other field of `ConsumerConfig`.
@@ -145,7 +150,7 @@ class Worker:
         on_shutdown: Hook | None = None,
         before_job: BeforeJob | None = None,
         after_job: AfterJob | None = None,
-        middleware: Iterable[Middleware] = (),
+        middleware: Iterable[Middleware | Around] = (),
         processes: int | None = None,
         jobs_per_process: int | None = None,
         **settings: Unpack[ConsumerSettings],
@@ -189,7 +194,7 @@ class Worker:
         self._reserve = _by_queue("reserve", reserve, low=0)
         self._limit = _by_queue("limit", limit, low=1)
         self._check_shares()
-        self._middleware = tuple(middleware)
+        self._middleware = check_middleware(middleware, or_functions=True)
         self._processes = None if processes is None else check_int("processes", processes, low=1)
         self._jobs_per_process = (
             None if jobs_per_process is None else check_int("jobs_per_process", jobs_per_process, low=1)
@@ -391,6 +396,8 @@ class Worker:
         link = serving.runtime.link(parse_url(queue.url, credential_provider=provider), queue.name)
         events_kept = config.events_max_stream_len if config.events_enabled else 0
         reporter = ProgressReporter(link.client, queue.keys, worker=config.consumer_id, events_kept=events_kept)
+        if self._shutdown is not None:
+            reporter.is_stopping = self._shutdown.is_set
         serving.reporters.append(reporter)
         codec = queue.codec if config.codec is None else config.codec
         if self._handler is None:
@@ -403,6 +410,7 @@ class Worker:
                 events_kept=events_kept,
                 processes=self._processes,
                 jobs_per_process=self._jobs_per_process,
+                worker_values=serving.worker_values,
             )
             serving.dispatchers.append(dispatcher)
             find = dispatcher.target_of
@@ -414,13 +422,20 @@ class Worker:
                 encode=encode_value if config.store_results else None,
             )
             find = lambda job: target  # noqa: E731
-        execution = Execution(find, reporter, self._hooks["before"], self._hooks["after"], self._middleware)
+        middleware = (*self._middleware, *queue.middleware)
+        # The middleware of the queue runs in the process of a task, which finds the queue by the task's module.
+        around = around_runs(middleware), around_runs(self._middleware)
+        execution = Execution(find, reporter, self._hooks["before"], self._hooks["after"], *around)
         share = Share(
             weight=self._weights.get(queue.name, 1),
             reserve=self._reserve.get(queue.name, 0),
             limit=self._limit.get(queue.name),
         )
         served = serving.runtime.add(link, queue.name, execution.run, share, codec)
+        if on_end := overriding(middleware, "on_end"):
+            ends = EndCalls(queue.name, on_end)
+            ends.observe_with(served.observers)
+            served.finishers.append(ends.finish)
         if self._handler is None:
             served.admission.names = queue.tasks
             reserve = partial(setattr, served.admission, "reserve", dispatcher.reserve)
@@ -433,6 +448,9 @@ class Worker:
                 limit += config.concurrency > limit + 1
                 share.limit = limit if share.limit is None else min(share.limit, limit)
             dispatcher.when_process_task = reserve  # one that is registered later
+            if config.run_scheduler and queue.tasks:
+                declaring = _declaring(queue, link.client, provider)
+                serving.declaring.append(asyncio.get_running_loop().create_task(declaring, name="tampu-schedules"))
             served.call_on_failure(FailureCalls(queue.name, partial(_on_failure_of, queue)))
 
 
@@ -444,14 +462,41 @@ class _Serving:
         self.threads = DaemonThreads(config.concurrency, "tampu-task")
         self.dispatchers: list[Dispatcher] = []
         self.reporters: list[ProgressReporter] = []
+        self.worker_values = WorkerValues()
+        #: Store the schedules that tasks declare.
+        self.declaring: list[asyncio.Task[None]] = []
 
     async def end(self) -> None:
-        """End its processes and threads."""
+        """End its processes, threads and dependencies."""
+        for declaring in self.declaring:
+            declaring.cancel()
+        await asyncio.gather(*self.declaring, return_exceptions=True)
         for dispatcher in self.dispatchers:
             dispatcher.close()
         self.threads.shutdown()
+        await self.worker_values.close()
         for reporter in self.reporters:
             await reporter.close()
+
+
+async def _declaring(queue: Queue, client: Client, credential_provider: Any) -> None:
+    """Store the schedules that the queue's tasks declare, however long that takes."""
+    is_done = False
+
+    async def declare() -> None:
+        nonlocal is_done
+        tasks = list(queue.tasks.values())
+        # Most workers have nothing to declare or to remove, and need no connection of a producer.
+        stored = await client.call("ZMSCORE", queue.keys.repeat, *(task.declared_key for task in tasks))
+        if any(task.declared is not None for task in tasks) or any(score is not None for score in stored):
+            given: Any = {**vars(queue._config), "credential_provider": credential_provider}
+            async with Queue(given.pop("queue_name"), url=queue.url, **given) as own:
+                for task in tasks:
+                    own.tasks[task.name] = task._on(own).task
+                await own.declare_schedules()
+        is_done = True
+
+    await supervise(f'schedules of queue "{queue.name}"', declare, lambda: is_done)
 
 
 def _on_failure_of(queue: Queue, name: str) -> OnFailure | None:

@@ -197,7 +197,8 @@ async def test_shutdown_meets_its_deadline_although_handlers_never_end(
     if handler != "stubborn":  # asyncio.run itself waits for a task that ignores its cancellation
         await until(lambda: not worker.is_alive, "the process has ended")
         assert worker.process.returncode == 0
-    assert len(view.pending()) == 2, "abandoned jobs stay pending for other workers"
+    # A coroutine that was cancelled has ended: its job is handed back. The others stay pending, as their work goes on.
+    assert len(view.pending()) == (0 if handler == "sleeping" else 2)
     assert view.length() == 3, "unstarted jobs are back in the stream"
 
 

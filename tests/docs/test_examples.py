@@ -19,7 +19,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 #: The complete output of each, as a pattern.
 #: Examples in which jobs fail on purpose.
-FAILING = {"retries.py", "events_follower.py"}
+FAILING = {"retries.py", "events_follower.py", "error_reporter.py", "database_session.py"}
 EXPECTED_LOG = re.compile(r"\w+: \w+ \S+ failed: attempt \d of \d, after .*|Traceback .*| {2,}.*|[\w.]+Error: .*")
 OUTPUT = {
     "first_job.py": r"added job \w{26}\nsending 'hi' to ada@example.com\nresult: sent to ada@example.com\n",
@@ -44,6 +44,12 @@ OUTPUT = {
     "dashboard_django.py": r"the shop\n403 without a session\n",
     "after_commit_sqlalchemy.py": r"rolled back: no job was added\nsending a welcome to ada@example.com\n",
     "after_commit_django.py": r"rolled back: no job was added\nsending a welcome to ada@example.com\n",
+    "error_reporter.py": r"paid 5\nbreadcrumb: attempt 1 of pay: the bank is closed\nagain in 0.1 s\n"
+    r"breadcrumb: attempt 2 of pay: the bank is closed\n"
+    r"report: ConnectionError: the bank is closed "
+    r"{'queue': 'payments', 'task': 'pay', 'reason': 'retries_exhausted'}\nfailed: retries_exhausted\n",
+    "tenant_context.py": r"invoice 7 of acme\ninvoice 7 of zeta, in a thread\ninvoice 7 of acme, in a process\n",
+    "database_session.py": r"users: 1\nrolled back: ValueError: not this one\nusers: 2\n",
     "outbox.py": r"a process died after its commit \(exit code 1\): rows in the outbox: 1, their jobs: \['unknown'\]\n"
     r"a relay died after its add: rows in the outbox: 1, their jobs: \['waiting'\]\nrelayed: 1\n"
     r"done: rows in the outbox: 0, their jobs: \[\]\nsending a welcome to ada@example.com\njobs run: 1\n",

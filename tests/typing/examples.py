@@ -7,7 +7,7 @@ Never run; test_typing.py checks it with mypy --strict and with pyright in stric
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, assert_type
@@ -17,11 +17,15 @@ from tampu import (
     BackoffSpec,
     Cancel,
     ConsumerConfig,
+    Depends,
     FailedJob,
     Job,
+    JobEnd,
     JobId,
     JobState,
+    Middleware,
     MissedFiresPolicy,
+    PendingAdd,
     Producer,
     ProducerConfig,
     Queue,
@@ -36,6 +40,7 @@ from tampu import (
     Worker,
     current_job,
 )
+from tampu.middleware import NextAdd, NextRun  # noqa: TC001
 from tampu.rsmq import PooledRsmq, QueueAttributes, Rsmq, RsmqConnection, RsmqConnectionSync, RsmqMessage, RsmqSync
 from tampu.sync import SyncJob
 from tampu.task import CoroutineTask, FunctionTask, TaskJob
@@ -240,6 +245,57 @@ async def wrapped(job: Job[Any]) -> AsyncGenerator[None, None]:
     yield
 
 
+class Tenant(Middleware):
+    async def on_add(self, call_next: NextAdd, add: PendingAdd) -> list[JobId]:
+        assert_type(add.headers, dict[str, str])
+        return await call_next(add)
+
+    async def on_run(self, call_next: NextRun, job: Job[Any]) -> Any:
+        return await call_next(job)
+
+    async def on_end(self, end: JobEnd) -> None:
+        assert_type(end.retry_in, float | None)
+
+
+class Connection:
+    pass
+
+
+def connection() -> Iterator[Connection]:
+    yield Connection()
+
+
+async def connection_later() -> AsyncIterator[Connection]:
+    yield Connection()
+
+
+async def connected() -> Connection:
+    return Connection()
+
+
+@queue.task
+async def stored(name: str, *, db: Connection = Depends(connection), other: Connection = Depends(connected)) -> int:
+    return 1
+
+
+@queue.task
+def stored_later(name: str, *, db: Connection = Depends(connection_later, per="worker")) -> int:
+    return 1
+
+
+@queue.task
+def misprovided(name: str, *, db: str = Depends(connection)) -> None:  # E
+    pass
+
+
+async def provides() -> None:
+    assert_type((await stored.add("ada")).id, JobId)
+    assert_type(await (await stored_later.add("ada")).result(), int)
+    assert_type(stored_later("ada", db=Connection()), int)
+    await stored.add()  # E
+    await stored.add("ada", db="text")  # E
+
+
 async def runs() -> None:
     worker = Worker("emails", handler, redis_url="redis://127.0.0.1:6379", concurrency=5)
     await worker.run()
@@ -256,6 +312,10 @@ async def runs() -> None:
     Worker(queue, before_job=after)  # E
     Worker(queue, after_job=before)  # E
     Worker(queue, middleware=[before])  # E
+    Worker(queue, middleware=[Tenant(), wrapped])
+    Queue("emails", middleware=[Tenant()], headers={"source": "web"})
+    Queue("emails", middleware=[Tenant])  # E
+    Queue("emails", headers={"source": 1})  # E
     Queue("emails", overflow="wait", dedup_ttl_secs=60, strict=True)
     Queue("emails", overflow="block")  # E
     Queue("emails", dedup_ttl=60)  # E

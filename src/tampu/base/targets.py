@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+#: Set by `manage.py tampu`: call `django.setup()` before a module of the user is imported.
+DJANGO_VARIABLE = "TAMPU_DJANGO_SETUP"
+
+
 class TargetError(ConfigError):
     """A target does not exist. `module` is the module that lacks the attribute, if it could be imported."""
 
@@ -57,6 +61,8 @@ def import_module_from_cwd(name: str) -> ModuleType:
         raise TargetError(f"{name!r} is the name of a standard-library module; rename your file")
     importlib.invalidate_caches()
     try:
+        if os.environ.get(DJANGO_VARIABLE):
+            importlib.import_module("django").setup()
         return importlib.import_module(name)
     except (Exception, SystemExit) as error:
         missing = error.name if isinstance(error, ModuleNotFoundError) else None

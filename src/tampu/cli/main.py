@@ -40,6 +40,8 @@ class RootGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[:2] == ["worker", "list"]:  # looks like a subcommand, but `worker` takes targets
             args = ["workers", *args[2:]]
+        if args[:1] == ["repeatable"]:  # the name before 0.3
+            args = ["schedule", *args[1:]]
         name, _, rest = super().resolve_command(ctx, args)
         return name, load_command(COMMANDS[name]) if name in COMMANDS else None, rest
 

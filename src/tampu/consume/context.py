@@ -108,6 +108,8 @@ class ProgressReporter:
         #: By ID and attempt of the job. Nearly always empty.
         self.reports: dict[tuple[str, int], _Reports] = {}
         self._has_complained = False
+        #: Whether the worker stops; see `Job.stopping`.
+        self.is_stopping: Callable[[], bool] = bool
         self._sending: set[asyncio.Task[Any]] = set()
 
     def report_progress(self, job: Job[Any], fraction: float, note: str) -> None:

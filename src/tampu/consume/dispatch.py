@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
+import inspect
 import os
 import sys
 from dataclasses import dataclass, field
@@ -12,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tampu.base.event_loop import LoopThread
 from tampu.consume.context import ProgressReporter, set_current_job
-from tampu.consume.execute import Target
+from tampu.consume.dependencies import ProcessValues, Provided, WorkerValues, dependencies_of
+from tampu.consume.execute import Target, run_inside
 from tampu.consume.handlers import is_coroutine_handler
 from tampu.consume.processes import Processes
 from tampu.embedded.server import acquire, join_throw_away, release
-from tampu.errors import DecodeError
+from tampu.errors import ConfigError, DecodeError
 from tampu.redis.client import Client
 from tampu.redis.settings import parse_url
 from tampu.wire.codec import QueueCodec
@@ -24,9 +27,11 @@ from tampu.wire.keys import QueueKeys
 from tampu.wire.task_codec import Arguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractAsyncContextManager
 
+    from tampu.consume.dependencies import Dependency
+    from tampu.consume.execute import AroundRun
     from tampu.consume.pool import DaemonThreads
     from tampu.consume.retries import RetryRules
     from tampu.redis.settings import ConnectionSettings
@@ -44,6 +49,8 @@ class TaskQueue(Protocol):
     def url(self) -> str: ...
     @property
     def connection_settings(self) -> ConnectionSettings: ...
+    @property
+    def around_runs(self) -> Sequence[AroundRun]: ...
 
 
 class ServedTask(Protocol):
@@ -57,6 +64,8 @@ class ServedTask(Protocol):
     def function(self) -> Callable[..., Any]: ...
     @property
     def arguments(self) -> Arguments: ...
+    @property
+    def dependencies(self) -> Mapping[str, Dependency]: ...
     @property
     def results(self) -> Results: ...
     @property
@@ -83,6 +92,7 @@ class Dispatcher:
         events_kept: int = 0,
         processes: int | None = None,
         jobs_per_process: int | None = None,
+        worker_values: WorkerValues | None = None,
     ) -> None:
         self._tasks = tasks
         self._threads = threads
@@ -91,6 +101,7 @@ class Dispatcher:
         self._worker = worker
         self._events_kept = events_kept
         self._process_limits = processes, jobs_per_process
+        self._worker_values = worker_values or WorkerValues()
         self._targets: dict[str, Target] = {}
         self._processes: list[Processes] = []
         self._remotes: dict[str, RemoteTaskCall] = {}
@@ -130,9 +141,13 @@ class Dispatcher:
     def _target(self, task: ServedTask, timeout_secs: float | None, soft_secs: float | None) -> Target:
         codec = QueueCodec.of(self._codec, task.queue.name)
         open_slot = None if codec is None else codec.slot_opener(task.name)
-        is_in_thread = not task.process and not is_coroutine_handler(task.function)
+        is_async = is_coroutine_handler(task.function)
+        is_in_thread = not task.process and not is_async
+        provided = None
+        if task.dependencies and not task.process:
+            provided = Provided(task.dependencies, self._worker_values, is_async=is_async)
         return Target(
-            task_call(task.function, task.arguments, open_slot),
+            task_call(task.function, task.arguments, open_slot, provided, is_async=is_async),
             threads=self._threads if is_in_thread else None,
             processes=self._processes_for(task) if task.process else None,
             timeout_secs=timeout_secs,
@@ -140,6 +155,7 @@ class Dispatcher:
             rules=task.rules,
             open_first=partial(_opened, codec) if task.process and codec is not None else None,
             encode=task.results.encode if self._store_results else None,
+            provided=provided,
         )
 
     def _processes_for(self, task: ServedTask) -> Processes:
@@ -155,6 +171,12 @@ class Dispatcher:
         return self._processes[-1]
 
 
+def _call_provided(
+    call: Callable[[Callable[..., Any], dict[str, Any]], Any], function: Callable[..., Any], /, **values: Any
+) -> Any:
+    return call(function, values)
+
+
 def _opened(codec: QueueCodec, job: Job[Any]) -> Job[Any]:
     """Open a payload for a process: the keys stay in the worker, the process gets a plain payload."""
     try:
@@ -165,9 +187,18 @@ def _opened(codec: QueueCodec, job: Job[Any]) -> Job[Any]:
 
 
 def task_call(
-    function: Callable[..., Any], arguments: Arguments, open_slot: Callable[[bytes], bytes] | None = None
+    function: Callable[..., Any],
+    arguments: Arguments,
+    open_slot: Callable[[bytes], bytes] | None = None,
+    provided: Provided | None = None,
+    *,
+    is_async: bool,
 ) -> Callable[[Job[Any]], Any]:
     """Return a function that calls a task's function with the arguments in a job. `open_slot` opens sealed payloads."""
+    if provided is not None:
+        function = partial(_call_provided, provided.call, function)
+    if is_django_ready() and not is_async:
+        function = _with_fresh_connections(function)
     decode = arguments.decode
 
     def call(job: Job[Any]) -> Any:
@@ -200,6 +231,7 @@ class RemoteTaskCall:
     is_coroutine: bool
     #: True if the worker has set up Django: the task's module may import models, which needs that in the child too.
     needs_django: bool
+    has_middleware: bool
 
     @classmethod
     def of(cls, task: ServedTask, worker: str, events_kept: int) -> RemoteTaskCall:
@@ -211,19 +243,29 @@ class RemoteTaskCall:
             throw_away = str(server.data_dir)
             release(server)
         function, queue = task.function, task.queue
+        needs_django = is_django_ready() and bool(os.environ.get("DJANGO_SETTINGS_MODULE"))
         return cls(
             *(function.__module__, function.__qualname__, queue.name, queue.url, throw_away, worker, events_kept),
-            *(task.soft_timeout, is_coroutine_handler(function), _is_django_ready()),
+            *(task.soft_timeout, is_coroutine_handler(function), needs_django, bool(queue.around_runs)),
         )
 
     def __call__(self, job: Job[Any]) -> Any:
-        call, rules, reporter = _found(self)
+        call, rules, reporter, around, provided = _found(self)
         job._context = reporter
         set_current_job(job)
         own_ms = job.extras.soft_timeout_ms
         soft_secs = self.soft_timeout if own_ms is None else own_ms / 1000
         target = Target(call, soft_secs=soft_secs, rules=rules)
-        return target.run_on_loop(job) if self.is_coroutine else target.call_in_process(job)
+        run: Callable[[Job[Any]], Any] = target.run_on_loop if self.is_coroutine else target.call_in_process
+        if not around and provided is None:
+            return run(job)
+
+        async def start(job: Job[Any]) -> Any:
+            async with contextlib.nullcontext() if provided is None else provided.on_loop():
+                result = run(job)
+                return await result if inspect.isawaitable(result) else result
+
+        return run_inside(around, start, job)
 
 
 @dataclass(frozen=True)
@@ -236,15 +278,34 @@ class RemoteCalls:
         return self.remotes[job.name](job)
 
 
-def _is_django_ready() -> bool:
-    """Return True if this process has called `django.setup()` with a settings module, which a child can do too."""
+def is_django_ready() -> bool:
+    """Return True if this process has called `django.setup()`."""
     registry: Any = sys.modules.get("django.apps")
-    return registry is not None and registry.apps.ready and bool(os.environ.get("DJANGO_SETTINGS_MODULE"))
+    return registry is not None and registry.apps.ready
+
+
+def _with_fresh_connections(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Close broken and outdated database connections of the thread around each run, as Django does for a request."""
+    close_old_connections = importlib.import_module("django.db").close_old_connections
+
+    def call(**values: Any) -> Any:
+        close_old_connections()
+        try:
+            return function(**values)
+        finally:
+            close_old_connections()
+
+    return call
+
+
+_process_values = ProcessValues()
 
 
 @functools.cache
-def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], RetryRules | None, ProgressReporter]:
-    """Return, in the child, the task's call, its rules and its progress reporter."""
+def _found(
+    remote: RemoteTaskCall,
+) -> tuple[Callable[[Job[Any]], Any], RetryRules | None, ProgressReporter, Sequence[AroundRun], Provided | None]:
+    """Return, in the child, the task's call, its rules, its progress reporter, its middleware and its dependencies."""
     if remote.throw_away is not None:
         join_throw_away(remote.throw_away)
     if remote.needs_django:
@@ -254,12 +315,17 @@ def _found(remote: RemoteTaskCall) -> tuple[Callable[[Job[Any]], Any], RetryRule
         found = getattr(found, part)
     settings = parse_url(remote.url)
     if isinstance(getattr(found, "arguments", None), Arguments):
-        call, rules = task_call(found.function, found.arguments), found.rules
+        function, arguments, rules, around = found.function, found.arguments, found.rules, found.queue.around_runs
         if found.queue.url == remote.url:
             settings = found.queue.connection_settings  # it has the credentials, which are not pickled
     else:  # the task was bound to another name than the function's
-        call, rules = task_call(found, Arguments(found, remote.name)), None
-    return call, rules, LoopThread().run(_make_reporter(settings, remote))
+        if remote.has_middleware:
+            raise ConfigError(f"{remote.name} in {remote.module} must be the task itself: its queue has middleware")
+        function, arguments, rules, around = found, Arguments(found, remote.name, dependencies_of(found)), None, []
+    dependencies = dependencies_of(function)
+    provided = Provided(dependencies, _process_values, is_async=remote.is_coroutine) if dependencies else None
+    call = task_call(function, arguments, provided=provided, is_async=remote.is_coroutine)
+    return call, rules, LoopThread().run(_make_reporter(settings, remote)), around, provided
 
 
 async def _make_reporter(settings: ConnectionSettings, remote: RemoteTaskCall) -> ProgressReporter:

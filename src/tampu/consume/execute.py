@@ -17,6 +17,7 @@ import random
 import signal
 import time
 from contextvars import copy_context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tampu.base.clock import boot_clock_ns, wall_clock_ms
@@ -34,11 +35,11 @@ from tampu.wire.payload import encode_no_result, encode_value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
-    from contextlib import AbstractAsyncContextManager
 
     from tampu.config import ConsumerConfig
     from tampu.consume.admission import Admission, Verdict
     from tampu.consume.context import ProgressReporter
+    from tampu.consume.dependencies import Provided
     from tampu.consume.inflight import Delivery
     from tampu.consume.job_log import JobLog
     from tampu.consume.outcomes import Observers
@@ -48,7 +49,8 @@ if TYPE_CHECKING:
     from tampu.consume.settle import Settler
     from tampu.wire.job import Job
 
-    Middleware = Callable[[Job[Any]], AbstractAsyncContextManager[object]]
+    #: Runs around a run: it gets what to call next, and the job.
+    AroundRun = Callable[[Callable[[Job[Any]], Awaitable[Any]], Job[Any]], Awaitable[Any]]
 
 logger = logging.getLogger("tampu.worker")
 
@@ -79,6 +81,7 @@ class Runner:
         self._codec = None if codec is None or codec.seals_many else codec
         self._on_start, self._on_failure = observers.started, observers.failed
         self._on_success, self._on_recovery = observers.succeeded, observers.recovered
+        self._on_snooze = observers.snoozed
         self._log = log
 
     async def run(self, delivery: Delivery, *, is_admitted: bool = False) -> None:
@@ -101,7 +104,11 @@ class Runner:
             outcome = self._returned(delivery, started, result)
         except asyncio.CancelledError as cancelled:
             if self._admission.is_stopping:
-                raise  # the entry stays pending, and another worker takes it over
+                # Its coroutine or process has ended, so another worker may run it at once. A thread has not, and a last
+                # attempt has its mark: such an entry stays pending, and another worker takes it over.
+                if delivery.job._cancellation is None and not delivery.is_last_attempt:
+                    self._admission.unstarted.append(delivery)
+                raise
             outcome = self._raised(delivery, started, cancelled)
         except BaseException as error:
             if is_for_the_process(error):
@@ -157,6 +164,8 @@ class Runner:
             outcome = Retried(delivery, wall_clock_ms(), duration_us, result.why, result.after_ms, counts=False)
         elif isinstance(result, Snooze):
             outcome = Retried(delivery, wall_clock_ms(), duration_us, "", result.after_ms, counts=False)
+            for observer in self._on_snooze:
+                observer(outcome)
         elif isinstance(result, Retry):
             outcome = self._failed(delivery, duration_us, RetryAsked("by the handler"), result.after_ms)
         elif isinstance(result, Cancel):
@@ -194,7 +203,10 @@ class Runner:
             rest_ms = error.after_ms or 0
             if delivery.queue.gate is not None:
                 delivery.queue.gate.rest(job, rest_ms)
-            return Retried(delivery, wall_clock_ms(), duration_us, "", rest_ms, counts=False)
+            held = Retried(delivery, wall_clock_ms(), duration_us, "", rest_ms, counts=False)
+            for observer in self._on_snooze:
+                observer(held)
+            return held
         return self._failed(delivery, duration_us, error)
 
     def _failed(
@@ -226,13 +238,16 @@ class Execution:
         progress: ProgressReporter,
         before: Callable[..., object] | None = None,
         after: Callable[..., object] | None = None,
-        middleware: Sequence[Middleware] = (),
+        around: Sequence[AroundRun] = (),
+        around_processes: Sequence[AroundRun] = (),
     ) -> None:
         self._find = find
         self._progress = progress
         self._before = before
         self._after = after
-        self._middleware = middleware
+        #: What runs around each run, and around the runs of tasks in processes, where the rest is called.
+        self._around = around
+        self._around_processes = around_processes
 
     async def run(self, job: Job[Any]) -> Any:
         """Run a job. Return its encoded result, or the outcome that its function returned."""
@@ -243,12 +258,10 @@ class Execution:
         try:
             if self._before is not None:
                 await call_hook(self._before, job)
-            if not self._middleware:
+            if not self._around:
                 return encode_outcome(await target.start(job), target.encode)
-            async with contextlib.AsyncExitStack() as stack:
-                for enter in self._middleware:
-                    await stack.enter_async_context(enter(job))
-                return encode_outcome(await target.start(job), target.encode)
+            around = self._around_processes if target.is_in_process else self._around
+            return encode_outcome(await run_inside(around, target.start, job), target.encode)
         except BaseException as raised:
             error = raised
             raise
@@ -262,6 +275,15 @@ class Execution:
                     # The outcome of the job is decided, and a hook must not change it: a success would run again.
                     logger.exception("hook after_job raised an exception for job %s; the job is not affected", job.id)
             error = None  # otherwise it and this frame would keep each other in memory
+
+
+def run_inside(
+    around: Sequence[AroundRun], start: Callable[[Job[Any]], Awaitable[Any]], job: Job[Any]
+) -> Awaitable[Any]:
+    """Run a job inside all of these, the first one outermost."""
+    for call in reversed(around):
+        start = partial(call, start)
+    return start(job)
 
 
 async def call_hook(hook: Callable[..., object] | None, *args: Any) -> None:
@@ -285,6 +307,7 @@ class Target:
         rules: RetryRules | None = None,
         open_first: Callable[[Job[Any]], Job[Any]] | None = None,
         encode: Callable[[Any], bytes] | None = None,
+        provided: Provided | None = None,
     ) -> None:
         #: Decodes the arguments in a job and calls the function.
         self._call = call
@@ -300,6 +323,13 @@ class Target:
         options = (threads, processes, timeout_secs, soft_secs, rules, open_first)
         #: Runs a job. Most tasks are coroutine functions without options: their own coroutine is all that is awaited.
         self.start: Callable[[Job[Any]], Awaitable[Any]] = call if options == (None,) * len(options) else self._run
+        if provided is not None:
+            self.start = partial(_run_provided, provided, self.start)
+
+    @property
+    def is_in_process(self) -> bool:
+        """True if the function runs in another process."""
+        return self._processes is not None
 
     async def _run(self, job: Job[Any]) -> Any:
         timeout_secs = self._timeout_secs
@@ -401,6 +431,11 @@ class Target:
             job._judged = (shown or error, judgement)
         elif self._soft_secs is not None and isinstance(error, SoftTimeout):
             raise TimeoutError(_soft_text(self._soft_secs)) from error
+
+
+async def _run_provided(provided: Provided, start: Callable[[Job[Any]], Awaitable[Any]], job: Job[Any]) -> Any:
+    async with provided.on_loop():
+        return await start(job)
 
 
 def decode_first(job: Job[Any]) -> Job[Any]:

@@ -252,7 +252,7 @@ class Observers:
     do not raise.
     """
 
-    __slots__ = ("failed", "received", "recovered", "settled", "started", "succeeded")
+    __slots__ = ("failed", "received", "recovered", "settled", "snoozed", "started", "succeeded")
 
     def __init__(self) -> None:
         #: Called with the number of entries that a read returned, and of those that had been delivered before.
@@ -261,6 +261,8 @@ class Observers:
         #: Called with a success at the first attempt, and with one at a later attempt.
         self.succeeded: list[Callable[[Success], None]] = []
         self.recovered: list[Callable[[Success], None]] = []
+        #: Called when the handler has returned `Snooze`.
+        self.snoozed: list[Callable[[Retried], None]] = []
         #: Called with any other outcome, and the error if there is one.
         self.failed: list[Callable[[Outcome, BaseException | None], None]] = []
         #: Called with any other outcome that was written.

@@ -91,8 +91,8 @@ class ServedQueue:
         self._promoter: PromoterDuty | None = None
         #: True if the metrics sink wants to know the length of the queue.
         self.measures = type(config.metrics).queue_depth is not MetricsSink.queue_depth
-        #: The calls of `on_failure`; None if the queue has a handler instead of tasks.
-        self.failure_calls: FailureCalls | None = None
+        #: Wait for the calls of `on_failure` and `on_end` that were started, for up to so many seconds.
+        self.finishers: list[Callable[[float], Awaitable[None]]] = []
         self.heartbeats = Heartbeats(self, runtime.pool, runtime.watch)
         self.leases = Leases(client, keys, config, self.inflight)
         self.cancels = Cancels(client, keys, config, self.inflight)
@@ -120,7 +120,7 @@ class ServedQueue:
 
     def call_on_failure(self, calls: FailureCalls) -> None:
         """Run the `on_failure` calls of jobs that are dead-lettered."""
-        self.failure_calls = calls
+        self.finishers.append(calls.finish)
         self.observers.settled.append(lambda outcome: calls(outcome) if isinstance(outcome, DeadLetter) else None)
 
     @property
@@ -314,8 +314,8 @@ class Runtime:
         await self._hand_back([delivery for queue in self.queues for delivery in queue.admission.unstarted])
         if self.abandoned:
             logger.warning(
-                "abandoned %d job%s that did not end in time (shutdown_deadline_secs is %g); another worker will retry "
-                "after %g s",
+                "abandoned %d job%s that did not end in time (shutdown_deadline_secs is %g); another worker runs them "
+                "again: at once, or after %g s if their threads still run",
                 *(self.abandoned, "" if self.abandoned == 1 else "s"),
                 *(self.config.shutdown_deadline_secs, self.config.claim_min_idle_ms / 1000),
             )
@@ -323,8 +323,7 @@ class Runtime:
         drained = await asyncio.gather(*(queue.settler.drain(secs_left) for queue in self.queues))
         if not all(drained):
             logger.error("not all outcomes were settled in time; another worker will run those jobs again")
-        failure_calls = [queue.failure_calls for queue in self.queues if queue.failure_calls is not None]
-        await asyncio.gather(*(calls.finish(self._secs_left()) for calls in failure_calls))
+        await asyncio.gather(*(finish(self._secs_left()) for queue in self.queues for finish in queue.finishers))
         for queue in self.queues:
             queue.end()
         await self._lease_thread.stop()

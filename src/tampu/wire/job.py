@@ -252,6 +252,15 @@ class Job(Generic[T]):
             raise SoftTimeout("the handler reached its soft timeout")
 
     @property
+    def stopping(self) -> bool:
+        """True once the worker that runs this job was told to stop: save what is done and return `Snooze(0)`.
+
+        At the shutdown deadline the job is cancelled and handed to another worker. Always False in a process of
+        `process=True` tasks, which does not learn of it.
+        """
+        return bool(getattr(self._context, "is_stopping", bool)())
+
+    @property
     def payload_slot(self) -> bytes:
         """The encoded payload, exactly as in the envelope."""
         return self._slot

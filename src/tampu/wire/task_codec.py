@@ -18,7 +18,7 @@ from tampu.wire.payload import decode_slot, decode_value, encode_value, refuse_a
 from tampu.wire.typed import TypedPayload, is_pydantic
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
 _UNSET = msgspec.UNSET
 
@@ -26,13 +26,17 @@ _UNSET = msgspec.UNSET
 class Arguments:
     """Encodes a function's arguments as one payload, a dict by parameter name."""
 
-    def __init__(self, function: Callable[..., Any], name: str) -> None:
+    def __init__(self, function: Callable[..., Any], name: str, provided: Container[str] = ()) -> None:
         self._name = name
+        #: The parameters that a worker provides: they are not part of the payload.
+        self._provided = provided
         try:
             self._signature = inspect.signature(function)
         except (TypeError, ValueError):
             raise ConfigError(f"task {name!r}: cannot read the signature of {function!r}; wrap it in a def") from None
-        hints = _hints(function)
+        kept = [parameter for parameter in self._signature.parameters.values() if parameter.name not in provided]
+        self._signature = self._signature.replace(parameters=kept)
+        hints = hints_of(function)
         fields: list[Any] = []
         self._untyped: list[str] = []
         #: The name of `**kwargs`, if there is one.
@@ -71,6 +75,9 @@ class Arguments:
         else:
             values = self.bind(args, kwargs)
         rest = values.pop(self._rest, {}) if self._rest is not None else {}
+        for name in rest:
+            if name in self._provided:
+                raise TypeError(f"task {self._name!r}: {name!r} is provided by the worker; nothing was sent")
         for name in (*self._untyped, *rest):
             # Without a type there is no way to restore anything but a plain value.
             try:
@@ -113,8 +120,10 @@ class KeyedPayload(bytes):
 class KeyedArguments(Arguments):
     """Encodes the arguments of a task with keys. `key_of` names those of the task's parameters that it needs."""
 
-    def __init__(self, function: Callable[..., Any], name: str, key_of: Callable[..., str]) -> None:
-        super().__init__(function, name)
+    def __init__(
+        self, function: Callable[..., Any], name: str, key_of: Callable[..., str], provided: Container[str] = ()
+    ) -> None:
+        super().__init__(function, name, provided)
         self._key_of = key_of
         try:
             needed = inspect.signature(key_of).parameters
@@ -145,7 +154,7 @@ class Results:
     """Encodes a function's return value: plain values as they are, others by the return annotation."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        hint = _known_hint(_hints(function).get("return", Any))
+        hint = _known_hint(hints_of(function).get("return", Any))
         self._codec = None if hint is Any else TypedPayload(hint)
 
     def encode(self, value: Any) -> bytes:
@@ -172,10 +181,10 @@ class Results:
             return value
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotations that can be resolved; one that exists only for type checkers does not hide the others."""
     try:
-        return get_type_hints(function)
+        return get_type_hints(function, include_extras=True)
     except Exception:
         found: dict[str, Any] = {}
         function = inspect.unwrap(function)
@@ -185,7 +194,7 @@ def _hints(function: Callable[..., Any]) -> dict[str, Any]:
 
             alone.__annotations__ = {name: annotation}
             with contextlib.suppress(Exception):
-                found |= get_type_hints(alone, globalns=getattr(function, "__globals__", {}))
+                found |= get_type_hints(alone, getattr(function, "__globals__", {}), include_extras=True)
         return found
 
 

@@ -75,7 +75,7 @@ _TABLE = {
         "queue": ("queue:app", "List, pause, resume, drain, purge or delete queues."),
         "limit": ("limit:app", "Show, set or clear the limits of a queue, its tasks and its keys."),
         "dlq": ("dlq:app", "Summarize, show, repair, replay or remove dead letters."),
-        "repeatable": ("changes:app", "List, remove or fire schedules (repeatable jobs)."),
+        "schedule": ("changes:app", "List, run or remove schedules."),
     },
     "Other": {
         "pipeline": (

@@ -1,4 +1,4 @@
-"""`tampu add`, `tampu cancel` and `tampu repeatable list|remove|fire`: changes of jobs and schedules."""
+"""`tampu add`, `tampu cancel` and `tampu schedule list|run|remove`: changes of jobs and schedules."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ from tampu.inspect.views import one_line, redacted, schedule_json
 from tampu.queue import Queue
 from tampu.wire.repeat import RepeatableMeta
 
-app = typer.Typer(help="List, remove or fire schedules (repeatable jobs).", no_args_is_help=True)
+app = typer.Typer(help="List, run or remove schedules.", no_args_is_help=True)
 
 #: Maximum number of jobs that one call cancels by filter; call it again for the rest.
 MAX_JOBS = 10_000
@@ -238,8 +238,9 @@ def remove(common: CommonOptions, queue: QueueName, key: Key, confirmation: Conf
     common.report(report, f"removed {key}" if is_removed else "")
 
 
-@app.command()
-def fire(common: CommonOptions, queue: QueueName, key: Key) -> None:
+@app.command("run")
+@app.command("fire", hidden=True)  # its name before 0.3
+def run(common: CommonOptions, queue: QueueName, key: Key) -> None:
     """Enqueue the job of a schedule once, now. The schedule itself does not change."""
 
     async def work(admin: QueueAdmin) -> tuple[str, str]:

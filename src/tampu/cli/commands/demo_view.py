@@ -296,7 +296,7 @@ def _next(tally: Tally, url: str) -> list[Text]:
     if tally.example_job:
         commands.append((f"tampu job why {tally.example_job}", "a payment: failed, dead-lettered, replayed, done"))
     commands += [
-        ("tampu repeatable list reports", "the schedule of the evening report"),
+        ("tampu schedule list reports", "the schedule of the evening report"),
         ("tampu doctor", "check the server and the queues"),
     ]
     width = max(len(command) for command, _ in commands)

@@ -57,7 +57,8 @@ class AfterCommit(DeferringTask[P]):
 def fresh_connections(function: Callable[P, R]) -> Callable[P, R]:
     """Close broken and outdated database connections before and after each call, as Django does for a request.
 
-    For `def` tasks that use the ORM: they run in threads of the worker, which keep their connections open.
+    Workers do this for the `def` tasks of a program that has called `django.setup()`. It is for other functions that
+    use the ORM in threads.
 
         @queue.task
         @fresh_connections

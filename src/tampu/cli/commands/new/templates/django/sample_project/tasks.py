@@ -4,7 +4,6 @@ from datetime import timedelta
 
 from django.utils import timezone
 from tampu import Queue
-from tampu.contrib.django import fresh_connections
 
 from sample_project.models import Signup
 
@@ -13,7 +12,6 @@ queue = Queue("sample-project")
 
 
 @queue.task
-@fresh_connections
 def send_welcome(signup_id: int) -> str:
     """Send a welcome email. If it fails, it is retried for six minutes; then the job becomes a dead letter."""
     signup = Signup.objects.get(pk=signup_id)
@@ -23,7 +21,6 @@ def send_welcome(signup_id: int) -> str:
 
 
 @queue.task
-@fresh_connections
 def delete_old_signups(days: int = 365) -> int:
     """Delete signups older than this, and return how many."""
     limit = timezone.now() - timedelta(days=days)
