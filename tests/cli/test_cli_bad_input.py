@@ -165,7 +165,7 @@ def test_the_shell_completes_commands_and_queues(shop: Filled) -> None:
         asked = {"_TAMPU_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
         return run_program(env=os.environ | asked).out.split()
 
-    assert completed("tampu repeatab") == ["repeatable"]
+    assert completed("tampu schedul") == ["scheduler", "schedule"]
     assert completed("tampu inspect sh") == [QUEUE]
     assert complete_queue("nothing like it") == []
 
