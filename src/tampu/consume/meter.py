@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from tampu.redis.connection import Part
     from tampu.wire.keys import QueueKeys
 
-#: Of the runs between two cells the first 256 are timed, then every second of as many, every fourth, up to every 64th.
-TIMED_EACH = 256
+#: Of the runs between two cells the first 16 are timed, then every second of as many, every fourth, up to every 64th.
+TIMED_EACH = 16
 MAX_STRIDE = 64
 #: How often cells are written, in seconds.
 WRITE_SECS = 10.0
