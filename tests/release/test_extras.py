@@ -32,6 +32,23 @@ from tampu import EncryptedCodec, Queue
 with Queue("q", codec=EncryptedCodec({"1": bytes(32)})).sync as sync:
     sync.add("hello", 1)
 """,
+    "dashboard": """
+import asyncio, os
+from tampu.dashboard import dashboard
+
+app = dashboard(os.environ["TAMPU_URL"], authorize=lambda request: None)
+sent = []
+
+async def receive():
+    return {"type": "http.request", "body": b"", "more_body": False}
+
+async def send(message):
+    sent.append(message)
+
+scope = {"type": "http", "method": "GET", "path": "/", "raw_path": b"/", "query_string": b"", "headers": []}
+asyncio.run(app(scope | {"root_path": "", "server": None, "client": None, "scheme": "http"}, receive, send))
+assert sent[0]["status"] == 403
+""",
     "connector": """
 from tampu.spark.read.decode import decode_events
 
