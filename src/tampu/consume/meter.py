@@ -92,7 +92,7 @@ class Meter:
             self._time(outcomes[self._timed % len(outcomes)] if outcomes else None)
 
     def _time(self, outcome: Outcome | None) -> None:
-        """Note the times of one run for all runs since the last one: in a busy worker for one in 64 or more."""
+        """Record the times of one run for all runs since the last one: in a busy worker for one in 64 or more."""
         row = None if outcome is None else self._counts.get(outcome.delivery.job.name)
         if outcome is None or outcome.place is None or row is None:
             return
@@ -101,12 +101,10 @@ class Meter:
         if self._timed % TIMED_EACH == 0 and self._stride < MAX_STRIDE:
             self._stride *= 2
         duration_us = outcome.duration_us
-        index = bucket(duration_us)
-        row.runs[index] = row.runs.get(index, 0) + weight
+        wait_ms = None
         if outcome.finished_at_ms:
-            wait_ms = outcome.finished_at_ms - duration_us // 1000 - int(outcome.delivery.entry_id[:13])
-            index = bucket(max(wait_ms, 0))
-            row.waits[index] = row.waits.get(index, 0) + weight
+            wait_ms = max(outcome.finished_at_ms - duration_us // 1000 - int(outcome.delivery.entry_id[:13]), 0)
+        row.time(weight, duration_us, wait_ms)
 
     def _new(self, name: str) -> Counts:
         return self._counts.setdefault(name if len(self._counts) < MAX_NAMES else OTHER, Counts())

@@ -48,6 +48,14 @@ class Counts:
         self.runs: dict[int, int] = {}
         self.waits: dict[int, int] = {}
 
+    def time(self, weight: int, run_us: int, wait_ms: int | None) -> None:
+        """Record the times of one run, which stand for those of `weight` runs."""
+        index = bucket(run_us)
+        self.runs[index] = self.runs.get(index, 0) + weight
+        if wait_ms is not None:
+            index = bucket(wait_ms)
+            self.waits[index] = self.waits.get(index, 0) + weight
+
     @property
     def ok(self) -> int:
         """Return the runs that succeeded."""
