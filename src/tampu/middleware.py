@@ -206,6 +206,14 @@ class ObservedProducer(Producer[Any]):
         send = super().add_packed_each
         return await self._through(packed, options, lambda options: send(packed, options, delay=delay, run_at=run_at))
 
+    async def add_debounced(self, packed: bytes, opts: AddOptions, quiet_ms: int, at_most_ms: int | None) -> JobId:
+        send = super().add_debounced
+
+        async def last(options: list[AddOptions]) -> list[JobId]:
+            return [await send(packed, options[0], quiet_ms, at_most_ms)]
+
+        return (await self._through([packed], [opts], last))[0]
+
     async def _through(
         self,
         packed: Sequence[bytes],

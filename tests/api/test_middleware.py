@@ -97,10 +97,12 @@ async def test_context_travels_from_every_kind_of_add_to_the_run(server: Server,
                 *await on_loop.add_bulk([{}, {}]),
                 await on_loop.using(delay=0.01, unique="7").add(),
                 *await keyed.add_bulk(["a", "b"]),
+                await on_loop.using(debounce="9", quiet=0.01).add(),
+                await on_loop.using(throttle="9", every=1).add(),
             ]
             tenant.set("zeta")
             own = await on_loop.using(headers={"source": "cli"}).add()
-            assert [await job.result(10) for job in jobs] == ["acme web"] * 9
+            assert [await job.result(10) for job in jobs] == ["acme web"] * 11
             assert await own.result(10) == "zeta cli"
 
 

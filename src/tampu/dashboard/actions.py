@@ -142,8 +142,8 @@ async def _target(ask: Ask, admin: QueueAdmin, name: str, ids: list[str]) -> tup
         key = query.get("key", "")
         if await admin.packed_spec(key) is None:
             raise NotFound(f"no schedule {key!r} in queue {queue!r}")
-        verb = "fire" if name == "fire" else "remove"
-        return 1, f"schedule {key} of {queue}", _command("repeatable", verb, queue, key), ""
+        verb = "run" if name == "fire" else "remove"
+        return 1, f"schedule {key} of {queue}", _command("schedule", verb, queue, key), ""
     if name in ("cancel", "run-now", "edit", "open"):
         if not ids:
             raise NotFound("choose at least one job, and then what to do with it")
