@@ -30,6 +30,7 @@ from tampu.inspect.dead_letters import (
 )
 from tampu.inspect.jobs import JobSearch, decoded_job, decoded_member
 from tampu.inspect.limits import read_gate, why_held
+from tampu.inspect.registry import REGISTRY
 from tampu.inspect.snapshot import decode_pauses, list_workers, reason_of, take_snapshot
 from tampu.inspect.streams import newest_id, scan_keys, stream_pages
 from tampu.inspect.walk import Walk, Wanted
@@ -556,8 +557,11 @@ class QueueAdmin(JobSearch):
 
 
 async def delete_keys(client: Client, keys: QueueKeys) -> int:
-    """Delete every key of a queue and return how many there were."""
+    """Delete every key of a queue, and its name in the list of queues. Return how many keys there were."""
     deleted = 0
+    if client._settings.kind != "cluster":  # there the list is not written
+        with contextlib.suppress(ServerError):  # a user of one queue may not write it
+            await client.call("HDEL", REGISTRY, keys.queue_name)
     batch: list[bytes] = []
     async for key in scan_keys(client, literal_glob(keys.tag) + ":*"):
         batch.append(key)
