@@ -8,7 +8,7 @@ def session() -> Iterator[Session]:
 def welcome(user_id: int, *, db: Session = Depends(session)) -> None: ...
 
 They are not part of the payload. A generator is closed after the run, as a context manager: it gets the exception of
-the run, and an exception of its own fails the run.
+the run; if the provider raises another exception, the run fails.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def demo(
 
 @contextlib.contextmanager
 def _serving(url: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Serve the dashboard in a process of its own, which must not wait for the demo's event loop."""
+    """Serve the dashboard in a dedicated process, which does not wait for the demo's event loop."""
     command = [sys.executable, "-P", "-m", "tampu.cli", "dashboard", "--port", "0", "--allow-actions", "--url", url]
     with subprocess.Popen(command) as serving:  # noqa: S603 - this program
         yield serving

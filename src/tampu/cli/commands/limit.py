@@ -57,7 +57,7 @@ def set_(
     queue: QueueName,
     key: Key = None,
     task: Task = None,
-    per_key: Annotated[bool, typer.Option("--per-key", help="Every key that has no limit of its own.")] = False,
+    per_key: Annotated[bool, typer.Option("--per-key", help="Every key without a dedicated limit.")] = False,
     concurrency: Annotated[
         str | None,
         typer.Option("--concurrency", metavar="N", help="Jobs that run at the same time; 0 pauses; or `unlimited`."),
